@@ -1,0 +1,74 @@
+"""Columns that grow on disk while a corpus is read, so that a plan of any size needs little memory."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from embstore.errors import StorageError
+
+BLOCK = 2**20
+
+
+class Spool:
+    """Named columns in a temporary folder that goes away with the object.
+
+    Columns are appended to block by block and then read back memory-mapped.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="embstore-plan-", dir=folder)
+        self._folder = Path(self._temporary.name)
+        self._files: dict[str, BinaryIO] = {}
+        self._dtypes: dict[str, np.dtype[Any]] = {}
+        self._lengths: dict[str, int] = {}
+
+    def append(self, column: str, values: NDArray[Any]) -> None:
+        """Add values to the end of a column; the first call fixes its dtype."""
+        if column not in self._files:
+            self._files[column] = tempfile.NamedTemporaryFile(dir=self._folder, delete=False)
+            self._dtypes[column] = values.dtype
+            self._lengths[column] = 0
+        try:
+            self._files[column].write(np.ascontiguousarray(values, self._dtypes[column]).data)
+        except OSError as error:
+            raise StorageError(
+                f"the plan's columns do not fit into {self._folder.parent}: {error.strerror}; "
+                "make space there or set TMPDIR to a larger folder"
+            ) from error
+        self._lengths[column] += len(values)
+
+    def fill(self, column: str, value: int, count: int, dtype: DTypeLike) -> None:
+        """Add one value many times."""
+        for start in range(0, count, BLOCK):
+            self.append(column, np.full(min(BLOCK, count - start), value, dtype))
+
+    def length(self, column: str) -> int:
+        return self._lengths.get(column, 0)
+
+    def read(self, column: str, dtype: DTypeLike) -> NDArray[Any]:
+        """Map a column; one never written is empty."""
+        if not self.length(column):
+            return np.empty(0, dtype)
+        file = self._files[column]
+        try:
+            file.flush()
+        except OSError as error:
+            raise StorageError(
+                f"the plan's columns do not fit into {self._folder.parent}: {error.strerror}; "
+                "make space there or set TMPDIR to a larger folder"
+            ) from error
+        return np.memmap(file.name, self._dtypes[column], "r", shape=(self.length(column),)).view(np.ndarray)
+
+    def rename(self, column: str, name: str) -> None:
+        """Call a column by another name, in place of the one that had it; arrays read before stay as they are."""
+        for table in (self._files, self._dtypes, self._lengths):
+            table.pop(name, None)  # type: ignore[attr-defined]
+        if column in self._files:
+            self._files[name] = self._files.pop(column)
+            self._dtypes[name] = self._dtypes.pop(column)
+            self._lengths[name] = self._lengths.pop(column)
