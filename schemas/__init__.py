@@ -1,0 +1,1 @@
+"""JSON Schemas of everything that embstore writes or reads as JSON."""

@@ -1,0 +1,1 @@
+"""From sentences to committed partitions: plan, windows, the pipeline."""

@@ -37,7 +37,9 @@ class Options:
         if self.max_length is not None and self.max_length < 1:
             raise InvalidValueError(f"max length {self.max_length} is not allowed: give 1 or more subwords")
         if self.batch_subwords < 1:
-            raise InvalidValueError(f"batch size {self.batch_subwords} is not allowed: give 1 or more subwords")
+            raise InvalidValueError(
+                f"batch size {self.batch_subwords} is not allowed: give 1 or more subwords"
+            )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -82,7 +84,9 @@ def _numbers(text: str, num_hidden_layers: int) -> list[int]:
         return list(named[text.strip()])
     numbers: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-") if not part.strip().startswith("-") else (part, "", "")
+        first, dash, last = (
+            part.strip().partition("-") if not part.strip().startswith("-") else (part, "", "")
+        )
         try:
             numbers.extend(range(int(first), int(last if dash else first) + 1))
         except ValueError:

@@ -41,14 +41,14 @@ class PartitionReader:
     def windows(self, start: int, stop: int, encoder: Encoder) -> Iterator[Window]:
         """Yield the rows `[start, stop)` window by window."""
         index = self._index
-        first, last = int(index.sentence[start]), int(index.sentence[stop - 1]) + 1
-        offsets = index.texts.offsets[first : last + 1]
+        origin, last = int(index.sentence[start]), int(index.sentence[stop - 1]) + 1
+        offsets = index.texts.offsets[origin : last + 1]
+        first = origin
         while first < last:
-            at = first - (last + 1 - len(offsets))
-            fits = int(np.searchsorted(offsets, offsets[at] + WINDOW_NBYTES, "right")) - 1
-            count = max(1, fits - at)
-            yield self._window(first, min(first + count, last), start, stop, encoder)
-            first += count
+            reach = int(offsets[first - origin]) + WINDOW_NBYTES
+            end = max(first + 1, origin + int(np.searchsorted(offsets, reach, "right")) - 1)
+            yield self._window(first, end, start, stop, encoder)
+            first = end
 
     def _window(self, first: int, last: int, start: int, stop: int, encoder: Encoder) -> Window:
         index = self._index

@@ -100,7 +100,9 @@ class _Columns:
         used = np.flatnonzero(occurs).astype(np.int64)
         if len(used) < numbers:
             anew = np.cumsum(occurs) - 1
-            blocks = (anew[values[start : start + BLOCK]].astype(dtype) for start in range(0, len(values), BLOCK))
+            blocks = (
+                anew[values[start : start + BLOCK]].astype(dtype) for start in range(0, len(values), BLOCK)
+            )
             self.replace(name, blocks)
         return used
 
@@ -110,9 +112,7 @@ def _chosen(types: Iterable[str], used: NDArray[np.int64]) -> list[str]:
     return [names[number] for number in used.tolist()]
 
 
-def _expand(
-    columns: _Columns, found: Survey, rows: NDArray[np.int64] | None, encoder: Encoder
-) -> list[str]:
+def _expand(columns: _Columns, found: Survey, rows: NDArray[np.int64] | None, encoder: Encoder) -> list[str]:
     """Give every subword of the kept words a row of its own; returns the spellings of the subwords in use."""
     many = columns.read("subwords", np.int16).astype(np.int64)
     stop = np.cumsum(found.spool.read("subwords", np.int16), dtype=np.int64)

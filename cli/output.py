@@ -1,0 +1,81 @@
+"""What every command prints: tables for people, JSON for programs, files by their suffix."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from embstore.errors import InvalidValueError, StorageError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Also write the table to FILE.{csv,parquet,json}.", metavar="FILE"),
+]
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON on standard output."""
+    json.dump(value, sys.stdout, ensure_ascii=False, indent=2, default=str)
+    sys.stdout.write("\n")
+
+
+def print_table(
+    rows: Sequence[Mapping[str, Any]], *, title: str | None = None, most: int | None = None
+) -> None:
+    """Print rows as a table as wide as the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = rows if most is None else rows[:most]
+    table = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
+    for name in rows[0] if rows else []:
+        numeric = all(isinstance(row[name], int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric)
+    for row in shown:
+        table.add_row(*(Text.from_ansi(_cell(value)) for value in row.values()))
+    Console().print(table)
+    if len(shown) < len(rows):
+        print(f"... {len(rows) - len(shown):,} more rows")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def require_out(path: Path | None) -> None:
+    """Raise InvalidValueError now where a table could not be written to `path` later."""
+    if path is None:
+        return
+    if path.suffix not in (".csv", ".parquet", ".json"):
+        raise InvalidValueError(f"--out {path} has no known suffix: choose .csv, .parquet or .json")
+    if not path.absolute().parent.is_dir():
+        raise InvalidValueError(
+            f"--out {path}: the folder {path.absolute().parent} does not exist: make it first"
+        )
+
+
+def write_table(frame: pl.DataFrame, path: Path) -> None:
+    """Write a frame to `path` in the format of its suffix."""
+    writers = {".csv": frame.write_csv, ".parquet": frame.write_parquet, ".json": frame.write_json}
+    try:
+        writers[path.suffix](path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error}") from error

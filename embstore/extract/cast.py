@@ -1,0 +1,78 @@
+"""From the model's floats to the numbers that a store keeps, checked on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.errors import NonFiniteError
+from embstore.extract.partition import Window
+from embstore.models.encoder import Pooled
+from embstore.store import Layout, quantize
+
+TORCH_DTYPE = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
+
+
+class Cast:
+    """Casts pooled vectors into the buffers of a partition.
+
+    `center`: float32 [layer, feature], the mean taken from the vectors before they are quantised to int8.
+    """
+
+    def __init__(self, layout: Layout, *, center: NDArray[np.float32] | None) -> None:
+        self._layout = layout
+        self._dtype = TORCH_DTYPE[layout.dtype]
+        self._largest = 65504.0 if layout.dtype == "float16" else torch.finfo(torch.float32).max
+        self._center = center
+
+    def buffer(self) -> dict[str, torch.Tensor]:
+        """Room for the arrays of one partition."""
+        layout = self._layout
+        rows = min(layout.partition_rows, layout.rows)
+        buffer = {
+            "hidden_states": torch.empty(len(layout.layers), rows, layout.hidden_size, dtype=self._dtype)
+        }
+        if layout.dtype == "int8":
+            buffer["scale"] = torch.empty(len(layout.layers), rows, dtype=torch.float32)
+        return buffer
+
+    def into(
+        self, buffer: Mapping[str, torch.Tensor], pooled: Pooled, *, offset: int, window: Window
+    ) -> None:
+        """Put the vectors into their rows, `offset` rows down; raises NonFiniteError for what cannot be kept."""
+        low, high = torch.aminmax(pooled.vectors)
+        if not (-self._largest <= low.item() and high.item() <= self._largest):
+            raise NonFiniteError(self._complaint(pooled, window))
+        rows = torch.from_numpy(pooled.rows + offset)
+        if self._center is None:
+            buffer["hidden_states"].index_copy_(1, rows, pooled.vectors.to(self._dtype))
+            return
+        arrays = quantize(pooled.vectors.float().numpy(), self._center)
+        for name, array in arrays.items():
+            buffer[name].index_copy_(1, rows, torch.from_numpy(array))
+
+    def arrays(self, buffer: Mapping[str, torch.Tensor], rows: int) -> dict[str, NDArray[Any]]:
+        """The first `rows` rows of a buffer as the store's writer takes them."""
+        if self._dtype == torch.bfloat16:
+            return {"hidden_states": buffer["hidden_states"][:, :rows].view(torch.uint16).numpy()}
+        return {name: array[:, :rows].numpy() for name, array in buffer.items()}
+
+    def _complaint(self, pooled: Pooled, window: Window) -> str:
+        bad = ~(pooled.vectors.abs() <= self._largest)
+        layer, row, _ = (int(axis[0]) for axis in torch.nonzero(bad, as_tuple=True))
+        value = float(pooled.vectors[layer, row][bad[layer, row]][0])
+        span = int(pooled.rows[row])
+        sentence = window.first_sentence + int(window.spans.sentence[span])
+        where = f"layer {self._layout.layers[layer]}, sentence {sentence}, row {window.first_row + span}"
+        if np.isfinite(value):
+            return f"{where}: {value:,.0f} is beyond float16's 65,504: choose dtype float32 or bfloat16"
+        return f"{where}: the model gives {value}: check its weights, or compute in float32"
