@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 class Sentence:
     """One sentence, split into words, with the labels of its words.
 
-    `words`: non-empty strings without ASCII space, as written in the corpus.
-    `labels`: column name -> one label (or None) a word.
-    `targets`: spans `[start, stop)` of two or more words that count as one occurrence, ascending and disjoint;
-    the labels of such a target stand at its first word. Its form is its words joined by one space.
+    `words`: non-empty strings without ASCII space, as written in the corpus. `labels`: column name -> one
+    label (or None) a word. `targets`: spans `[start, stop)` of two or more words that count as one
+    occurrence, ascending and disjoint; the labels of such a target stand at its first word. Its form is its
+    words joined by one space.
     """
 
     words: Sequence[str]
