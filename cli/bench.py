@@ -21,9 +21,7 @@ def add_to(app: typer.Typer) -> None:
 
 def extract(
     corpus: Annotated[str, typer.Argument(help="Text to extract, any format of `embstore extract`.")],
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Model folder, or a name on the Hugging Face hub.")
-    ],
+    model: Annotated[str, typer.Option("--model", "-m", help="Model folder, or a name on the Hugging Face hub.")],
     sentences: Annotated[int, typer.Option(help="How many sentences of the corpus to run.")] = 2000,
     layers: Annotated[str, typer.Option(help="Layers to store.")] = "all",
     pooling: Annotated[str, typer.Option(help="mean, first, last or max.")] = "mean",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,40 +11,25 @@ import embstore as es
 from embstore_cli.output import AsJson, print_json
 from embstore_cli.progress import progress_bar
 
-if TYPE_CHECKING:
-    from embstore.corpus.keep import Keep
+Unit = Literal["word", "subword"]
+Pooling = Literal["mean", "first", "last", "max"]
+Dtype = Literal["float16", "float32", "bfloat16", "int8"]
 
-Unit = Enum("Unit", {name: name for name in ("word", "subword")}, type=str)
-Pooling = Enum("Pooling", {name: name for name in ("mean", "first", "last", "max")}, type=str)
-Dtype = Enum("Dtype", {name: name for name in ("float16", "float32", "bfloat16", "int8")}, type=str)
-
-Corpus = Annotated[
-    str, typer.Argument(help="Text file, by suffix: .txt .conllu .conll .pse .jsonl .tsv (.gz, .zst).")
-]
+Corpus = Annotated[str, typer.Argument(help="Text file, by suffix: .txt .conllu .conll .pse .jsonl .tsv (.gz, .zst).")]
 StorePath = Annotated[Path, typer.Argument(help="The store to write: NAME.zarr or NAME.h5.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="Model folder, or a name on the Hugging Face hub.")]
-Layers = Annotated[
-    str, typer.Option(help="Layers to store: all, last, or 0,3,6-12 (0 is the embedding output).")
-]
+Layers = Annotated[str, typer.Option(help="Layers to store: all, last, or 0,3,6-12 (0 is the embedding output).")]
 UnitOption = Annotated[Unit, typer.Option("--unit", help="What gets a row.")]
-PoolingOption = Annotated[
-    Pooling, typer.Option("--pooling", help="How the subwords of a word become one vector.")
-]
+PoolingOption = Annotated[Pooling, typer.Option("--pooling", help="How the subwords of a word become one vector.")]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="What the store keeps.")]
-Words = Annotated[
-    Path | None, typer.Option(help="Keep only the words of this file (one a line).", metavar="FILE")
-]
+Words = Annotated[Path | None, typer.Option(help="Keep only the words of this file (one a line).", metavar="FILE")]
 MinContexts = Annotated[int, typer.Option(help="Keep words of at least N distinct sentences.", metavar="N")]
 MaxContexts = Annotated[
     int | None, typer.Option(help="Keep at most N occurrences a word, drawn at random.", metavar="N")
 ]
-Per = Annotated[
-    str | None, typer.Option(help="Count --max-contexts by word and this label column.", metavar="COLUMN")
-]
+Per = Annotated[str | None, typer.Option(help="Count --max-contexts by word and this label column.", metavar="COLUMN")]
 Labelled = Annotated[bool, typer.Option("--labelled", help="Keep only words that have a label.")]
-Label = Annotated[
-    str | None, typer.Option(help="With --labelled: the label column that counts.", metavar="COLUMN")
-]
+Label = Annotated[str | None, typer.Option(help="With --labelled: the label column that counts.", metavar="COLUMN")]
 MaxLength = Annotated[int | None, typer.Option(help="Longest sentence in subwords, special ones included.")]
 BatchSubwords = Annotated[int | None, typer.Option(help="Subwords a batch (2048 on a CPU, 16384 on a GPU).")]
 Format = Annotated[str | None, typer.Option(help="The corpus's format: text conllu conll pse edge sts.")]
@@ -68,9 +52,9 @@ def plan(
     model: Model,
     store: Annotated[Path | None, typer.Option(help="Where the store will stand.")] = None,
     layers: Layers = "all",
-    unit: UnitOption = Unit("word"),
-    pooling: PoolingOption = Pooling("mean"),
-    dtype: DtypeOption = Dtype("float16"),
+    unit: UnitOption = "word",
+    pooling: PoolingOption = "mean",
+    dtype: DtypeOption = "float16",
     words: Words = None,
     min_contexts: MinContexts = 1,
     max_contexts: MaxContexts = None,
@@ -103,9 +87,9 @@ def extract(
     store: StorePath,
     model: Model,
     layers: Layers = "all",
-    unit: UnitOption = Unit("word"),
-    pooling: PoolingOption = Pooling("mean"),
-    dtype: DtypeOption = Dtype("float16"),
+    unit: UnitOption = "word",
+    pooling: PoolingOption = "mean",
+    dtype: DtypeOption = "float16",
     words: Words = None,
     min_contexts: MinContexts = 1,
     max_contexts: MaxContexts = None,
@@ -147,9 +131,6 @@ def locals_of(arguments: dict[str, Any], *, without: tuple[str, ...]) -> dict[st
 def _plan(
     *,
     corpus: str,
-    unit: Enum,
-    pooling: Enum,
-    dtype: Enum,
     words: Path | None,
     min_contexts: int,
     max_contexts: int | None,
@@ -159,9 +140,9 @@ def _plan(
     seed: int,
     **options: Any,
 ) -> es.Plan:
-    from embstore.corpus.keep import Keep, read_word_list
+    from embstore.corpus.keep import read_word_list
 
-    keep = Keep(
+    keep = es.Keep(
         words=None if words is None else read_word_list(words),
         labelled=label if labelled and label else labelled,
         min_contexts=min_contexts,
@@ -179,9 +160,6 @@ def _plan(
 
         return es.plan(
             corpus,
-            unit=unit.value,
-            pooling=pooling.value,
-            dtype=dtype.value,
             keep=keep,
             seed=seed,
             progress=count,

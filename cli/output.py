@@ -28,18 +28,14 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def print_table(
-    rows: Sequence[Mapping[str, Any]], *, title: str | None = None, most: int | None = None
-) -> None:
+def print_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = None, most: int | None = None) -> None:
     """Print rows as a table as wide as the terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     shown = rows if most is None else rows[:most]
-    table = Table(
-        title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
-    )
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for name in rows[0] if rows else []:
         numeric = all(isinstance(row[name], int | float) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric)
@@ -67,9 +63,7 @@ def require_out(path: Path | None) -> None:
     if path.suffix not in (".csv", ".parquet", ".json"):
         raise InvalidValueError(f"--out {path} has no known suffix: choose .csv, .parquet or .json")
     if not path.absolute().parent.is_dir():
-        raise InvalidValueError(
-            f"--out {path}: the folder {path.absolute().parent} does not exist: make it first"
-        )
+        raise InvalidValueError(f"--out {path}: the folder {path.absolute().parent} does not exist: make it first")
 
 
 def write_table(frame: pl.DataFrame, path: Path) -> None:

@@ -98,9 +98,7 @@ def export(
     words: Annotated[
         Path | None, typer.Option(help="Only the words of this file (one a line).", metavar="FILE")
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, float16, bfloat16 or int8; as stored by default.")
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float16, bfloat16 or int8; as stored by default.")] = None,
 ) -> None:
     """Copy a store, whole or in part, between Zarr and HDF5."""
     from embstore.corpus.keep import read_word_list
@@ -112,13 +110,9 @@ def export(
 
 
 def import_(
-    source: Annotated[
-        Path, typer.Argument(help="An HDF5 file of NeuroX or AllenNLP (a dataset a sentence).")
-    ],
+    source: Annotated[Path, typer.Argument(help="An HDF5 file of NeuroX or AllenNLP (a dataset a sentence).")],
     store: Annotated[Path, typer.Argument(help="The store to write: NAME.zarr or NAME.h5.")],
-    corpus: Annotated[
-        str | None, typer.Option(help="The sentences, where the file does not hold them.")
-    ] = None,
+    corpus: Annotated[str | None, typer.Option(help="The sentences, where the file does not hold them.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float16 (default), float32, bfloat16 or int8.")] = None,
 ) -> None:
     """Make a store of hidden states that another tool extracted."""

@@ -9,17 +9,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from embstore import plot as plot
     from embstore.corpus import Sentence as Sentence
     from embstore.corpus import open_corpus as open_corpus
+    from embstore.corpus.keep import Keep as Keep
     from embstore.errors import EmbstoreError as EmbstoreError
+    from embstore.extract.bench import bench_extract as bench_extract
+    from embstore.extract.pipeline import Progress as Progress
+    from embstore.extract.pipeline import Timings as Timings
     from embstore.extract.pipeline import extract as extract
     from embstore.extract.plan import Plan as Plan
     from embstore.extract.plan import plan as plan
+    from embstore.models import load_encoder as load_encoder
+    from embstore.query.bench import bench_query as bench_query
+    from embstore.query.senses import cosine_neighbors as cosine_neighbors
+    from embstore.query.senses import label_agreement as label_agreement
+    from embstore.query.senses import labelled_occurrences as labelled_occurrences
+    from embstore.query.torch_dataset import TorchDataset as TorchDataset
     from embstore.store import Selection as Selection
     from embstore.store import Store as Store
     from embstore.store import export as export
     from embstore.store import import_hdf5 as import_hdf5
-    from embstore.store import open_store as open
+    from embstore.store import open_store as open  # noqa: F401
     from embstore.store import verify as verify
 
 __version__ = "0.1.0"
@@ -27,10 +38,20 @@ __version__ = "0.1.0"
 _HOME = {
     "Sentence": ("embstore.corpus", "Sentence"),
     "open_corpus": ("embstore.corpus", "open_corpus"),
+    "Keep": ("embstore.corpus.keep", "Keep"),
     "EmbstoreError": ("embstore.errors", "EmbstoreError"),
+    "bench_extract": ("embstore.extract.bench", "bench_extract"),
+    "Progress": ("embstore.extract.pipeline", "Progress"),
+    "Timings": ("embstore.extract.pipeline", "Timings"),
     "extract": ("embstore.extract.pipeline", "extract"),
     "Plan": ("embstore.extract.plan", "Plan"),
     "plan": ("embstore.extract.plan", "plan"),
+    "load_encoder": ("embstore.models", "load_encoder"),
+    "TorchDataset": ("embstore.query.torch_dataset", "TorchDataset"),
+    "bench_query": ("embstore.query.bench", "bench_query"),
+    "cosine_neighbors": ("embstore.query.senses", "cosine_neighbors"),
+    "label_agreement": ("embstore.query.senses", "label_agreement"),
+    "labelled_occurrences": ("embstore.query.senses", "labelled_occurrences"),
     "Selection": ("embstore.store", "Selection"),
     "Store": ("embstore.store", "Store"),
     "export": ("embstore.store", "export"),
@@ -39,10 +60,12 @@ _HOME = {
     "verify": ("embstore.store", "verify"),
 }
 
-__all__ = [*_HOME, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOME, "__version__", "plot"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "plot":
+        return import_module("embstore.plot")
     if name not in _HOME:
         raise AttributeError(f"module 'embstore' has no attribute {name!r}")
     module, attribute = _HOME[name]

@@ -31,9 +31,7 @@ class ExtractionRate:
     def rates(self) -> list[dict[str, Any]]:
         """Rates as a table: what, amount, a second."""
         amounts = [("words", self.words), ("subwords", self.subwords), ("GB stored", self.nbytes / 1e9)]
-        return [
-            {"what": what, "amount": amount, "a second": amount / self.seconds} for what, amount in amounts
-        ]
+        return [{"what": what, "amount": amount, "a second": amount / self.seconds} for what, amount in amounts]
 
     def stages(self) -> list[dict[str, Any]]:
         """Seconds and share of the wall time of each stage; those marked beside run in threads of their own."""

@@ -38,16 +38,12 @@ class Cast:
         """Room for the arrays of one partition."""
         layout = self._layout
         rows = min(layout.partition_rows, layout.rows)
-        buffer = {
-            "hidden_states": torch.empty(len(layout.layers), rows, layout.hidden_size, dtype=self._dtype)
-        }
+        buffer = {"hidden_states": torch.empty(len(layout.layers), rows, layout.hidden_size, dtype=self._dtype)}
         if layout.dtype == "int8":
             buffer["scale"] = torch.empty(len(layout.layers), rows, dtype=torch.float32)
         return buffer
 
-    def into(
-        self, buffer: Mapping[str, torch.Tensor], pooled: Pooled, *, offset: int, window: Window
-    ) -> None:
+    def into(self, buffer: Mapping[str, torch.Tensor], pooled: Pooled, *, offset: int, window: Window) -> None:
         """Put the vectors into their rows, `offset` rows down; raises NonFiniteError for what cannot be kept."""
         low, high = torch.aminmax(pooled.vectors)
         if not (-self._largest <= low.item() and high.item() <= self._largest):

@@ -128,9 +128,7 @@ def resident_nbytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def calibrated_rate(
-    encoder: Encoder, tokenized: Tokenized, *, layers: tuple[int, ...], options: Options
-) -> float:
+def calibrated_rate(encoder: Encoder, tokenized: Tokenized, *, layers: tuple[int, ...], options: Options) -> float:
     """Subwords per second of the encoder over a few batches of the sample, the first one not counted."""
     base = tokenized.word_indptr[tokenized.sentence_indptr]
     lengths = np.diff(base)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from embstore.corpus.keep import Keep
@@ -24,7 +24,7 @@ class Options:
 
     unit: str = "word"
     pooling: Pooling = "mean"
-    keep: Keep = Keep()
+    keep: Keep = field(default_factory=Keep)
     dtype: str = "float16"
     max_length: int | None = None
     batch_subwords: int = 2048
@@ -37,9 +37,7 @@ class Options:
         if self.max_length is not None and self.max_length < 1:
             raise InvalidValueError(f"max length {self.max_length} is not allowed: give 1 or more subwords")
         if self.batch_subwords < 1:
-            raise InvalidValueError(
-                f"batch size {self.batch_subwords} is not allowed: give 1 or more subwords"
-            )
+            raise InvalidValueError(f"batch size {self.batch_subwords} is not allowed: give 1 or more subwords")
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -64,10 +62,7 @@ def parse_layers(layers: str | Iterable[int], *, num_hidden_layers: int) -> tupl
 
     Layer 0 is the embedding output, layer l the output of block l.
     """
-    if isinstance(layers, str):
-        numbers = _numbers(layers, num_hidden_layers)
-    else:
-        numbers = [int(layer) for layer in layers]
+    numbers = _numbers(layers, num_hidden_layers) if isinstance(layers, str) else [int(layer) for layer in layers]
     for number in numbers:
         if not -num_hidden_layers - 1 <= number <= num_hidden_layers:
             raise InvalidValueError(
@@ -84,9 +79,7 @@ def _numbers(text: str, num_hidden_layers: int) -> list[int]:
         return list(named[text.strip()])
     numbers: list[int] = []
     for part in text.split(","):
-        first, dash, last = (
-            part.strip().partition("-") if not part.strip().startswith("-") else (part, "", "")
-        )
+        first, dash, last = part.strip().partition("-") if not part.strip().startswith("-") else (part, "", "")
         try:
             numbers.extend(range(int(first), int(last if dash else first) + 1))
         except ValueError:

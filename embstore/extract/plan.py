@@ -82,10 +82,7 @@ class Plan:
             ("words", f"{self.words:,}"),
             ("subwords", f"{self.subwords:,}"),
             ("occurrences", f"{layout.rows:,} of {len(self.index.words):,} types"),
-            *(
-                (f"dropped: {drop.reason}", _named(drop.count, drop.examples))
-                for drop in self.metadata.dropped
-            ),
+            *((f"dropped: {drop.reason}", _named(drop.count, drop.examples)) for drop in self.metadata.dropped),
             ("layers", f"{', '.join(map(str, layout.layers))} x {layout.hidden_size} {layout.dtype}"),
             ("partitions", f"{layout.partitions:,} of {layout.partition_rows:,} rows"),
             *self.estimate.lines(),
@@ -155,9 +152,7 @@ def plan(
     encoder.self_check(tokenized, layers=chosen, pooling=pooling)
     metadata = _metadata(source, found, encoder, options, chosen, len(index.type), limit)
     metadata = replace(metadata, dropped=dropped)
-    cost = estimate(
-        metadata, found, encoder, options, store=store, calibrate=calibrate, index=index, limit=limit
-    )
+    cost = estimate(metadata, found, encoder, options, store=store, calibrate=calibrate, index=index, limit=limit)
     return Plan(
         metadata=metadata,
         index=index,

@@ -88,9 +88,7 @@ class _Columns:
             block = slice(start, start + BLOCK)
             self._spool.append(f"kept/{name}", values[block] if rows is None else values[rows[block]])
 
-    def renumber(
-        self, name: str, rows: NDArray[np.int64] | None, numbers: int, dtype: DTypeLike
-    ) -> NDArray[np.int64]:
+    def renumber(self, name: str, rows: NDArray[np.int64] | None, numbers: int, dtype: DTypeLike) -> NDArray[np.int64]:
         """Keep the rows of a column of numbers, counted anew over those that occur; returns these, ascending."""
         self.take(name, rows, dtype)
         values = self.read(name, dtype)
@@ -100,9 +98,7 @@ class _Columns:
         used = np.flatnonzero(occurs).astype(np.int64)
         if len(used) < numbers:
             anew = np.cumsum(occurs) - 1
-            blocks = (
-                anew[values[start : start + BLOCK]].astype(dtype) for start in range(0, len(values), BLOCK)
-            )
+            blocks = (anew[values[start : start + BLOCK]].astype(dtype) for start in range(0, len(values), BLOCK))
             self.replace(name, blocks)
         return used
 

@@ -23,6 +23,7 @@ class Spool:
     def __init__(self, folder: Path | None = None) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="embstore-plan-", dir=folder)
         self._folder = Path(self._temporary.name)
+        self._begun = 0
         self._files: dict[str, BinaryIO] = {}
         self._dtypes: dict[str, np.dtype[Any]] = {}
         self._lengths: dict[str, int] = {}
@@ -30,7 +31,8 @@ class Spool:
     def append(self, column: str, values: NDArray[Any]) -> None:
         """Add values to the end of a column; the first call fixes its dtype."""
         if column not in self._files:
-            self._files[column] = tempfile.NamedTemporaryFile(dir=self._folder, delete=False)
+            self._begun += 1
+            self._files[column] = (self._folder / str(self._begun)).open("wb")
             self._dtypes[column] = values.dtype
             self._lengths[column] = 0
         try:

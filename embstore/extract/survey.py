@@ -82,9 +82,7 @@ def _blocks(corpus: Iterable[Sentence], size: int) -> Iterator[list[Sentence]]:
         yield block
 
 
-def _survey_block(
-    found: Survey, block: Sequence[Sentence], encoder: Encoder, *, limit: int, keep_ids: bool
-) -> None:
+def _survey_block(found: Survey, block: Sequence[Sentence], encoder: Encoder, *, limit: int, keep_ids: bool) -> None:
     tokenized = encoder.tokenize([sentence.words for sentence in block])
     units = _Units.of(block, tokenized)
     _spool_sentences(found, block, units)
@@ -180,8 +178,7 @@ def _spool_labels(found: Survey, block: Sequence[Sentence], units: _Units, usabl
             found.spool.fill(f"label/{column}", -1, before, np.int32)
     for column, names in found.labels.items():
         labels = chain.from_iterable(
-            sentence.labels[column] if column in sentence.labels else [None] * len(sentence.words)
-            for sentence in block
+            sentence.labels[column] if column in sentence.labels else [None] * len(sentence.words) for sentence in block
         )
         codes = [-1 if label is None else names[label] for label in labels]
         kept = np.array(codes, np.int32)[units.first_word]
@@ -189,9 +186,7 @@ def _spool_labels(found: Survey, block: Sequence[Sentence], units: _Units, usabl
         found.digest.update(kept.tobytes())
 
 
-def _count_dropped(
-    found: Survey, units: _Units, forms: Sequence[str], mask: NDArray[np.bool_], reason: str
-) -> None:
+def _count_dropped(found: Survey, units: _Units, forms: Sequence[str], mask: NDArray[np.bool_], reason: str) -> None:
     many = int(mask.sum())
     if not many:
         return

