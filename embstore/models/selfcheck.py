@@ -1,0 +1,138 @@
+"""Which batching a model bears: each is held against the plain pass before anything is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.errors import ModelError
+from embstore.models.encoder import Pooling, Spans, Tokenized
+from embstore.models.plain import plain_vectors
+
+if TYPE_CHECKING:
+    from embstore.models.transformer import TransformerEncoder
+
+TOLERANCE = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 5e-3}
+BATCH_SUBWORDS = 2048
+LONGEST_CHECKED = 512  # longer only where attention slides
+LONGEST_WINDOW = 4096
+
+
+def settle_batching(
+    encoder: TransformerEncoder, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling
+) -> float:
+    """Set the encoder's batching to the first that reproduces the plain pass; see `Encoder.self_check`."""
+    sample = _with_long_sentences(encoder, tokenized)
+    spans = _word_spans(sample, encoder.info.max_subwords)
+    expected = plain_vectors(encoder, sample, spans, layers=layers, pooling=pooling)
+    for place, layer in enumerate(layers):
+        if not np.isfinite(expected[place]).all():
+            raise ModelError(
+                f"layer {layer} of {encoder.info.name!r} is not finite in {encoder.compute_dtype}; "
+                "choose the compute dtype float32 or bfloat16"
+            )
+    scale = np.abs(expected).max(axis=(1, 2), initial=0)
+    before = encoder.batching
+    found = {}
+    for batching in encoder.batchings:
+        encoder.use_batching(batching)
+        try:
+            found[batching] = _difference(encoder, sample, spans, layers, pooling, expected, scale)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the model cannot take such a batch at all
+            found[batching] = float("inf")
+            reason = " ".join(str(error).split())
+            del reason
+        if found[batching] <= TOLERANCE[encoder.compute_dtype]:
+            return found[batching]
+    encoder.use_batching(before)
+    raise ModelError(
+        f"no batching of {encoder.info.name!r} reproduces its plain forward pass: relative differences are "
+        + ", ".join(f"{name} {value:.1e}" for name, value in found.items())
+        + f", {TOLERANCE[encoder.compute_dtype]:.0e} is allowed"
+    )
+
+
+def _difference(
+    encoder: TransformerEncoder,
+    sample: Tokenized,
+    spans: Spans,
+    layers: Sequence[int],
+    pooling: Pooling,
+    expected: NDArray[np.float32],
+    scale: NDArray[np.float32],
+) -> float:
+    worst = 0.0
+    for pooled in encoder.encode(sample, spans, layers=layers, pooling=pooling, batch_subwords=BATCH_SUBWORDS):
+        vectors = pooled.vectors.float().numpy()
+        apart = np.abs(vectors - expected[:, pooled.rows]).max(axis=(1, 2), initial=0)
+        if not np.isfinite(apart).all():
+            return float("inf")
+        worst = max(worst, float((apart / np.where(scale > 0, scale, 1)).max(initial=0)))
+    return worst
+
+
+def _word_spans(tokenized: Tokenized, limit: int | None) -> Spans:
+    """Return a span for every word that has subwords and lies within the limit."""
+    words = np.diff(tokenized.sentence_indptr)
+    sentence = np.repeat(np.arange(len(words)), words)
+    first = tokenized.word_indptr[tokenized.sentence_indptr[:-1]][sentence]
+    start, stop = tokenized.word_indptr[:-1] - first, tokenized.word_indptr[1:] - first
+    kept = stop > start
+    if limit is not None:
+        kept &= stop <= limit
+    return Spans(sentence[kept], start[kept], stop[kept])
+
+
+def _with_long_sentences(encoder: TransformerEncoder, tokenized: Tokenized) -> Tokenized:
+    """Add sentences made of the given words, that fill whole rows and reach beyond any sliding window."""
+    words = np.diff(tokenized.word_indptr)
+    ids, lengths = tokenized.ids, words[words > 0]
+    if not len(lengths):
+        ids, lengths = np.arange(encoder.inputs.padding_id, encoder.inputs.padding_id + 1, dtype=np.int32), np.ones(1)
+    added_ids, added_words, added_sentences = [tokenized.ids], [words], [np.diff(tokenized.sentence_indptr)]
+    for shift, wanted in enumerate(_long_lengths(encoder)):
+        turned_ids, turned = _turned(ids, lengths.astype(np.int64), shift)
+        copies = -(-wanted // int(turned.sum()))
+        ends = np.cumsum(np.tile(turned, copies))
+        count = max(1, int(np.searchsorted(ends, wanted, side="right")))
+        added_ids.append(np.tile(turned_ids, copies)[: int(ends[count - 1])])
+        added_words.append(np.tile(turned, copies)[:count])
+        added_sentences.append(np.array([count]))
+    return Tokenized(
+        np.concatenate(added_ids),
+        _indptr(np.concatenate(added_words)),
+        _indptr(np.concatenate(added_sentences)),
+    )
+
+
+def _turned(
+    ids: NDArray[np.int32], lengths: NDArray[np.int64], shift: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Begin at another word, so that two long sentences differ."""
+    word = shift * 7 % len(lengths)
+    subword = int(lengths[:word].sum())
+    return np.roll(ids, -subword), np.roll(lengths, -word)
+
+
+def _long_lengths(encoder: TransformerEncoder) -> list[int]:
+    """Return lengths in subwords: two that fill a row, one of the next capacity, one as long as must be known."""
+    specials, row = encoder.inputs.specials.count, encoder.row_capacity
+    far = LONGEST_CHECKED
+    if encoder.inputs.window is not None:
+        far = max(row, min(2 * encoder.inputs.window + 16, LONGEST_WINDOW + 16))
+    wanted = [row // 2, row - row // 2 - 2 * specials, row - specials, row + row // 2, far]
+    if encoder.info.max_subwords is not None:
+        wanted = [min(length, encoder.info.max_subwords) for length in wanted]
+    return [length for length in dict.fromkeys(wanted) if length > 0]
+
+
+def _indptr(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    indptr = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=indptr[1:])
+    return indptr

@@ -1,0 +1,328 @@
+"""The encoder over a Hugging Face transformer: batches in, pooled vectors of every layer out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError, ModelError
+from embstore.models.batches import BATCHINGS, ROW_CAPACITY, Batch, Batching, fitting_capacity, lay_out
+from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
+from embstore.models.inputs import (
+    InputMaker,
+    attention_window,
+    forward_parameters,
+    is_causal,
+    longest_sentence,
+    position_offset,
+)
+from embstore.models.layers import LayerTap, find_layers
+from embstore.models.loading import Loaded, choose_device, choose_dtype, load
+from embstore.models.pooling import Pool, check_pooling
+from embstore.models.selfcheck import settle_batching
+from embstore.models.stopwatch import Stopwatch, stopwatch
+from embstore.models.tokens import SubwordTokenizer, ragged_indices
+
+_PROBE_POSITIONS = 7
+
+
+class TransformerEncoder:
+    """An `Encoder` over any transformer that returns its hidden states.
+
+    `model`: the network. `inputs`: how its arguments are made. `row_capacity`: the width of packed rows.
+    """
+
+    def __init__(self, loaded: Loaded, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.model: Any = loaded.model
+        self.device = device
+        self.dtype = dtype
+        self.row_capacity = ROW_CAPACITY
+        self._batching: Batching = "padded"
+        self._times = StageTimes()
+        embeddings = self.model.get_input_embeddings().num_embeddings
+        self._tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=embeddings)
+        self.inputs, self._tap = self._probe(loaded, embeddings)
+        config = self.model.config
+        self._info = ModelInfo(
+            name=loaded.name,
+            architecture=type(self.model).__name__,
+            revision=loaded.revision,
+            weights_sha256=loaded.weights_sha256,
+            tokenizer_sha256=self._tokenizer.sha256(),
+            num_hidden_layers=self._tap.num_hidden_layers,
+            hidden_size=self._tap.hidden_size,
+            max_subwords=longest_sentence(
+                config, loaded.tokenizer, self._tokenizer.specials, self.inputs.position_offset
+            ),
+            final_norm=self._tap.final_norm,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def compute_dtype(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def batching(self) -> Batching:
+        return self._batching
+
+    @property
+    def batchings(self) -> tuple[Batching, ...]:
+        """Return the batchings that may be tried with this model, fastest first."""
+        return BATCHINGS if "attention_mask" in self.inputs.parameters else ("equal",)
+
+    @property
+    def times(self) -> StageTimes:
+        return self._times
+
+    def use_batching(self, batching: str) -> None:
+        """Take a batching without a check, as a resumed store must."""
+        for allowed in BATCHINGS:
+            if batching == allowed:
+                self._batching = allowed
+                return
+        raise InvalidValueError(f"unknown batching {batching!r}; allowed are {', '.join(BATCHINGS)}")
+
+    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+        """Split every word into its subwords; a word may have none."""
+        started = perf_counter()
+        tokenized = self._tokenizer.tokenize(sentences)
+        self._times.tokenize += perf_counter() - started
+        return tokenized
+
+    def piece(self, index: int) -> str:
+        """Return the spelling of a subword as the tokenizer's vocabulary has it."""
+        return self._tokenizer.piece(index)
+
+    def encode(
+        self, tokenized: Tokenized, spans: Spans, *, layers: Sequence[int], pooling: Pooling, batch_subwords: int
+    ) -> Iterator[Pooled]:
+        """Run the model over all sentences that have a span and yield their vectors, each span once.
+
+        Sentences longer than `info.max_subwords` are cut there. Raises InvalidValueError for a layer that the
+        model has not, and for a span that is empty or reaches beyond its sentence or the cut.
+        """
+        wanted = self._check_layers(layers)
+        pooling = check_pooling(pooling)
+        if batch_subwords < 1:
+            raise InvalidValueError(f"batch_subwords is {batch_subwords}; it must be 1 or more")
+        work = _Work.of(tokenized, spans, self.info.max_subwords)
+        return self._encode(work, wanted, pooling, batch_subwords)
+
+    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling) -> float:
+        """Hold the batchings against the plain pass, on these sentences and on long ones made of their words.
+
+        Keeps the first of packed, padded and equal whose largest difference, relative to the largest value of
+        the layer, is at most 2e-5 (5e-3 in half precision), and returns that difference. Raises ModelError
+        where none is, or where the plain pass gives values that are not finite.
+        """
+        return settle_batching(self, tokenized, layers=self._check_layers(layers), pooling=check_pooling(pooling))
+
+    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+        """Estimate the memory of weights and of one batch's activations, from above."""
+        config = self.model.config
+        size = self.dtype.itemsize
+        hidden = self.info.hidden_size
+        inner = _first_int(config, ("intermediate_size", "d_ff", "n_inner", "hidden_dim", "d_inner"), 4 * hidden)
+        heads = _first_int(config, ("num_attention_heads", "n_head", "num_heads", "n_heads"), 1)
+        specials = self.inputs.specials.count
+        longest = fitting_capacity((self.info.max_subwords or batch_subwords) + specials, self.row_capacity)
+        width = min(longest, max(self.row_capacity, batch_subwords))
+        positions = max(batch_subwords, width)
+        kept = self.info.num_hidden_layers + 1 if not self._tap.blocks else len(set(layers))
+        activations = positions * size * (8 * hidden + 3 * inner + kept * hidden)
+        masks = positions * width * (size + 4) * max(1, len(self.inputs.layer_types))
+        scores = 0 if config._attn_implementation == "sdpa" else 3 * positions * width * heads * size
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return weights + activations + masks + scores
+
+    def _probe(self, loaded: Loaded, vocabulary: int) -> tuple[InputMaker, LayerTap]:
+        """Learn from passes over a few subwords what the model takes and where its layers are."""
+        model, config, specials = self.model, self.model.config, self._tokenizer.specials
+        parameters = forward_parameters(model)
+        given = self._probe_inputs(loaded.tokenizer, vocabulary)
+        try:
+            with torch.inference_mode():
+                states = model(**given, output_hidden_states=True).hidden_states
+                if loaded.missing and not all(bool(torch.isfinite(state).all()) for state in states):
+                    raise ModelError(
+                        f"the weights of {loaded.name!r} lack {len(loaded.missing)} parameters that the hidden "
+                        f"states need, {loaded.missing[0]!r} the first; use a complete model"
+                    )
+                tap = find_layers(model, given)
+                offset = position_offset(model, given, states, getattr(config, "pad_token_id", None))
+                causal = is_causal(model, given, states)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"the model {loaded.name!r} cannot be used: {' '.join(str(error).split())}") from error
+        window, kinds = attention_window(config)
+        padding = getattr(config, "pad_token_id", None)
+        maker = InputMaker(
+            parameters=parameters,
+            specials=specials,
+            takes_types=self._tokenizer.takes_types and "token_type_ids" in parameters,
+            padding_id=padding if isinstance(padding, int) and 0 <= padding < vocabulary else 0,
+            position_offset=offset,
+            causal=causal,
+            window=window,
+            layer_types=kinds,
+            device=self.device,
+            dtype=self.dtype,
+        )
+        return maker, tap
+
+    def _probe_inputs(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
+        special = set(getattr(tokenizer, "all_special_ids", ()))
+        usable = [index for index in range(vocabulary) if index not in special] or list(range(vocabulary))
+        limit = longest_sentence(self.model.config, tokenizer, self._tokenizer.specials, None)
+        count = min(_PROBE_POSITIONS, limit or _PROBE_POSITIONS)
+        ids = np.array(usable)[np.arange(2 * count) * (len(usable) - 1) // (2 * count - 1)].reshape(2, count)
+        inputs = torch.from_numpy(ids).to(self.device)
+        return {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
+
+    def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
+        chosen = tuple(int(layer) for layer in layers)
+        last = self.info.num_hidden_layers
+        for layer in chosen:
+            if not 0 <= layer <= last:
+                raise InvalidValueError(f"there is no layer {layer}; {self.info.name!r} has layers 0 to {last}")
+        if not chosen or len(set(chosen)) < len(chosen):
+            raise InvalidValueError(f"the layers {list(chosen)} must be one or more, each named once")
+        return chosen
+
+    def _encode(self, work: _Work, layers: tuple[int, ...], pooling: Pooling, size: int) -> Iterator[Pooled]:
+        how = self._batching
+        lengths = work.lengths + self.inputs.specials.count
+        batches = lay_out(lengths, how=how, batch_subwords=size, row_capacity=self.row_capacity)
+        clock = stopwatch(self.device)
+        waiting: _Passed | None = None
+        for batch in batches:
+            passed = self._run(work, batch, layers, pooling, how, clock)
+            if waiting is not None:
+                yield waiting.collect(clock, self._times)
+            waiting = passed
+            if self.device.type == "cpu":  # elsewhere the next batch runs while this one is copied
+                yield waiting.collect(clock, self._times)
+                waiting = None
+        if waiting is not None:
+            yield waiting.collect(clock, self._times)
+
+    @torch.inference_mode()
+    def _run(
+        self, work: _Work, batch: Batch, layers: tuple[int, ...], pooling: Pooling, how: Batching, clock: Stopwatch
+    ) -> _Passed:
+        begun = clock.mark()
+        chosen = batch.sentences
+        inputs = self.inputs.batch(batch, work.ids, work.starts[chosen], work.lengths[chosen], how)
+        rows, starts, lengths = work.spans_of(batch, before=len(self.inputs.specials.prefix))
+        pool = Pool(starts, lengths, pooling=pooling, device=self.device)
+        out = torch.empty(len(layers), len(rows), self.info.hidden_size, dtype=self.dtype, device=self.device)
+        pools = []
+
+        def receive(layer: int, state: torch.Tensor) -> None:
+            arrived = clock.mark()
+            pool(state.reshape(-1, state.shape[-1]), out[layers.index(layer)])
+            pools.append((arrived, clock.mark()))
+
+        made = clock.mark()
+        self._tap.run(inputs, layers, receive)
+        ran = clock.mark()
+        if self.device.type == "cuda":
+            host = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
+            host.copy_(out, non_blocking=True)
+        else:
+            host = out.cpu()
+        return _Passed(Pooled(rows[pool.order], host), begun, made, ran, clock.mark(), pools)
+
+
+class _Passed:
+    """A batch whose vectors are on their way to the host."""
+
+    def __init__(self, pooled: Pooled, begun: Any, made: Any, ran: Any, copied: Any, pools: list[Any]) -> None:
+        self._pooled = pooled
+        self._moments = begun, made, ran, copied
+        self._pools = pools
+
+    def collect(self, clock: Stopwatch, times: StageTimes) -> Pooled:
+        """Wait for the vectors, and book the stages: making the inputs counts as copying."""
+        begun, made, ran, copied = self._moments
+        copying = clock.seconds(ran, copied) + clock.seconds(begun, made)
+        pooling = sum(clock.seconds(start, stop) for start, stop in self._pools)
+        times.copy += copying
+        times.pool += pooling
+        times.forward += clock.seconds(made, ran) - pooling
+        return self._pooled
+
+
+class _Work:
+    """The sentences that have spans, each with its run of ids and its run of spans."""
+
+    def __init__(self, ids: NDArray[np.int32], starts: NDArray[np.int64], lengths: NDArray[np.int64], spans: Spans):
+        self.ids = ids
+        self.starts = starts
+        self.lengths = lengths
+        self._spans = spans
+        self._first_span = np.searchsorted(spans.sentence, np.unique(spans.sentence))
+        self._span_count = np.diff(np.append(self._first_span, len(spans.sentence)))
+
+    @classmethod
+    def of(cls, tokenized: Tokenized, spans: Spans, limit: int | None) -> _Work:
+        sentences = len(tokenized.sentence_indptr) - 1
+        if len(spans.sentence) and (spans.sentence.min() < 0 or spans.sentence.max() >= sentences):
+            raise InvalidValueError(f"a span names a sentence that is not among the {sentences} given")
+        if np.any(np.diff(spans.sentence) < 0):
+            raise InvalidValueError("the spans must be ascending by sentence")
+        bounds = tokenized.word_indptr[tokenized.sentence_indptr]
+        lengths = np.diff(bounds)
+        if limit is not None:
+            lengths = np.minimum(lengths, limit)
+        wrong = (spans.start < 0) | (spans.start >= spans.stop) | (spans.stop > lengths[spans.sentence])
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            sentence = int(spans.sentence[row])
+            raise InvalidValueError(
+                f"span {row} is [{int(spans.start[row])}, {int(spans.stop[row])}) of sentence {sentence}, which has "
+                f"{int(lengths[sentence])} subwords within the model's limit"
+            )
+        chosen = np.unique(spans.sentence)
+        return cls(tokenized.ids, bounds[:-1][chosen], lengths[chosen], spans)
+
+    def spans_of(self, batch: Batch, *, before: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return a batch's spans: their rows, their first positions in the batch, their lengths."""
+        counts = self._span_count[batch.sentences]
+        rows = ragged_indices(self._first_span[batch.sentences], counts)
+        first = batch.rows * batch.shape[1] + batch.columns + before
+        starts = np.repeat(first, counts) + self._spans.start[rows]
+        return rows, starts, self._spans.stop[rows] - self._spans.start[rows]
+
+
+def _first_int(config: Any, names: Sequence[str], default: int) -> int:
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return default
+
+
+def load_transformer(
+    model: str | Path, *, device: str, compute_dtype: str, revision: str | None, threads: int | None
+) -> TransformerEncoder:
+    """Load a transformer; see `embstore.models.load_encoder`."""
+    chosen = choose_device(device)
+    dtype = choose_dtype(compute_dtype, chosen)
+    if threads is not None:
+        if threads < 1:
+            raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
+        torch.set_num_threads(threads)
+    loaded = load(model, device=chosen, dtype=dtype, revision=revision)
+    return TransformerEncoder(loaded, device=chosen, dtype=dtype)
