@@ -92,6 +92,9 @@ class Encoder(Protocol):
     def batching(self) -> str: ...
 
     @property
+    def num_specials(self) -> int: ...
+
+    @property
     def times(self) -> StageTimes: ...
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:

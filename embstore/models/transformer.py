@@ -81,6 +81,11 @@ class TransformerEncoder:
         return BATCHINGS if "attention_mask" in self.inputs.parameters else ("equal",)
 
     @property
+    def num_specials(self) -> int:
+        """Return how many special subwords are added to a sentence."""
+        return self.inputs.specials.count
+
+    @property
     def times(self) -> StageTimes:
         return self._times
 
