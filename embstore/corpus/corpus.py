@@ -209,9 +209,9 @@ def _split(split: str | None, default: Split) -> Split:
 def _encoding(encoding: str | None) -> str:
     try:
         found = codecs.lookup(encoding or "utf-8")
-        b"".decode(found.name)
+        "\n".encode(found.name)
         codecs.getincrementaldecoder(found.name)
-    except LookupError:
+    except (LookupError, UnicodeError):
         raise InvalidValueError(f"encoding: {shown(encoding)} is not known; for example utf-8, latin-1") from None
     return found.name
 

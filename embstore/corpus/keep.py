@@ -48,6 +48,8 @@ class Keep:
         _check_number("seed", self.seed, 0)
         if self.seed >= 2**64:
             raise InvalidValueError(f"seed: {self.seed} is too large; give 0 to 2^64 - 1")
+        if self.per is not None and not (isinstance(self.per, str) and self.per):
+            raise InvalidValueError(f"per: {shown(self.per)} is not the name of a label column")
         if self.per is not None and self.max_contexts is None:
             raise InvalidValueError(f"per: {shown(self.per)} says how to count max_contexts, which is not given")
 

@@ -50,6 +50,7 @@ class Lines:
     def _texts(self) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder(self.encoding)("strict")
         newlines = nbytes = 0
+        begun = False
         for block in self._blocks():
             nbytes += len(block)
             try:
@@ -58,8 +59,8 @@ class Lines:
                 raise self._undecodable(error, newlines, nbytes) from None
             except UnicodeError as error:
                 raise self.error(newlines + 1, f"not {self.encoding}: {error}") from None
-            if nbytes == len(block):
-                text = text.removeprefix("\ufeff")
+            if text and not begun:
+                text, begun = text.removeprefix("\ufeff"), True
             if "\0" in text:
                 number = newlines + text.count("\n", 0, text.index("\0")) + 1
                 raise self.error(number, "a NUL character: the file is binary, not text (or not in the encoding given)")

@@ -1,0 +1,237 @@
+"""Bad input: each ends in one line that says where and what."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from embstore.corpus import Sentence, open_corpus, read_word_classes, read_word_list
+from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError
+
+ROW = "{}\t{}\tl\tX\tX\t_\t0\tdep\t_\t_\n"
+EDGE = '{"text": "a b", "targets": [%s]}\n'
+LONG_TEXT = "\n".join(f"sentence number {number} of many" for number in range(5000)).encode()
+CHECKED_ZSTD = zstandard.ZstdCompressor(write_checksum=True).compress(LONG_TEXT)
+
+BAD_FILES: dict[str, tuple[str, bytes | str, str]] = {
+    "empty": ("a.txt", "", "no sentence in it"),
+    "blank lines only": ("a.txt", "\n \n\t\n", "no sentence in it"),
+    "mark of byte order only": ("a.txt", "\ufeff", "no sentence in it"),
+    "empty gzip": ("a.txt.gz", gzip.compress(b""), "no sentence in it"),
+    "binary": ("a.txt", b"one\ntwo\nth\0ree", "a.txt:3: a NUL character"),
+    "latin-1": ("a.txt", "one\ntwo\ncafé".encode("latin-1"), "a.txt:3: byte 0xe9 at offset 11 is not utf-8"),
+    "cut-off character": ("a.txt", "one\ncafé".encode()[:-1], "a.txt:2: byte 0xc3 at offset 7"),
+    "half a surrogate pair": ("a.txt", b"x\xed\xa0\x80", "a.txt:1: byte 0xed at offset 1"),
+    "bad byte in gzip": ("a.txt.gz", gzip.compress(b"one\n\xff"), "a.txt.gz:2: byte 0xff at offset 4"),
+    "cut-off gzip": ("a.txt.gz", gzip.compress(LONG_TEXT)[:-9], "the gzip data end too early"),
+    "gzip header only": ("a.txt.gz", gzip.compress(LONG_TEXT)[:5], "the gzip data end too early"),
+    "damaged gzip": ("a.txt.gz", gzip.compress(LONG_TEXT)[:-8] + b"\0" * 8, "damaged gzip data"),
+    "cut-off zstd": ("a.txt.zst", zstandard.compress(LONG_TEXT)[:-9], "the zstd data end too early"),
+    "zstd magic only": ("a.txt.zst", zstandard.compress(LONG_TEXT)[:4], "the zstd data end too early"),
+    "damaged zstd": ("a.txt.zst", CHECKED_ZSTD[:-4] + b"\0" * 4, "damaged zstd data"),
+    "unknown suffix": ("a.md", "one", "'.md' tells no format; name one with --format: text"),
+    "no suffix": ("corpus.gz", gzip.compress(b"one"), "the suffix '' tells no format"),
+    "conllu, 9 columns": ("a.conllu", "# c\n" + ROW.format(1, "a")[:-3] + "\n", "a.conllu:2: 9 columns"),
+    "conllu, spaces": ("a.conllu", "1 a a X\n", "a.conllu:1: 1 columns"),
+    "conllu, id again": ("a.conllu", ROW.format(1, "a") * 2, "a.conllu:2: word id '1' where 2 was due"),
+    "conllu, id left out": ("a.conllu", ROW.format(1, "a") + ROW.format(3, "c"), "a.conllu:2: word id '3'"),
+    "conllu, id 0": ("a.conllu", ROW.format(0, "a"), "a.conllu:1: word id '0'"),
+    "conllu, id 01": ("a.conllu", ROW.format("01", "a"), "a.conllu:1: word id '01'"),
+    "conllu, no id": ("a.conllu", ROW.format("one", "a"), "a.conllu:1: 'one' is not an id"),
+    "conllu, Arabic id": ("a.conllu", ROW.format("\u0661", "a"), "is not an id"),
+    "conllu, range backwards": ("a.conllu", ROW.format("2-1", "a"), "a.conllu:1: the range 2-1"),
+    "conllu, range too late": ("a.conllu", ROW.format(1, "a") + ROW.format("1-2", "ab"), "the range 1-2"),
+    "conllu, empty node early": ("a.conllu", ROW.format("1.1", "a"), "a.conllu:1: the empty node 1.1"),
+    "conllu, empty form": ("a.conllu", ROW.format(1, " "), "a.conllu:1: the word (column 2) is empty"),
+    "conll, ragged": ("a.conll", "a X O\nb O\n", "a.conll:2: 2 columns where 3 columns were due"),
+    "conll, one column": ("a.conll", "a\n", "a.conll:1: 1 column, but the columns asked for"),
+    "conll, empty word": ("a.conll", "a\tO\n\tO\n", "a.conll:2: a column is empty"),
+    "pse, no class": ("a.pse", "x\n@color@ y", "a.pse:2: '@color@' is not a target"),
+    "pse, empty class": ("a.pse", "@color@- y", "a.pse:1: '@color@-' is not a target"),
+    "pse, not closed": ("a.pse", "@color-noun", "'@color-noun' is not a target"),
+    "pse, not opened": ("a.pse", "@New York@-location", "'York@-location' is not a target"),
+    "pse, no dash": ("a.pse", "@color@noun", "'@color@noun' is not a target"),
+    "pse, empty word": ("a.pse", "@@-noun", "'@@-noun' is not a target"),
+    "pse, comma in class": ("a.pse", "@york@-location, x", "'@york@-location,' is not a target"),
+    "edge, no JSON": ("a.jsonl", EDGE % "" + '{"text": \n', "a.jsonl:2: not JSON"),
+    "edge, deep": ("a.jsonl", "[" * 200_000, "a.jsonl:1: JSON too deeply nested"),
+    "edge, list": ("a.jsonl", "[1]\n", "a.jsonl:1: not a JSON object"),
+    "edge, no text": ("a.jsonl", '{"targets": []}', 'a.jsonl:1: the key "text" is missing'),
+    "edge, no targets": ("a.jsonl", '{"text": "a"}', 'a.jsonl:1: the key "targets" is missing'),
+    "edge, text a number": ("a.jsonl", '{"text": 1, "targets": []}', "text: 1 is not a str"),
+    "edge, two spaces": ("a.jsonl", '{"text": "a  b", "targets": []}', "joined by single spaces"),
+    "edge, surrogate": ("a.jsonl", '{"text": "a\\ud800", "targets": []}', "half of a surrogate pair"),
+    "edge, target a number": ("a.jsonl", EDGE % "1", "targets: 1 is not an object"),
+    "edge, no label": ("a.jsonl", EDGE % '{"span1": [0, 1]}', 'the key "label" is missing'),
+    "edge, no span": ("a.jsonl", EDGE % '{"label": "x"}', 'the key "span1" is missing'),
+    "edge, label a number": ("a.jsonl", EDGE % '{"span1": [0, 1], "label": [1]}', "label: [1] is not"),
+    "edge, span out": ("a.jsonl", EDGE % '{"span1": [1, 3], "label": "x"}', "span1: [1, 3] is not within"),
+    "edge, span empty": ("a.jsonl", EDGE % '{"span1": [1, 1], "label": "x"}', "span1: [1, 1] is not within"),
+    "edge, span negative": ("a.jsonl", EDGE % '{"span1": [-1, 1], "label": "x"}', "is not within the 2 words"),
+    "edge, span of three": ("a.jsonl", EDGE % '{"span1": [0, 1, 2], "label": "x"}', "is not [start, stop]"),
+    "edge, span2 out": (
+        "a.jsonl",
+        EDGE % '{"span1": [0, 1], "span2": [0, 9], "label": "x"}',
+        "span2: [0, 9] is not within",
+    ),
+    "sts, header": ("a.tsv", "set\tscore\tone\ttwo\n", "a.tsv:1: the score (field 2), 'score'"),
+    "sts, 3 fields": ("a.tsv", "s\t1\ta\n", "a.tsv:1: 3 fields"),
+    "sts, no number": ("a.tsv", "s\tnan\ta\tb\n", "a.tsv:1: the score"),
+    "sts, no sentence": ("a.tsv", "s\t1\ta\tb\ns\t1\ta\t \n", "a.tsv:2: sentence 2 has no word"),
+    "sts, no set": ("a.tsv", "\t1\ta\tb\n", "a.tsv:1: the set (field 1) is empty"),
+}
+
+
+def complaint(error: BaseException) -> str:
+    message = str(error)
+    assert message
+    assert "\n" not in message
+    assert "\r" not in message
+    assert len(message) < 400
+    return message
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files(case: str, tmp_path: Path) -> None:
+    name, content, expected = BAD_FILES[case]
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(CorpusError) as caught:
+        list(open_corpus(path))
+    assert expected in complaint(caught.value)
+    assert str(path) in complaint(caught.value) or expected == "no sentence in it"
+
+
+BAD_SENTENCES: dict[str, tuple[Any, str]] = {
+    "none": ([], "no sentence in it"),
+    "blank string": (["a", " "], "sentence 1: no word in it"),
+    "no words": ([["a"], []], "sentence 1: no word in it"),
+    "word a number": ([["a", 1]], "sentence 0: word 1 is 1"),
+    "empty word": ([["a", ""]], "sentence 0: word 1 is ''"),
+    "sentence a number": ([1], "sentence 0: 1 is neither a Sentence"),
+    "bytes": ([b"abc"], "sentence 0: word 0 is 97"),
+    "space in a word": ([Sentence(["a b"])], "sentence 0: the word 'a b' has a space"),
+    "words a string": ([Sentence("abc")], "words is one string"),
+    "surrogate": ([["\ud800"]], "half of a surrogate pair"),
+    "labels too few": ([Sentence(["a", "b"], {"x": ["y"]})], "label column 'x': not one label a word (2)"),
+    "label a number": ([Sentence(["a"], {"x": [3]})], "3 is neither text nor None"),  # type: ignore[list-item]
+    "column with a slash": ([Sentence(["a"], {"x/y": ["z"]})], "label column 'x/y'"),
+    "target of one word": ([Sentence(["a", "b"], {}, [(0, 1)])], "target (0, 1)"),
+    "target out of the sentence": ([Sentence(["a", "b"], {}, [(1, 3)])], "target (1, 3)"),
+    "targets that overlap": ([Sentence(["a", "b", "c"], {}, [(0, 2), (1, 3)])], "target (1, 3)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SENTENCES)
+def test_bad_sentences(case: str) -> None:
+    source, expected = BAD_SENTENCES[case]
+    with pytest.raises(CorpusError) as caught:
+        list(open_corpus(source))
+    assert expected in complaint(caught.value)
+
+
+BAD_OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "format": ("a.txt", {"format": "html"}, "format: 'html' is not one of text, conllu"),
+    "split": ("a.txt", {"split": "bpe"}, "split: 'bpe' is not one of space, punctuation"),
+    "split of conllu": ("a.conllu", {"split": "space"}, "split: 'space' has no meaning for the format conllu"),
+    "columns of text": ("a.txt", {"columns": "word"}, "columns: 'word' has no meaning for the format text"),
+    "normalize": ("a.txt", {"normalize": "nfc,upper"}, "normalize: 'upper' is not one of nfc, nfkc, lower"),
+    "encoding": ("a.txt", {"encoding": "utf-99"}, "encoding: 'utf-99' is not known"),
+    "encoding that is none": ("a.txt", {"encoding": "hex"}, "encoding: 'hex' is not known"),
+    "no word column": ("a.conll", {"columns": "form,label"}, 'must name "word" once'),
+    "column twice": ("a.conll", {"columns": "word,x,x"}, "repeats a name"),
+    "empty column": ("a.conll", {"columns": "word,,x"}, "label column ''"),
+    "column with a slash": ("a.conll", {"columns": "word,a/b"}, "label column 'a/b'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_bad_options(case: str, tmp_path: Path) -> None:
+    name, options, expected = BAD_OPTIONS[case]
+    (tmp_path / name).write_text("x y")
+    with pytest.raises(InvalidValueError) as caught:
+        open_corpus(tmp_path / name, **options)
+    assert expected in complaint(caught.value)
+
+
+def test_bad_places(tmp_path: Path) -> None:
+    with pytest.raises(CorpusNotFoundError) as missing:
+        open_corpus(tmp_path / "not\nthere.txt")
+    assert "no corpus at" in complaint(missing.value)
+    assert isinstance(missing.value, FileNotFoundError)
+    with pytest.raises(CorpusError) as too_long:
+        open_corpus("x" * 5000)
+    assert "cannot be read" in str(too_long.value)
+    with pytest.raises(CorpusError) as empty:
+        open_corpus(tmp_path)
+    assert "no file of a known format" in complaint(empty.value)
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.tsv").write_text("x")
+    with pytest.raises(CorpusError) as mixed:
+        open_corpus(tmp_path)
+    assert "a corpus has one format" in complaint(mixed.value)
+    corpus = open_corpus(tmp_path / "a.txt")
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(CorpusNotFoundError):
+        list(corpus)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permission is never denied to root")
+def test_permission_denied(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("x")
+    path.chmod(0)
+    with pytest.raises(CorpusError, match="permission denied"):
+        list(open_corpus(path))
+
+
+@pytest.mark.parametrize("source", [7, None, b"a.txt", [Path("a.txt"), "a b"]])
+def test_bad_sources(source: Any) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        open_corpus(source)
+    assert complaint(caught.value).startswith("source: ")
+
+
+def test_options_of_files_are_refused_for_sentences(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"^format: 'text' is for files"):
+        open_corpus(iter(["a"]), format="text")
+    with pytest.raises(InvalidValueError, match=r"^encoding: 'utf-8' has no meaning"):
+        open_corpus(["a"], encoding="utf-8")
+    with pytest.raises(InvalidValueError, match=r"^split: a Corpus has its options already"):
+        open_corpus(open_corpus(["a"]), split="space")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("@java@ -noun=3\n", ":1: '@java@ -noun=3' is not of the form"),
+        ("@java@\t\n", ":1: "),
+        ("@a@\t-n=1\n@java@\tnoun=3\n", ":2: "),
+        ("@java@\t-noun=x\n", ":1: "),
+        ("java\t-noun=1\n", ":1: "),
+        ("@@\t-noun=1\n", ":1: "),
+        ("@a_b@\t-n=1\n@a b@\t-n=1\n", ":2: the word 'a b' stands here a second time"),
+        ("\n", ": no word in it"),
+    ],
+)
+def test_bad_word_classes(text: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text(text)
+    with pytest.raises(CorpusError) as caught:
+        read_word_classes(path)
+    assert f"{path}{expected}" in complaint(caught.value)
+
+
+def test_bad_word_lists(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text(" \n")
+    with pytest.raises(CorpusError, match="no word in it"):
+        read_word_list(tmp_path / "empty")
+    with pytest.raises(CorpusNotFoundError):
+        read_word_list(tmp_path / "missing")
+    with pytest.raises(CorpusError, match="is a folder"):
+        read_word_list(tmp_path)

@@ -1,0 +1,274 @@
+"""Every format with its oddities, on small texts written out here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from embstore.corpus import FORMATS, Sentence, open_corpus, read_word_classes, read_word_list
+from embstore.corpus.words import by_punctuation
+
+
+def read(folder: Path, name: str, text: str, **options: str) -> list[Sentence]:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return list(open_corpus(path, **options))
+
+
+def plain(sentence: Sentence) -> tuple[list[str], dict[str, list[str | None]], list[tuple[int, int]]]:
+    return (
+        list(sentence.words),
+        {name: list(column) for name, column in sentence.labels.items()},
+        list(sentence.targets),
+    )
+
+
+def words(sentences: list[Sentence]) -> list[list[str]]:
+    return [list(sentence.words) for sentence in sentences]
+
+
+def conllu(*rows: str) -> str:
+    """Lines of CoNLL-U from "id form lemma upos xpos deprel", the form's spaces written as "~"."""
+    lines = []
+    for row in rows:
+        number, form, lemma, upos, xpos, deprel = row.split(" ")
+        lines.append("\t".join([number, form.replace("~", " "), lemma, upos, xpos, "_", "0", deprel, "_", "_"]))
+    return "\n".join(lines) + "\n"
+
+
+def test_text_is_a_sentence_a_line(tmp_path: Path) -> None:
+    found = read(tmp_path, "a.txt", "\ufeffOne  two\u00a0three\u3000four\r\n\n \t \nfive\rsix\x0bseven\n\u200b last")
+    expected = [["One", "two", "three", "four"], ["five", "six", "seven"], ["\u200b", "last"]]
+    assert words(found) == expected
+    assert all(not sentence.labels and not sentence.targets for sentence in found)
+
+
+def test_only_newlines_end_a_sentence(tmp_path: Path) -> None:
+    assert words(read(tmp_path, "a.txt", "a\u2028b\x85c\x0cd")) == [["a", "b", "c", "d"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("don't end.", "don't|end|."),
+        ("It’s “quoted”, no?!", "It’s|“|quoted|”|,|no|?|!"),
+        ("the U.S. of 1,650 or 3.5 at 10:30...", "the|U.S|.|of|1,650|or|3.5|at|10:30|..."),
+        ("one,two (well-known) -- $5 100%", "one|,|two|(|well-known|)|--|$|5|100|%"),
+        ("snake_case a@b.c and/or 'tis", "snake_case|a|@|b.c|and|/|or|'|tis"),
+        ("हिन्दी में। e\u0301te\u0301!", "हिन्दी|में|।|e\u0301te\u0301|!"),
+        ("日本語、です。 👩‍🔬 x\u200by", "日本語|、|です|。|👩‍🔬|x\u200by"),
+    ],
+)
+def test_split_at_punctuation(text: str, expected: str) -> None:
+    assert by_punctuation(text) == expected.split("|")
+
+
+def test_split_is_an_option_of_text(tmp_path: Path) -> None:
+    assert words(read(tmp_path, "a.txt", "Stop, now.")) == [["Stop,", "now."]]
+    assert words(read(tmp_path, "a.txt", "Stop, now.", split="punctuation")) == [["Stop", ",", "now", "."]]
+
+
+def test_conllu(tmp_path: Path) -> None:
+    text = (
+        "# sent_id = 1\n"
+        + conllu("1-2 can't _ _ _ _", "1 ca can AUX MD aux", "2 n't not PART RB advmod", "2.1 go go VERB VB _")
+        + "\n\n# no words here\n\n"
+        + conllu("0.1 e _ _ _ _", "1 _ _ PUNCT NFP _", "2 x _ _ _ dep")
+    )
+    first, second = map(plain, read(tmp_path, "a.conllu", text.replace("\n", "\r\n")))
+    assert first == (
+        ["ca", "n't"],
+        {
+            "upos": ["AUX", "PART"],
+            "xpos": ["MD", "RB"],
+            "lemma": ["can", "not"],
+            "deprel": ["aux", "advmod"],
+        },
+        [],
+    )
+    assert second == (
+        ["_", "x"],
+        {"upos": ["PUNCT", None], "xpos": ["NFP", None], "lemma": ["_", None], "deprel": [None, "dep"]},
+        [],
+    )
+
+
+def test_conllu_form_with_spaces_is_a_target(tmp_path: Path) -> None:
+    text = conllu("1 en~plus~de en~plus~de ADP IN case", "2 10\u00a0000 10000 NUM CD nummod", "3 a~b c X X dep")
+    assert plain(read(tmp_path, "a.conllu", text)[0]) == (
+        ["en", "plus", "de", "10\u00a0000", "a", "b"],
+        {
+            "upos": ["ADP", None, None, "NUM", "X", None],
+            "xpos": ["IN", None, None, "CD", "X", None],
+            "lemma": ["en~plus~de", None, None, "10000", "c", None],
+            "deprel": ["case", None, None, "nummod", "dep", None],
+        },
+        [(0, 3), (4, 6)],
+    )
+
+
+def test_conll_takes_the_first_and_the_last_column(tmp_path: Path) -> None:
+    text = "-DOCSTART- -X- O O\n\nEU NNP B-NP B-ORG\n#tag NN _ O\n \t\nrejects VBZ B-VP _\n"
+    found = [plain(sentence) for sentence in read(tmp_path, "a.conll", text)]
+    assert found == [(["EU", "#tag"], {"label": ["B-ORG", "O"]}, []), (["rejects"], {"label": [None]}, [])]
+
+
+def test_conll_columns_are_named(tmp_path: Path) -> None:
+    text = "1\tNew York\tNNP\tB-LOC\n2\tis\tVBZ\tO\n"
+    (found,) = read(tmp_path, "a.conll", text, columns="-,word,pos,ner")
+    assert plain(found) == (
+        ["New", "York", "is"],
+        {"pos": ["NNP", None, "VBZ"], "ner": ["B-LOC", None, "O"]},
+        [(0, 2)],
+    )
+    assert plain(read(tmp_path, "b.conll", "a\nb\n", columns="word")[0]) == (["a", "b"], {}, [])
+    (found,) = read(tmp_path, "c.conll", "a x y z\n", columns="word,pos,...")
+    assert plain(found) == (["a"], {"pos": ["x"]}, [])
+
+
+def test_pse_targets(tmp_path: Path) -> None:
+    text = "@sara_foster@-person saw @_@-sign @'s@-verb.stative @+_o.@-x @a@b.c@-mail @non-catholic@-noun.Tops\n"
+    assert plain(read(tmp_path, "a.pse", text)[0]) == (
+        ["sara", "foster", "saw", "_", "'s", "+", "o.", "a@b.c", "non-catholic"],
+        {"class": ["person", None, None, "sign", "verb.stative", "x", None, "mail", "noun.Tops"]},
+        [(0, 2), (5, 7)],
+    )
+
+
+def test_pse_words_with_an_at_sign_that_are_no_targets(tmp_path: Path) -> None:
+    ordinary = "a@b.c @ @@ me@x-y.org @handle @- @-ing @handle's color@ a@@b @handle:"
+    (found,) = read(tmp_path, "a.pse", ordinary)
+    assert list(found.words) == ordinary.split()
+    assert found.labels == {"class": [None] * len(found.words)}
+
+
+def test_edge(tmp_path: Path) -> None:
+    records = [
+        {
+            "text": "The cat sat down",
+            "targets": [
+                {"span1": [1, 2], "label": "NN"},
+                {"span1": [1, 2], "label": ["A", "NN"]},
+                {"span1": [2, 4], "label": "VP"},
+                {"span1": [0, 2], "span2": [1, 3], "label": "agent"},
+            ],
+            "info": {"id": 1},
+        },
+        {"text": "Yes\u00a0! ok", "targets": []},
+    ]
+    text = "\n\n".join(map(json.dumps, records))
+    first, second = map(plain, read(tmp_path, "a.jsonl", text))
+    assert first == (
+        ["The", "cat", "sat", "down"],
+        {"label": [None, "A|NN", None, None], "target": ["span1", "span1|span2", "span1|span2", "span1"]},
+        [],
+    )
+    assert second == (["Yes\u00a0!", "ok"], {"label": [None] * 2, "target": [None] * 2}, [])
+
+
+def test_sts(tmp_path: Path) -> None:
+    found = read(tmp_path, "a.tsv", 'MSRpar\t4.400\t"Don\'t," he said.\tNo.\n\n')
+    assert [plain(sentence) for sentence in found] == [
+        (
+            ['"', "Don't", ",", '"', "he", "said", "."],
+            {"set": ["MSRpar"] * 7, "score": ["4.400"] * 7, "side": ["1"] * 7},
+            [],
+        ),
+        (["No", "."], {"set": ["MSRpar"] * 2, "score": ["4.400"] * 2, "side": ["2"] * 2}, []),
+    ]
+    assert words(read(tmp_path, "a.tsv", "s\t0\ta b.\tc", split="space")) == [["a", "b."], ["c"]]
+
+
+def test_python_sentences() -> None:
+    given = Sentence(("New", "York"), {"ner": ("LOC", None)}, ((0, 2),))
+    corpus = open_corpus(["to be", given, ["New York", "is"], ("a",)])
+    assert (corpus.name, corpus.format) == ("sentences", "sentences")
+    assert corpus.options == {"split": "space", "normalize": None}
+    for _ in range(2):
+        found = list(corpus)
+        assert words(found) == [["to", "be"], ["New", "York"], ["New", "York", "is"], ["a"]]
+        assert found[1] is given
+        assert list(found[2].targets) == [(0, 2)]
+    assert open_corpus(corpus) is corpus
+
+
+def test_an_iterator_is_read_once_and_says_so() -> None:
+    corpus = open_corpus(iter(["a b"]), split="punctuation")
+    assert words(list(corpus)) == [["a", "b"]]
+    with pytest.raises(ValueError, match="only once"):
+        list(corpus)
+
+
+def test_an_iterable_that_begins_anew_is_read_again() -> None:
+    class Anew:
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            return iter(["a b"])
+
+    corpus = open_corpus(Anew())
+    assert list(corpus) == list(corpus)
+
+
+@pytest.mark.parametrize(
+    ("normalize", "expected"),
+    [
+        (None, ["ＡＢ", "E\u0301", "ﬁ", "´", "İ"]),
+        ("none", ["ＡＢ", "E\u0301", "ﬁ", "´", "İ"]),
+        ("nfc", ["ＡＢ", "É", "ﬁ", "´", "İ"]),
+        ("nfkc", ["AB", "É", "fi", "\u0301", "İ"]),
+        ("nfc, lower", ["ａｂ", "é", "ﬁ", "´", "i̇"]),
+    ],
+)
+def test_words_are_kept_as_written_unless_normalized(normalize: str | None, expected: list[str]) -> None:
+    given = Sentence(["ＡＢ", "E\u0301", "ﬁ", "´", "İ"], {"lemma": ["ＡＢ"] * 5}, [(0, 2)])
+    (found,) = open_corpus([given], normalize=normalize)
+    assert list(found.words) == expected
+    assert found.labels == given.labels
+    assert found.targets == given.targets
+
+
+def test_a_folder_and_a_list_of_files_are_read_in_order(tmp_path: Path) -> None:
+    for name, text in {"b.txt": "two", "a.txt": "one", "c.md": "no", ".d.txt": "no"}.items():
+        (tmp_path / name).write_text(text)
+    assert words(list(open_corpus(tmp_path))) == [["one"], ["two"]]
+    assert words(list(open_corpus(tmp_path, format="text"))) == [["one"], ["two"], ["no"]]
+    both = open_corpus([tmp_path / "b.txt", tmp_path / "a.txt"])
+    assert (both.name, both.format, len(both.paths)) == ("b.txt and 1 more", "text", 2)
+    assert words(list(both)) == [["two"], ["one"]]
+    assert words(list(open_corpus([str(tmp_path / "c.md")], format="text"))) == [["no"]]
+
+
+def test_a_line_is_never_joined_across_files(tmp_path: Path) -> None:
+    (tmp_path / "a.conllu").write_text(conllu("1 a a X X dep"))
+    (tmp_path / "b.conllu").write_text(conllu("1 b b X X dep"))
+    assert words(list(open_corpus(tmp_path))) == [["a"], ["b"]]
+
+
+def test_options_that_affect_reading_are_recorded(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "a.conll").write_text("x y")
+    text = open_corpus(tmp_path / "a.txt", normalize="lower , nfc", encoding="latin1")
+    assert text.options == {"split": "space", "normalize": "lower,nfc", "encoding": "iso8859-1"}
+    columns = open_corpus(str(tmp_path / "a.conll"), columns=["word", "pos"])
+    assert columns.options == {"columns": "word,pos", "normalize": None, "encoding": "utf-8"}
+    json.dumps([text.options, columns.options])
+
+
+def test_every_suffix_is_of_one_format() -> None:
+    suffixes = [suffix for form in FORMATS.values() for suffix in form.suffixes]
+    assert len(suffixes) == len(set(suffixes))
+    assert set(FORMATS) == {"text", "conllu", "conll", "pse", "edge", "sts"}
+
+
+def test_word_lists(tmp_path: Path) -> None:
+    path = tmp_path / "words.lst"
+    path.write_text("bank\n\nNew  York \nNew_York\n#x\n")
+    assert read_word_list(path) == {"bank", "New York", "New_York", "#x"}
+
+
+def test_word_classes(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("@java@\t-noun.location=3 -noun.food=2\n@d_better@\t-verb.stative=1\n")
+    expected = {"java": {"noun.location": 3, "noun.food": 2}, "d better": {"verb.stative": 1}}
+    assert read_word_classes(path) == expected

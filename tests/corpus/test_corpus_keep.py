@@ -1,0 +1,283 @@
+"""The rules on occurrences, against plain Python over the same rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from embstore.corpus import Keep, keep
+from embstore.errors import InvalidValueError
+
+FORMS = ("the", "New York", "bank", "snake_case", "_", "é")
+SENTENCE = st.lists(
+    st.tuples(st.integers(0, len(FORMS) - 1), st.integers(-1, 2), st.integers(-1, 1)), min_size=0, max_size=6
+)
+
+
+@dataclass
+class Columns:
+    """The rows of some sentences, each a list of (type, class, upos)."""
+
+    type: NDArray[np.int32]
+    sentence: NDArray[np.int64]
+    context: NDArray[np.uint64]
+    labels: dict[str, NDArray[np.int32]]
+    forms: Sequence[str] = FORMS
+
+    @classmethod
+    def of(cls, sentences: Sequence[Sequence[tuple[int, int, int]]], forms: Sequence[str] = FORMS) -> Columns:
+        rows = [(*row, number) for number, sentence in enumerate(sentences) for row in sentence]
+        table = np.array(rows, np.int64).reshape(-1, 4)
+        hashes = [hash(tuple(row[0] for row in sentence)) % 2**64 for sentence in sentences]
+        return cls(
+            type=table[:, 0].astype(np.int32),
+            sentence=table[:, 3],
+            context=np.array(hashes, np.uint64),
+            labels={"class": table[:, 1].astype(np.int32), "upos": table[:, 2].astype(np.int32)},
+            forms=forms,
+        )
+
+    def rows(self, rules: Keep, **options: int) -> list[int]:
+        found = rules.rows(**vars(self), **options)
+        assert found.dtype == np.int64
+        return found.tolist()
+
+
+def oracle(rules: Keep, columns: Columns) -> list[int]:
+    """All rules but the sample."""
+    rows = list(range(len(columns.type)))
+    form = [columns.forms[number] for number in columns.type]
+    if rules.words is not None:
+        wanted = {spaced(word) for word in rules.words}
+        rows = [row for row in rows if spaced(form[row]) in wanted]
+    if rules.labelled is True:
+        rows = [row for row in rows if any(column[row] >= 0 for column in columns.labels.values())]
+    elif rules.labelled:
+        rows = [row for row in rows if columns.labels[rules.labelled][row] >= 0]
+    contexts = defaultdict(set)
+    for row in rows:
+        contexts[form[row]].add(int(columns.context[columns.sentence[row]]))
+    return [row for row in rows if len(contexts[form[row]]) >= rules.min_contexts]
+
+
+def spaced(form: str) -> str:
+    return form if set(form) == {"_"} else form.replace("_", " ")
+
+
+def groups(rules: Keep, columns: Columns, rows: Sequence[int]) -> dict[Any, list[int]]:
+    found = defaultdict(list)
+    for row in rows:
+        label = columns.labels[rules.per][row] if rules.per else None
+        found[columns.type[row], label].append(row)
+    return found
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Keep:
+    most = draw(st.none() | st.integers(1, 4))
+    return Keep(
+        words=draw(st.none() | st.frozensets(st.sampled_from([*FORMS, "New_York", "x"]), min_size=1)),
+        labelled=draw(st.sampled_from([False, True, "class", "upos"])),
+        min_contexts=draw(st.integers(1, 4)),
+        max_contexts=most,
+        per=draw(st.sampled_from([None, "class", "upos"])) if most else None,
+        seed=draw(st.integers(0, 2**64 - 1)),
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(SENTENCE, max_size=12), st.lists(st.integers(0, 11), max_size=12), rules(), st.integers(1, 20))
+def test_rules_against_plain_python(
+    sentences: list[Any], repeated: list[int], given_rules: Keep, pass_rows: int
+) -> None:
+    sentences = sentences + [sentences[at] for at in repeated if at < len(sentences)]
+    columns = Columns.of(sentences)
+    before = oracle(given_rules, columns)
+    found = columns.rows(given_rules, pass_rows=pass_rows)
+    assert found == columns.rows(given_rules)
+    assert found == sorted(set(found))
+    assert set(found) <= set(before)
+    most = given_rules.max_contexts
+    if most is None:
+        assert found == before
+        return
+    kept = groups(given_rules, columns, found)
+    for group, rows in groups(given_rules, columns, before).items():
+        assert len(kept[group]) == min(most, len(rows))
+
+
+def slow_numbers(seed: int, form: str, many: int) -> list[int]:
+    """The random number of each occurrence of a word, in Python's own integers."""
+    from hashlib import blake2b
+
+    start = int.from_bytes(blake2b(form.encode(), digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")
+    found = []
+    for place in range(many):
+        state = (start + place * 0x9E3779B97F4A7C15) % 2**64
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+        found.append(state ^ state >> 31)
+    return found
+
+
+def random_columns(rows: int, *, seed: int, forms: int = 40) -> Columns:
+    random = np.random.default_rng(seed)
+    types = (forms * random.random(rows) ** 3).astype(int)
+    labels = random.integers(-1, 4, rows)
+    table = list(zip(types.tolist(), labels.tolist(), [-1] * rows, strict=True))
+    cuts = np.sort(random.integers(0, rows, rows // 10)).tolist()
+    sentences = [table[a:b] for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
+    return Columns.of(sentences, [f"word{number}" for number in range(forms)])
+
+
+@pytest.mark.parametrize("per", [None, "class"])
+def test_the_sample_is_the_lowest_numbers_of_each_word(per: str | None) -> None:
+    columns = random_columns(5000, seed=1)
+    given_rules = Keep(labelled="class", max_contexts=7, per=per, seed=3)
+    before = oracle(given_rules, columns)
+    numbers: dict[int, int] = {}
+    for rows in groups(Keep(), columns, before).values():
+        form = columns.forms[columns.type[rows[0]]]
+        numbers.update(zip(rows, slow_numbers(3, form, len(rows)), strict=True))
+    expected = []
+    for rows in groups(given_rules, columns, before).values():
+        expected.extend(sorted(rows, key=numbers.__getitem__)[:7])
+    assert columns.rows(given_rules) == sorted(expected)
+
+
+@pytest.mark.parametrize("per", [None, "class"])
+def test_no_block_and_no_pass_changes_what_is_kept(per: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = random_columns(3000, seed=2)
+    given_rules = Keep(min_contexts=3, max_contexts=5, per=per, seed=9)
+    expected = columns.rows(given_rules)
+    for block, pass_rows in [(1, 1), (7, 100), (2999, 10**9), (64, 1500)]:
+        monkeypatch.setattr(keep, "BLOCK_ROWS", block)
+        assert columns.rows(given_rules, pass_rows=pass_rows) == expected
+
+
+def test_other_words_and_labels_do_not_change_the_sample_of_a_word() -> None:
+    alone = [[(0, number % 3, -1)] for number in range(300)]
+    with_others = [[(1, 2, 0), *sentence, (2, 0, 1)] for sentence in alone]
+    renumbered = [[(row[0], (row[1] + 1) % 3, row[2]) for row in sentence] for sentence in alone]
+    for per in (None, "class"):
+        given_rules = Keep(max_contexts=20, per=per, seed=4)
+        expected = Columns.of(alone).rows(given_rules)
+        among = Columns.of(with_others)
+        assert [row // 3 for row in among.rows(given_rules) if among.type[row] == 0] == expected
+        assert Columns.of(renumbered).rows(given_rules) == expected
+    other_forms = Columns.of(alone, ["bank", *FORMS[1:]])
+    assert other_forms.rows(Keep(max_contexts=20)) != Columns.of(alone).rows(Keep(max_contexts=20))
+
+
+@pytest.mark.parametrize("per", [None, "class"])
+def test_the_sample_is_uniform(per: str | None) -> None:
+    """Over many seeds every occurrence, and every pair of them, is kept as often as chance has it."""
+    many, most, seeds = 24, 6, 4000
+    columns = Columns.of([[(0, -1, -1)] * many])
+    pairs = np.zeros((many, many))
+    for seed in range(seeds):
+        kept = columns.rows(Keep(max_contexts=most, per=per, seed=seed))
+        pairs[np.ix_(kept, kept)] += 1
+    share = most / many
+    single = np.diagonal(pairs)
+    chi2 = ((single - seeds * share) ** 2).sum() / (seeds * share * (1 - share)) * (many - 1) / many
+    assert abs(chi2 - (many - 1)) < 5 * np.sqrt(2 * (many - 1))
+    together = share * (most - 1) / (many - 1)
+    upper = pairs[np.triu_indices(many, 1)]
+    scores = (upper - seeds * together) / np.sqrt(seeds * together * (1 - together))
+    assert np.abs(scores).max() < 5
+    assert 0.8 < scores.std() < 1.2
+
+
+def test_words_of_one_seed_are_sampled_each_by_itself() -> None:
+    many, words, most = 10, 3000, 2
+    table = [[(word, -1, -1) for word in range(words)] for _ in range(many)]
+    columns = Columns.of(table, [f"w{word}" for word in range(words)])
+    kept = columns.rows(Keep(max_contexts=most, seed=5))
+    places = Counter(row // words for row in kept)
+    expected = words * most / many
+    assert all(abs(places[place] - expected) < 5 * np.sqrt(expected * 0.8) for place in range(many))
+    assert len(kept) == words * most
+
+
+def test_repeated_sentences_are_one_context() -> None:
+    columns = Columns.of([[(0, 0, 0), (0, 0, 0)], [(0, 0, 0), (0, 0, 0)], [(0, 0, 0), (1, 0, 0)], [(1, 0, 0)]])
+    assert columns.rows(Keep(min_contexts=2)) == [0, 1, 2, 3, 4, 5, 6]
+    assert columns.rows(Keep(min_contexts=3)) == []
+
+
+def test_memory_mapped_columns(tmp_path: Path) -> None:
+    columns = random_columns(2000, seed=3)
+    given_rules = Keep(labelled=True, min_contexts=2, max_contexts=4, per="class")
+    expected = columns.rows(given_rules)
+
+    def mapped(name: str, values: NDArray[Any]) -> NDArray[Any]:
+        np.save(tmp_path / f"{name}.npy", values)
+        return np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+
+    for name in ("type", "sentence", "context"):
+        setattr(columns, name, mapped(name, getattr(columns, name)))
+    columns.labels = {name: mapped(name, column) for name, column in columns.labels.items()}
+    assert columns.rows(given_rules) == expected
+
+
+def test_no_rows() -> None:
+    columns = Columns.of([])
+    for given_rules in (Keep(), Keep(words=frozenset({"a"}), labelled=True, min_contexts=2, max_contexts=1)):
+        assert columns.rows(given_rules) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"words": "bank"}, "words: 'bank' is not a set of words"),
+        ({"words": 3}, "words: 3 is not a set of words"),
+        ({"words": frozenset()}, "words: the set is empty"),
+        ({"words": {"a", " "}}, "words: ' ' is not a word"),
+        ({"labelled": ""}, "labelled: '' is neither"),
+        ({"labelled": 1}, "labelled: 1 is neither"),
+        ({"min_contexts": 0}, "min_contexts: 0 is not a whole number of 1 or more"),
+        ({"min_contexts": 2.5}, "min_contexts: 2.5 is not"),
+        ({"max_contexts": -1}, "max_contexts: -1 is not"),
+        ({"max_contexts": True}, "max_contexts: True is not"),
+        ({"seed": -1}, "seed: -1 is not"),
+        ({"seed": 2**64}, "seed: 18446744073709551616 is too large"),
+        ({"per": "class"}, "per: 'class' says how to count max_contexts"),
+        ({"per": 3, "max_contexts": 1}, "per: 3 is not the name of a label column"),
+    ],
+)
+def test_bad_rules(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        Keep(**options)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given_rules", [Keep(labelled="pos"), Keep(max_contexts=1, per="pos")])
+def test_a_label_column_that_is_not_there(given_rules: Keep) -> None:
+    with pytest.raises(InvalidValueError, match=r"no label column 'pos'; there are: class, upos$"):
+        Columns.of([[(0, 0, 0)]]).rows(given_rules)
+
+
+def test_rules_as_json() -> None:
+    given_rules = Keep(words={"b", "a"}, max_contexts=100, per="class", seed=7)  # type: ignore[arg-type]
+    assert json.loads(json.dumps(given_rules.as_json())) == {
+        "words": ["a", "b"],
+        "labelled": False,
+        "min_contexts": 1,
+        "max_contexts": 100,
+        "per": "class",
+        "seed": 7,
+    }
+    assert given_rules == Keep(words=frozenset("ab"), max_contexts=100, per="class", seed=7)
+    assert Keep().as_json()["words"] is None
