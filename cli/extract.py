@@ -140,7 +140,7 @@ def _plan(
     seed: int,
     **options: Any,
 ) -> es.Plan:
-    from embstore.corpus.keep import read_word_list
+    from embstore.corpus import read_word_list
 
     keep = es.Keep(
         words=None if words is None else read_word_list(words),

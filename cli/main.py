@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from typing import Any
 
 import typer
 
@@ -46,7 +47,7 @@ def run() -> None:
     debug = os.environ.get("EMBSTORE_DEBUG") == "1"
     warnings.showwarning = _show_warning
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
     except EmbstoreError as error:
         _fail(str(error), error.exit_status, debug)
     except KeyboardInterrupt:
@@ -59,7 +60,21 @@ def run() -> None:
     except OSError as error:
         _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1, debug)
     except Exception as error:
+        if hasattr(error, "format_message"):
+            _fail_usage(error)
         _fail(f"{type(error).__name__}: {error} (EMBSTORE_DEBUG=1 shows where)", 1, debug)
+
+
+def _fail_usage(error: Any) -> None:
+    """Say in one line what the parser of the command line found wrong."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+        print(context.get_help())
+        sys.exit(2)
+    command = "embstore" if context is None else context.command_path
+    message = error.format_message().rstrip(".").replace("Value error, ", "")
+    print(f"embstore: {' '.join(message.split())}; see {command} --help", file=sys.stderr)
+    sys.exit(2)
 
 
 def _fail(message: str, status: int, debug: bool) -> None:

@@ -101,7 +101,7 @@ def export(
     dtype: Annotated[str | None, typer.Option(help="float32, float16, bfloat16 or int8; as stored by default.")] = None,
 ) -> None:
     """Copy a store, whole or in part, between Zarr and HDF5."""
-    from embstore.corpus.keep import read_word_list
+    from embstore.corpus import read_word_list
 
     chosen = None if words is None else sorted(read_word_list(words))
     with progress_bar("export", total=None, unit="rows") as advance:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from embstore import plot as plot
     from embstore.corpus import Sentence as Sentence
     from embstore.corpus import open_corpus as open_corpus
-    from embstore.corpus.keep import Keep as Keep
+    from embstore.corpus import Keep as Keep
     from embstore.errors import EmbstoreError as EmbstoreError
     from embstore.extract.bench import bench_extract as bench_extract
     from embstore.extract.pipeline import Progress as Progress
@@ -38,7 +38,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Sentence": ("embstore.corpus", "Sentence"),
     "open_corpus": ("embstore.corpus", "open_corpus"),
-    "Keep": ("embstore.corpus.keep", "Keep"),
+    "Keep": ("embstore.corpus", "Keep"),
     "EmbstoreError": ("embstore.errors", "EmbstoreError"),
     "bench_extract": ("embstore.extract.bench", "bench_extract"),
     "Progress": ("embstore.extract.pipeline", "Progress"),
