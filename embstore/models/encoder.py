@@ -123,6 +123,10 @@ class Encoder(Protocol):
         """
         ...
 
+    def use_batching(self, batching: str) -> None:
+        """Take a batching without a check, as a store that is resumed must."""
+        ...
+
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of weights and of one batch's activations."""
         ...

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
-from huggingface_hub import snapshot_download
-from huggingface_hub import utils as hub_utils
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers.utils import logging as transformers_logging
 
 from embstore.errors import ModelError
 
@@ -45,7 +43,7 @@ class Loaded:
     `missing`: parameters that the files did not hold, now NaN, so that a pass which needs them shows it.
     """
 
-    model: nn.Module
+    model: Any
     tokenizer: Any
     name: str
     revision: str | None
@@ -105,7 +103,9 @@ def _folder(model: str | Path, revision: str | None) -> tuple[Path, str | None]:
         raise ModelError(f"there is no model folder {name!r}; give a folder with config.json or a name of the hub")
     try:
         snapshot = Path(
-            snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"])
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"]
+            )
         )
     except Exception as error:
         wanted = name if revision is None else f"{name} (revision {revision})"
@@ -237,17 +237,19 @@ def _line(error: BaseException) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep transformers and the hub from writing progress bars and advice while something is loaded."""
-    verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    hub_bars = not hub_utils.are_progress_bars_disabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    hub_utils.disable_progress_bars()
+    chatter: Any = transformers.utils.logging
+    hub: Any = huggingface_hub.utils
+    verbosity = chatter.get_verbosity()
+    bars = chatter.is_progress_bar_enabled()
+    hub_bars = not hub.are_progress_bars_disabled()
+    chatter.set_verbosity_error()
+    chatter.disable_progress_bar()
+    hub.disable_progress_bars()
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
+        chatter.set_verbosity(verbosity)
         if bars:
-            transformers_logging.enable_progress_bar()
+            chatter.enable_progress_bar()
         if hub_bars:
-            hub_utils.enable_progress_bars()
+            hub.enable_progress_bars()

@@ -39,11 +39,11 @@ def plain_vectors(
 
 
 def _pooled(pieces: torch.Tensor, pooling: Pooling) -> NDArray[np.float32]:
-    subwords: NDArray[np.float32] = pieces.numpy()
+    subwords = pieces.numpy()
     if pooling == "first":
-        return subwords[0]
+        return np.asarray(subwords[0], np.float32)
     if pooling == "last":
-        return subwords[-1]
+        return np.asarray(subwords[-1], np.float32)
     if pooling == "max":
         return np.asarray(subwords.max(axis=0), np.float32)
     return np.asarray(subwords.mean(axis=0), np.float32)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from embstore.errors import ModelError
 from embstore.models.encoder import Pooling, Spans, Tokenized
 from embstore.models.plain import plain_vectors
+from embstore.models.tokens import PROBES, indptr
 
 if TYPE_CHECKING:
     from embstore.models.transformer import TransformerEncoder
@@ -44,10 +45,8 @@ def settle_batching(
             found[batching] = _difference(encoder, sample, spans, layers, pooling, expected, scale)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # the model cannot take such a batch at all
+        except Exception:  # the model cannot take such a batch at all
             found[batching] = float("inf")
-            reason = " ".join(str(error).split())
-            del reason
         if found[batching] <= TOLERANCE[encoder.compute_dtype]:
             return found[batching]
     encoder.use_batching(before)
@@ -94,10 +93,11 @@ def _with_long_sentences(encoder: TransformerEncoder, tokenized: Tokenized) -> T
     words = np.diff(tokenized.word_indptr)
     ids, lengths = tokenized.ids, words[words > 0]
     if not len(lengths):
-        ids, lengths = np.arange(encoder.inputs.padding_id, encoder.inputs.padding_id + 1, dtype=np.int32), np.ones(1)
+        probes = encoder.tokenize(PROBES)
+        ids, lengths = probes.ids, np.diff(probes.word_indptr)
     added_ids, added_words, added_sentences = [tokenized.ids], [words], [np.diff(tokenized.sentence_indptr)]
     for shift, wanted in enumerate(_long_lengths(encoder)):
-        turned_ids, turned = _turned(ids, lengths.astype(np.int64), shift)
+        turned_ids, turned = _turned(ids, lengths, shift)
         copies = -(-wanted // int(turned.sum()))
         ends = np.cumsum(np.tile(turned, copies))
         count = max(1, int(np.searchsorted(ends, wanted, side="right")))
@@ -106,8 +106,8 @@ def _with_long_sentences(encoder: TransformerEncoder, tokenized: Tokenized) -> T
         added_sentences.append(np.array([count]))
     return Tokenized(
         np.concatenate(added_ids),
-        _indptr(np.concatenate(added_words)),
-        _indptr(np.concatenate(added_sentences)),
+        indptr(np.concatenate(added_words)),
+        indptr(np.concatenate(added_sentences)),
     )
 
 
@@ -130,9 +130,3 @@ def _long_lengths(encoder: TransformerEncoder) -> list[int]:
     if encoder.info.max_subwords is not None:
         wanted = [min(length, encoder.info.max_subwords) for length in wanted]
     return [length for length in dict.fromkeys(wanted) if length > 0]
-
-
-def _indptr(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    indptr = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=indptr[1:])
-    return indptr

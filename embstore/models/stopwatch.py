@@ -26,13 +26,13 @@ class _HostClock:
 
 class _CudaEvents:
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def seconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
         later.synchronize()
-        return earlier.elapsed_time(later) / 1000
+        return float(earlier.elapsed_time(later)) / 1000
 
 
 def stopwatch(device: torch.device) -> Stopwatch:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, count, islice
 from typing import Any, Literal
 
@@ -107,12 +107,12 @@ class SubwordTokenizer:
             self._settle(sentences[:CHECKED_SENTENCES])
             self._checked = True
         words_of = np.fromiter(map(len, sentences), np.int64, count=len(sentences))
-        sentence_indptr = _indptr(words_of)
+        sentence_indptr = indptr(words_of)
         if self.mode == "sentences":
             ids, lengths = self._split_sentences(sentences)
         else:
             ids, lengths = self._compose(sentences, sentence_indptr)
-        return Tokenized(ids=ids, word_indptr=_indptr(lengths), sentence_indptr=sentence_indptr)
+        return Tokenized(ids=ids, word_indptr=indptr(lengths), sentence_indptr=sentence_indptr)
 
     def piece(self, index: int) -> str:
         """Return the spelling of a subword as the vocabulary has it."""
@@ -124,9 +124,7 @@ class SubwordTokenizer:
             description = json.loads(self._backend.to_str())
         else:
             description = {"class": type(self._tokenizer).__name__, "vocab": self._tokenizer.get_vocab()}
-        template = [self.specials.prefix, self.specials.suffix, self.specials.prefix_types]
-        template += [self.specials.body_type, self.specials.suffix_types]
-        canonical = json.dumps([description, template, self._lead], sort_keys=True, ensure_ascii=True)
+        canonical = json.dumps([description, asdict(self.specials), self._lead], sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def _compose(
@@ -158,8 +156,8 @@ class SubwordTokenizer:
                 return
 
     def _reproduces(self, sentences: Sequence[Sequence[str]], expected: Pieces) -> bool:
-        indptr = _indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
-        ids, lengths = self._compose(sentences, indptr)
+        bounds = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
+        ids, lengths = self._compose(sentences, bounds)
         alike = np.array_equal(ids, expected[0])
         return alike and (self._backend is None or np.array_equal(lengths, expected[1]))
 
@@ -167,8 +165,7 @@ class SubwordTokenizer:
         assert self._backend is not None
         if self._lead:
             sentences = [[self._lead + word for word in sentence] for sentence in sentences]
-        encodings: list[Any] = self._backend.encode_batch(sentences, is_pretokenized=True, add_special_tokens=False)
-        return encodings
+        return list(self._backend.encode_batch(sentences, is_pretokenized=True, add_special_tokens=False))
 
     def _encode_slowly(self, words: Sequence[str]) -> list[int]:
         encoded = self._tokenizer(list(words), is_split_into_words=True, add_special_tokens=False)
@@ -260,10 +257,11 @@ def ragged_indices(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDA
     return indices
 
 
-def _indptr(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    indptr = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=indptr[1:])
-    return indptr
+def indptr(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where runs of `lengths` begin and end."""
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
 
 
 def _of_word(encoding: Any, word: int) -> list[int]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models.batches import BATCHINGS, ROW_CAPACITY, Batch, Batching, fitting_capacity, lay_out
@@ -27,7 +26,8 @@ from embstore.models.loading import Loaded, choose_device, choose_dtype, load
 from embstore.models.pooling import Pool, check_pooling
 from embstore.models.selfcheck import settle_batching
 from embstore.models.stopwatch import Stopwatch, stopwatch
-from embstore.models.tokens import SubwordTokenizer, ragged_indices
+from embstore.models.tokens import SubwordTokenizer
+from embstore.models.work import Passed, Work
 
 _PROBE_POSITIONS = 7
 
@@ -45,7 +45,7 @@ class TransformerEncoder:
         self.row_capacity = ROW_CAPACITY
         self._batching: Batching = "padded"
         self._times = StageTimes()
-        embeddings = self.model.get_input_embeddings().num_embeddings
+        embeddings: int = self.model.get_input_embeddings().num_embeddings
         self._tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=embeddings)
         self.inputs, self._tap = self._probe(loaded, embeddings)
         config = self.model.config
@@ -120,7 +120,7 @@ class TransformerEncoder:
         pooling = check_pooling(pooling)
         if batch_subwords < 1:
             raise InvalidValueError(f"batch_subwords is {batch_subwords}; it must be 1 or more")
-        work = _Work.of(tokenized, spans, self.info.max_subwords)
+        work = Work.of(tokenized, spans, self.info.max_subwords)
         return self._encode(work, wanted, pooling, batch_subwords)
 
     def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling) -> float:
@@ -147,7 +147,7 @@ class TransformerEncoder:
         activations = positions * size * (8 * hidden + 3 * inner + kept * hidden)
         masks = positions * width * (size + 4) * max(1, len(self.inputs.layer_types))
         scores = 0 if config._attn_implementation == "sdpa" else 3 * positions * width * heads * size
-        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        weights: int = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return weights + activations + masks + scores
 
     def _probe(self, loaded: Loaded, vocabulary: int) -> tuple[InputMaker, LayerTap]:
@@ -205,12 +205,12 @@ class TransformerEncoder:
             raise InvalidValueError(f"the layers {list(chosen)} must be one or more, each named once")
         return chosen
 
-    def _encode(self, work: _Work, layers: tuple[int, ...], pooling: Pooling, size: int) -> Iterator[Pooled]:
+    def _encode(self, work: Work, layers: tuple[int, ...], pooling: Pooling, size: int) -> Iterator[Pooled]:
         how = self._batching
         lengths = work.lengths + self.inputs.specials.count
         batches = lay_out(lengths, how=how, batch_subwords=size, row_capacity=self.row_capacity)
         clock = stopwatch(self.device)
-        waiting: _Passed | None = None
+        waiting: Passed | None = None
         for batch in batches:
             passed = self._run(work, batch, layers, pooling, how, clock)
             if waiting is not None:
@@ -224,8 +224,8 @@ class TransformerEncoder:
 
     @torch.inference_mode()
     def _run(
-        self, work: _Work, batch: Batch, layers: tuple[int, ...], pooling: Pooling, how: Batching, clock: Stopwatch
-    ) -> _Passed:
+        self, work: Work, batch: Batch, layers: tuple[int, ...], pooling: Pooling, how: Batching, clock: Stopwatch
+    ) -> Passed:
         begun = clock.mark()
         chosen = batch.sentences
         inputs = self.inputs.batch(batch, work.ids, work.starts[chosen], work.lengths[chosen], how)
@@ -247,68 +247,7 @@ class TransformerEncoder:
             host.copy_(out, non_blocking=True)
         else:
             host = out.cpu()
-        return _Passed(Pooled(rows[pool.order], host), begun, made, ran, clock.mark(), pools)
-
-
-class _Passed:
-    """A batch whose vectors are on their way to the host."""
-
-    def __init__(self, pooled: Pooled, begun: Any, made: Any, ran: Any, copied: Any, pools: list[Any]) -> None:
-        self._pooled = pooled
-        self._moments = begun, made, ran, copied
-        self._pools = pools
-
-    def collect(self, clock: Stopwatch, times: StageTimes) -> Pooled:
-        """Wait for the vectors, and book the stages: making the inputs counts as copying."""
-        begun, made, ran, copied = self._moments
-        copying = clock.seconds(ran, copied) + clock.seconds(begun, made)
-        pooling = sum(clock.seconds(start, stop) for start, stop in self._pools)
-        times.copy += copying
-        times.pool += pooling
-        times.forward += clock.seconds(made, ran) - pooling
-        return self._pooled
-
-
-class _Work:
-    """The sentences that have spans, each with its run of ids and its run of spans."""
-
-    def __init__(self, ids: NDArray[np.int32], starts: NDArray[np.int64], lengths: NDArray[np.int64], spans: Spans):
-        self.ids = ids
-        self.starts = starts
-        self.lengths = lengths
-        self._spans = spans
-        self._first_span = np.searchsorted(spans.sentence, np.unique(spans.sentence))
-        self._span_count = np.diff(np.append(self._first_span, len(spans.sentence)))
-
-    @classmethod
-    def of(cls, tokenized: Tokenized, spans: Spans, limit: int | None) -> _Work:
-        sentences = len(tokenized.sentence_indptr) - 1
-        if len(spans.sentence) and (spans.sentence.min() < 0 or spans.sentence.max() >= sentences):
-            raise InvalidValueError(f"a span names a sentence that is not among the {sentences} given")
-        if np.any(np.diff(spans.sentence) < 0):
-            raise InvalidValueError("the spans must be ascending by sentence")
-        bounds = tokenized.word_indptr[tokenized.sentence_indptr]
-        lengths = np.diff(bounds)
-        if limit is not None:
-            lengths = np.minimum(lengths, limit)
-        wrong = (spans.start < 0) | (spans.start >= spans.stop) | (spans.stop > lengths[spans.sentence])
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            sentence = int(spans.sentence[row])
-            raise InvalidValueError(
-                f"span {row} is [{int(spans.start[row])}, {int(spans.stop[row])}) of sentence {sentence}, which has "
-                f"{int(lengths[sentence])} subwords within the model's limit"
-            )
-        chosen = np.unique(spans.sentence)
-        return cls(tokenized.ids, bounds[:-1][chosen], lengths[chosen], spans)
-
-    def spans_of(self, batch: Batch, *, before: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return a batch's spans: their rows, their first positions in the batch, their lengths."""
-        counts = self._span_count[batch.sentences]
-        rows = ragged_indices(self._first_span[batch.sentences], counts)
-        first = batch.rows * batch.shape[1] + batch.columns + before
-        starts = np.repeat(first, counts) + self._spans.start[rows]
-        return rows, starts, self._spans.stop[rows] - self._spans.start[rows]
+        return Passed(Pooled(rows[pool.order], host), begun, made, ran, clock.mark(), pools)
 
 
 def _first_int(config: Any, names: Sequence[str], default: int) -> int:

@@ -1,0 +1,75 @@
+"""The sentences and spans of one call of `encode`, and batches on their way back from the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError
+from embstore.models.batches import Batch
+from embstore.models.encoder import Pooled, Spans, StageTimes, Tokenized
+from embstore.models.stopwatch import Stopwatch
+from embstore.models.tokens import ragged_indices
+
+
+class Passed:
+    """A batch whose vectors are on their way to the host."""
+
+    def __init__(self, pooled: Pooled, begun: Any, made: Any, ran: Any, copied: Any, pools: list[Any]) -> None:
+        self._pooled = pooled
+        self._moments = begun, made, ran, copied
+        self._pools = pools
+
+    def collect(self, clock: Stopwatch, times: StageTimes) -> Pooled:
+        """Wait for the vectors, and book the stages: making the inputs counts as copying."""
+        begun, made, ran, copied = self._moments
+        copying = clock.seconds(ran, copied) + clock.seconds(begun, made)
+        pooling = sum(clock.seconds(start, stop) for start, stop in self._pools)
+        times.copy += copying
+        times.pool += pooling
+        times.forward += clock.seconds(made, ran) - pooling
+        return self._pooled
+
+
+class Work:
+    """The sentences that have spans, each with its run of ids and its run of spans."""
+
+    def __init__(self, ids: NDArray[np.int32], starts: NDArray[np.int64], lengths: NDArray[np.int64], spans: Spans):
+        self.ids = ids
+        self.starts = starts
+        self.lengths = lengths
+        self._spans = spans
+        self._first_span = np.searchsorted(spans.sentence, np.unique(spans.sentence))
+        self._span_count = np.diff(np.append(self._first_span, len(spans.sentence)))
+
+    @classmethod
+    def of(cls, tokenized: Tokenized, spans: Spans, limit: int | None) -> Work:
+        sentences = len(tokenized.sentence_indptr) - 1
+        if len(spans.sentence) and (spans.sentence.min() < 0 or spans.sentence.max() >= sentences):
+            raise InvalidValueError(f"a span names a sentence that is not among the {sentences} given")
+        if np.any(np.diff(spans.sentence) < 0):
+            raise InvalidValueError("the spans must be ascending by sentence")
+        bounds = tokenized.word_indptr[tokenized.sentence_indptr]
+        lengths = np.diff(bounds)
+        if limit is not None:
+            lengths = np.minimum(lengths, limit)
+        wrong = (spans.start < 0) | (spans.start >= spans.stop) | (spans.stop > lengths[spans.sentence])
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            sentence = int(spans.sentence[row])
+            raise InvalidValueError(
+                f"span {row} is [{int(spans.start[row])}, {int(spans.stop[row])}) of sentence {sentence}, which has "
+                f"{int(lengths[sentence])} subwords within the model's limit"
+            )
+        chosen = np.unique(spans.sentence)
+        return cls(tokenized.ids, bounds[:-1][chosen], lengths[chosen], spans)
+
+    def spans_of(self, batch: Batch, *, before: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return a batch's spans: their rows, their first positions in the batch, their lengths."""
+        counts = self._span_count[batch.sentences]
+        rows = ragged_indices(self._first_span[batch.sentences], counts)
+        first = batch.rows * batch.shape[1] + batch.columns + before
+        starts = np.repeat(first, counts) + self._spans.start[rows]
+        return rows, starts, self._spans.stop[rows] - self._spans.start[rows]
