@@ -15,7 +15,7 @@ from embstore.corpus.words import as_phrase
 from embstore.errors import InvalidValueError
 
 BLOCK_ROWS = 2**20
-PASS_ROWS = 2**23
+PASS_ROWS = 2**22
 Rows = NDArray[np.int64]
 
 
@@ -119,6 +119,8 @@ class Keep:
         counts = _counts(kept, type, len(forms))
         for rows in _passes(kept, type, np.where(counts > most, counts, 0), pass_rows):
             types = type[rows]
+            by_word = np.argsort(types, kind="stable")
+            rows, types = rows[by_word], types[by_word]
             place = _place_in_run(types)
             starts = types[place == 0]
             seeds = np.zeros(int(starts[-1] - starts[0]) + 1, np.uint64)
@@ -148,14 +150,16 @@ def _keep_frequent(
     pass_rows: int,
 ) -> None:
     """Leave out the words of fewer distinct contexts, counting (word, context) pairs exactly."""
-    numbers = np.unique(context, return_inverse=True)[1]
+    numbers = _numbered(context)
     counts = _counts(kept, type, types)
     frequent = np.zeros(types, bool)
     for rows in _passes(kept, type, np.where(counts >= least, counts, 0), pass_rows):
         words = type[rows].astype(np.int64)
-        pairs = np.unique((words - words[0]) * len(context) + numbers[sentence[rows]])
-        distinct = np.bincount(pairs // len(context))
-        frequent[words[0] : words[0] + len(distinct)] |= distinct >= least
+        first = int(words.min())
+        pairs = (words - first) * len(context) + numbers[sentence[rows]]
+        pairs.sort()
+        distinct = np.bincount(pairs[_place_in_run(pairs) == 0] // len(context))
+        frequent[first : first + len(distinct)] |= distinct >= least
     for block in _blocks(len(type)):
         kept[block] &= frequent[type[block]]
 
@@ -174,7 +178,7 @@ def _counts(kept: NDArray[np.bool_], type: NDArray[np.int32], types: int) -> Row
 
 
 def _passes(kept: NDArray[np.bool_], type: NDArray[np.int32], counts: Rows, pass_rows: int) -> Iterator[Rows]:
-    """Yield all kept rows of the words of a count above zero, some words at a time, by word and then by row.
+    """Yield all kept rows of the words of a count above zero, ascending, some words at a time.
 
     Each pass reads all of `type` and holds no more than `pass_rows` rows, but for a word that has more by
     itself.
@@ -192,9 +196,17 @@ def _passes(kept: NDArray[np.bool_], type: NDArray[np.int32], counts: Rows, pass
                 mask = kept[block] & (types >= first) & (types < last)
                 mask[mask] = wanted[types[mask]]
                 parts.append(np.flatnonzero(mask) + block.start)
-            rows = np.concatenate(parts)
-            yield rows[np.argsort(type[rows], kind="stable")]
+            yield np.concatenate(parts)
         first = last
+
+
+def _numbered(values: NDArray[np.uint64]) -> Rows:
+    """Numbers in place of the values, equal for equal ones, below their count."""
+    order = np.argsort(values)
+    ordered = values[order]
+    numbers = np.empty(len(values), np.int64)
+    numbers[order] = np.cumsum(np.append(False, ordered[1:] != ordered[:-1])[: len(values)])
+    return numbers
 
 
 def _place_in_run(values: NDArray[Any]) -> Rows:
