@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
+
+from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError
+from embstore.store.files import crc32c
+from embstore.store.layout import Layout
 
 FORMAT_VERSION = 1
 
@@ -39,3 +46,110 @@ class Metadata:
     dropped: tuple[Dropped, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.rows, self.layers, self.hidden_size, self.dtype, self.partition_rows)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """All but the software, as JSON has it."""
+        fields = as_json(self)
+        del fields["software"]
+        return fields
+
+    def differences(self, other: Metadata) -> list[str]:
+        """Name where the recipes differ, one line each: `model.name is "a" here and "b" there`."""
+        return list(_differences("", self.recipe, other.recipe))
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array that never changes after the store is laid out, and the CRC32C of its C-order bytes."""
+
+    shape: tuple[int, ...]
+    crc32c: int
+
+
+def canonical(document: object) -> bytes:
+    """Return the one way to write a JSON document: sorted keys, no spaces, UTF-8."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def as_json(metadata: Metadata) -> dict[str, Any]:
+    """Return the fields as JSON objects. Raises InvalidValueError where one is none (NaN, bytes ...)."""
+    try:
+        fields: dict[str, Any] = json.loads(canonical(asdict(metadata)))
+    except (TypeError, ValueError) as error:
+        raise InvalidValueError(f"the metadata cannot be written as JSON: {error}") from error
+    return fields
+
+
+def document(metadata: Metadata, arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
+    """Return the value of the attribute "embstore": the metadata, the frozen arrays, and a checksum over both."""
+    fields = as_json(metadata)
+    fields["arrays"] = {
+        path: {"shape": list(array.shape), "crc32c": array.crc32c} for path, array in sorted(arrays.items())
+    }
+    fields["crc32c"] = document_crc32c(fields)
+    return dict(sorted(fields.items()))
+
+
+def document_crc32c(fields: Mapping[str, Any]) -> int:
+    """The CRC32C of the canonical JSON of all but the checksum itself."""
+    covered = {key: value for key, value in fields.items() if key != "crc32c"}
+    return crc32c(np.frombuffer(canonical(covered), np.uint8))
+
+
+def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray]]:
+    """Read the attribute "embstore" of the store at `path`.
+
+    Raises StoreFormatError where it is none or of a newer format, StoreDamagedError where its checksum differs.
+    """
+    if not isinstance(fields, dict) or not isinstance(fields.get("format_version"), int):
+        raise StoreFormatError(f"{path} is not an embstore store: its root has no attribute 'embstore'")
+    if fields["format_version"] > FORMAT_VERSION:
+        raise StoreFormatError(
+            f"{path} has store format {fields['format_version']}, newer than {FORMAT_VERSION}, "
+            "the newest that this version reads: upgrade embstore"
+        )
+    if fields.get("crc32c") != document_crc32c(fields):
+        raise StoreDamagedError(f"the metadata of {path} was changed: {_MEND}")
+    try:
+        return _parse(fields)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreDamagedError(f"the metadata of {path} is not complete ({error!r}): {_MEND}") from error
+
+
+_MEND = "run `embstore verify` on it, then `embstore extract --repair`"
+
+
+def _parse(fields: dict[str, Any]) -> tuple[Metadata, dict[str, StoredArray]]:
+    metadata = Metadata(
+        rows=int(fields["rows"]),
+        layers=tuple(int(layer) for layer in fields["layers"]),
+        hidden_size=int(fields["hidden_size"]),
+        dtype=str(fields["dtype"]),
+        partition_rows=int(fields["partition_rows"]),
+        model=fields["model"],
+        corpus=fields["corpus"],
+        extraction=fields["extraction"],
+        dropped=tuple(Dropped(item["reason"], item["count"], tuple(item["examples"])) for item in fields["dropped"]),
+        software=fields["software"],
+        format_version=fields["format_version"],
+    )
+    arrays = {
+        path: StoredArray(tuple(int(size) for size in item["shape"]), int(item["crc32c"]))
+        for path, item in fields["arrays"].items()
+    }
+    return metadata, arrays
+
+
+def _differences(where: str, here: Any, there: Any) -> Iterator[str]:
+    if isinstance(here, dict) and isinstance(there, dict):
+        for key in sorted({*here, *there}):
+            inner = f"{where}.{key}" if where else key
+            yield from _differences(inner, here.get(key), there.get(key))
+    elif here != there:
+        yield f"{where} is {json.dumps(here)} here and {json.dumps(there)} there"

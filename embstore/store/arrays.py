@@ -1,0 +1,197 @@
+"""Every array of a store: its path, shape, dtype, dimension names and fill, the same for both backends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError, StoreDamagedError
+from embstore.store.files import crc32c
+from embstore.store.index import Index
+from embstore.store.layout import CHUNK_ROWS
+from embstore.store.metadata import Metadata, StoredArray
+from embstore.store.vectors import BFLOAT16_NAN, DTYPES, INT8_FILL, SCALE_DTYPE, STORAGE_DTYPE
+
+COMMITS = "commits"
+COMMIT_DTYPE = np.dtype("<u8")
+NOT_WRITTEN = 2**64 - 1
+COLUMN_CHUNK = 65_536
+
+_Kinds = Mapping[str, tuple[str, tuple[str, ...]]]
+
+_FROZEN: _Kinds = {
+    "layer": ("<i4", ("layer",)),
+    "center": ("<f4", ("layer", "feature")),
+    "occurrence/type": ("<i4", ("occurrence",)),
+    "occurrence/sentence": ("<i8", ("occurrence",)),
+    "occurrence/position": ("<i4", ("occurrence",)),
+    "occurrence/subwords": ("<i2", ("occurrence",)),
+    "type/form_offsets": ("<i8", ("type_bound",)),
+    "type/form_bytes": ("|u1", ("form_byte",)),
+    "type/indptr": ("<i8", ("type_bound",)),
+    "type/occurrences": ("<i8", ("occurrence",)),
+    "sentence/text_offsets": ("<i8", ("sentence_bound",)),
+    "sentence/text_bytes": ("|u1", ("text_byte",)),
+    "sentence/indptr": ("<i8", ("sentence_bound",)),
+    "sentence/source": ("<i8", ("sentence",)),
+}
+_LABEL: _Kinds = {
+    "codes": ("<i4", ("occurrence",)),
+    "name_offsets": ("<i8", ("name_bound",)),
+    "name_bytes": ("|u1", ("name_byte",)),
+}
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array. `shard` and `chunk` are shapes; a frozen array that is one plain chunk has equal ones."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    dims: tuple[str, ...]
+    fill: int | float
+    shard: tuple[int, ...]
+    chunk: tuple[int, ...]
+    attributes: Mapping[str, Any]
+
+
+def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
+    name = path
+    kinds = _FROZEN
+    parts = path.split("/")
+    if path.startswith("occurrence/label/") and len(parts) == 3:
+        name, kinds = "codes", _LABEL
+    elif parts[0] == "label" and len(parts) == 3:
+        name, kinds = parts[2], _LABEL
+    if name not in kinds:
+        raise StoreDamagedError(f"the metadata names an array {path!r}, which no store has")
+    dtype, dims = kinds[name]
+    return np.dtype(dtype), dims
+
+
+def frozen_spec(path: str, shape: tuple[int, ...]) -> ArraySpec:
+    """Return the spec of an array of the index (or of the layers, or the centre)."""
+    dtype, dims = _frozen_kind(path)
+    if len(dims) != len(shape):
+        raise StoreDamagedError(f"the metadata gives the array {path!r} the shape {list(shape)}")
+    shard = chunk = tuple(max(size, 1) for size in shape)
+    if len(shape) == 1 and shape[0] > COLUMN_CHUNK:
+        chunk = (COLUMN_CHUNK,)
+        shard = (-(-shape[0] // COLUMN_CHUNK) * COLUMN_CHUNK,)
+    fill: int | float = np.nan if dtype.kind == "f" else 0 if dtype.kind == "u" else -1
+    return ArraySpec(path, shape, dtype, dims, fill, shard, chunk, {})
+
+
+def payload_specs(metadata: Metadata) -> list[ArraySpec]:
+    """Return the specs of the arrays that are written a partition at a time."""
+    layers, rows, features = len(metadata.layers), metadata.rows, metadata.hidden_size
+    dtype = metadata.dtype
+    fill: int | float = {"bfloat16": BFLOAT16_NAN, "int8": INT8_FILL}.get(dtype, np.nan)
+    vectors = ArraySpec(
+        path="hidden_states",
+        shape=(layers, rows, features),
+        dtype=STORAGE_DTYPE[dtype],
+        dims=("layer", "occurrence", "feature"),
+        fill=fill,
+        shard=(layers, metadata.partition_rows, features),
+        chunk=(1, CHUNK_ROWS, features),
+        attributes={"embstore_dtype": dtype},
+    )
+    if dtype != "int8":
+        return [vectors]
+    scale = ArraySpec(
+        path="scale",
+        shape=(layers, rows),
+        dtype=SCALE_DTYPE,
+        dims=("layer", "occurrence"),
+        fill=np.nan,
+        shard=(layers, metadata.partition_rows),
+        chunk=(1, CHUNK_ROWS),
+        attributes={},
+    )
+    return [vectors, scale]
+
+
+def commits_spec(partitions: int, *, folded: bool) -> ArraySpec:
+    """Return the spec of the commits: a chunk a partition while writing, one chunk once folded."""
+    shape = (partitions, 2)
+    chunk = shape if folded else (1, 2)
+    return ArraySpec(COMMITS, shape, COMMIT_DTYPE, ("partition", "record"), NOT_WRITTEN, chunk, chunk, {})
+
+
+def frozen_specs(arrays: Mapping[str, StoredArray]) -> list[ArraySpec]:
+    return [frozen_spec(path, arrays[path].shape) for path in sorted(arrays)]
+
+
+def group_paths(arrays: Mapping[str, StoredArray]) -> list[str]:
+    """Return the groups that hold the arrays, the root ("") first."""
+    groups = {""}
+    for path in arrays:
+        parts = path.split("/")[:-1]
+        groups.update("/".join(parts[: depth + 1]) for depth in range(len(parts)))
+    return sorted(groups)
+
+
+def frozen_arrays(
+    metadata: Metadata,
+    index: Index,
+    words: tuple[NDArray[np.int64], NDArray[np.int64]],
+    center: NDArray[np.float32] | None,
+) -> dict[str, NDArray[Any]]:
+    """Return all arrays that are written once, in their stored dtypes; `words` is (indptr, occurrences)."""
+    arrays = index.arrays()
+    arrays["layer"] = np.array(metadata.layers, np.int32)
+    arrays["type/indptr"], arrays["type/occurrences"] = words
+    if center is not None:
+        arrays["center"] = center
+    return {path: _as_stored(path, arrays[path]) for path in sorted(arrays)}
+
+
+def _as_stored(path: str, array: NDArray[Any]) -> NDArray[Any]:
+    dtype, dims = _frozen_kind(path)
+    if array.ndim != len(dims) or not np.can_cast(array.dtype, dtype, "safe"):
+        raise InvalidValueError(
+            f"the column {path} must be {dtype.name} of {len(dims)} dimensions, not {array.dtype} of {array.ndim}"
+        )
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, StoredArray]:
+    return {path: StoredArray(array.shape, crc32c(array)) for path, array in arrays.items()}
+
+
+def check_metadata(metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> None:
+    """Refuse what no store can be laid out from, in one line."""
+    layers = metadata.layers
+    if metadata.rows < 1:
+        raise InvalidValueError("a store needs at least one row: no word of the corpus is left to extract")
+    if metadata.dtype not in DTYPES:
+        raise InvalidValueError(f"dtype {metadata.dtype!r} is none of {', '.join(DTYPES)}")
+    if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
+        raise InvalidValueError(f"layers must be ascending numbers from 0 on, each once, not {list(layers)}")
+    if metadata.hidden_size < 1:
+        raise InvalidValueError(f"hidden_size must be at least 1, not {metadata.hidden_size}")
+    if metadata.partition_rows < CHUNK_ROWS or metadata.partition_rows % CHUNK_ROWS:
+        raise InvalidValueError(f"partition_rows must be a multiple of {CHUNK_ROWS}, not {metadata.partition_rows}")
+    if (center is not None) != (metadata.dtype == "int8"):
+        raise InvalidValueError("a centre [layer, feature] is needed for int8, and for int8 only")
+    if center is not None and center.shape != (len(layers), metadata.hidden_size):
+        raise InvalidValueError(
+            f"the centre must have the shape {(len(layers), metadata.hidden_size)}, not {center.shape}"
+        )
+    for column in index.labels:
+        _check_column(column)
+
+
+def _check_column(column: str) -> None:
+    bad_start = column.startswith((".", "__")) or column == "zarr.json"
+    if not column or bad_start or "/" in column or not column.isprintable() or len(column.encode()) > 200:
+        raise InvalidValueError(
+            f"a label column cannot be named {column!r}: use a printable name without '/' that starts with "
+            "neither '.' nor '__'"
+        )

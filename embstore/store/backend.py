@@ -1,0 +1,108 @@
+"""The two backends behind one face, chosen by the suffix of a path or by what stands there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError, StorageError, StoreFormatError, StoreNotFoundError
+from embstore.store.lock import old_path
+from embstore.store.mapped import RowSource
+from embstore.store.metadata import Metadata, StoredArray
+
+SUFFIXES = (".zarr", ".h5")
+
+
+class Reader(Protocol):
+    """What a store's reader asks of a backend; see ZarrReader and HDF5Reader."""
+
+    path: Path
+    metadata: Metadata
+    arrays: dict[str, StoredArray]
+
+    def commits(self) -> NDArray[np.uint64]: ...
+    def settled(self) -> bool: ...
+    def forget(self) -> None: ...
+    def column(self, name: str) -> NDArray[Any]: ...
+    def rows(self, array: str, layer: int, partition: int) -> RowSource: ...
+
+
+class Writer(Protocol):
+    """What a store's writer asks of a backend; see ZarrWriter and HDF5Writer."""
+
+    path: Path
+    metadata: Metadata
+
+    def commits(self) -> NDArray[np.uint64]: ...
+    def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int: ...
+    def commit(self, partition: int, record: NDArray[np.uint64]) -> None: ...
+    def discard(self, partitions: Iterable[int]) -> None: ...
+    def fold(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def is_hdf5(path: Path) -> bool:
+    """Tell the backend by the suffix. Raises InvalidValueError for another one."""
+    if path.suffix not in SUFFIXES:
+        raise InvalidValueError(f"the name of a store must end in .zarr or .h5, not {path.name!r}")
+    return path.suffix == ".h5"
+
+
+def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], *, hdf5: bool) -> None:
+    """Write a whole store without rows at the new path `path`."""
+    if hdf5:
+        from embstore.store import hdf5_format
+
+        hdf5_format.lay_out(path, metadata, frozen)
+    else:
+        from embstore.store import zarr_writer
+
+        zarr_writer.lay_out(path, metadata, frozen)
+
+
+def open_reader(path: Path) -> Reader:
+    """Open what stands at a path, a folder as Zarr and a file as HDF5."""
+    if standing_kind(path) == "folder":
+        from embstore.store.zarr_reader import ZarrReader
+
+        return ZarrReader(path)
+    from embstore.store.hdf5_reader import HDF5Reader
+
+    return HDF5Reader(path)
+
+
+def open_writer(path: Path) -> Writer:
+    """Open what stands at a path for writing; its lock must be held."""
+    if standing_kind(path) == "folder":
+        from embstore.store.zarr_writer import ZarrWriter
+
+        return ZarrWriter(path)
+    from embstore.store.hdf5_writer import HDF5Writer
+
+    return HDF5Writer(path)
+
+
+def standing_kind(path: Path) -> str:
+    """Say whether a "folder" or a "file" stands at a path; refuse what cannot be a store, in one line."""
+    try:
+        mode = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(old_path(path)):
+            raise StoreNotFoundError(
+                f"a repair of {path} was interrupted: run the same `embstore extract --repair` command again"
+            ) from None
+        raise StoreNotFoundError(f"there is no store at {path}") from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+    folder = stat.S_ISDIR(mode.st_mode)
+    if path.suffix == ".zarr" and not folder:
+        raise StoreFormatError(f"{path} is a file; a Zarr store is a folder")
+    if path.suffix == ".h5" and folder:
+        raise StoreFormatError(f"{path} is a folder; an HDF5 store is a file")
+    return "folder" if folder else "file"

@@ -1,0 +1,119 @@
+"""Whether the columns of an index fit each other, checked a block at a time."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.store.index import Index, Strings
+
+_BLOCK = 1 << 22
+
+
+def index_faults(index: Index, rows: int) -> Iterator[str]:
+    """Give what is wrong with an index of a store of `rows` rows, one line each; nothing where all is well."""
+    wrong = list(_shape_faults(index, rows))
+    if wrong:
+        yield from wrong
+        return
+    sentences = len(index.texts)
+    yield from _strings_faults("type/form", index.words)
+    yield from _strings_faults("sentence/text", index.texts)
+    yield from _range_faults("occurrence/type", index.type, 0, len(index.words))
+    yield from _range_faults("occurrence/sentence", index.sentence, 0, sentences)
+    yield from _range_faults("occurrence/position", index.position, 0, None)
+    yield from _range_faults("occurrence/subwords", index.subwords, 1, None)
+    yield from _range_faults("sentence/source", index.source, 0, None)
+    if not _ascends(index.sentence):
+        yield "occurrence/sentence falls somewhere: rows must stand in corpus order"
+    elif not _points_at(index.indptr, index.sentence, sentences):
+        yield "sentence/indptr does not give the rows of each sentence in occurrence/sentence"
+    for column, labels in index.labels.items():
+        yield from _strings_faults(f"label/{column}/name", labels.names)
+        yield from _range_faults(f"occurrence/label/{column}", labels.codes, -1, len(labels.names))
+
+
+def occurrence_faults(
+    types: NDArray[np.int32], count: int, indptr: NDArray[np.int64], occurrences: NDArray[np.int64]
+) -> Iterator[str]:
+    """Give what is wrong with the rows of each type, one line each."""
+    counts = np.zeros(count, np.int64)
+    for start in range(0, len(types), _BLOCK):
+        counts += np.bincount(types[start : start + _BLOCK], minlength=count)
+    if indptr[0] != 0 or not np.array_equal(np.diff(indptr), counts):
+        yield "type/indptr does not count the rows of each type in occurrence/type"
+        return
+    yield from _range_faults("type/occurrences", occurrences, 0, len(types))
+    for start in range(0, len(occurrences), _BLOCK):
+        rows = occurrences[start : start + _BLOCK + 1]
+        if rows.min(initial=0) < 0 or rows.max(initial=0) >= len(types):
+            return
+        found = types[rows]
+        falls = (found[1:] < found[:-1]) | ((found[1:] == found[:-1]) & (rows[1:] <= rows[:-1]))
+        if falls.any():
+            yield "type/occurrences does not list the rows of each type in order"
+            return
+
+
+def _shape_faults(index: Index, rows: int) -> Iterator[str]:
+    for name, array in index.arrays().items():
+        if array.ndim != 1:
+            yield f"{name} has {array.ndim} dimensions, not 1"
+        elif name.startswith("occurrence/") and len(array) != rows:
+            yield f"{name} has {len(array)} rows and the store {rows}"
+        elif name.endswith("_offsets") and len(array) < 1:
+            yield f"{name} is empty: it must begin with 0"
+    if len(index.indptr) != len(index.texts) + 1 or len(index.source) != len(index.texts):
+        yield "sentence/indptr and sentence/source do not fit the number of sentences"
+
+
+def _strings_faults(name: str, strings: Strings) -> Iterator[str]:
+    offsets = strings.offsets
+    if offsets[0] != 0 or offsets[-1] != len(strings.data) or not _ascends(offsets):
+        yield f"{name}_offsets does not ascend from 0 to the number of bytes"
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(strings.data), _BLOCK):
+            decoder.decode(strings.data[start : start + _BLOCK].tobytes())
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        yield f"{name}_bytes is not UTF-8"
+        return
+    for start in range(0, len(offsets), _BLOCK):
+        firsts = offsets[start : start + _BLOCK]
+        if (strings.data[firsts[firsts < len(strings.data)]] & 0xC0 == 0x80).any():
+            yield f"{name}_offsets points into the middle of a character"
+            return
+
+
+def _range_faults(name: str, values: NDArray[np.integer], low: int, high: int | None) -> Iterator[str]:
+    for start in range(0, len(values), _BLOCK):
+        block = values[start : start + _BLOCK]
+        if block.min() < low or (high is not None and block.max() >= high):
+            limit = f"from {low} on" if high is None else f"from {low} to {high - 1}"
+            yield f"{name} holds a value that is not {limit}"
+            return
+
+
+def _ascends(values: NDArray[np.integer]) -> bool:
+    for start in range(0, len(values), _BLOCK):
+        block = values[start : start + _BLOCK + 1]
+        if (block[1:] < block[:-1]).any():
+            return False
+    return True
+
+
+def _points_at(indptr: NDArray[np.int64], values: NDArray[np.integer], count: int) -> bool:
+    """Whether `indptr` gives the run of each number below `count` in ascending values."""
+    if indptr[0] != 0 or indptr[-1] != len(values):
+        return False
+    for start in range(0, count, _BLOCK):
+        stop = min(start + _BLOCK, count)
+        expected = np.searchsorted(values, np.arange(start, stop), side="right")
+        if not np.array_equal(indptr[start + 1 : stop + 1], expected):
+            return False
+    return True

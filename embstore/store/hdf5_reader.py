@@ -1,0 +1,186 @@
+"""Reading an HDF5 store: the file is mapped at the addresses that the HDF5 library names."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import StoreDamagedError, StoreFormatError
+from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, frozen_spec, payload_specs
+from embstore.store.files import MEND, map_file, reading
+from embstore.store.hdf5_format import Places, find_places, get_dataset, read_attribute
+from embstore.store.mapped import MappedRows, Read, RowSource, runs_of_chunks
+from embstore.store.metadata import Metadata, StoredArray, parse
+
+
+class HDF5Reader:
+    """The arrays of an HDF5 store; the library is asked for addresses once, at opening."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metadata, self.arrays, self.places = read_places(path)
+        self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
+        with reading(path):
+            mapped = map_file(path)
+            scattered = map_file(path, advice=mmap.MADV_RANDOM)
+        if mapped is None or scattered is None:
+            raise StoreDamagedError(f"{path} is empty: {MEND}")
+        self._scattered = scattered
+        self._bytes = np.frombuffer(mapped, np.uint8)
+        self._sources: dict[tuple[str, int, int], RowSource] = {}
+        self._check_a_row()
+
+    def commits(self) -> NDArray[np.uint64]:
+        start, stop = self._span(COMMITS)
+        with reading(self.path), open(self.path, "rb") as file:
+            records = os.pread(file.fileno(), stop - start, start)
+        if len(records) < stop - start:
+            raise StoreDamagedError(f"{self.path} is cut short: {MEND}")
+        return np.frombuffer(records, COMMIT_DTYPE).reshape(-1, 2).copy()
+
+    def settled(self) -> bool:
+        """Whether the writer has ended: here nothing is left to do once all is committed."""
+        return True
+
+    def forget(self) -> None:
+        """Nothing changes its place in the file."""
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Map a frozen array, read-only."""
+        spec = frozen_spec(name, self.arrays[name].shape)
+        if name not in self.places.spans:
+            return self._column_by_h5py(spec)
+        start, stop = self._span(name)
+        return self._bytes[start:stop].view(spec.dtype).reshape(spec.shape)
+
+    def rows(self, array: str, layer: int, partition: int) -> RowSource:
+        """Return the rows of stored layer number `layer` (counted from 0) of a committed partition."""
+        key = (array, layer, partition)
+        source = self._sources.get(key)
+        if source is None:
+            source = self._sources[key] = self._open_rows(self._specs[array], layer, partition)
+        return source
+
+    def _open_rows(self, spec: ArraySpec, layer: int, partition: int) -> RowSource:
+        start, stop = self.metadata.layout.span(partition)
+        if spec.path not in self.places.chunks:
+            return HDF5Rows(self.path, spec.path, layer, start)
+        offsets, chunk_rows = place_rows(self.places, spec, layer, start, stop)
+        runs = runs_of_chunks(
+            np.frombuffer(self._scattered, np.uint8),
+            offsets,
+            chunk_rows=chunk_rows,
+            rows=stop - start,
+            dtype=spec.dtype,
+            row_shape=spec.shape[2:],
+            fill=spec.fill,
+        )
+        return MappedRows(str(self.path), self._scattered, runs)
+
+    def _span(self, name: str) -> tuple[int, int]:
+        start, stop = self.places.spans[name]
+        if stop > len(self._bytes):
+            raise StoreDamagedError(f"{self.path} is cut short: {MEND}")
+        return start, stop
+
+    def _column_by_h5py(self, spec: ArraySpec) -> NDArray[Any]:
+        with open_file(self.path) as file:
+            return np.asarray(get_dataset(file, spec)[...])
+
+    def _check_a_row(self) -> None:
+        """Hold one committed row, as mapped, against the HDF5 library's reading of it."""
+        written = np.flatnonzero(self.commits()[:, 0] <= self.metadata.rows)
+        if not len(written) or "hidden_states" not in self.places.chunks:
+            return
+        spec = self._specs["hidden_states"]
+        start, _ = self.metadata.layout.span(int(written[0]))
+        row = np.empty((1, *spec.shape[2:]), spec.dtype)
+        self.rows("hidden_states", 0, int(written[0])).take(np.zeros(1, np.int64), row)
+        with open_file(self.path) as file:
+            expected = get_dataset(file, spec)[0, start]
+        if row.tobytes() != expected.tobytes():
+            raise StoreDamagedError(f"{self.path} has its chunks elsewhere than the HDF5 library says: {MEND}")
+
+
+class HDF5Rows:
+    """A RowSource through h5py, for an array that cannot be mapped; `start` is the partition's first row."""
+
+    def __init__(self, path: Path, name: str, layer: int, start: int) -> None:
+        self._path = path
+        self._name = name
+        self._layer = layer
+        self._start = start
+
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        distinct, places = np.unique(rows, return_inverse=True)
+        with open_file(self._path) as file:
+            found = np.asarray(file[self._name][self._layer, distinct + self._start])
+        out[...] = found[places]
+
+    def prefetch(self, rows: NDArray[np.int64]) -> None:
+        pass
+
+    @contextmanager
+    def reading(self) -> Iterator[Read]:
+        with open_file(self._path) as file:
+            dataset = file[self._name]
+
+            def read(start: int, stop: int, out: NDArray[Any]) -> None:
+                out[...] = dataset[self._layer, self._start + start : self._start + stop]
+
+            yield read
+
+
+def place_rows(places: Places, spec: ArraySpec, layer: int, start: int, stop: int) -> tuple[NDArray[np.int64], int]:
+    """Return the chunk offsets of rows `[start, stop)` of one layer as if they began a chunk, and a chunk's rows.
+
+    Where the partition begins inside a chunk (chunks of another tool, or an odd partition size), rows are
+    counted a common divisor at a time.
+    """
+    chunk_rows = places.chunk_rows[spec.path]
+    offsets = places.chunks[spec.path][layer]
+    step = int(np.gcd(chunk_rows, start)) if start % chunk_rows else chunk_rows
+    firsts = np.arange(start, stop, step)
+    row_nbytes = places.chunk_nbytes[spec.path] // chunk_rows
+    base = offsets[firsts // chunk_rows]
+    return np.where(base < 0, -1, base + firsts % chunk_rows * row_nbytes), step
+
+
+def open_file(path: Path) -> h5py.File:
+    """Open for reading, without HDF5's own lock: nothing is ever written through the library."""
+    with reading(path), open(path, "rb"):
+        pass
+    try:
+        return h5py.File(path, "r", locking=False, rdcc_nbytes=0)
+    except OSError as error:
+        if not h5py.is_hdf5(path):
+            raise StoreFormatError(f"{path} is not an HDF5 file") from error
+        raise StoreDamagedError(f"the HDF5 library cannot open {path} ({_first_line(error)}): {MEND}") from error
+
+
+def read_places(path: Path) -> tuple[Metadata, dict[str, StoredArray], Places]:
+    """Read the metadata of a store and where its arrays stand."""
+    with open_file(path) as file:
+        try:
+            attribute = read_attribute(file)
+        except (OSError, RuntimeError, ValueError, RecursionError) as error:
+            raise StoreDamagedError(f"the metadata of {path} cannot be read ({_first_line(error)}): {MEND}") from error
+        metadata, arrays = parse(attribute, path=str(path))
+        try:
+            return metadata, arrays, find_places(file, metadata, arrays)
+        except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+            if isinstance(error, StoreDamagedError):
+                raise
+            raise StoreDamagedError(f"the arrays of {path} cannot be found ({_first_line(error)}): {MEND}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,154 @@
+"""Rows of one layer in one file: taken through the memory map, read in order through the file."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import StoreDamagedError
+
+PAGE = mmap.PAGESIZE
+_NEAR_PAGES = 4
+
+Read = Callable[[int, int, NDArray[Any]], None]
+
+
+class RowSource(Protocol):
+    """The rows of one layer that stand in one partition, counted from the partition's first."""
+
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy rows, which ascend, into `out`."""
+        ...
+
+    def prefetch(self, rows: NDArray[np.int64]) -> None:
+        """Ask the kernel for the pages of rows, which ascend, before they are taken."""
+        ...
+
+    def reading(self) -> AbstractContextManager[Read]:
+        """Give a function that reads rows `[start, stop)` into an array, called with ascending rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows from `start` on that stand one after the other; `offset` is their place in the file, -1 for none."""
+
+    start: int
+    rows: NDArray[Any]
+    offset: int
+
+
+class MappedRows:
+    """A RowSource over a mapped file: one run where the rows are contiguous, which is the rule."""
+
+    def __init__(self, path: str, mapped: mmap.mmap, runs: Sequence[Run]) -> None:
+        self._path = path
+        self._mapped = mapped
+        self._runs = runs
+        self._starts = np.array([run.start for run in runs], np.int64)
+        self._whole = runs[0].rows if len(runs) == 1 else None
+
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        if self._whole is not None:
+            self._whole.take(rows, 0, out, "clip")
+            return
+        for run, first, last in self._parts(rows):
+            run.rows.take(rows[first:last] - run.start, 0, out[first:last], "clip")
+
+    def prefetch(self, rows: NDArray[np.int64]) -> None:
+        for run, first, last in self._parts(rows):
+            if run.offset >= 0:
+                _will_need(self._mapped, run.offset, rows[first:last] - run.start, run.rows[0].nbytes)
+
+    def _parts(self, rows: NDArray[np.int64]) -> Iterator[tuple[Run, int, int]]:
+        bounds = [*np.searchsorted(rows, self._starts).tolist(), len(rows)]
+        for run, first, last in zip(self._runs, bounds[:-1], bounds[1:], strict=True):
+            if first < last:
+                yield run, first, last
+
+    @contextmanager
+    def reading(self) -> Iterator[Read]:
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            yield lambda start, stop, out: self._read(descriptor, start, stop, out)
+        finally:
+            os.close(descriptor)
+
+    def _read(self, descriptor: int, start: int, stop: int, out: NDArray[Any]) -> None:
+        row = start
+        place = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while row < stop:
+            run = self._runs[place]
+            count = min(stop, run.start + len(run.rows)) - row
+            target = out[row - start : row - start + count]
+            inside = row - run.start
+            if run.offset < 0:
+                target[...] = run.rows[inside : inside + count]
+            else:
+                offset = run.offset + inside * run.rows[0].nbytes
+                _read_all(descriptor, target.reshape(-1).view(np.uint8), offset, self._path)
+            row += count
+            place += 1
+
+
+def _read_all(descriptor: int, target: NDArray[np.uint8], offset: int, path: str) -> None:
+    done = 0
+    while done < len(target):
+        count = os.preadv(descriptor, [target[done:].data], offset + done)
+        if count == 0:
+            raise StoreDamagedError(f"{path} is cut short: run `embstore verify` on the store")
+        done += count
+
+
+def _will_need(mapped: mmap.mmap, offset: int, rows: NDArray[np.int64], row_nbytes: int) -> None:
+    """Advise the pages of ascending rows, those near each other in one call."""
+    first = (offset + rows * row_nbytes) // PAGE
+    last = (offset + (rows + 1) * row_nbytes - 1) // PAGE + 1
+    gaps = np.flatnonzero(first[1:] > last[:-1] + _NEAR_PAGES)
+    starts = first[np.concatenate([[0], gaps + 1])] * PAGE
+    stops = np.minimum(last[np.concatenate([gaps, [len(rows) - 1]])] * PAGE, len(mapped))
+    for start, nbytes in zip(starts.tolist(), (stops - starts).tolist(), strict=True):
+        mapped.madvise(mmap.MADV_WILLNEED, start, nbytes)
+
+
+def runs_of_chunks(
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    *,
+    chunk_rows: int,
+    rows: int,
+    dtype: np.dtype[Any],
+    row_shape: tuple[int, ...],
+    fill: int | float,
+) -> list[Run]:
+    """Join the chunks of one layer that follow each other in a file into runs.
+
+    `offsets` int64 [chunk]: where each chunk stands in `data`, -1 where it is left out and reads as the fill.
+    Covers the first `rows` rows.
+    """
+    row_nbytes = dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+    offsets = offsets[: -(-rows // chunk_rows)]
+    follows = (np.diff(offsets) == chunk_rows * row_nbytes) & (offsets[:-1] >= 0)
+    firsts = np.concatenate([[0], np.flatnonzero(~follows) + 1]).tolist()
+    runs = []
+    for first, last in zip(firsts, [*firsts[1:], len(offsets)], strict=True):
+        start = first * chunk_rows
+        count = min(last * chunk_rows, rows) - start
+        offset = int(offsets[first])
+        if offset < 0:
+            view = np.full((count, *row_shape), fill, dtype)
+        else:
+            flat = data[offset : offset + count * row_nbytes]
+            if len(flat) < count * row_nbytes:
+                raise StoreDamagedError(f"a chunk at byte {offset} lies beyond the end of its file")
+            view = flat.view(dtype).reshape(count, *row_shape)
+        runs.append(Run(start, view, offset))
+    return runs

@@ -1,0 +1,211 @@
+"""An open store: its metadata, its index, and its vectors by row or block after block."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.store.backend import Reader, open_reader
+from embstore.store.gather import Gathering
+from embstore.store.index import Index
+from embstore.store.layout import Layout
+from embstore.store.metadata import Metadata
+from embstore.store.scan import scan_blocks
+from embstore.store.vectors import VALUE_DTYPE
+from embstore.store.writer import committed
+
+_LOOKUPS_BEFORE_TABLE = 8
+RESUME = "run the same `embstore extract` command again to go on"
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open a store for reading; a store that is not finished is opened with an UnfinishedStoreWarning.
+
+    Raises StoreNotFoundError, StoreFormatError (no store, or of a newer format), StoreDamagedError, StorageError.
+    """
+    store = Store(open_reader(Path(path)))
+    if store.committed_rows < store.rows:
+        missing = int((~store.committed).sum())
+        warnings.warn(
+            f"{store.path} is not finished: {store.rows - store.committed_rows:,} of {store.rows:,} rows "
+            f"({missing} of {store.layout.partitions} partitions) are not written yet; {RESUME}",
+            UnfinishedStoreWarning,
+            stacklevel=2,
+        )
+    return store
+
+
+class Store:
+    """A store open for reading; only committed rows are seen. Made by `open_store`.
+
+    `layers` are the numbers of the layers stored. Vectors come in the stored dtype where numpy has it (float32,
+    float16) and as float32 otherwise (bfloat16, int8): `vector_dtype`.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.path = reader.path
+        self.metadata: Metadata = reader.metadata
+        self.layout: Layout = reader.metadata.layout
+        self.layers: tuple[int, ...] = self.layout.layers
+        self.rows: int = self.layout.rows
+        self.hidden_size: int = self.layout.hidden_size
+        self.dtype: str = self.layout.dtype
+        self.vector_dtype: np.dtype[Any] = VALUE_DTYPE[self.dtype]
+        self._table: dict[str, int] | None = None
+        self._lookups = 0
+        self.refresh()
+
+    def __repr__(self) -> str:
+        shape = f"{len(self.layers)} layers x {self.rows:,} rows x {self.hidden_size}"
+        return f"<Store {self.path}: {shape} {self.dtype}>"
+
+    def refresh(self) -> None:
+        """Read the commits again, so that rows which another process has written since are seen."""
+        records = self._reader.commits()
+        known = getattr(self, "_records", records)
+        if not np.array_equal(known, records):
+            self._reader.forget()
+        self._records = records
+        self.committed: NDArray[np.bool_] = committed(records, self.layout)
+        self.committed_rows: int = int(records[self.committed, 0].sum())
+        self._gathering = Gathering(self._reader, self.layout, self.committed, self.center)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every row is written and the writer has tidied up after itself."""
+        return self.committed_rows == self.rows and self._reader.settled()
+
+    @cached_property
+    def center(self) -> NDArray[np.float32] | None:
+        """The mean that int8 codes are relative to, float32 [layer, feature]; None for other dtypes."""
+        return np.array(self._reader.column("center")) if self.dtype == "int8" else None
+
+    @cached_property
+    def index(self) -> Index:
+        """The columns of the store, memory-mapped."""
+        return Index.of_arrays({name: self._reader.column(name) for name in sorted(self._reader.arrays)})
+
+    @cached_property
+    def _rows_of_types(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return self._reader.column("type/indptr"), self._reader.column("type/occurrences")
+
+    def occurrences_of(self, type_id: int) -> NDArray[np.int64]:
+        """The rows of a type (a row of `index.words`), ascending; int64 [n]."""
+        indptr, occurrences = self._rows_of_types
+        if not 0 <= type_id < len(indptr) - 1:
+            raise InvalidValueError(f"there is no type {type_id}: the store has {len(indptr) - 1}")
+        return occurrences[indptr[type_id] : indptr[type_id + 1]]
+
+    def type_of(self, form: str) -> int | None:
+        """The type that is spelled so, None where the store has no such word."""
+        if self._table is None:
+            self._lookups += 1
+            if self._lookups <= _LOOKUPS_BEFORE_TABLE:
+                return self.index.words.find(form)
+            self._table = {word: number for number, word in enumerate(self.index.words)}
+        return self._table.get(form)
+
+    def gather(
+        self,
+        rows: ArrayLike,
+        layer: int,
+        *,
+        out: NDArray[Any] | None = None,
+        missing: Literal["error", "nan"] = "error",
+    ) -> NDArray[Any]:
+        """Return the vectors of some rows of one layer, in the order asked for; [n, hidden_size].
+
+        `rows`: integers, repeated or unsorted as they come. `out`: a C-contiguous array of `vector_dtype` to
+        fill. Raises InvalidValueError for a layer or row that the store does not have, MissingRowsError for rows
+        not yet written, unless `missing="nan"`.
+        """
+        place = self._place_of(layer)
+        target = None if out is None else out[None]
+        return self._gathering.take(self._checked(rows), [place], out=target, nan=self._nan(missing)).reshape(
+            -1, self.hidden_size
+        )
+
+    def gather_layers(
+        self,
+        rows: ArrayLike,
+        layers: Sequence[int] | None = None,
+        *,
+        out: NDArray[Any] | None = None,
+        missing: Literal["error", "nan"] = "error",
+    ) -> NDArray[Any]:
+        """Return the vectors of some rows of several layers (None: all); [layer, n, hidden_size]. See `gather`."""
+        places = [self._place_of(layer) for layer in (self.layers if layers is None else layers)]
+        return self._gathering.take(self._checked(rows), places, out=out, nan=self._nan(missing))
+
+    def scan(
+        self,
+        layer: int,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        block_rows: int | None = None,
+        missing: Literal["error", "skip", "nan"] = "error",
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield `(first row, vectors [n, hidden_size])` over rows `[start, stop)` of one layer, ascending.
+
+        A block is good until the second next one is asked for, when its memory is used again unless something
+        still holds it. `block_rows`: rows of a block, by default about 2 MiB of them. Rows not yet written raise
+        MissingRowsError before the first block, are left out ("skip"), or read as NaN ("nan").
+        """
+        place = self._place_of(layer)
+        stop = self.rows if stop is None else stop
+        if not 0 <= start <= stop <= self.rows:
+            raise InvalidValueError(f"rows {start} to {stop} are not within the store's {self.rows}")
+        if block_rows is not None and block_rows < 1:
+            raise InvalidValueError(f"block_rows must be at least 1, not {block_rows}")
+        if missing not in ("error", "skip", "nan"):
+            raise InvalidValueError(f'missing must be "error", "skip" or "nan", not {missing!r}')
+        if missing == "error":
+            self._refuse_missing(start, stop)
+        return scan_blocks(
+            self._reader, self.layout, self.committed, self.center, place, start, stop, block_rows, missing == "nan"
+        )
+
+    def _refuse_missing(self, start: int, stop: int) -> None:
+        size = self.layout.partition_rows
+        first, last = start // size, -(-stop // size)
+        lacking = first + np.flatnonzero(~self.committed[first:last])
+        if len(lacking):
+            begins = np.maximum(lacking * size, start)
+            ends = np.minimum((lacking + 1) * size, stop)
+            raise MissingRowsError(
+                f"{int((ends - begins).sum()):,} of the rows {start} to {stop} of {self.path} are not written "
+                f"yet; {RESUME}"
+            )
+
+    def _place_of(self, layer: int) -> int:
+        try:
+            return self.layers.index(layer)
+        except ValueError:
+            stored = ", ".join(map(str, self.layers))
+            raise InvalidValueError(f"layer {layer!r} is not stored: the store has the layers {stored}") from None
+
+    def _nan(self, missing: str) -> bool:
+        if missing not in ("error", "nan"):
+            raise InvalidValueError(f'missing must be "error" or "nan", not {missing!r}')
+        return missing == "nan"
+
+    def _checked(self, rows: ArrayLike) -> NDArray[np.int64]:
+        array = np.asarray(rows)
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+            raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions")
+        if array.size:
+            low, high = int(array.min()), int(array.max())
+            if low < 0 or high >= self.rows:
+                wrong = low if low < 0 else high
+                raise InvalidValueError(f"there is no row {wrong}: the store has rows 0 to {self.rows - 1}")
+        return array.astype(np.int64, copy=False)

@@ -1,0 +1,85 @@
+"""How vectors are kept: float32 and float16 as they are, bfloat16 as its bits, int8 as codes of a scale a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.store.layout import ITEM_NBYTES
+
+DTYPES = tuple(ITEM_NBYTES)
+STORAGE_DTYPE: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "int8": np.dtype("i1"),
+}
+VALUE_DTYPE: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<f4"),
+    "int8": np.dtype("<f4"),
+}
+BFLOAT16_NAN = 0x7FC0
+INT8_FILL = -128
+SCALE_DTYPE = np.dtype("<f4")
+
+
+def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round float32 to bfloat16, to nearest, ties to even, and return its bits; NaN stays NaN."""
+    values = np.ascontiguousarray(values, np.float32)
+    bits = values.view(np.uint32)
+    rounded = (bits >> 16) & 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def float32_of_bfloat16(bits: NDArray[np.uint16], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """Return the float32 of bfloat16 bits, exact."""
+    if out is None:
+        out = np.empty(bits.shape, np.float32)
+    np.left_shift(bits, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
+    return out
+
+
+def quantize(vectors: NDArray[np.float32], center: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an int8 partition: codes in [-127, 127] of each row's own scale, after the centre.
+
+    `vectors` float32 [layer, n, feature], `center` float32 [layer, feature]. Returns "hidden_states" int8
+    [layer, n, feature] and "scale" float32 [layer, n]; a value is `center + scale * code`, at most half a scale
+    off. Raises NonFiniteError for NaN, infinities and what float32 cannot subtract.
+    """
+    if vectors.ndim != 3 or center.shape != (vectors.shape[0], vectors.shape[2]):
+        raise InvalidValueError(f"a centre of shape {center.shape} does not fit vectors of shape {vectors.shape}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        residual = np.subtract(vectors, center[:, None, :], dtype=np.float32)
+    peak = np.abs(residual).max(axis=2, initial=0)
+    if not np.isfinite(peak).all():
+        layer, row = np.argwhere(~np.isfinite(peak))[0]
+        raise NonFiniteError(f"row {row} of stored layer {layer} is not finite and cannot be kept as int8")
+    scale = (peak / np.float32(127)).astype(np.float32)
+    scale[scale < np.finfo(np.float32).tiny] = 0
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+    residual *= inverse[:, :, None]
+    np.rint(residual, out=residual)
+    np.clip(residual, -127, 127, out=residual)
+    return {"hidden_states": residual.astype(np.int8), "scale": scale}
+
+
+def dequantize(
+    codes: NDArray[np.int8],
+    scale: NDArray[np.float32],
+    center: NDArray[np.float32],
+    out: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """Return `center + scale * code` of one layer: codes [n, feature], scale [n], center [feature]."""
+    if out is None:
+        out = np.empty(codes.shape, np.float32)
+    np.multiply(codes, scale[:, None], out=out, dtype=np.float32)
+    out += center
+    return out
