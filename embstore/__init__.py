@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from embstore.corpus import open_corpus as open_corpus
     from embstore.corpus import Keep as Keep
     from embstore.errors import EmbstoreError as EmbstoreError
-    from embstore.extract.bench import bench_extract as bench_extract
-    from embstore.extract.pipeline import Progress as Progress
-    from embstore.extract.pipeline import Timings as Timings
-    from embstore.extract.pipeline import extract as extract
-    from embstore.extract.plan import Plan as Plan
-    from embstore.extract.plan import plan as plan
+    from embstore.extraction.bench import bench_extract as bench_extract
+    from embstore.extraction.pipeline import Progress as Progress
+    from embstore.extraction.pipeline import Timings as Timings
+    from embstore.extraction.pipeline import extract as extract
+    from embstore.extraction.plan import Plan as Plan
+    from embstore.extraction.plan import plan as plan
     from embstore.models import load_encoder as load_encoder
     from embstore.query.bench import bench_query as bench_query
     from embstore.query.senses import cosine_neighbors as cosine_neighbors
@@ -40,12 +40,12 @@ _HOME = {
     "open_corpus": ("embstore.corpus", "open_corpus"),
     "Keep": ("embstore.corpus", "Keep"),
     "EmbstoreError": ("embstore.errors", "EmbstoreError"),
-    "bench_extract": ("embstore.extract.bench", "bench_extract"),
-    "Progress": ("embstore.extract.pipeline", "Progress"),
-    "Timings": ("embstore.extract.pipeline", "Timings"),
-    "extract": ("embstore.extract.pipeline", "extract"),
-    "Plan": ("embstore.extract.plan", "Plan"),
-    "plan": ("embstore.extract.plan", "plan"),
+    "bench_extract": ("embstore.extraction.bench", "bench_extract"),
+    "Progress": ("embstore.extraction.pipeline", "Progress"),
+    "Timings": ("embstore.extraction.pipeline", "Timings"),
+    "extract": ("embstore.extraction.pipeline", "extract"),
+    "Plan": ("embstore.extraction.plan", "Plan"),
+    "plan": ("embstore.extraction.plan", "plan"),
     "load_encoder": ("embstore.models", "load_encoder"),
     "TorchDataset": ("embstore.query.torch_dataset", "TorchDataset"),
     "bench_query": ("embstore.query.bench", "bench_query"),

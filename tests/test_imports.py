@@ -19,10 +19,10 @@ ALLOWED = {
     "corpus": {"errors"},
     "store": {"errors", "schemas"},
     "models": {"errors", "store", "corpus"},
-    "extract": {"errors", "corpus", "store", "models", "schemas"},
+    "extraction": {"errors", "corpus", "store", "models", "schemas"},
     "query": {"errors", "store", "schemas"},
     "plot": {"errors", "store", "query"},
-    "cli": {"errors", "corpus", "store", "models", "extract", "query", "plot", "schemas"},
+    "cli": {"errors", "corpus", "store", "models", "extraction", "query", "plot", "schemas"},
 }
 ONE_HOME = {"transformers": "models", "matplotlib": "plot", "typer": "cli", "zarr": "store", "h5py": "store"}
 HEAVY = ["torch", "transformers", "zarr", "h5py", "faiss", "polars", "numpy", "matplotlib", "jsonschema"]
@@ -51,7 +51,7 @@ MODULES = list(modules())
 
 
 def test_there_are_modules_to_read() -> None:
-    assert {part for part, _ in MODULES} >= {"errors", "corpus", "store", "models", "extract", "query", "cli"}
+    assert {part for part, _ in MODULES} >= {"errors", "corpus", "store", "models", "extraction", "query", "cli"}
 
 
 @pytest.mark.parametrize(("part", "path"), MODULES, ids=lambda value: str(value).removeprefix(str(ROOT)))
@@ -69,9 +69,7 @@ def test_imports_run_one_way(part: str, path: Path) -> None:
         assert home == part, f"{path} imports {package}, which only {home} may"
 
 
-@pytest.mark.parametrize(
-    "statement", ["import embstore", "import embstore; embstore.__version__; dir(embstore)"]
-)
+@pytest.mark.parametrize("statement", ["import embstore", "import embstore; embstore.__version__; dir(embstore)"])
 def test_bare_import_loads_nothing_heavy(statement: str) -> None:
     code = f"{statement}; import sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

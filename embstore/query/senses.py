@@ -40,10 +40,10 @@ def labelled_occurrences(store: Store, word: str, *, label: str) -> LabelledOccu
 def cosine_neighbors(vectors: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The nearest other vector of each by cosine: index and score, [layer, n] each; vectors [layer, n, hidden_size]."""
     norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    unit = vectors / np.where(norms > 0, norms, 1)
+    unit = vectors / np.where(norms > 0, norms, np.float32(1))
     scores = unit @ unit.transpose(0, 2, 1)
     scores[:, np.arange(scores.shape[1]), np.arange(scores.shape[1])] = -np.inf
-    nearest = scores.argmax(-1)
+    nearest = np.asarray(scores.argmax(-1), np.int64)
     return nearest, np.take_along_axis(scores, nearest[..., None], -1)[..., 0]
 
 

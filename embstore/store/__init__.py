@@ -4,16 +4,19 @@ from embstore.store.index import Index, Labels, Strings
 from embstore.store.layout import Layout
 from embstore.store.metadata import FORMAT_VERSION, Dropped, Metadata
 from embstore.store.reader import Store, open_store
+from embstore.store.selection import Block, Selection
 from embstore.store.vectors import bfloat16_bits, float32_of_bfloat16, quantize
 from embstore.store.writer import StoreWriter, create_store
 
 __all__ = [
     "FORMAT_VERSION",
+    "Block",
     "Dropped",
     "Index",
     "Labels",
     "Layout",
     "Metadata",
+    "Selection",
     "Store",
     "StoreWriter",
     "Strings",

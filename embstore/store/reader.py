@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +19,12 @@ from embstore.store.index import Index
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
 from embstore.store.scan import scan_blocks
+from embstore.store.selection import Selection, select
 from embstore.store.vectors import VALUE_DTYPE
 from embstore.store.writer import committed
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _LOOKUPS_BEFORE_TABLE = 8
 RESUME = "run the same `embstore extract` command again to go on"
@@ -113,6 +117,61 @@ class Store:
                 return self.index.words.find(form)
             self._table = {word: number for number, word in enumerate(self.index.words)}
         return self._table.get(form)
+
+    @property
+    def occurrences(self) -> pl.DataFrame:
+        """The occurrence table: `occurrence, word, sentence, position, subwords, source` and the label columns.
+
+        `occurrence` is the row; words and labels are Polars enumerations.
+        """
+        from embstore.store.table import occurrence_table
+
+        return occurrence_table(self.index)
+
+    def select(
+        self,
+        *,
+        words: str | Iterable[str] | None = None,
+        types: int | Iterable[int] | None = None,
+        labels: Mapping[str, str | Iterable[str]] | None = None,
+        sentences: int | Iterable[int] | None = None,
+        rows: ArrayLike | slice | None = None,
+        where: pl.Expr | Iterable[pl.Expr] | None = None,
+        layers: int | Iterable[int] | None = None,
+    ) -> Selection:
+        """Choose the occurrences for which all conditions hold, and layers (all by default); nothing is read yet.
+
+        `words`: forms as spelled in the corpus. `types`, `sentences`: rows of `index.words` and `index.texts`.
+        `labels`: column -> label or labels. `rows`: integers, kept in their order, a slice, or a boolean a row.
+        `where`: Polars expressions over the occurrence table. Raises InvalidValueError for what is not there.
+        """
+        return select(
+            self, words=words, types=types, labels=labels, sentences=sentences, rows=rows, where=where, layers=layers
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the store holds and what made it, as JSON has it."""
+        model, corpus, extraction = self.metadata.model, self.metadata.corpus, self.metadata.extraction
+        return {
+            "path": str(self.path),
+            "rows": self.rows,
+            "committed_rows": self.committed_rows,
+            "layers": list(self.layers),
+            "hidden_size": self.hidden_size,
+            "dtype": self.dtype,
+            "partitions": self.layout.partitions,
+            "partition_rows": self.layout.partition_rows,
+            "types": len(self.index.words),
+            "sentences": len(self.index.texts),
+            "labels": {name: len(column.names) for name, column in self.index.labels.items()},
+            "nbytes": self.rows * self.layout.row_nbytes,
+            "model": dict(model),
+            "corpus": dict(corpus),
+            "extraction": dict(extraction),
+            "dropped": [{"reason": drop.reason, "count": drop.count} for drop in self.metadata.dropped],
+            "software": dict(self.metadata.software),
+            "format_version": self.metadata.format_version,
+        }
 
     def gather(
         self,

@@ -100,7 +100,8 @@ def _places_in_runs(sentence: NDArray[np.int64], position: NDArray[np.int32]) ->
     begins = np.ones(len(sentence), bool)
     begins[1:] = (np.diff(sentence) != 0) | (np.diff(position) != 0)
     run = np.cumsum(begins) - 1
-    return places - places[begins][run]
+    places -= places[begins][run]
+    return places
 
 
 def truncated(tokenized: Tokenized, limit: int) -> Tokenized:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from embstore.errors import StorageError
-from embstore.extract.options import Options
-from embstore.extract.partition import WINDOW_NBYTES, truncated
-from embstore.extract.survey import Survey
+from embstore.extraction.options import Options
+from embstore.extraction.partition import WINDOW_NBYTES, truncated
+from embstore.extraction.survey import Survey
 from embstore.models.encoder import Encoder, Spans, Tokenized
 from embstore.store import Index, Metadata
 
@@ -96,12 +96,8 @@ def estimate(
 
 def index_nbytes(index: Index) -> int:
     """Bytes of all index arrays on disk, the words' occurrences included."""
-    columns = [index.type, index.sentence, index.position, index.subwords, index.indptr, index.source]
-    columns += [part for strings in (index.words, index.texts) for part in (strings.offsets, strings.data)]
-    for labels in index.labels.values():
-        columns += [labels.codes, labels.names.offsets, labels.names.data]
     by_word = 8 * (len(index.words) + 1 + len(index.type))
-    return sum(column.nbytes for column in columns) + by_word
+    return sum(column.nbytes for column in index.arrays().values()) + by_word
 
 
 def memory_nbytes(metadata: Metadata, encoder: Encoder, options: Options) -> int:

@@ -16,8 +16,8 @@ from embstore.corpus import Sentence
 from embstore.corpus.keep import Keep
 from embstore.errors import CorpusError, InvalidValueError, NonFiniteError, StoreMismatchError
 from embstore.store import Store
-from tests.extract.fake import FakeEncoder
-from tests.extract.oracle import Row, expected_rows
+from tests.extraction.fake import FakeEncoder
+from tests.extraction.oracle import Row, expected_rows
 
 SENTENCES = [
     Sentence(["the", "bank", "of", "the", "river"], {"class": [None, "nature", None, None, "nature"]}),
@@ -158,7 +158,7 @@ def test_partitions_meet_inside_sentences(
     tmp_path: Path, suffix: str, unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_partitions(monkeypatch)
-    monkeypatch.setattr("embstore.extract.partition.WINDOW_NBYTES", 500)
+    monkeypatch.setattr("embstore.extraction.partition.WINDOW_NBYTES", 500)
     sentences = many(200)
     plan, store = extracted(tmp_path / f"s{suffix}", sentences, unit=unit)
     assert plan.layout.partitions >= 4
@@ -264,7 +264,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 
 def test_layers_in_every_notation() -> None:
-    from embstore.extract.options import parse_layers
+    from embstore.extraction.options import parse_layers
 
     for given_, meant in [("all", (0, 1, 2)), ("last", (2,)), ("0,2", (0, 2)), ("0-1", (0, 1)), ([-1], (2,)), ("-1", (2,))]:
         assert parse_layers(given_, num_hidden_layers=2) == meant

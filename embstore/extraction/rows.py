@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.corpus.keep import Keep
-from embstore.extract.spool import BLOCK, Spool
-from embstore.extract.survey import NOT_CHOSEN, Survey, ranges
+from embstore.extraction.spool import BLOCK, Spool
+from embstore.extraction.survey import NOT_CHOSEN, Survey, ranges
 from embstore.models.encoder import Encoder
 from embstore.store.index import Index, Labels, Strings
 from embstore.store.metadata import Dropped

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embstore.corpus import Sentence
-from tests.extract.fake import FakeEncoder, span_vector
+from tests.extraction.fake import FakeEncoder, span_vector
 
 
 @dataclass

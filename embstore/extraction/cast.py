@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
-from embstore.extract.partition import Window
+from embstore.extraction.partition import Window
 from embstore.models.encoder import Pooled
 from embstore.store import Layout, quantize
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.extract.partition import PartitionReader
-from embstore.extract.plan import Plan
+from embstore.extraction.partition import PartitionReader
+from embstore.extraction.plan import Plan
 
 SAMPLE_ROWS = 4096
 

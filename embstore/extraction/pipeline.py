@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from embstore.errors import StoreDamagedError
-from embstore.extract.cast import Cast
-from embstore.extract.center import center_of
-from embstore.extract.partition import PartitionReader, Window
-from embstore.extract.plan import Plan
-from embstore.extract.prefetch import prefetched
-from embstore.extract.recipe import require_same_recipe
+from embstore.extraction.cast import Cast
+from embstore.extraction.center import center_of
+from embstore.extraction.partition import PartitionReader, Window
+from embstore.extraction.plan import Plan
+from embstore.extraction.prefetch import prefetched
+from embstore.extraction.recipe import require_same_recipe
 from embstore.models.encoder import StageTimes
 from embstore.store import (
     Store,
@@ -28,6 +28,7 @@ from embstore.store import (
     repair_layout,
     verify,
 )
+from embstore.store.backend import open_reader
 
 
 @dataclass
@@ -77,7 +78,7 @@ def extract(
         _create(plan, path)
     elif repair:
         _mend_layout(plan, path)
-    require_same_recipe(plan.metadata, path)
+    require_same_recipe(plan.metadata, open_reader(path).metadata, path=str(path))
     began = time.perf_counter()
     with StoreWriter(path) as writer:
         if repair:
@@ -121,7 +122,7 @@ class _Extraction:
         self._timings = timings
         self._progress = progress
         self._reader = PartitionReader(plan.index, unit=plan.options.unit, limit=plan.limit)
-        self._cast = Cast(plan, writer)
+        self._cast = Cast(self._layout, center=Store(open_reader(writer.path)).center)
         self._done = self._layout.rows - sum(stop - start for start, stop in map(self._layout.span, todo))
 
     def run(self) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.corpus.keep import Keep
 from embstore.errors import CorpusError, InvalidValueError
-from embstore.extract.estimate import Estimate, estimate
-from embstore.extract.options import UNLIMITED_LENGTH, Options, parse_layers
-from embstore.extract.rows import index_of
-from embstore.extract.spool import Spool
-from embstore.extract.survey import Survey, survey
-from embstore.extract.versions import software
+from embstore.extraction.estimate import Estimate, estimate
+from embstore.extraction.options import UNLIMITED_LENGTH, Options, parse_layers
+from embstore.extraction.rows import index_of
+from embstore.extraction.spool import Spool
+from embstore.extraction.survey import Survey, survey
+from embstore.extraction.versions import software
 from embstore.models import load_encoder
 from embstore.models.encoder import Encoder, Pooling
 from embstore.store import Index, Layout, Metadata

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.corpus import Sentence
-from embstore.extract.spool import Spool
+from embstore.extraction.spool import Spool
 from embstore.models.encoder import Encoder, Tokenized
 from embstore.store.metadata import Dropped
 
@@ -127,14 +127,12 @@ class _Units:
     def of(cls, block: Sequence[Sentence], tokenized: Tokenized) -> _Units:
         sentence_indptr, word_indptr = tokenized.sentence_indptr, tokenized.word_indptr
         inside = np.zeros(int(sentence_indptr[-1]), bool)
-        for number, sentence in enumerate(block):
-            for start, stop in sentence.targets:
-                base = int(sentence_indptr[number])
-                inside[base + start + 1 : base + stop] = True
+        for begins, read in zip(sentence_indptr.tolist(), block, strict=False):
+            for start, stop in read.targets:
+                inside[begins + start + 1 : begins + stop] = True
         first = np.flatnonzero(~inside).astype(np.int64)
         last = np.append(first[1:], len(inside))
-        lengths = np.diff(sentence_indptr)
-        of_word = np.repeat(np.arange(len(block), dtype=np.int64), lengths)
+        of_word = np.repeat(np.arange(len(block), dtype=np.int64), np.diff(sentence_indptr))
         sentence = of_word[first]
         base = word_indptr[sentence_indptr[sentence]]
         return cls(
@@ -203,5 +201,6 @@ def ranges(start: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int6
     """The numbers of many half-open ranges, one after the other."""
     lengths = stop - start
     ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(start - (ends - lengths), lengths)
+    numbers = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    numbers += np.repeat(start - (ends - lengths), lengths)
+    return numbers

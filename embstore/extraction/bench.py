@@ -12,8 +12,8 @@ from typing import Any
 
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError
-from embstore.extract.pipeline import Timings, extract
-from embstore.extract.plan import plan
+from embstore.extraction.pipeline import Timings, extract
+from embstore.extraction.plan import plan
 from embstore.models.encoder import Encoder, Pooling
 
 
