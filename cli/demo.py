@@ -69,16 +69,13 @@ def _print_speed(timings: es.Timings) -> None:
         print("The store is there from an earlier run; nothing was left to extract.\n")
         return
     stages = timings.stages
+    told = {"forward pass": stages.forward, "pool, copy, cast": stages.pool + stages.copy + timings.cast}
+    told["all, to the committed store"] = timings.wall
     rows = [
-        {"stage": "forward pass", "seconds": stages.forward, "share %": 100 * stages.forward / timings.wall},
-        {"stage": "pool, copy, cast", "seconds": (rest := stages.pool + stages.copy + timings.cast)}
-        | {"share %": 100 * rest / timings.wall},
-        {"stage": "all", "seconds": timings.wall, "share %": 100.0},
+        {"stage": stage, "seconds": seconds, "share %": 100 * seconds / timings.wall} for stage, seconds in told.items()
     ]
-    print_table(
-        rows, title=f"{timings.rows:,} words in {timings.wall:.2f} s: {timings.rows / timings.wall:,.0f} words/s"
-    )
-    print()
+    print_table(rows)
+    print(f"\n{timings.rows:,} words in {timings.wall:.2f} s: {timings.rows / timings.wall:,.0f} words/s\n")
 
 
 def _agreement(store: es.Store) -> tuple[Any, list[str]]:
@@ -108,12 +105,11 @@ def _by_layer(agreement: Any, layers: tuple[int, ...]) -> list[dict[str, Any]]:
     )
     rows: list[dict[str, Any]] = []
     for row in wide.to_dicts():
-        told = {"word": row["word"], "occurrences": row["count"], "senses": row["labels"]}
-        told["chance"] = round(row["baseline"])
-        rows.append(told | {f"layer {layer}": round(row[str(layer)]) for layer in layers})
-    names = ["chance", *(f"layer {layer}" for layer in layers)]
-    mean = {name: round(sum(row[name] for row in rows) / len(rows)) for name in names}
-    return [*rows, {"word": "mean", "occurrences": None, "senses": None, **mean}]
+        told = {"word": row["word"], "n": row["count"], "senses": row["labels"], "chance": row["baseline"]}
+        rows.append(told | {f"l{layer}": row[str(layer)] for layer in layers})
+    mean = {name: sum(row[name] for row in rows) / len(rows) for name in list(rows[0])[3:]}
+    table = [*rows, {"word": "mean", "n": None, "senses": None, **mean}]
+    return [{name: round(value) if isinstance(value, float) else value for name, value in row.items()} for row in table]
 
 
 def _nearest(store: es.Store, words: list[str]) -> list[dict[str, Any]]:

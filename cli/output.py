@@ -15,6 +15,8 @@ from embstore.errors import InvalidValueError, StorageError
 if TYPE_CHECKING:
     import polars as pl
 
+WIDTH = 120  # where the output is not a terminal
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Out = Annotated[
     Path | None,
@@ -37,11 +39,11 @@ def print_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = None, 
     shown = rows if most is None else rows[:most]
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for name in rows[0] if rows else []:
-        numeric = all(isinstance(row[name], int | float) for row in rows)
+        numeric = all(isinstance(row[name], int | float | None) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric)
     for row in shown:
         table.add_row(*(Text.from_ansi(_cell(value)) for value in row.values()))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
     if len(shown) < len(rows):
         print(f"... {len(rows) - len(shown):,} more rows")
 

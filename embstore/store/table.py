@@ -53,7 +53,7 @@ def _enumeration(name: str, codes: NDArray[np.generic], names: Strings) -> pl.Se
     """A column of names by their number, -1 for none."""
     series = pl.Series(name, codes, dtype=pl.Int32)
     present = pl.select(pl.when(series >= 0).then(series).cast(pl.UInt32)).to_series()
-    return present.cast(pl.Enum(list(names))).alias(name)
+    return present.cat.to(pl.Enum(list(names))).alias(name)
 
 
 def matching_rows(index: Index, where: pl.Expr | Iterable[pl.Expr]) -> NDArray[np.int64]:
