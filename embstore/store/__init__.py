@@ -4,25 +4,30 @@ from embstore.store.index import Index, Labels, Strings
 from embstore.store.layout import Layout
 from embstore.store.metadata import FORMAT_VERSION, Dropped, Metadata
 from embstore.store.reader import Store, open_store
-from embstore.store.selection import Block, Selection
+from embstore.store.repair import repair_layout
+from embstore.store.report import Fault, Report, damaged_partitions
 from embstore.store.vectors import bfloat16_bits, float32_of_bfloat16, quantize
+from embstore.store.verification import verify
 from embstore.store.writer import StoreWriter, create_store
 
 __all__ = [
     "FORMAT_VERSION",
-    "Block",
     "Dropped",
+    "Fault",
     "Index",
     "Labels",
     "Layout",
     "Metadata",
-    "Selection",
+    "Report",
     "Store",
     "StoreWriter",
     "Strings",
     "bfloat16_bits",
     "create_store",
+    "damaged_partitions",
     "float32_of_bfloat16",
     "open_store",
     "quantize",
+    "repair_layout",
+    "verify",
 ]

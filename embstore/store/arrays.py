@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,7 +165,7 @@ def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, StoredArray]:
     return {path: StoredArray(array.shape, crc32c(array)) for path, array in arrays.items()}
 
 
-def check_metadata(metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> None:
+def check_metadata(metadata: Metadata) -> None:
     """Refuse what no store can be laid out from, in one line."""
     layers = metadata.layers
     if metadata.rows < 1:
@@ -178,13 +178,23 @@ def check_metadata(metadata: Metadata, index: Index, center: NDArray[np.float32]
         raise InvalidValueError(f"hidden_size must be at least 1, not {metadata.hidden_size}")
     if metadata.partition_rows < CHUNK_ROWS or metadata.partition_rows % CHUNK_ROWS:
         raise InvalidValueError(f"partition_rows must be a multiple of {CHUNK_ROWS}, not {metadata.partition_rows}")
+    for part, key in (("model", "name"), ("corpus", "name"), ("extraction", "unit")):
+        if not isinstance(getattr(metadata, part).get(key), str):
+            raise InvalidValueError(f"the metadata must have a string {part}.{key}")
+
+
+def check_center(metadata: Metadata, center: NDArray[np.float32] | None) -> None:
+    """Refuse a missing, needless or misshapen centre."""
+    shape = (len(metadata.layers), metadata.hidden_size)
     if (center is not None) != (metadata.dtype == "int8"):
         raise InvalidValueError("a centre [layer, feature] is needed for int8, and for int8 only")
-    if center is not None and center.shape != (len(layers), metadata.hidden_size):
-        raise InvalidValueError(
-            f"the centre must have the shape {(len(layers), metadata.hidden_size)}, not {center.shape}"
-        )
-    for column in index.labels:
+    if center is not None and (center.shape != shape or not np.isfinite(center).all()):
+        raise InvalidValueError(f"the centre must be finite and of the shape {shape}, not {center.shape}")
+
+
+def check_columns(columns: Iterable[str]) -> None:
+    """Refuse names of label columns that cannot be the name of a file or an array."""
+    for column in columns:
         _check_column(column)
 
 

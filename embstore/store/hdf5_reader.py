@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from embstore.errors import StoreDamagedError, StoreFormatError
 from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, frozen_spec, payload_specs
 from embstore.store.files import MEND, map_file, reading
-from embstore.store.hdf5_format import Places, find_places, get_dataset, read_attribute
+from embstore.store.hdf5_format import read_attribute
+from embstore.store.hdf5_places import Places, find_places, get_dataset, place_rows
 from embstore.store.mapped import MappedRows, Read, RowSource, runs_of_chunks
 from embstore.store.metadata import Metadata, StoredArray, parse
 
@@ -139,21 +140,6 @@ class HDF5Rows:
             yield read
 
 
-def place_rows(places: Places, spec: ArraySpec, layer: int, start: int, stop: int) -> tuple[NDArray[np.int64], int]:
-    """Return the chunk offsets of rows `[start, stop)` of one layer as if they began a chunk, and a chunk's rows.
-
-    Where the partition begins inside a chunk (chunks of another tool, or an odd partition size), rows are
-    counted a common divisor at a time.
-    """
-    chunk_rows = places.chunk_rows[spec.path]
-    offsets = places.chunks[spec.path][layer]
-    step = int(np.gcd(chunk_rows, start)) if start % chunk_rows else chunk_rows
-    firsts = np.arange(start, stop, step)
-    row_nbytes = places.chunk_nbytes[spec.path] // chunk_rows
-    base = offsets[firsts // chunk_rows]
-    return np.where(base < 0, -1, base + firsts % chunk_rows * row_nbytes), step
-
-
 def open_file(path: Path) -> h5py.File:
     """Open for reading, without HDF5's own lock: nothing is ever written through the library."""
     with reading(path), open(path, "rb"):
@@ -166,20 +152,30 @@ def open_file(path: Path) -> h5py.File:
         raise StoreDamagedError(f"the HDF5 library cannot open {path} ({_first_line(error)}): {MEND}") from error
 
 
+def read_metadata(path: Path) -> tuple[Metadata, dict[str, StoredArray]]:
+    """Read the metadata of a store and which arrays it has."""
+    with open_file(path) as file:
+        return _metadata_of(file, path)
+
+
 def read_places(path: Path) -> tuple[Metadata, dict[str, StoredArray], Places]:
     """Read the metadata of a store and where its arrays stand."""
     with open_file(path) as file:
-        try:
-            attribute = read_attribute(file)
-        except (OSError, RuntimeError, ValueError, RecursionError) as error:
-            raise StoreDamagedError(f"the metadata of {path} cannot be read ({_first_line(error)}): {MEND}") from error
-        metadata, arrays = parse(attribute, path=str(path))
+        metadata, arrays = _metadata_of(file, path)
         try:
             return metadata, arrays, find_places(file, metadata, arrays)
-        except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
-            if isinstance(error, StoreDamagedError):
-                raise
+        except StoreDamagedError:
+            raise
+        except Exception as error:  # a damaged file makes the library fail in any way
             raise StoreDamagedError(f"the arrays of {path} cannot be found ({_first_line(error)}): {MEND}") from error
+
+
+def _metadata_of(file: h5py.File, path: Path) -> tuple[Metadata, dict[str, StoredArray]]:
+    try:
+        attribute = read_attribute(file)
+    except Exception as error:  # as above
+        raise StoreDamagedError(f"the metadata of {path} cannot be read ({_first_line(error)}): {MEND}") from error
+    return parse(attribute, path=str(path))
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from embstore.errors import StoreFormatError
 from embstore.store.arrays import COMMIT_DTYPE, COMMITS, NOT_WRITTEN, payload_specs
 from embstore.store.files import crc32c, write_all
-from embstore.store.hdf5_reader import place_rows, read_places
+from embstore.store.hdf5_places import padding_spans, place_rows
+from embstore.store.hdf5_reader import read_places
 
 
 class HDF5Writer:
@@ -44,6 +45,9 @@ class HDF5Writer:
                 for number, offset in enumerate(offsets.tolist()):
                     write_all(self._descriptor, rows[number * step : (number + 1) * step], offset)
                 crc = crc32c(rows, crc)
+            if stop == self.metadata.rows:
+                for first, last in padding_spans(self._places, spec):
+                    write_all(self._descriptor, b"\0" * (last - first), first)
         os.fsync(self._descriptor)
         return crc
 

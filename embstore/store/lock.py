@@ -90,7 +90,7 @@ def recover(path: Path) -> None:
 def swap(path: Path) -> None:
     """Put the store at `new_path(path)` in the place of the one at `path`; the lock must be held."""
     old, new = old_path(path), new_path(path)
-    if new.is_file():
+    if new.is_file() and not path.is_dir():
         os.replace(new, path)
     else:
         os.rename(path, old)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError
-from embstore.store.files import crc32c
+from embstore.store.files import MEND, crc32c
 from embstore.store.layout import Layout
 
 FORMAT_VERSION = 1
@@ -53,14 +53,12 @@ class Metadata:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """All but the software, as JSON has it."""
+        """All that decides the rows, as JSON has it: no software, and no names where a hash says the same."""
         fields = as_json(self)
         del fields["software"]
+        for part, name in (("model", "name"), ("model", "revision"), ("corpus", "name")):
+            fields[part].pop(name, None)
         return fields
-
-    def differences(self, other: Metadata) -> list[str]:
-        """Name where the recipes differ, one line each: `model.name is "a" here and "b" there`."""
-        return list(_differences("", self.recipe, other.recipe))
 
 
 @dataclass(frozen=True)
@@ -115,14 +113,11 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
             "the newest that this version reads: upgrade embstore"
         )
     if fields.get("crc32c") != document_crc32c(fields):
-        raise StoreDamagedError(f"the metadata of {path} was changed: {_MEND}")
+        raise StoreDamagedError(f"the metadata of {path} was changed: {MEND}")
     try:
         return _parse(fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreDamagedError(f"the metadata of {path} is not complete ({error!r}): {_MEND}") from error
-
-
-_MEND = "run `embstore verify` on it, then `embstore extract --repair`"
+        raise StoreDamagedError(f"the metadata of {path} is not complete ({error!r}): {MEND}") from error
 
 
 def _parse(fields: dict[str, Any]) -> tuple[Metadata, dict[str, StoredArray]]:
@@ -144,12 +139,3 @@ def _parse(fields: dict[str, Any]) -> tuple[Metadata, dict[str, StoredArray]]:
         for path, item in fields["arrays"].items()
     }
     return metadata, arrays
-
-
-def _differences(where: str, here: Any, there: Any) -> Iterator[str]:
-    if isinstance(here, dict) and isinstance(there, dict):
-        for key in sorted({*here, *there}):
-            inner = f"{where}.{key}" if where else key
-            yield from _differences(inner, here.get(key), there.get(key))
-    elif here != there:
-        yield f"{where} is {json.dumps(here)} here and {json.dumps(there)} there"

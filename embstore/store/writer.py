@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError
-from embstore.store.arrays import check_metadata, frozen_arrays, payload_specs
+from embstore.store.arrays import check_center, check_columns, check_metadata, frozen_arrays, payload_specs
 from embstore.store.backend import is_hdf5, lay_out, open_writer
 from embstore.store.consistency import index_faults
 from embstore.store.files import fsync_folder, remove, storing
@@ -53,7 +53,9 @@ def create_store(
 
 def build(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> None:
     """Lay out a store at `new_path(path)`; nothing is left there where that fails. The lock must be held."""
-    check_metadata(metadata, index, center)
+    check_metadata(metadata)
+    check_center(metadata, center)
+    check_columns(index.labels)
     for fault in index_faults(index, metadata.rows):
         raise InvalidValueError(f"the index is not consistent: {fault}")
     new = new_path(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.store.arrays import COMMIT_DTYPE, NOT_WRITTEN, ArraySpec, frozen_spec, payload_specs, stored_arrays
-from embstore.store.files import fsync_folder, fsync_tree, remove, write_file
+from embstore.store.files import fsync, fsync_folder, fsync_tree, remove, write_file
 from embstore.store.layout import CHUNK_ROWS
 from embstore.store.metadata import Metadata
 from embstore.store.shards import shard_index
@@ -85,6 +86,18 @@ class ZarrWriter:
         for spec in self._specs:
             crc = self._place(shard_file(spec, partition), shard_pieces(spec, arrays[spec.path]), crc=crc)
         return crc
+
+    def adopt(self, partition: int, shards: Mapping[str, Path]) -> None:
+        """Take over the shard files of another store, by array; they are not written again where links allow."""
+        for spec in self._specs:
+            target = self.path / shard_file(spec, partition)
+            _make_folders(self.path, target.parent)
+            try:
+                os.link(shards[spec.path], target)
+            except OSError:
+                shutil.copyfile(shards[spec.path], target)
+            fsync(target)
+            fsync_folder(target.parent)
 
     def commit(self, partition: int, record: NDArray[np.uint64]) -> None:
         self._unfold()

@@ -1,0 +1,96 @@
+"""Whether a store is still, byte for byte, what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import EmbstoreError, StoreNotFoundError
+from embstore.store.arrays import NOT_WRITTEN, check_metadata
+from embstore.store.backend import standing_kind
+from embstore.store.consistency import index_faults, occurrence_faults
+from embstore.store.index import Index
+from embstore.store.layout import Layout
+from embstore.store.metadata import Metadata, StoredArray, parse
+from embstore.store.report import Findings, Progress, Report
+
+
+def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Report:
+    """Read every byte of a store and hold it against its checksums; damage is reported, never raised.
+
+    `progress` is called with (bytes checked, bytes in all). Raises StoreNotFoundError where nothing is there.
+    """
+    path = Path(path)
+    findings = Findings(progress)
+    try:
+        if standing_kind(path) == "folder":
+            from embstore.store.verify_zarr import verify_zarr as inspect
+        else:
+            from embstore.store.verify_hdf5 import verify_hdf5 as inspect
+        partitions = inspect(path, findings)
+    except StoreNotFoundError:
+        raise
+    except (EmbstoreError, OSError) as error:
+        findings.fault("store", str(error))
+        partitions = 0
+    return findings.report(path, partitions)
+
+
+def check_attribute(fields: Any, path: Path, findings: Findings) -> tuple[Metadata, dict[str, StoredArray]] | None:
+    """Parse the attribute "embstore" and hold it against its schema; None where it cannot be relied on."""
+    try:
+        metadata, arrays = parse(fields, path=str(path))
+    except EmbstoreError as error:
+        findings.fault("metadata", str(error))
+        return None
+    wrong = schema_faults(fields)
+    for what in wrong:
+        findings.fault("metadata", what)
+    try:
+        check_metadata(metadata)
+    except EmbstoreError as error:
+        findings.fault("metadata", str(error))
+        return None
+    return None if wrong else (metadata, arrays)
+
+
+def schema_faults(fields: Any) -> list[str]:
+    """Hold the attribute "embstore" against schemas/store.schema.json; one line a fault."""
+    import jsonschema
+
+    text = resources.files("embstore.schemas").joinpath("store.schema.json").read_text("utf-8")
+    validator = jsonschema.Draft202012Validator(json.loads(text))
+    return [f"{error.json_path}: {error.message}"[:300] for error in validator.iter_errors(fields)]
+
+
+def check_index(columns: Mapping[str, NDArray[Any]], metadata: Metadata, findings: Findings) -> None:
+    """Hold the columns of the index against each other; all of them must be as they were written."""
+    index = Index.of_arrays(columns)
+    found = list(index_faults(index, metadata.rows))
+    if not found:
+        words = columns["type/indptr"], columns["type/occurrences"]
+        if len(words[0]) != len(index.words) + 1 or len(words[1]) != metadata.rows:
+            found = ["type/indptr and type/occurrences do not fit the number of types and rows"]
+        else:
+            found = list(occurrence_faults(index.type, len(index.words), *words))
+    if not np.array_equal(columns["layer"], metadata.layers):
+        found.append("layer does not hold the layers that the metadata names")
+    for what in found:
+        findings.fault("index", what)
+
+
+def check_record(record: NDArray[np.uint64], partition: int, layout: Layout, part: str, findings: Findings) -> None:
+    """Report a commit record that no writer has made."""
+    start, stop = layout.span(partition)
+    if (record == NOT_WRITTEN).all():
+        findings.fault(part, "the commit record was erased", partition=partition)
+    elif record[0] != stop - start or record[1] >= 2**32:
+        what = f"the commit record says {record[0]} rows, CRC32C {record[1]:x}; the partition has {stop - start} rows"
+        findings.fault(part, what, partition=partition)
