@@ -1,0 +1,96 @@
+"""Small stores of random vectors, and everything that stands in them as plain Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+
+
+@dataclass
+class Made:
+    """A store and its contents: `table` has a dict an occurrence, `vectors` is [layer, occurrence, feature]."""
+
+    store: Store
+    table: list[dict[str, object]]
+    vectors: np.ndarray
+
+
+def make_store(
+    path: Path,
+    *,
+    sentences: int = 120,
+    layers: tuple[int, ...] = (0, 2, 5),
+    hidden_size: int = 6,
+    seed: int = 0,
+    leave_out: tuple[int, ...] = (),
+) -> Made:
+    """Write a store of partitions of 256 rows; the partitions of `leave_out` are not written."""
+    rng = np.random.default_rng(seed)
+    words = ["bank", "river", "the", "new york", "suit", "évident"]
+    tags = ["NOUN", "DET", "X"]
+    table: list[dict[str, object]] = []
+    texts = []
+    for sentence in range(sentences):
+        chosen = rng.integers(0, len(words), rng.integers(1, 9)).tolist()
+        texts.append(" ".join(words[number] for number in chosen))
+        position = 0
+        for number in chosen:
+            tag = int(rng.integers(-1, len(tags)))
+            table.append(
+                {
+                    "occurrence": len(table),
+                    "word": words[number],
+                    "sentence": sentence,
+                    "position": position,
+                    "subwords": int(rng.integers(1, 4)),
+                    "source": 2 * sentence + 1,
+                    "upos": None if tag < 0 else tags[tag],
+                    "text": texts[-1],
+                }
+            )
+            position += words[number].count(" ") + 1
+    index = _index(table, words, tags, texts)
+    vectors = rng.normal(size=(len(layers), len(table), hidden_size)).astype(np.float32)
+    metadata = Metadata(
+        rows=len(table),
+        layers=layers,
+        hidden_size=hidden_size,
+        dtype="float32",
+        partition_rows=256,
+        model={"name": "none", "architecture": "none"},
+        corpus={"name": "none", "sha256": "0" * 64},
+        extraction={"unit": "word", "pooling": "mean"},
+    )
+    create_store(path, metadata=metadata, index=index)
+    with StoreWriter(path) as writer:
+        for partition in writer.missing():
+            if partition not in leave_out:
+                start, stop = metadata.layout.span(partition)
+                writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop])})
+        if not leave_out:
+            writer.finish()
+    return Made(open_store(path), table, vectors)
+
+
+def _index(table: list[dict[str, object]], words: list[str], tags: list[str], texts: list[str]) -> Index:
+    sentence = np.array([row["sentence"] for row in table], np.int64)
+    return Index(
+        type=np.array([words.index(str(row["word"])) for row in table], np.int32),
+        sentence=sentence,
+        position=np.array([row["position"] for row in table], np.int32),
+        subwords=np.array([row["subwords"] for row in table], np.int16),
+        words=Strings.of(words),
+        texts=Strings.of(texts),
+        indptr=np.searchsorted(sentence, np.arange(len(texts) + 1)).astype(np.int64),
+        source=2 * np.arange(len(texts), dtype=np.int64) + 1,
+        labels={
+            "upos": Labels(
+                np.array([-1 if row["upos"] is None else tags.index(str(row["upos"])) for row in table], np.int32),
+                Strings.of(tags),
+            )
+        },
+    )
