@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, StorageError, StoreFormatError, StoreNotFoundError
 from embstore.store.lock import old_path
-from embstore.store.mapped import RowSource
+from embstore.store.mapped import RowSource, TakeSource
 from embstore.store.metadata import Metadata, StoredArray
 
 SUFFIXES = (".zarr", ".h5")
@@ -30,6 +30,7 @@ class Reader(Protocol):
     def settled(self) -> bool: ...
     def forget(self) -> None: ...
     def column(self, name: str) -> NDArray[Any]: ...
+    def layer(self, array: str, layer: int) -> TakeSource | None: ...
     def rows(self, array: str, layer: int, partition: int) -> RowSource: ...
 
 

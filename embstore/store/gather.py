@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.store.backend import Reader
 from embstore.store.layout import Layout
+from embstore.store.mapped import TakeSource
 from embstore.store.vectors import (
     SCALE_DTYPE,
     STORAGE_DTYPE,
@@ -23,6 +24,18 @@ from embstore.store.vectors import (
 _PIECE_NBYTES = 32 * 2**20
 _PROBE_ROWS = 8
 _COLD_SECONDS_A_ROW = 25e-6
+
+
+class Part(NamedTuple):
+    """Rows of one partition, or of a whole layer (-1): `local` counts from its first.
+
+    They stand at `[first, last)` of those asked for.
+    """
+
+    partition: int
+    first: int
+    last: int
+    local: NDArray[np.int64]
 
 
 class Gathering:
@@ -42,6 +55,10 @@ class Gathering:
         self._center = center
         self._storage = STORAGE_DTYPE[layout.dtype]
         self._value = VALUE_DTYPE[layout.dtype]
+        self._arrays = ("hidden_states", "scale") if layout.dtype == "int8" else ("hidden_states",)
+        self._home_dtype = (
+            np.uint8 if layout.partitions <= 2**8 else np.uint16 if layout.partitions <= 2**16 else np.int64
+        )
         self._piece_rows = max(1024, _PIECE_NBYTES // (layout.hidden_size * self._storage.itemsize))
 
     def take(
@@ -80,43 +97,50 @@ class Gathering:
         out[:, written] = self.take(rows[written], places, out=None, nan=False)
 
     def _take_piece(self, rows: NDArray[np.int64], places: Sequence[int], out: NDArray[Any]) -> None:
-        size = self._layout.partition_rows
-        inverse = None
-        if len(rows) > 1 and (rows[1:] < rows[:-1]).any():
-            order = rows.argsort()
-            inverse = np.empty(len(rows), np.int64)
-            inverse[order] = np.arange(len(rows))
-            rows = rows[order]
-        parts = _split(rows, size)
+        whole = all(self._reader.layer(name, place) is not None for name in self._arrays for place in places)
+        parts, inverse = ([Part(-1, 0, len(rows), rows)], None) if whole else self._split(rows)
         for place, target in zip(places, out, strict=True):
             stored = target
-            if inverse is not None or self._storage != self._value or not target.flags.c_contiguous:
+            if inverse is not None or self._storage != self._value:
                 stored = np.empty((len(rows), self._layout.hidden_size), self._storage)
-            self._take_sorted("hidden_states", place, parts, stored)
-            if inverse is not None and self._storage == self._value:
-                stored.take(inverse, 0, target, "clip")
-            elif stored is not target:
-                values = self._decoded(place, parts, stored)
-                target[...] = values if inverse is None else values[inverse]
+            self._take_parts("hidden_states", place, parts, stored)
+            values = self._decoded(place, parts, stored)
+            if inverse is not None:
+                values.take(inverse, 0, target, "clip")
+            elif values is not target:
+                target[...] = values
 
-    def _decoded(
-        self, place: int, parts: list[tuple[int, int, int, NDArray[np.int64]]], stored: NDArray[Any]
-    ) -> NDArray[Any]:
+    def _split(self, rows: NDArray[np.int64]) -> tuple[list[Part], NDArray[np.int64] | None]:
+        """Group rows by partition; also returns where each row then stands, None where that is as it was."""
+        homes: NDArray[np.integer] = (rows // self._layout.partition_rows).astype(self._home_dtype)
+        inverse = None
+        if (homes[1:] < homes[:-1]).any():
+            order = homes.argsort(kind="stable")  # a radix sort, for so small a dtype
+            inverse = np.empty(len(rows), np.int64)
+            inverse[order] = np.arange(len(rows))
+            rows, homes = rows[order], homes[order]
+        edges = ((homes[1:] != homes[:-1]).nonzero()[0] + 1).tolist()
+        parts = []
+        for first, last in zip([0, *edges], [*edges, len(rows)], strict=True):
+            partition = int(homes[first])
+            local = rows[first:last] - partition * self._layout.partition_rows
+            parts.append(Part(partition, first, last, local))
+        return parts, inverse
+
+    def _decoded(self, place: int, parts: list[Part], stored: NDArray[Any]) -> NDArray[Any]:
         if self._layout.dtype == "bfloat16":
             return float32_of_bfloat16(stored)
         if self._center is None:
             return stored
         scale = np.empty(len(stored), SCALE_DTYPE)
-        self._take_sorted("scale", place, parts, scale)
+        self._take_parts("scale", place, parts, scale)
         return dequantize(stored, scale, self._center[place])
 
-    def _take_sorted(
-        self, array: str, place: int, parts: list[tuple[int, int, int, NDArray[np.int64]]], out: NDArray[Any]
-    ) -> None:
-        """Take ascending rows, each partition in one; where the first few wait for the disk, ask ahead."""
+    def _take_parts(self, array: str, place: int, parts: list[Part], out: NDArray[Any]) -> None:
+        """Take each partition's rows in one; where the first few wait for the disk, ask ahead for the others."""
         cold = None
         for partition, first, last, local in parts:
-            source = self._reader.rows(array, place, partition)
+            source = self._source(array, place, partition)
             target = out[first:last]
             if cold is None and len(local) > 2 * _PROBE_ROWS:
                 began = time.perf_counter()
@@ -126,15 +150,6 @@ class Gathering:
                 source.prefetch(local)
             source.take(local, target)
 
-
-def _split(rows: NDArray[np.int64], size: int) -> list[tuple[int, int, int, NDArray[np.int64]]]:
-    """Cut ascending rows at partition edges: (partition, first, last, rows counted from the partition's first)."""
-    low, high = int(rows[0]) // size, int(rows[-1]) // size
-    if low == high:
-        return [(low, 0, len(rows), rows - low * size if low else rows)]
-    cuts = rows.searchsorted(np.arange(low + 1, high + 1) * size).tolist()
-    parts = []
-    for partition, first, last in zip(range(low, high + 1), [0, *cuts], [*cuts, len(rows)], strict=True):
-        if first < last:
-            parts.append((partition, first, last, rows[first:last] - partition * size))
-    return parts
+    def _source(self, array: str, place: int, partition: int) -> TakeSource:
+        whole = self._reader.layer(array, place) if partition < 0 else None
+        return whole or self._reader.rows(array, place, partition)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,16 +25,21 @@ from embstore.store.files import write_all
 from embstore.store.hdf5_places import CHECKSUM, checksum_spec, find_places, frozen_crc32c
 from embstore.store.metadata import Metadata, canonical, document
 
-ALIGNMENT = 4096
+PAGE_NBYTES = 4096
 MOST_CHUNK_ROWS = 1024
 
 
 def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
     """Write a whole store without rows into the new file `path`, lasting once this returns."""
     arrays = stored_arrays(frozen)
-    version = ("earliest", "v110")
+    vectors = payload_specs(metadata)[0]
     with h5py.File(
-        path, "x", libver=version, alignment_threshold=ALIGNMENT, alignment_interval=ALIGNMENT, locking=False
+        path,
+        "x",
+        libver=("earliest", "v110"),
+        alignment_threshold=math.prod(hdf5_chunk(vectors)) * vectors.dtype.itemsize,
+        alignment_interval=math.lcm(PAGE_NBYTES, metadata.hidden_size * vectors.dtype.itemsize),
+        locking=False,
     ) as file:
         file.attrs["embstore"] = canonical(document(metadata, arrays)).decode()
         for spec in frozen_specs(arrays):

@@ -18,7 +18,7 @@ from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, frozen_spec,
 from embstore.store.files import MEND, map_file, reading
 from embstore.store.hdf5_format import read_attribute
 from embstore.store.hdf5_places import Places, find_places, get_dataset, place_rows
-from embstore.store.mapped import MappedRows, Read, RowSource, runs_of_chunks
+from embstore.store.mapped import ChunkedRows, MappedRows, Read, RowSource, TakeSource, runs_of_chunks
 from embstore.store.metadata import Metadata, StoredArray, parse
 
 
@@ -37,6 +37,7 @@ class HDF5Reader:
         self._scattered = scattered
         self._bytes = np.frombuffer(mapped, np.uint8)
         self._sources: dict[tuple[str, int, int], RowSource] = {}
+        self._layers: dict[tuple[str, int], TakeSource | None] = {}
         self._check_a_row()
 
     def commits(self) -> NDArray[np.uint64]:
@@ -61,6 +62,30 @@ class HDF5Reader:
             return self._column_by_h5py(spec)
         start, stop = self._span(name)
         return self._bytes[start:stop].view(spec.dtype).reshape(spec.shape)
+
+    def layer(self, array: str, layer: int) -> TakeSource | None:
+        """Return the rows of all partitions at once, where every chunk stands on a row of the file."""
+        key = (array, layer)
+        if key not in self._layers:
+            self._layers[key] = self._whole_layer(self._specs[array], layer)
+        return self._layers[key]
+
+    def _whole_layer(self, spec: ArraySpec, layer: int) -> TakeSource | None:
+        if spec.path not in self.places.chunks:
+            return None
+        offsets = self.places.chunks[spec.path][layer]
+        row_nbytes = self.places.chunk_nbytes[spec.path] // self.places.chunk_rows[spec.path]
+        ends = offsets.max() + self.places.chunk_nbytes[spec.path]
+        if (offsets < 0).any() or (offsets % row_nbytes).any() or ends > len(self._bytes):
+            return None
+        count = len(self._bytes) // row_nbytes
+        rows = np.frombuffer(self._scattered, np.uint8, count * row_nbytes).view(spec.dtype)
+        return ChunkedRows(
+            self._scattered,
+            rows.reshape(count, *spec.shape[2:]),
+            offsets // row_nbytes,
+            self.places.chunk_rows[spec.path],
+        )
 
     def rows(self, array: str, layer: int, partition: int) -> RowSource:
         """Return the rows of stored layer number `layer` (counted from 0) of a committed partition."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,16 +21,20 @@ _NEAR_PAGES = 4
 Read = Callable[[int, int, NDArray[Any]], None]
 
 
-class RowSource(Protocol):
-    """The rows of one layer that stand in one partition, counted from the partition's first."""
+class TakeSource(Protocol):
+    """Rows of one layer, of one partition (counted from its first) or of the whole store."""
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copy rows, which ascend, into `out`."""
+        """Copy rows, in any order, into `out`."""
         ...
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
-        """Ask the kernel for the pages of rows, which ascend, before they are taken."""
+        """Ask the kernel for the pages of rows before they are taken."""
         ...
+
+
+class RowSource(TakeSource, Protocol):
+    """The rows of one layer that stand in one partition, counted from the partition's first."""
 
     def reading(self) -> AbstractContextManager[Read]:
         """Give a function that reads rows `[start, stop)` into an array, called with ascending rows."""
@@ -59,19 +64,26 @@ class MappedRows:
         if self._whole is not None:
             self._whole.take(rows, 0, out, "clip")
             return
-        for run, first, last in self._parts(rows):
+        homes = self._starts.searchsorted(rows, "right") - 1
+        if (homes[1:] < homes[:-1]).any():
+            order = homes.astype(np.uint16 if len(self._runs) <= 2**16 else np.int64).argsort(kind="stable")
+            self._take_grouped(rows[order], homes[order], taken := np.empty_like(out))
+            out[order] = taken
+        else:
+            self._take_grouped(rows, homes, out)
+
+    def _take_grouped(self, rows: NDArray[np.int64], homes: NDArray[np.int64], out: NDArray[Any]) -> None:
+        edges = ((homes[1:] != homes[:-1]).nonzero()[0] + 1).tolist()
+        for first, last in zip([0, *edges], [*edges, len(rows)], strict=True):
+            run = self._runs[homes[first]]
             run.rows.take(rows[first:last] - run.start, 0, out[first:last], "clip")
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
-        for run, first, last in self._parts(rows):
-            if run.offset >= 0:
+        rows = np.sort(rows)
+        bounds = [*rows.searchsorted(self._starts).tolist(), len(rows)]
+        for run, (first, last) in zip(self._runs, pairwise(bounds), strict=True):
+            if first < last and run.offset >= 0:
                 _will_need(self._mapped, run.offset, rows[first:last] - run.start, run.rows[0].nbytes)
-
-    def _parts(self, rows: NDArray[np.int64]) -> Iterator[tuple[Run, int, int]]:
-        bounds = [*np.searchsorted(rows, self._starts).tolist(), len(rows)]
-        for run, first, last in zip(self._runs, bounds[:-1], bounds[1:], strict=True):
-            if first < last:
-                yield run, first, last
 
     @contextmanager
     def reading(self) -> Iterator[Read]:
@@ -97,6 +109,28 @@ class MappedRows:
                 _read_all(descriptor, target.reshape(-1).view(np.uint8), offset, self._path)
             row += count
             place += 1
+
+
+class ChunkedRows:
+    """The rows of a whole layer of one file in which every chunk stands at a multiple of a row.
+
+    `rows`: the file seen as rows. `firsts` int64 [chunk]: the place of each chunk's first row among them.
+    """
+
+    def __init__(self, mapped: mmap.mmap, rows: NDArray[Any], firsts: NDArray[np.int64], chunk_rows: int) -> None:
+        self._mapped = mapped
+        self._rows = rows
+        self._shifts = firsts - np.arange(len(firsts)) * chunk_rows
+        self._chunk_rows = chunk_rows
+
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        self._rows.take(self._places(rows), 0, out, "clip")
+
+    def prefetch(self, rows: NDArray[np.int64]) -> None:
+        _will_need(self._mapped, 0, np.sort(self._places(rows)), self._rows[0].nbytes)
+
+    def _places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._shifts.take(rows // self._chunk_rows, mode="clip") + rows
 
 
 def _read_all(descriptor: int, target: NDArray[np.uint8], offset: int, path: str) -> None:

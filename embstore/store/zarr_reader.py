@@ -25,7 +25,7 @@ from embstore.store.arrays import (
     payload_specs,
 )
 from embstore.store.files import MEND, map_file, reading
-from embstore.store.mapped import MappedRows, Read, RowSource, runs_of_chunks
+from embstore.store.mapped import MappedRows, Read, RowSource, TakeSource, runs_of_chunks
 from embstore.store.metadata import parse
 from embstore.store.shards import parse_index
 from embstore.store.zarr_format import (
@@ -79,6 +79,10 @@ class ZarrReader:
         if mapped is None or len(mapped) < count * spec.dtype.itemsize:
             raise StoreDamagedError(f"{file} is cut short: {MEND}")
         return np.frombuffer(mapped, spec.dtype, count).reshape(spec.shape)
+
+    def layer(self, array: str, layer: int) -> TakeSource | None:
+        """Return the rows of all partitions at once, where they stand in one file; None elsewhere."""
+        return self.rows(array, layer, 0) if self.metadata.layout.partitions == 1 else None
 
     def rows(self, array: str, layer: int, partition: int) -> RowSource:
         """Return the rows of stored layer number `layer` (counted from 0) of a committed partition."""
