@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Batching = Literal["packed", "padded", "equal"]
 BATCHINGS: tuple[Batching, ...] = get_args(Batching)
-ROW_CAPACITY = 128
+ROW_CAPACITY = {"cpu": 64, "cuda": 128}
 
 _Indices = NDArray[np.int64]
 
@@ -30,9 +30,7 @@ class Batch:
     shape: tuple[int, int]
 
 
-def lay_out(
-    lengths: _Indices, *, how: Batching, batch_subwords: int, row_capacity: int = ROW_CAPACITY
-) -> Iterator[Batch]:
+def lay_out(lengths: _Indices, *, how: Batching, batch_subwords: int, row_capacity: int = 64) -> Iterator[Batch]:
     """Lay sentences of `lengths` subwords (specials counted) into batches of about `batch_subwords` positions.
 
     Longest first, so that a batch too large for the memory fails at once. Depends on the arguments alone.

@@ -92,7 +92,7 @@ class SubwordTokenizer:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
-            self._lead = " " if _is_byte_level(self._backend) else ""
+            self._lead = _keep_space_before_words(self._backend)
         self._table = _Table(self._split_single)
         self._first: _Table | None = None
         self.mode: Mode = "words"
@@ -268,12 +268,20 @@ def _of_word(encoding: Any, word: int) -> list[int]:
     return [index for index, of in zip(encoding.ids, encoding.word_ids, strict=True) if of == word]
 
 
-def _is_byte_level(backend: Any) -> bool:
-    """Tell whether the space before a word is part of its spelling, so that split words need it back."""
-    nodes = [json.loads(backend.to_str()).get("pre_tokenizer") or {}]
-    kinds = set()
-    while nodes:
-        node = nodes.pop()
-        kinds.add(node.get("type"))
-        nodes += node.get("pretokenizers", [])
-    return "ByteLevel" in kinds
+def _keep_space_before_words(backend: Any) -> str:
+    """Give split words back the space before them, which in byte-level BPE is part of their spelling.
+
+    Where the byte-level step stands alone it can add the space itself. Behind another step it would add one to
+    every part of a word, so there the space is put before the word: returned is what to put.
+    """
+    step = json.loads(backend.to_str()).get("pre_tokenizer") or {}
+    if step.get("type") == "ByteLevel":
+        backend.pre_tokenizer.add_prefix_space = True
+        return ""
+    nested = [step]
+    while nested:
+        step = nested.pop()
+        if step.get("type") == "ByteLevel":
+            return " "
+        nested += step.get("pretokenizers", [])
+    return ""

@@ -42,7 +42,7 @@ class TransformerEncoder:
         self.model: Any = loaded.model
         self.device = device
         self.dtype = dtype
-        self.row_capacity = ROW_CAPACITY
+        self.row_capacity = ROW_CAPACITY.get(device.type, 128)
         self._batching: Batching = "padded"
         self._times = StageTimes()
         embeddings: int = self.model.get_input_embeddings().num_embeddings

