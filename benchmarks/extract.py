@@ -1,0 +1,380 @@
+"""Extraction side by side, in one run: embstore, the plain script, NeuroX, and what the machine could do.
+
+python benchmarks/extract.py --model MODEL_DIR --corpus en_ewt-ud-train.conllu --sentences 2000 --repeats 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+import transformers
+from measure import Target, Times, in_fresh_process, interleaved, machine, table, targets_table, timed, write_json
+from numpy.typing import NDArray
+from plain import extract_plainly
+
+import embstore as es
+from embstore.extraction.bench import ExtractionRate
+
+OURS, PLAIN, NEUROX, SGEMM = "embstore", "plain script", "NeuroX", "matrix multiply"
+MATMUL_SECONDS = 1.0  # how long the machine's limit is measured in each round
+RELATIVE = {"float32": 1e-5, "float16": 1.1 * 2**-10}  # float16: the last bit, where 1e-6 decides the rounding
+ABSOLUTE = 2e-5
+
+
+@dataclass
+class Setting:
+    """What every case works on; `folder` is thrown away at the end."""
+
+    sentences: list[list[str]]
+    model_folder: Path
+    dtype: str
+    suffix: str
+    batch_subwords: int | None
+    folder: Path
+    encoder: Any
+    tokenizer: Any
+    model: Any
+    neurox: Path | None
+    rates: list[ExtractionRate] = field(default_factory=list)
+    plan: es.Plan | None = None
+    matmul: list[float] = field(default_factory=list)
+
+    @property
+    def store(self) -> Path:
+        return self.folder / f"ours{self.suffix}"
+
+    @property
+    def plain(self) -> Path:
+        return self.folder / "plain.h5"
+
+    @property
+    def neurox_output(self) -> Path:
+        return self.folder / "neurox.hdf5"
+
+
+def run_ours(setting: Setting, number: int) -> float:
+    """Plan and extract; the plan tokenises everything, so it counts."""
+    remove(setting.store)
+    timings = es.Timings()
+    start = time.perf_counter()
+    made = es.plan(
+        setting.sentences,
+        model=setting.encoder,
+        dtype=setting.dtype,
+        batch_subwords=setting.batch_subwords,
+        store=setting.store,
+        calibrate=False,
+    )
+    planned = time.perf_counter()
+    es.extract(made, setting.store, timings=timings)
+    ended = time.perf_counter()
+    if number >= 0:
+        setting.rates.append(
+            ExtractionRate(made.words, timings.subwords, timings.nbytes, ended - planned, planned - start, timings)
+        )
+    setting.plan = made
+    return ended - start
+
+
+def run_plain(setting: Setting, number: int) -> float:
+    return timed(
+        partial(
+            extract_plainly, setting.sentences, setting.tokenizer, setting.model, setting.plain, dtype=setting.dtype
+        )
+    )
+
+
+def run_neurox(setting: Setting, number: int) -> float:
+    remove(setting.neurox_output)
+    result = in_fresh_process(
+        Path(__file__).with_name("neurox_child.py"),
+        str(setting.model_folder),
+        str(setting.folder / "sentences.txt"),
+        str(setting.neurox_output),
+        environment={"PYTHONPATH": os.pathsep.join(filter(None, [str(setting.neurox), os.environ.get("PYTHONPATH")]))},
+    )
+    return float(result["seconds"])
+
+
+def run_matmul(setting: Setting, number: int) -> float:
+    """Multiply matrices of this model's shapes for a while; the rate goes to `setting.matmul`."""
+    config = setting.model.config
+    hidden, inner = config.hidden_size, config.intermediate_size
+    rows = setting.batch_subwords or 2048
+    operands = [
+        (torch.randn(rows, k), torch.randn(k, n), torch.empty(rows, n), times)
+        for k, n, times in ((hidden, hidden, 4), (hidden, inner, 1), (inner, hidden, 1))
+    ]
+    flops = sum(2 * rows * right.numel() * times for _, right, _, times in operands)
+    layers = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < MATMUL_SECONDS:
+        for left, right, out, times in operands:
+            for _ in range(times):
+                torch.matmul(left, right, out=out)
+        layers += 1
+    seconds = time.perf_counter() - start
+    if number >= 0:
+        setting.matmul.append(layers * flops / seconds)
+    return seconds
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def needed_flops(setting: Setting) -> tuple[float, int]:
+    """Flops of the linear layers and of attention for the subwords there are, and how many these are.
+
+    A sentence's special subwords count (the model needs them), padding and packing do not.
+    """
+    config = setting.model.config
+    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    encoded = setting.tokenizer(setting.sentences, is_split_into_words=True, truncation=True, max_length=512)
+    lengths = np.array([len(ids) for ids in encoded["input_ids"]], np.float64)
+    linear = lengths.sum() * 2 * (4 * hidden * hidden + 2 * hidden * inner)
+    attention = (lengths**2).sum() * 4 * hidden
+    return float(layers * (linear + attention)), int(lengths.sum())
+
+
+@dataclass
+class Agreement:
+    """How the vectors of two extractions compare; `different_words`: sentences of another number of words."""
+
+    sentences: int = 0
+    agreeing: int = 0
+    different_words: int = 0
+    largest_difference: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def our_sentences(setting: Setting) -> Iterator[tuple[int, NDArray[np.int32], NDArray[np.float32]]]:
+    """Yield each sentence's number in the corpus, the positions of its rows, and its vectors."""
+    assert setting.plan is not None
+    index, layout = setting.plan.index, setting.plan.layout
+    store = es.open(setting.store)
+    step = 256
+    for first in range(0, len(index.source), step):
+        last = min(first + step, len(index.source))
+        begin, end = int(index.indptr[first]), int(index.indptr[last])
+        rows = np.arange(begin, end)
+        vectors = np.stack([np.array(store.gather(rows, layer)) for layer in layout.layers])
+        for sentence in range(first, last):
+            own = slice(int(index.indptr[sentence]), int(index.indptr[sentence + 1]))
+            inside = slice(own.start - begin, own.stop - begin)
+            yield int(index.source[sentence]), index.position[own], vectors[:, inside].astype(np.float32)
+
+
+def compare(setting: Setting, path: Path) -> Agreement:
+    """Hold our vectors against a file of one dataset a sentence."""
+    found = Agreement()
+    relative = RELATIVE[setting.dtype]
+    with h5py.File(path) as file:
+        for number, positions, ours in our_sentences(setting):
+            theirs = file[str(number)][:]
+            found.sentences += 1
+            if theirs.shape[1] != len(setting.sentences[number]):
+                found.different_words += 1
+                continue
+            theirs = theirs[:, positions].astype(np.float32)
+            difference = np.abs(ours - theirs)
+            found.largest_difference = max(found.largest_difference, float(difference.max()))
+            found.agreeing += bool((difference <= ABSOLUTE + relative * np.abs(theirs)).all())
+    return found
+
+
+def nbytes(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def report(setting: Setting, times: dict[str, Times], words: int, subwords: int, flops: float) -> dict[str, Any]:
+    rate = sorted(setting.rates, key=lambda rate: rate.seconds)[len(setting.rates) // 2]
+    peak = float(np.median(setting.matmul))
+    cases: dict[str, Any] = {}
+    for name, path in ((OURS, setting.store), (PLAIN, setting.plain), (NEUROX, setting.neurox_output)):
+        if name not in times:
+            continue
+        seconds = times[name].median
+        cases[name] = {
+            **times[name].as_json(),
+            "words_per_second": words / seconds,
+            "subwords_per_second": subwords / seconds,
+            "speed_relative_to_plain": times[PLAIN].median / seconds,
+            "share_of_matmul_peak": flops / seconds / peak,
+            "nbytes": nbytes(path),
+        }
+    forward = rate.timings.stages.forward
+    ours = {
+        "plan_s": rate.plan_seconds,
+        "extract_s": rate.seconds,
+        "stages": rate.stages(),
+        "forward_share_of_extract": forward / rate.seconds,
+        "forward_share_of_plan_and_extract": forward / (rate.seconds + rate.plan_seconds),
+        "forward_share_of_matmul_peak": flops / forward / peak,
+        "extract_share_of_matmul_peak": flops / rate.seconds / peak,
+        "extract_alone_relative_to_plain": times[PLAIN].median / rate.seconds,
+    }
+    targets = [
+        Target("times the plain script's speed", times[PLAIN].median / times[OURS].median, 3, True),
+        Target("forward pass, share of extract's wall time", forward / rate.seconds, 0.92, True),
+    ]
+    if NEUROX in times:
+        targets.insert(1, Target("times NeuroX's speed", times[NEUROX].median / times[OURS].median, 3, True))
+    show(setting, cases, ours, peak, targets)
+    return {
+        "cases": cases,
+        "embstore": ours,
+        "matmul_peak_gflops": peak / 1e9,
+        "matmul_gflops_by_round": [rate / 1e9 for rate in setting.matmul],
+        "needed_gflop": flops / 1e9,
+        "targets": [target.as_json() for target in targets],
+    }
+
+
+def show(setting: Setting, cases: dict[str, Any], ours: dict[str, Any], peak: float, targets: list[Target]) -> None:
+    rows = [
+        (
+            name,
+            case["median_s"],
+            case["words_per_second"],
+            case["subwords_per_second"],
+            case["speed_relative_to_plain"],
+            f"{100 * case['share_of_matmul_peak']:.0f} %",
+            f"{case['nbytes'] / 1e6:,.0f}",
+        )
+        for name, case in cases.items()
+    ]
+    print(table(["", "seconds", "words/s", "subwords/s", "x plain", "of matmul peak", "MB written"], rows))
+    print(f"\nmatrix multiply at this model's shapes: {peak / 1e9:,.0f} GFLOP/s (median of the rounds)")
+    print(
+        f"embstore's forward pass alone: {100 * ours['forward_share_of_matmul_peak']:.0f} % of it; "
+        f"plan {ours['plan_s']:.2f} s + extract {ours['extract_s']:.2f} s\n"
+    )
+    stages = [(s["stage"], s["seconds"], f"{s['share %']:.1f} %", s["runs"]) for s in ours["stages"]]
+    print(table(["stage of extract", "seconds", "of wall time", "runs"], stages))
+    print("\n" + targets_table(targets))
+
+
+def read_sentences(corpus: str, count: int) -> list[list[str]]:
+    return [list(sentence.words) for sentence in islice(es.open_corpus(corpus), count)]
+
+
+def prepared(arguments: argparse.Namespace, folder: Path) -> Setting:
+    model = Path(arguments.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    encoder = es.load_encoder(model, device="cpu", compute_dtype="float32")
+    plain_model = transformers.AutoModel.from_pretrained(model, dtype=torch.float32).eval()
+    sentences = read_sentences(arguments.corpus, arguments.sentences)
+    lines = "".join(" ".join(words) + "\n" for words in sentences)
+    (folder / "sentences.txt").write_text(lines, encoding="utf-8")
+    return Setting(
+        sentences=sentences,
+        model_folder=model,
+        dtype=arguments.dtype,
+        suffix=arguments.suffix,
+        batch_subwords=arguments.batch_subwords,
+        folder=folder,
+        encoder=encoder,
+        tokenizer=tokenizer,
+        model=plain_model,
+        neurox=Path(arguments.neurox).absolute() if arguments.neurox else None,
+    )
+
+
+def has_neurox(setting: Setting) -> bool:
+    if setting.neurox is None or not (setting.neurox / "neurox").is_dir():
+        print("NeuroX is not measured: give --neurox DIR, where DIR holds it (see the README)\n")
+        return False
+    return True
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder of a BERT-like Hugging Face model")
+    parser.add_argument("--corpus", required=True, help="a corpus in any format that embstore reads")
+    parser.add_argument("--sentences", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", choices=sorted(RELATIVE), default="float16", help="stored by embstore and plain")
+    parser.add_argument("--suffix", choices=[".zarr", ".h5"], default=".zarr", help="embstore's format")
+    parser.add_argument("--batch-subwords", type=int, help="embstore's batches; its default if not given")
+    parser.add_argument("--neurox", help="folder that holds the package neurox")
+    parser.add_argument("--threads", type=int, help="CPU threads of torch; all if not given")
+    parser.add_argument("--tmp", help="folder for the files written (default: the system's)")
+    parser.add_argument("--out", help="JSON file to write")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    described = machine()
+    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
+        setting = prepared(arguments, Path(folder))
+        flops, subwords = needed_flops(setting)
+        words = sum(map(len, setting.sentences))
+        print(
+            f"{len(setting.sentences):,} sentences, {words:,} words, {subwords:,} subwords with specials, all layers, "
+            f"mean pooling, stored as {arguments.dtype} (NeuroX: float32), {torch.get_num_threads()} threads\n"
+        )
+        runs: dict[str, Callable[[Setting, int], float]] = {SGEMM: run_matmul, OURS: run_ours, PLAIN: run_plain}
+        if has_neurox(setting):
+            runs[NEUROX] = run_neurox
+        times = interleaved({name: partial(run, setting) for name, run in runs.items()}, repeats=arguments.repeats)
+        result = report(setting, times, words, subwords, flops)
+        agreement = agreements(setting, times)
+    corpus = {"name": Path(arguments.corpus).name, "sentences": arguments.sentences, "words": words}
+    write_json(
+        arguments.out,
+        {
+            "benchmark": "extract",
+            "machine": described,
+            "corpus": {**corpus, "subwords_with_specials": subwords},
+            "options": {
+                key: getattr(arguments, key) for key in ("dtype", "suffix", "batch_subwords", "repeats", "threads")
+            },
+            **result,
+            "agreement": agreement,
+        },
+    )
+    if agreement[PLAIN]["agreeing"] < agreement[PLAIN]["sentences"]:
+        raise SystemExit("embstore's vectors are not those of the plain script")
+
+
+def agreements(setting: Setting, times: dict[str, Times]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    print()
+    for name, path in ((PLAIN, setting.plain), (NEUROX, setting.neurox_output)):
+        if name not in times:
+            continue
+        same = compare(setting, path)
+        found[name] = same.as_json()
+        print(
+            f"embstore's vectors equal those of {name} in {same.agreeing:,} of {same.sentences:,} sentences "
+            f"(largest difference {same.largest_difference:.2g}; {same.different_words:,} of other words)"
+        )
+    return found
+
+
+if __name__ == "__main__":
+    main()

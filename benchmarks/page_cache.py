@@ -1,0 +1,48 @@
+"""Throwing files out of the page cache, and looking whether they went."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def files_of(path: Path) -> Iterator[Path]:
+    yield from (file for file in sorted(path.rglob("*")) if file.is_file()) if path.is_dir() else iter([path])
+
+
+def evict(path: Path) -> None:
+    """Ask the kernel to drop the clean pages of all files; pages that a process has mapped stay."""
+    for file in files_of(path):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def resident_share(path: Path) -> float:
+    """The share of the files' pages that is in memory."""
+    resident = total = 0
+    for file in files_of(path):
+        size = file.stat().st_size
+        if not size:
+            continue
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+            pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+            view = np.frombuffer(mapped, np.uint8)
+            address = ctypes.c_void_p(view.ctypes.data)
+            status = _LIBC.mincore(address, ctypes.c_size_t(size), pages.ctypes.data_as(ctypes.c_char_p))
+            del view
+            if status != 0:
+                raise OSError(ctypes.get_errno(), "mincore failed")
+            resident += int((pages & 1).sum())
+            total += len(pages)
+    return resident / max(total, 1)

@@ -1,0 +1,34 @@
+"""The plain script: hidden states of words as they are usually pulled from a Hugging Face model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import torch
+
+
+def extract_plainly(
+    sentences: Sequence[Sequence[str]], tokenizer: Any, model: Any, path: str | Path, *, dtype: str, batch: int = 32
+) -> None:
+    """Write one dataset a sentence, [layer, word, feature]; a word without a subword is a row of zeros."""
+    with h5py.File(path, "w") as file, torch.no_grad():
+        for start in range(0, len(sentences), batch):
+            chunk = [list(sentence) for sentence in sentences[start : start + batch]]
+            encoded = tokenizer(
+                chunk, is_split_into_words=True, padding=True, truncation=True, max_length=512, return_tensors="pt"
+            )
+            output = model(**encoded, output_hidden_states=True)
+            hidden_states = torch.stack(output.hidden_states)
+            for number, words in enumerate(chunk):
+                subwords = defaultdict(list)
+                for place, word in enumerate(encoded.word_ids(number)):
+                    if word is not None:
+                        subwords[word].append(place)
+                vectors = torch.zeros(len(hidden_states), len(words), hidden_states.shape[-1])
+                for word, places in subwords.items():
+                    vectors[:, word] = hidden_states[:, number, places].mean(dim=1)
+                file.create_dataset(str(start + number), data=vectors.numpy().astype(dtype))

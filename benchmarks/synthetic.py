@@ -1,0 +1,125 @@
+"""Stores of random vectors, in embstore's formats and as they are usually kept in HDF5."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+import embstore as es
+from embstore.store import Index, Layout, Metadata, StoreWriter, Strings, create_store
+
+SENTENCE_WORDS = 20
+TYPES = 30_000
+
+
+def metadata_of(layout: Layout) -> Metadata:
+    return Metadata(
+        rows=layout.rows,
+        layers=layout.layers,
+        hidden_size=layout.hidden_size,
+        dtype=layout.dtype,
+        partition_rows=layout.partition_rows,
+        model={
+            "name": "synthetic",
+            "architecture": "None",
+            "revision": None,
+            "weights_sha256": "0" * 64,
+            "tokenizer_sha256": "0" * 64,
+            "num_hidden_layers": layout.layers[-1],
+            "hidden_size": layout.hidden_size,
+            "max_subwords": None,
+            "final_norm": False,
+        },
+        corpus={
+            "name": "synthetic",
+            "format": "sentences",
+            "options": {},
+            "sentences": -(-layout.rows // SENTENCE_WORDS),
+            "words": layout.rows,
+            "sha256": "0" * 64,
+        },
+        extraction={
+            "unit": "word",
+            "pooling": "mean",
+            "keep": {},
+            "max_length": None,
+            "context_window": None,
+            "attention_window": None,
+            "batching": "packed",
+            "batch_subwords": 2048,
+            "compute_dtype": "float32",
+            "seed": 0,
+        },
+        software={"embstore": es.__version__},
+    )
+
+
+def index_of(rows: int, *, seed: int) -> Index:
+    """Sentences of 20 words drawn from a Zipf law."""
+    rng = np.random.default_rng(seed)
+    types = np.minimum(rng.zipf(1.1, rows) - 1, TYPES - 1).astype(np.int32)
+    sentence = np.arange(rows, dtype=np.int64) // SENTENCE_WORDS
+    sentences = int(sentence[-1]) + 1
+    words = [f"w{number}" for number in range(TYPES)]
+    texts = (
+        " ".join(words[type_] for type_ in types[start : start + SENTENCE_WORDS])
+        for start in range(0, rows, SENTENCE_WORDS)
+    )
+    return Index(
+        type=types,
+        sentence=sentence,
+        position=(np.arange(rows) % SENTENCE_WORDS).astype(np.int32),
+        subwords=np.ones(rows, np.int16),
+        words=Strings.of(words),
+        texts=Strings.of(texts),
+        indptr=np.minimum(np.arange(sentences + 1, dtype=np.int64) * SENTENCE_WORDS, rows),
+        source=np.arange(sentences, dtype=np.int64),
+    )
+
+
+def partitions_of(layout: Layout, *, seed: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    rng = np.random.default_rng(seed)
+    for partition in range(layout.partitions):
+        start, stop = layout.span(partition)
+        shape = (len(layout.layers), stop - start, layout.hidden_size)
+        yield partition, rng.standard_normal(shape, np.float32).astype(layout.dtype)
+
+
+def write_stores(paths: list[Path], *, rows: int, layers: int, hidden_size: int, dtype: str, seed: int) -> None:
+    """Write the same random vectors to every path."""
+    layout = Layout.of(rows=rows, layers=tuple(range(layers)), hidden_size=hidden_size, dtype=dtype)
+    index = index_of(rows, seed=seed)
+    for path in paths:
+        create_store(path, metadata=metadata_of(layout), index=index)
+    with ExitStack() as stack:
+        writers = [stack.enter_context(StoreWriter(path)) for path in paths]
+        for partition, vectors in partitions_of(layout, seed=seed):
+            for writer in writers:
+                writer.write(partition, {"hidden_states": vectors})
+        for writer in writers:
+            writer.finish()
+
+
+def write_chunked(store: es.Store, path: Path, *, chunks: tuple[int, int, int] | bool) -> tuple[int, ...]:
+    """Write a store's vectors to one h5py dataset [layer, row, feature]; `chunks` True: h5py's own choice.
+
+    Returns the chunk's shape.
+    """
+    shape = (len(store.layers), store.rows, store.hidden_size)
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("hidden_states", shape, store.vector_dtype, chunks=chunks)
+        block = 16 * dataset.chunks[1]
+        for place, layer in enumerate(store.layers):
+            for first, vectors in store.scan(layer, block_rows=block):
+                dataset[place, first : first + len(vectors)] = vectors
+        chosen: tuple[int, ...] = dataset.chunks
+    with path.open("rb+") as written:
+        os.fsync(written.fileno())
+    return chosen
