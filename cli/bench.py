@@ -8,30 +8,38 @@ from typing import Annotated
 import typer
 
 import embstore as es
+from embstore_cli.extract import BatchSubwords, Compute, Corpus, Device, Layers, Model, Pooling
+from embstore_cli.help import Command
 from embstore_cli.output import AsJson, print_json, print_table
+from embstore_cli.store import StorePath
 
 bench = typer.Typer(help="Measure extraction and reading on this machine.", no_args_is_help=True)
 
 
 def add_to(app: typer.Typer) -> None:
-    bench.command("extract")(extract)
-    bench.command("query")(query)
+    bench.command("extract", cls=Command)(extract)
+    bench.command("query", cls=Command)(query)
     app.add_typer(bench, name="bench")
 
 
 def extract(
-    corpus: Annotated[str, typer.Argument(help="Text to extract, any format of `embstore extract`.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="Model folder, or a name on the Hugging Face hub.")],
-    sentences: Annotated[int, typer.Option(help="How many sentences of the corpus to run.")] = 2000,
-    layers: Annotated[str, typer.Option(help="Layers to store.")] = "all",
-    pooling: Annotated[str, typer.Option(help="mean, first, last or max.")] = "mean",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    compute_dtype: Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")] = "auto",
-    batch_subwords: Annotated[int | None, typer.Option(help="Subwords a batch.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="Where to write the store that is measured.")] = None,
+    corpus: Corpus,
+    model: Model,
+    device: Device = "auto",
+    compute_dtype: Compute = "auto",
+    batch_subwords: BatchSubwords = None,
+    layers: Layers = "all",
+    pooling: Pooling = "mean",
+    sentences: Annotated[int, typer.Option(metavar="N", help="How many sentences of the corpus to run.")] = 2000,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where the store that is measured is written.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Extract to a temporary store: words/s, GB/s, and the share of each stage."""
+    """Time an extraction: words/s, GB/s, each stage's share.
+
+    The store is written to a temporary folder and removed.
+    """
     result = es.bench_extract(
         corpus,
         model=model,
@@ -51,13 +59,13 @@ def extract(
 
 
 def query(
-    store: Annotated[Path, typer.Argument(help="A store: NAME.zarr or NAME.h5.")],
-    layer: Annotated[int | None, typer.Option(help="The layer to read (the last one stored).")] = None,
-    repeats: Annotated[int, typer.Option(help="Runs of each read; the median is printed.")] = 7,
-    seed: Annotated[int, typer.Option(help="Seed of the rows drawn.")] = 0,
+    store: StorePath,
+    layer: Annotated[int | None, typer.Option(metavar="N", help="The layer to read (the last one stored).")] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", help="Runs of each read; the median is printed.")] = 7,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the rows drawn.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Time opening, gathering rows and scanning a layer beside numpy in memory."""
+    """Time opening, gathers and scans beside numpy in memory."""
     rows = es.bench_query(store, layer=layer, repeats=repeats, seed=seed)
     if as_json:
         print_json(rows)

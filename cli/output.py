@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +18,9 @@ from embstore.errors import InvalidValueError, StorageError
 if TYPE_CHECKING:
     import polars as pl
 
-WIDTH = 120  # where the output is not a terminal
+WIDTH = 120  # where the output is neither a terminal nor told how wide it is
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[
     Path | None,
     typer.Option("--out", help="Also write the table to FILE.{csv,parquet,json}.", metavar="FILE"),
@@ -26,26 +29,33 @@ Out = Annotated[
 
 def print_json(value: Any) -> None:
     """Print a value as JSON on standard output."""
-    json.dump(value, sys.stdout, ensure_ascii=False, indent=2, default=str)
+    utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+    json.dump(value, sys.stdout, ensure_ascii=not utf8, indent=2, default=str)
     sys.stdout.write("\n")
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = None, most: int | None = None) -> None:
-    """Print rows as a table as wide as the terminal."""
+def width() -> int:
+    """The columns that output may take."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns
+
+
+def print_table(
+    rows: Sequence[Mapping[str, Any]], *, title: str | None = None, right: Collection[str] = (), wrap: bool = True
+) -> None:
+    """Print rows as a table as wide as the terminal; numbers and the columns of `right` stand to the right."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    shown = rows if most is None else rows[:most]
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for name in rows[0] if rows else []:
         numeric = all(isinstance(row[name], int | float | None) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric)
-    for row in shown:
+        table.add_column(
+            name, justify="right" if numeric or name in right else "left", no_wrap=numeric or not wrap, overflow="fold"
+        )
+    for row in rows:
         table.add_row(*(Text.from_ansi(_cell(value)) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
-    if len(shown) < len(rows):
-        print(f"... {len(rows) - len(shown):,} more rows")
+    Console(width=width(), highlight=False).print(table)
 
 
 def _cell(value: Any) -> str:
@@ -62,16 +72,23 @@ def require_out(path: Path | None) -> None:
     """Raise InvalidValueError now where a table could not be written to `path` later."""
     if path is None:
         return
+    if path.is_dir():
+        raise InvalidValueError(f"--out {path} is a folder: give the name of a file")
     if path.suffix not in (".csv", ".parquet", ".json"):
         raise InvalidValueError(f"--out {path} has no known suffix: choose .csv, .parquet or .json")
     if not path.absolute().parent.is_dir():
-        raise InvalidValueError(f"--out {path}: the folder {path.absolute().parent} does not exist: make it first")
+        raise InvalidValueError(f"--out {path}: the folder {path.parent} does not exist: make it first")
 
 
 def write_table(frame: pl.DataFrame, path: Path) -> None:
-    """Write a frame to `path` in the format of its suffix."""
+    """Write a frame to `path` in the format of its suffix, whole or not at all."""
+    partial = path.with_name(f".{path.name}.new")
     writers = {".csv": frame.write_csv, ".parquet": frame.write_parquet, ".json": frame.write_json}
     try:
-        writers[path.suffix](path)
+        writers[path.suffix](partial)
+        os.replace(partial, path)
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error}") from error
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

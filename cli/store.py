@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore_cli.output import AsJson, Out, print_json, print_table, require_out, write_table
+from embstore_cli.help import Command
+from embstore_cli.output import AsJson, Out, print_json, print_table, require_out, width, write_table
 from embstore_cli.progress import progress_bar
 
-StorePath = Annotated[Path, typer.Argument(help="A store: NAME.zarr or NAME.h5.")]
+if TYPE_CHECKING:
+    from embstore.store import Report
+
+StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="A store: NAME.zarr or NAME.h5.")]
+LOOKED_UP = 20
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("info")(info)
-    app.command("verify")(verify)
-    app.command("lookup")(lookup)
-    app.command("export")(export)
-    app.command("import")(import_)
+    app.command("info", cls=Command)(info)
+    app.command("verify", cls=Command)(verify)
+    app.command("lookup", cls=Command, epilog="Example: embstore lookup ewt.zarr bank")(lookup)
+    app.command("export", cls=Command, epilog="Example: embstore export ewt.zarr ewt.h5 --layers 0,12")(export)
+    app.command("import", cls=Command)(import_)
 
 
 def info(store: StorePath, as_json: AsJson = False) -> None:
@@ -29,10 +35,11 @@ def info(store: StorePath, as_json: AsJson = False) -> None:
     described = opened.describe()
     if as_json:
         print_json(described)
-    else:
-        width = max(map(len, described))
-        for name, value in described.items():
-            print(f"{name:<{width}}  {_told(value)}")
+        return
+    described["nbytes"] = f"{described['nbytes'] / 2**20:,.1f} MiB of vectors"
+    width = max(map(len, described))
+    for name, value in described.items():
+        print(f"{name:<{width}}  {_told(value) or 'none'}")
 
 
 def _told(value: object) -> str:
@@ -40,55 +47,79 @@ def _told(value: object) -> str:
         return ", ".join(f"{name} {_told(part)}" for name, part in value.items() if part is not None)
     if isinstance(value, list | tuple):
         return ", ".join(map(_told, value))
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def verify(store: StorePath, as_json: AsJson = False) -> None:
-    """Check every byte of a store against its checksums; exit status 1 where one is wrong."""
+    """Check every byte of a store against its checksums.
+
+    Names each fault and its partition, and ends with status 1 where there is one; `embstore extract --repair`
+    mends them.
+    """
     with progress_bar("verify", total=None, unit="B") as advance:
         report = es.verify(store, progress=advance)
     if as_json:
-        print_json(report.as_json())
+        print_json(
+            {
+                "path": str(report.path),
+                "ok": report.ok,
+                "partitions": report.partitions,
+                "missing": list(report.missing),
+                "checked_nbytes": report.checked_nbytes,
+                "faults": [asdict(fault) for fault in report.faults],
+            }
+        )
     else:
         for fault in report.faults:
             print(fault)
-        print(report.summary())
+        print(_summary(report))
     if not report.ok:
         raise typer.Exit(1)
 
 
+def _summary(report: Report) -> str:
+    checked = f"{report.checked_nbytes:,} bytes of {report.path} checked"
+    missing = f"; {len(report.missing)} of {report.partitions} partitions are not written yet" if report.missing else ""
+    if report.ok:
+        return f"{checked}: all as written{missing}"
+    faults = "1 fault" if len(report.faults) == 1 else f"{len(report.faults)} faults"
+    return f"{checked}: {faults}{missing}; the `embstore extract` command that made it, with --repair, mends it"
+
+
 def lookup(
     store: StorePath,
-    word: Annotated[str, typer.Argument(help="The word, as written in the corpus.")],
-    most: Annotated[int, typer.Option("--most", "-n", help="How many occurrences to print.")] = 20,
+    word: Annotated[str, typer.Argument(metavar="WORD", help="The word or phrase, as written in the corpus.")],
+    most: Annotated[
+        int | None,
+        typer.Option("--most", "-n", metavar="N", help=f"Print N occurrences at most ({LOOKED_UP}; with --json, all)."),
+    ] = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a word's occurrences in their sentences."""
     require_out(out)
-    if most < 1:
+    if most is not None and most < 1:
         raise InvalidValueError(f"--most {most} is not allowed: give 1 or more")
     contexts = es.open(store).select(words=word).contexts()
     if out is not None:
         write_table(contexts, out)
     if as_json:
-        print_json(contexts.to_dicts())
+        print_json(contexts.head(len(contexts) if most is None else most).to_dicts())
         return
-    rows = contexts.head(most).to_dicts()
-    for row in rows:
-        row["text"] = _marked(row["text"], row["position"], len(row["word"].split(" ")))
-    print_table(rows, title=f"{word}: {len(contexts):,} occurrences")
-    if len(contexts) > most:
-        print(f"... {len(contexts) - most:,} more; --most says how many to print")
+    from embstore_cli.concordance import concordance
 
-
-def _marked(text: str, position: int, words: int, *, around: int = 8) -> str:
-    """The word between brackets, with a few words of its sentence on each side."""
-    split = text.split(" ")
-    left, right = split[:position], split[position + words :]
-    before = ("... " if len(left) > around else "") + " ".join(left[-around:])
-    after = " ".join(right[:around]) + (" ..." if len(right) > around else "")
-    return f"{before} [{' '.join(split[position : position + words])}] {after}".strip()
+    shown = contexts.head(most or LOOKED_UP)
+    occurrences = "1 occurrence" if len(contexts) == 1 else f"{len(contexts):,} occurrences"
+    print_table(
+        concordance(shown.to_dicts(), width=width()),
+        title=f"{word}: {occurrences}",
+        right=("row", "left context"),
+        wrap=False,
+    )
+    if len(contexts) > len(shown):
+        print(f"... {len(contexts) - len(shown):,} more; --most says how many to print")
 
 
 def export(

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from embstore.store import Store as Store
     from embstore.store import export as export
     from embstore.store import import_hdf5 as import_hdf5
-    from embstore.store import open_store as open  # noqa: F401
+    from embstore.store import open_store
     from embstore.store import verify as verify
+
+    open = open_store
 
 __version__ = "0.1.0"
 

@@ -1,0 +1,5 @@
+"""`python -m embstore_cli` is `embstore`."""
+
+from embstore_cli.main import run
+
+run()
