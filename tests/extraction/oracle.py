@@ -33,7 +33,7 @@ def expected_rows(
         pieces = [encoder.pieces(word) for word in sentence.words]
         flat = [piece for word in pieces for piece in word][:limit]
         starts = np.cumsum([0, *map(len, pieces)]).tolist()
-        spans = {start: stop for start, stop in sentence.targets}
+        spans = dict(sentence.targets)
         word = 0
         while word < len(sentence.words):
             end = spans.get(word, word + 1)
