@@ -1,0 +1,184 @@
+"""Gather and scan against indexing of an array, for any rows, blocks and partitions."""
+
+from __future__ import annotations
+
+import gc
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.store import Store, open_store
+from tests.store.example import DTYPES, SUFFIXES, Example, example
+
+CASES = [
+    (dtype, rows, partition_rows, suffix)
+    for dtype in DTYPES
+    for rows, partition_rows in [(300, 512), (1500, 256), (2100, 1280), (1025, 768)]
+    for suffix in SUFFIXES
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reading")
+
+
+@cache
+def opened(folder: Path, dtype: str, rows: int, partition_rows: int, suffix: str) -> tuple[Example, Store]:
+    made = example(rows=rows, dtype=dtype, partition_rows=partition_rows, layers=(0, 4), hidden_size=6)
+    return made, made.make(folder / f"{dtype}-{rows}{suffix}")
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), case=st.sampled_from(CASES))
+def test_gather_is_indexing(folder: Path, data: st.DataObject, case: tuple[str, int, int, str]) -> None:
+    made, store = opened(folder, *case)
+    rows = data.draw(st.lists(st.integers(0, store.rows - 1), max_size=60))
+    if data.draw(st.booleans()):
+        rows = sorted(rows)
+    layers = data.draw(st.lists(st.sampled_from([0, 4]), min_size=1, max_size=3))
+    places = [store.layers.index(layer) for layer in layers]
+    expected = made.values[places][:, rows]
+    np.testing.assert_array_equal(store.gather_layers(rows, layers), expected)
+    out = np.full((len(rows), store.hidden_size), 7, store.vector_dtype)
+    assert store.gather(np.array(rows, np.uint16), layers[0], out=out) is not None
+    np.testing.assert_array_equal(out, expected[0])
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), case=st.sampled_from(CASES))
+def test_scan_is_slicing(folder: Path, data: st.DataObject, case: tuple[str, int, int, str]) -> None:
+    made, store = opened(folder, *case)
+    start, stop = sorted(data.draw(st.lists(st.integers(0, store.rows), min_size=2, max_size=2)))
+    block_rows = data.draw(st.one_of(st.none(), st.integers(1, 900)))
+    row = start
+    for first, block in store.scan(4, start, stop, block_rows=block_rows):
+        assert first == row
+        assert block_rows is None or len(block) <= block_rows
+        np.testing.assert_array_equal(block, made.values[1, first : first + len(block)])
+        row += len(block)
+    assert row == stop
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), suffix=st.sampled_from(SUFFIXES), dtype=st.sampled_from(["float16", "int8"]))
+def test_unfinished(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, suffix: str, dtype: str) -> None:
+    made = example(rows=900, dtype=dtype)
+    written = data.draw(st.sets(st.integers(0, 3), max_size=3))
+    path = made.create(tmp_path_factory.mktemp("u") / f"s{suffix}")
+    made.fill(path, sorted(written))
+    with pytest.warns(UnfinishedStoreWarning, match=rf"\({4 - len(written)} of 4 partitions\).*same .* command again"):
+        store = open_store(path)
+    there = np.isin(np.arange(900) // 256, sorted(written))
+    expected = made.values[1].astype(np.float32)
+    expected[~there] = np.nan
+    rows = data.draw(st.lists(st.integers(0, 899), min_size=1, max_size=40))
+    np.testing.assert_array_equal(store.gather(rows, 3, missing="nan"), expected[rows])
+    lacking = int((~there[rows]).sum())
+    if lacking:
+        with pytest.raises(MissingRowsError, match=f"{lacking} of the {len(rows)} rows.*not written yet"):
+            store.gather(rows, 3)
+    start, stop = sorted(data.draw(st.lists(st.integers(0, 900), min_size=2, max_size=2)))
+    blocks = store.scan(3, start, stop, block_rows=100, missing="skip")
+    seen = [(first + place, row.copy()) for first, block in blocks for place, row in enumerate(block)]
+    assert [row for row, _ in seen] == [row for row in range(start, stop) if there[row]]
+    assert all(np.array_equal(vector, expected[row]) for row, vector in seen)
+    full = [block.copy() for _, block in store.scan(3, start, stop, missing="nan")]
+    np.testing.assert_array_equal(np.concatenate([np.empty((0, 16), np.float32), *full]), expected[start:stop])
+    if not there[start:stop].all():
+        with pytest.raises(MissingRowsError, match=f"{int((~there[start:stop]).sum())} of the rows {start} to {stop}"):
+            store.scan(3, start, stop)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_block_that_is_kept_stays_as_it_was(tmp_path: Path, suffix: str, dtype: str) -> None:
+    made = example(rows=1000, dtype=dtype)
+    store = made.make(tmp_path / f"s{suffix}")
+    kept = list(store.scan(0, block_rows=90))
+    for first, block in kept:
+        np.testing.assert_array_equal(block, made.values[0, first : first + len(block)])
+    rows: list[tuple[int, NDArray[Any]]] = []  # a view of a view holds the buffer as well
+    for first, block in store.scan(0, block_rows=90):
+        rows.append((first + 5, block[5:6].T))
+    assert all(np.array_equal(row[:, 0], made.values[0, number]) for number, row in rows)
+
+
+def test_buffers_are_used_again(tmp_path: Path) -> None:
+    store = example(rows=1000).make(tmp_path / "s.zarr")
+    addresses = [block.ctypes.data for _, block in store.scan(0, block_rows=50)]
+    assert len(addresses) == 20
+    assert len(set(addresses)) == 2
+
+
+def test_a_scan_that_is_left_early_closes_its_files(tmp_path: Path) -> None:
+    store = example(rows=1000).make(tmp_path / "s.zarr")
+    store.gather([0], 0)  # maps the first shard, which is kept
+    before = _descriptors()
+    scan = store.scan(0, block_rows=50)
+    next(scan)
+    assert _descriptors() == before + 1
+    del scan
+    gc.collect()
+    assert _descriptors() == before
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_readers_see_what_a_writer_commits(tmp_path: Path) -> None:
+    for suffix in SUFFIXES:
+        made = example()
+        path = made.create(tmp_path / f"s{suffix}")
+        with pytest.warns(UnfinishedStoreWarning):
+            store = open_store(path)
+        for partition in (1, 0, 2):
+            made.fill(path, [partition])
+            assert not store.committed[partition]
+            store.refresh()
+            assert store.committed[partition]
+            start, stop = store.layout.span(partition)
+            np.testing.assert_array_equal(store.gather(np.arange(start, stop), 5), made.values[2, start:stop])
+        assert not (store.finished and suffix == ".zarr")
+        made.fill(path)
+        store.refresh()
+        assert store.finished
+
+
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
+    store = example().make(tmp_path / "s.zarr")
+    wrong: list[tuple[Any, str]] = [
+        (lambda: store.gather([0], 1), "layer 1 is not stored: the store has the layers 0, 3, 5"),
+        (lambda: store.gather_layers([0], [0, 7]), "layer 7 is not stored"),
+        (lambda: store.gather([700], 0), "there is no row 700: the store has rows 0 to 699"),
+        (lambda: store.gather([3, -1], 0), "there is no row -1"),
+        (lambda: store.gather([0.5], 0), "rows must be a list of integers"),
+        (lambda: store.gather([True], 0), "rows must be a list of integers"),
+        (lambda: store.gather([[1]], 0), "rows must be a list of integers"),
+        (lambda: store.gather([1], 0, missing="zero"), 'missing must be "error" or "nan"'),  # type: ignore[arg-type]
+        (lambda: store.gather([1], 0, out=np.empty((1, 16))), "out must be a C-contiguous float16 array"),
+        (lambda: store.scan(2), "layer 2 is not stored"),
+        (lambda: store.scan(0, 5, 3), "rows 5 to 3 are not within"),
+        (lambda: store.scan(0, 0, 701), "rows 0 to 701 are not within"),
+        (lambda: store.scan(0, block_rows=0), "block_rows must be at least 1"),
+        (lambda: store.scan(0, missing="none"), "missing must be"),  # type: ignore[arg-type]
+    ]
+    for call, message in wrong:
+        with pytest.raises(InvalidValueError, match=message.replace("(", r"\(")) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_no_rows_are_no_rows(tmp_path: Path) -> None:
+    store = example().make(tmp_path / "s.zarr")
+    assert store.gather([], 0).shape == (0, 16)
+    assert store.gather_layers([], None).shape == (3, 0, 16)
+    assert list(store.scan(0, 5, 5)) == []

@@ -1,0 +1,143 @@
+"""What goes in comes out, in both backends and every dtype, against plain numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embstore.errors import InvalidValueError
+from embstore.store import Index, Metadata, Store, Strings, create_store, open_store, verify
+from tests.store.example import DTYPES, FORMS, SUFFIXES, all_files, example
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(("rows", "partition_rows"), [(1, 256), (255, 256), (256, 256), (700, 256), (700, 768)])
+def test_every_row(tmp_path: Path, suffix: str, dtype: str, rows: int, partition_rows: int) -> None:
+    made = example(rows=rows, dtype=dtype, partition_rows=partition_rows)
+    store = made.make(tmp_path / f"s{suffix}")
+    assert store.finished
+    assert (store.rows, store.layers, store.dtype) == (rows, (0, 3, 5), dtype)
+    assert store.committed.all()
+    assert store.committed_rows == rows
+    for place, layer in enumerate(store.layers):
+        got = store.gather(np.arange(rows), layer)
+        assert got.dtype == store.vector_dtype == made.values.dtype
+        np.testing.assert_array_equal(got, made.values[place])
+        scanned = np.concatenate([block.copy() for _, block in store.scan(layer)])
+        np.testing.assert_array_equal(scanned, made.values[place])
+    np.testing.assert_array_equal(store.gather_layers(np.arange(rows)), made.values)
+    np.testing.assert_array_equal(store.gather_layers([0], [5, 0]), made.values[[2, 0], :1])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_index_and_metadata(tmp_path: Path, suffix: str) -> None:
+    made = example()
+    store = made.make(tmp_path / f"s{suffix}")
+    assert store.metadata == made.metadata
+    expected, got = made.index.arrays(), store.index.arrays()
+    assert set(got) == set(expected)
+    for name, array in expected.items():
+        assert got[name].dtype == array.dtype, name
+        np.testing.assert_array_equal(got[name], array, err_msg=name)
+        assert not got[name].flags.writeable or not got[name].size
+    assert list(store.index.words) == FORMS
+    assert list(store.index.labels["upos"].names) == ["NOUN", "VERB", "ADJ"]
+    assert list(store.index.labels["nothing"].names) == []
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_words_lead_to_their_rows(tmp_path: Path, suffix: str) -> None:
+    made = example()
+    store = made.make(tmp_path / f"s{suffix}")
+    for _ in range(2):  # the first lookups search the bytes, later ones use a table
+        for number, form in enumerate(FORMS):
+            assert store.type_of(form) == number
+            rows = store.occurrences_of(number)
+            assert rows.tolist() == [row for row, type_id in enumerate(made.index.type) if type_id == number]
+        assert store.type_of("banks") is None
+        assert store.type_of("ban") is None
+    with pytest.raises(InvalidValueError, match="there is no type 8"):
+        store.occurrences_of(8)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_large_columns_are_chunked_and_mapped(tmp_path: Path, suffix: str) -> None:
+    made = example(rows=70_000, layers=(1,), hidden_size=2, partition_rows=32_768)
+    store = made.make(tmp_path / f"s{suffix}")
+    for name, array in made.index.arrays().items():
+        np.testing.assert_array_equal(store.index.arrays()[name], array)
+    np.testing.assert_array_equal(store.gather(np.arange(70_000)[::-1], 1), made.values[0, ::-1])
+    assert verify(store.path).ok
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_no_labels_and_no_text(tmp_path: Path, suffix: str) -> None:
+    """Columns of no bytes at all: one type spelled "", one sentence that reads ""."""
+    zero = np.zeros(3, np.int32)
+    index = Index(
+        type=zero,
+        sentence=zero.astype(np.int64),
+        position=np.arange(3, dtype=np.int32),
+        subwords=np.ones(3, np.int16),
+        words=Strings.of([""]),
+        texts=Strings.of([""]),
+        indptr=np.array([0, 3]),
+        source=np.array([7]),
+    )
+    made = example(rows=3, labels=False)
+    path = tmp_path / f"s{suffix}"
+    create_store(path, metadata=made.metadata, index=index)
+    made.fill(path)
+    store = open_store(path)
+    assert list(store.index.words) == list(store.index.texts) == [""]
+    assert store.index.labels == {}
+    assert store.index.source.tolist() == [7]
+    assert verify(path).ok
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_backends_read_the_same(tmp_path: Path, dtype: str) -> None:
+    made = example(dtype=dtype)
+    one, other = (made.make(tmp_path / f"s{suffix}") for suffix in SUFFIXES)
+    assert one.metadata == other.metadata
+    np.testing.assert_array_equal(one.gather_layers(np.arange(700)), other.gather_layers(np.arange(700)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_same_bytes_however_it_was_written(tmp_path: Path, suffix: str, dtype: str) -> None:
+    made = example(dtype=dtype)
+    once, slowly = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    made.make(once)
+    made.create(slowly)
+    made.fill(slowly, [2])
+    made.fill(slowly, [0])
+    with pytest.warns(UserWarning, match="256 of 700 rows"):
+        open_store(slowly)
+    made.fill(slowly)
+    assert all_files(once) == all_files(slowly)
+
+
+def test_special_values_are_kept(tmp_path: Path) -> None:
+    made = example(rows=4, dtype="bfloat16", layers=(0,), hidden_size=2)
+    bits = np.array([[[0x7FC1, 0xFF80], [0x8000, 0x0001], [0x7F7F, 0x3F80], [0, 0xFFFF]]], np.uint16)
+    made.arrays["hidden_states"][...] = bits
+    for suffix in SUFFIXES:
+        store = made.make(tmp_path / f"s{suffix}")
+        got = store.gather([0, 1, 2, 3], 0).view(np.uint32)
+        assert got.tolist() == (bits[0].astype(np.uint32) << 16).tolist()
+
+
+def test_an_open_store_prints_itself(tmp_path: Path) -> None:
+    store: Store = example().make(tmp_path / "s.zarr")
+    assert repr(store).endswith("s.zarr: 3 layers x 700 rows x 16 float16>")
+
+
+def test_recipe_leaves_out_names_and_software() -> None:
+    one = example().metadata
+    other = Metadata(**{**vars(one), "software": {}, "corpus": {**one.corpus, "name": "moved.txt"}})
+    assert one.recipe == other.recipe
+    assert one.recipe != Metadata(**{**vars(one), "dtype": "float32"}).recipe
