@@ -190,6 +190,33 @@ def is_causal(model: nn.Module, inputs: Mapping[str, Any], states: tuple[torch.T
     return last_differs and before_same
 
 
+def needed_parameters(model: nn.Module, inputs: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return which parameters the hidden states depend on, by giving each in turn another value.
+
+    NaN would not do: fused attention on a CPU can swallow it. The parameters are left at zero.
+    """
+    filled = {name: value for name, value in parameters.items() if value.is_floating_point()}
+    if not filled:
+        return []
+    for value in filled.values():  # none is zero, so that none hides another
+        _fill(value, 0.05)
+    usual = model(**inputs, output_hidden_states=True).hidden_states
+    needed = []
+    for name, value in filled.items():
+        _fill(value, -0.03)
+        other = model(**inputs, output_hidden_states=True).hidden_states
+        _fill(value, 0.05)
+        if not all(torch.equal(one, two) for one, two in zip(usual, other, strict=True)):
+            needed.append(name)
+    for value in filled.values():
+        value.zero_()
+    return needed
+
+
+def _fill(value: torch.Tensor, scale: float) -> None:
+    value.copy_(torch.linspace(scale, 2 * scale, value.numel()).reshape(value.shape))
+
+
 def longest_sentence(config: Any, tokenizer: Any, specials: Specials, offset: int | None) -> int | None:
     """Return how many subwords a sentence may have, its specials not counted; None where positions are relative."""
     limit = getattr(config, "max_position_embeddings", None)

@@ -40,7 +40,7 @@ HUB_FILES = ("*.json", "*.txt", "model*.safetensors", *(name for name in TOKENIZ
 class Loaded:
     """A model in evaluation mode on its device, its tokenizer, and where both came from.
 
-    `missing`: parameters that the files did not hold, now NaN, so that a pass which needs them shows it.
+    `missing`: parameters of the model that the files did not hold, and that were made up.
     """
 
     model: Any
@@ -48,7 +48,7 @@ class Loaded:
     name: str
     revision: str | None
     weights_sha256: str
-    missing: tuple[str, ...]
+    missing: dict[str, torch.Tensor]
 
 
 def choose_device(device: str) -> torch.device:
@@ -163,7 +163,7 @@ def _tokenizer(folder: Path) -> Any:
         raise ModelError(f"the tokenizer of {str(folder)!r} cannot be loaded: {_line(error)}") from error
 
 
-def _network(folder: Path, config: Any, dtype: torch.dtype) -> tuple[nn.Module, tuple[str, ...]]:
+def _network(folder: Path, config: Any, dtype: torch.dtype) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     text_encoders = transformers.AutoModelForTextEncoding
     kind = text_encoders if type(config) in text_encoders._model_mapping else transformers.AutoModel
     try:
@@ -175,7 +175,7 @@ def _network(folder: Path, config: Any, dtype: torch.dtype) -> tuple[nn.Module, 
             network, report = _from_pretrained(kind, folder, config, dtype, "eager")
     except Exception as error:
         raise ModelError(f"the model in {str(folder)!r} cannot be loaded: {_line(error)}") from error
-    missing = _blank_missing(network, report)
+    missing = _missing(network, report)
     _refuse_broken_weights(network, missing, folder)
     if getattr(config, "is_encoder_decoder", False) and kind is transformers.AutoModel:
         network = network.get_encoder()
@@ -197,17 +197,12 @@ def _from_pretrained(
     return loaded
 
 
-def _blank_missing(network: nn.Module, report: Mapping[str, Any]) -> tuple[str, ...]:
-    missing = tuple(sorted(report.get("missing_keys", ())))
+def _missing(network: nn.Module, report: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     tensors = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
-    with torch.no_grad():
-        for name in missing:
-            if name in tensors and tensors[name].is_floating_point():
-                tensors[name].fill_(torch.nan)
-    return missing
+    return {name: tensors[name] for name in sorted(report.get("missing_keys", ())) if name in tensors}
 
 
-def _refuse_broken_weights(network: nn.Module, missing: tuple[str, ...], folder: Path) -> None:
+def _refuse_broken_weights(network: nn.Module, missing: Mapping[str, torch.Tensor], folder: Path) -> None:
     for name, parameter in network.named_parameters():
         if name not in missing and not bool(torch.isfinite(parameter).all()):
             raise ModelError(

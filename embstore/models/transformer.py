@@ -19,6 +19,7 @@ from embstore.models.inputs import (
     forward_parameters,
     is_causal,
     longest_sentence,
+    needed_parameters,
     position_offset,
 )
 from embstore.models.layers import LayerTap, find_layers
@@ -156,12 +157,12 @@ class TransformerEncoder:
         parameters = forward_parameters(model)
         given = self._probe_inputs(loaded.tokenizer, vocabulary)
         try:
-            with torch.inference_mode():
+            with torch.no_grad():
                 states = model(**given, output_hidden_states=True).hidden_states
-                if loaded.missing and not all(bool(torch.isfinite(state).all()) for state in states):
+                if made_up := needed_parameters(model, given, loaded.missing):
                     raise ModelError(
-                        f"the weights of {loaded.name!r} lack {len(loaded.missing)} parameters that the hidden "
-                        f"states need, {loaded.missing[0]!r} the first; use a complete model"
+                        f"the weights of {loaded.name!r} lack {len(made_up)} parameters that the hidden states "
+                        f"need, {made_up[0]!r} the first; use a complete model"
                     )
                 tap = find_layers(model, given)
                 offset = position_offset(model, given, states, getattr(config, "pad_token_id", None))

@@ -158,6 +158,13 @@ def test_missing_weights_are_not_made_up(folder, name):
     refused(folder, f"lack 1 parameters that the hidden states need, '{name}'")
 
 
+def test_missing_weights_do_not_hide_each_other(tmp_path):
+    folder = save("t5", tmp_path)
+    names = ["encoder.block.1.layer.1.DenseReluDense.wi.weight", "encoder.block.1.layer.1.DenseReluDense.wo.weight"]
+    edit_weights(folder, lambda tensors: [tensors.pop(name) for name in names])
+    refused(folder, "lack 2 parameters")
+
+
 def test_weights_of_another_shape(folder):
     edit_config(folder, intermediate_size=52)
     refused(folder, "cannot be loaded")

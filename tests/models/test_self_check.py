@@ -104,7 +104,7 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
         return output + 0.01 * len(calls)
 
     encoder.model.embeddings.register_forward_hook(drift)
-    with pytest.raises(ModelError, match="no batching .* reproduces"):
+    with pytest.raises(ModelError, match=r"no batching .* reproduces"):
         encoder.self_check(tokenized, layers=(3,), pooling="mean")
     assert encoder.batching == "packed"
 
@@ -112,7 +112,7 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
 def test_hidden_states_that_are_not_finite_are_refused(encoder):
     with torch.no_grad():
         encoder.model.embeddings.word_embeddings.weight[:] = 3e38
-    with pytest.raises(ModelError, match="layer 0 .* not finite in float32"):
+    with pytest.raises(ModelError, match=r"layer 0 .* not finite in float32"):
         encoder.self_check(encoder.tokenize(SENTENCES), layers=(0,), pooling="mean")
 
 

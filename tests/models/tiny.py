@@ -12,79 +12,17 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-SENTENCES = [
-    [
-        "The",
-        "bank",
-        "of",
-        "the",
-        "river",
-        "was",
-        "steep",
-        ",",
-        "and",
-        "the",
-        "old",
-        "bank",
-        "on",
-        "the",
-        "hill",
-        "was",
-        "closed",
-        ".",
-    ],
-    ["She", "didn't", "deposit", "1,234", "dollars", "at", "the", "bank", "."],
-    ["Unbelievably", ",", "antidisestablishmentarianism", "matters", "."],
-    ["No"],
-    ["Café", "naïve", "Straße", "résumé", "日本語", "—", "“", "quoted", "”", "…", "ok", "!"],
-    [
-        "a",
-        "b",
-        "c",
-        "d",
-        "e",
-        "f",
-        "g",
-        "h",
-        "i",
-        "j",
-        "k",
-        "l",
-        "m",
-        "n",
-        "o",
-        "p",
-        "q",
-        "r",
-        "s",
-        "t",
-        "u",
-        "v",
-        "w",
-        "x",
-        "y",
-        "z",
-    ],
-    [
-        "the",
-        "cat",
-        "sat",
-        "on",
-        "the",
-        "mat",
-        "because",
-        "the",
-        "mat",
-        "was",
-        "warm",
-        "and",
-        "the",
-        "cat",
-        "was",
-        "cold",
-    ],
-    ["Rivers", "flow", "to", "the", "sea", ";", "banks", "lend", "money", "to", "people", "who", "need", "it", "."],
-]
+TEXT = """\
+The bank of the river was steep , and the old bank on the hill was closed .
+She didn't deposit 1,234 dollars at the bank .
+Unbelievably , antidisestablishmentarianism matters .
+No
+Café naïve Straße résumé 日本語 — “ quoted ” … ok !
+a b c d e f g h i j k l m n o p q r s t u v w x y z
+the cat sat on the mat because the mat was warm and the cat was cold
+Rivers flow to the sea ; banks lend money to people who need it .
+"""
+SENTENCES = [line.split() for line in TEXT.splitlines()]
 VOCABULARY = 400
 
 
