@@ -1,17 +1,21 @@
 """The store: where vectors stand on disk, how they get there, and how they are read back."""
 
+from embstore.store.export import export
+from embstore.store.imports import import_hdf5
 from embstore.store.index import Index, Labels, Strings
 from embstore.store.layout import Layout
 from embstore.store.metadata import FORMAT_VERSION, Dropped, Metadata
 from embstore.store.reader import Store, open_store
 from embstore.store.repair import repair_layout
 from embstore.store.report import Fault, Report, damaged_partitions
+from embstore.store.selection import Block, Selection
 from embstore.store.vectors import bfloat16_bits, float32_of_bfloat16, quantize
 from embstore.store.verification import verify
 from embstore.store.writer import StoreWriter, create_store
 
 __all__ = [
     "FORMAT_VERSION",
+    "Block",
     "Dropped",
     "Fault",
     "Index",
@@ -19,13 +23,16 @@ __all__ = [
     "Layout",
     "Metadata",
     "Report",
+    "Selection",
     "Store",
     "StoreWriter",
     "Strings",
     "bfloat16_bits",
     "create_store",
     "damaged_partitions",
+    "export",
     "float32_of_bfloat16",
+    "import_hdf5",
     "open_store",
     "quantize",
     "repair_layout",

@@ -1,0 +1,156 @@
+"""HDF5 files with a dataset a sentence, as NeuroX and `allennlp elmo` write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import StorageError, StoreFormatError, StoreNotFoundError
+
+MAPPING = "sentence_to_index"
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+_REPEATED = re.compile(r"(?s)(.*) \(Occurrence [0-9]+\)")
+
+
+class SentenceFile:
+    """An open file of datasets "0", "1", ..., each [layer, word, feature], or [word, feature] for one layer.
+
+    `numbers`: those of its datasets, ascending. `words`: how many words each has. `sentences`: number -> the
+    sentence, where the file says so. A context manager. Raises StoreNotFoundError, StoreFormatError, StorageError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = _open(path)
+        try:
+            self.numbers = self._numbers()
+            self.layers, self.hidden_size, self.words = self._shapes()
+            self.sentences = self._sentences()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> SentenceFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def words_of(self, number: int, count: int) -> list[str] | None:
+        """The words of a sentence that the file names, None where it names none of so many words.
+
+        NeuroX adds " (Occurrence 2)" to a sentence that it has seen before; AllenNLP names only the last of equal ones.
+        """
+        sentence = self.sentences.get(number)
+        if sentence is None:
+            return None
+        repeated = _REPEATED.fullmatch(sentence)
+        for text in [sentence, repeated[1]] if repeated else [sentence]:
+            for words in (text.split(), [word for word in text.split(" ") if word]):
+                if len(words) == count:
+                    return words
+        return None
+
+    def read(self, number: int, start: int, stop: int) -> NDArray[Any]:
+        """The vectors of words `[start, stop)` of a sentence; floats [layer, n, feature]."""
+        dataset = self._file[str(number)]
+        try:
+            values = dataset[start:stop][None] if dataset.ndim == 2 else dataset[:, start:stop]
+        except OSError as error:
+            raise StorageError(f"{self.path}: dataset {number!r} cannot be read: {_first_line(error)}") from error
+        return np.asarray(values)
+
+    def _numbers(self) -> list[int]:
+        if "embstore" in self._file.attrs:
+            raise StoreFormatError(f"{self.path} is a store of embstore already: copy it with `embstore export`")
+        names = [name for name in self._file if name != MAPPING]
+        for name in names:
+            if not _NUMBER.fullmatch(name):
+                raise StoreFormatError(
+                    f"{self.path}: {_shown(name)} is not the number of a sentence: the datasets of a file of NeuroX or "
+                    'AllenNLP (without --use-sentence-keys) are named "0", "1", ...'
+                )
+        if not names:
+            raise StoreFormatError(f"{self.path} holds no dataset of a sentence")
+        return sorted(map(int, names))
+
+    def _shapes(self) -> tuple[int, int, NDArray[np.int64]]:
+        """Layers, features, and the words of each sentence; all sentences must agree but those without a word."""
+        counts = np.zeros(len(self.numbers), np.int64)
+        first: tuple[int, int, int] | None = None
+        for place, number in enumerate(self.numbers):
+            layers, words, features = self._shape(number)
+            counts[place] = words
+            if not words:
+                continue
+            if first is None:
+                first = layers, features, number
+            if (layers, features) != first[:2]:
+                raise StoreFormatError(
+                    f"{self.path}: dataset '{number}' has {layers} layers of {features} features, dataset '{first[2]}' "
+                    f"{first[0]} of {first[1]}"
+                )
+        if first is None:
+            raise StoreFormatError(f"{self.path} holds no word: all its datasets are empty")
+        return first[0], first[1], counts
+
+    def _shape(self, number: int) -> tuple[int, int, int]:
+        dataset = self._file[str(number)]
+        if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind != "f" or dataset.ndim not in (2, 3):
+            found = f"{dataset.dtype} {dataset.shape}" if isinstance(dataset, h5py.Dataset) else "a group"
+            raise StoreFormatError(f"{self.path}: '{number}' is {found}, not floats [layer, word, feature]")
+        layers, words, features = (1, *dataset.shape) if dataset.ndim == 2 else dataset.shape
+        if words and not (layers and features):
+            raise StoreFormatError(f"{self.path}: dataset '{number}' has the shape {dataset.shape}: nothing is in it")
+        return layers, words, features
+
+    def _sentences(self) -> dict[int, str]:
+        if MAPPING not in self._file:
+            return {}
+        try:
+            stored = np.asarray(self._file[MAPPING][...]).reshape(-1)[0]
+            mapping = json.loads(stored)
+            named = {int(number): sentence for sentence, number in mapping.items()}
+        except (ValueError, TypeError, AttributeError, IndexError, KeyError, RecursionError) as error:
+            raise StoreFormatError(
+                f"{self.path}: {MAPPING} is no JSON object of sentences and numbers ({_first_line(error)})"
+            ) from error
+        unknown = sorted(set(named) - set(self.numbers))
+        if unknown:
+            raise StoreFormatError(f"{self.path}: {MAPPING} names dataset '{unknown[0]}', which is not there")
+        return named
+
+
+def _open(path: Path) -> h5py.File:
+    if path.is_dir():
+        raise StoreFormatError(f"{path} is a folder, not an HDF5 file")
+    try:
+        with path.open("rb"):
+            pass
+    except FileNotFoundError:
+        raise StoreNotFoundError(f"there is no file at {path}") from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        if not h5py.is_hdf5(path):
+            raise StoreFormatError(f"{path} is not an HDF5 file") from error
+        raise StoreFormatError(f"{path} is damaged: the HDF5 library says {_first_line(error)}") from error
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= 40 else name[:40] + "...")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
