@@ -17,7 +17,7 @@ from embstore.store.arrays import (
 from embstore.store.metadata import Metadata, StoredArray, document
 
 NODE = "zarr.json"
-TEMPORARY = ".tmp"
+TEMPORARY = "commits/.tmp"  # inside an array, where no Zarr tool looks for members
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 
 

@@ -1,0 +1,92 @@
+"""Read a store with other tools and print what they see; run as a script, with no embstore anywhere.
+
+Usage: foreign_readers.py TOOL STORE. Prints the SHA-256 of each array's bytes in C order, as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def by_zarr(path: str) -> dict[str, np.ndarray]:
+    import zarr
+
+    group = zarr.open_group(path, mode="r")
+    found = {}
+
+    def walk(node: Any, prefix: str) -> None:
+        for name, array in node.arrays():
+            assert array.metadata.dimension_names, name
+            found[prefix + name] = array[...]
+        for name, inner in node.groups():
+            walk(inner, f"{prefix}{name}/")
+
+    walk(group, "")
+    return found
+
+
+def by_tensorstore(path: str) -> dict[str, np.ndarray]:
+    import tensorstore
+
+    found = {}
+    for node in sorted(Path(path).rglob("zarr.json")):
+        if json.loads(node.read_text())["node_type"] == "array":
+            spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{node.parent}/"}}
+            array = tensorstore.open(spec, read=True).result()
+            assert all(array.domain.labels), node
+            found[node.parent.relative_to(path).as_posix()] = array.read().result()
+    return found
+
+
+def by_xarray(path: str) -> dict[str, np.ndarray]:
+    import xarray
+
+    dataset = xarray.open_zarr(path, consolidated=False)
+    assert dataset["hidden_states"].dims == ("layer", "occurrence", "feature")
+    chosen = dataset["hidden_states"].sel(layer=dataset["layer"].values[1])
+    np.testing.assert_array_equal(chosen.values, dataset["hidden_states"].values[1])
+    assert set(dataset["hidden_states"].coords) >= {"layer"}
+    found = {str(name): variable.values for name, variable in dataset.variables.items()}
+    tree = xarray.open_datatree(path, engine="zarr", consolidated=False)
+    for node in tree.subtree:
+        for name, variable in node.to_dataset(inherit=False).variables.items():
+            found[f"{node.path.strip('/')}/{name}".lstrip("/")] = variable.values
+    return found
+
+
+def by_h5py(path: str) -> dict[str, np.ndarray]:
+    import h5py
+
+    found: dict[str, np.ndarray] = {}
+    with h5py.File(path, "r") as file:
+        assert isinstance(json.loads(file.attrs["embstore"]), dict)
+
+        def visit(name: str, node: Any) -> None:
+            if isinstance(node, h5py.Dataset):
+                assert all(dim.label for dim in node.dims), name
+                found[name] = node[...]
+
+        file.visititems(visit)
+    return found
+
+
+def by_h5netcdf(path: str) -> dict[str, np.ndarray]:
+    import xarray
+
+    dataset = xarray.open_dataset(path, engine="h5netcdf", phony_dims="sort")
+    return {str(name): variable.values for name, variable in dataset.variables.items()}
+
+
+if __name__ == "__main__":
+    arrays = globals()[f"by_{sys.argv[1]}"](sys.argv[2])
+    assert not any(name.split(".")[0] == "embstore" for name in sys.modules)
+    digests = {
+        name: hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest() for name, array in arrays.items()
+    }
+    print(json.dumps({name: [*map(str, (array.dtype, *array.shape)), digests[name]] for name, array in arrays.items()}))
