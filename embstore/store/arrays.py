@@ -14,7 +14,7 @@ from embstore.store.files import crc32c
 from embstore.store.index import Index
 from embstore.store.layout import CHUNK_ROWS
 from embstore.store.metadata import Metadata, StoredArray
-from embstore.store.vectors import BFLOAT16_NAN, DTYPES, INT8_FILL, SCALE_DTYPE, STORAGE_DTYPE
+from embstore.store.vectors import BFLOAT16_NAN, INT8_FILL, SCALE_DTYPE, STORAGE_DTYPE
 
 COMMITS = "commits"
 COMMIT_DTYPE = np.dtype("<u8")
@@ -64,9 +64,9 @@ def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
     name = path
     kinds = _FROZEN
     parts = path.split("/")
-    if path.startswith("occurrence/label/") and len(parts) == 3:
+    if path.startswith("occurrence/label/") and len(parts) == 3 and _is_name(parts[2]):
         name, kinds = "codes", _LABEL
-    elif parts[0] == "label" and len(parts) == 3:
+    elif parts[0] == "label" and len(parts) == 3 and _is_name(parts[1]):
         name, kinds = parts[2], _LABEL
     if name not in kinds:
         raise StoreDamagedError(f"the metadata names an array {path!r}, which no store has")
@@ -165,24 +165,6 @@ def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, StoredArray]:
     return {path: StoredArray(array.shape, crc32c(array)) for path, array in arrays.items()}
 
 
-def check_metadata(metadata: Metadata) -> None:
-    """Refuse what no store can be laid out from, in one line."""
-    layers = metadata.layers
-    if metadata.rows < 1:
-        raise InvalidValueError("a store needs at least one row: no word of the corpus is left to extract")
-    if metadata.dtype not in DTYPES:
-        raise InvalidValueError(f"dtype {metadata.dtype!r} is none of {', '.join(DTYPES)}")
-    if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
-        raise InvalidValueError(f"layers must be ascending numbers from 0 on, each once, not {list(layers)}")
-    if metadata.hidden_size < 1:
-        raise InvalidValueError(f"hidden_size must be at least 1, not {metadata.hidden_size}")
-    if metadata.partition_rows < CHUNK_ROWS or metadata.partition_rows % CHUNK_ROWS:
-        raise InvalidValueError(f"partition_rows must be a multiple of {CHUNK_ROWS}, not {metadata.partition_rows}")
-    for part, key in (("model", "name"), ("corpus", "name"), ("extraction", "unit")):
-        if not isinstance(getattr(metadata, part).get(key), str):
-            raise InvalidValueError(f"the metadata must have a string {part}.{key}")
-
-
 def check_center(metadata: Metadata, center: NDArray[np.float32] | None) -> None:
     """Refuse a missing, needless or misshapen centre."""
     shape = (len(metadata.layers), metadata.hidden_size)
@@ -195,13 +177,13 @@ def check_center(metadata: Metadata, center: NDArray[np.float32] | None) -> None
 def check_columns(columns: Iterable[str]) -> None:
     """Refuse names of label columns that cannot be the name of a file or an array."""
     for column in columns:
-        _check_column(column)
+        if not _is_name(column):
+            raise InvalidValueError(
+                f"a label column cannot be named {column!r}: use a printable name without '/' that starts with "
+                "neither '.' nor '__'"
+            )
 
 
-def _check_column(column: str) -> None:
-    bad_start = column.startswith((".", "__")) or column == "zarr.json"
-    if not column or bad_start or "/" in column or not column.isprintable() or len(column.encode()) > 200:
-        raise InvalidValueError(
-            f"a label column cannot be named {column!r}: use a printable name without '/' that starts with "
-            "neither '.' nor '__'"
-        )
+def _is_name(column: str) -> bool:
+    reserved = column.startswith((".", "__")) or column == "zarr.json"
+    return bool(column) and not reserved and "/" not in column and column.isprintable() and len(column.encode()) <= 200

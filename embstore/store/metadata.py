@@ -11,9 +11,10 @@ import numpy as np
 
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError
 from embstore.store.files import MEND, crc32c
-from embstore.store.layout import Layout
+from embstore.store.layout import CHUNK_ROWS, ITEM_NBYTES, Layout
 
 FORMAT_VERSION = 1
+MOST_PARTITIONS = 2**24
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,44 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
             f"{path} has store format {fields['format_version']}, newer than {FORMAT_VERSION}, "
             "the newest that this version reads: upgrade embstore"
         )
-    if fields.get("crc32c") != document_crc32c(fields):
+    if fields.get("crc32c") != _crc32c_or_none(fields):
         raise StoreDamagedError(f"the metadata of {path} was changed: {MEND}")
     try:
-        return _parse(fields)
+        metadata, arrays = _parse(fields)
+        check_metadata(metadata)
+        return metadata, arrays
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreDamagedError(f"the metadata of {path} is not complete ({error!r}): {MEND}") from error
+        raise StoreDamagedError(f"the metadata of {path} is not whole ({error}): {MEND}") from error
+
+
+def _crc32c_or_none(fields: Mapping[str, Any]) -> int | None:
+    try:
+        return document_crc32c(fields)
+    except (ValueError, RecursionError):  # NaN, lone surrogates: nothing that this package writes
+        return None
+
+
+def check_metadata(metadata: Metadata) -> None:
+    """Refuse what no store can be laid out from, in one line."""
+    layers = metadata.layers
+    if metadata.rows < 1:
+        raise InvalidValueError("a store needs at least one row: no word of the corpus is left to extract")
+    if metadata.dtype not in ITEM_NBYTES:
+        raise InvalidValueError(f"dtype {metadata.dtype!r} is none of {', '.join(ITEM_NBYTES)}")
+    if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
+        raise InvalidValueError(f"layers must be ascending numbers from 0 on, each once, not {list(layers)}")
+    if metadata.hidden_size < 1:
+        raise InvalidValueError(f"hidden_size must be at least 1, not {metadata.hidden_size}")
+    if metadata.partition_rows < CHUNK_ROWS or metadata.partition_rows % CHUNK_ROWS:
+        raise InvalidValueError(f"partition_rows must be a multiple of {CHUNK_ROWS}, not {metadata.partition_rows}")
+    if metadata.layout.partitions > MOST_PARTITIONS:
+        raise InvalidValueError(
+            f"{metadata.rows} rows in partitions of {metadata.partition_rows} are {metadata.layout.partitions} "
+            f"partitions, more than {MOST_PARTITIONS}: choose larger ones"
+        )
+    for part, key in (("model", "name"), ("corpus", "name"), ("extraction", "unit")):
+        if not isinstance(getattr(metadata, part).get(key), str):
+            raise InvalidValueError(f"the metadata must have a string {part}.{key}")
 
 
 def _parse(fields: dict[str, Any]) -> tuple[Metadata, dict[str, StoredArray]]:

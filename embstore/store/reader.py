@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, UnfinishedStoreWarning
 from embstore.store.backend import Reader, open_reader
+from embstore.store.files import MEND
 from embstore.store.gather import Gathering
 from embstore.store.index import Index
 from embstore.store.layout import Layout
@@ -96,7 +97,10 @@ class Store:
     @cached_property
     def index(self) -> Index:
         """The columns of the store, memory-mapped."""
-        return Index.of_arrays({name: self._reader.column(name) for name in sorted(self._reader.arrays)})
+        try:
+            return Index.of_arrays({name: self._reader.column(name) for name in sorted(self._reader.arrays)})
+        except KeyError as error:
+            raise StoreDamagedError(f"{self.path} has no array {error}: {MEND}") from None
 
     @cached_property
     def _rows_of_types(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

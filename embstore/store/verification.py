@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreNotFoundError
-from embstore.store.arrays import NOT_WRITTEN, check_metadata
+from embstore.store.arrays import NOT_WRITTEN
 from embstore.store.backend import standing_kind
 from embstore.store.consistency import index_faults, occurrence_faults
 from embstore.store.index import Index
@@ -53,11 +53,6 @@ def check_attribute(fields: Any, path: Path, findings: Findings) -> tuple[Metada
     wrong = schema_faults(fields)
     for what in wrong:
         findings.fault("metadata", what)
-    try:
-        check_metadata(metadata)
-    except EmbstoreError as error:
-        findings.fault("metadata", str(error))
-        return None
     return None if wrong else (metadata, arrays)
 
 

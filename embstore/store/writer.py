@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError
-from embstore.store.arrays import check_center, check_columns, check_metadata, frozen_arrays, payload_specs
+from embstore.store.arrays import check_center, check_columns, frozen_arrays, payload_specs
 from embstore.store.backend import is_hdf5, lay_out, open_writer
 from embstore.store.consistency import index_faults
 from embstore.store.files import fsync_folder, remove, storing
 from embstore.store.index import Index
 from embstore.store.layout import Layout
 from embstore.store.lock import StoreLock, new_path
-from embstore.store.metadata import Metadata
+from embstore.store.metadata import Metadata, check_metadata
 from embstore.store.occurrences import rows_of_types
 from embstore.store.vectors import INT8_FILL
 
