@@ -36,25 +36,45 @@ def settle_batching(
                 f"layer {layer} of {encoder.info.name!r} is not finite in {encoder.compute_dtype}; "
                 "choose the compute dtype float32 or bfloat16"
             )
-    scale = np.abs(expected).max(axis=(1, 2), initial=0)
+    allowed = TOLERANCE[encoder.compute_dtype]
     before = encoder.batching
-    found = {}
+    found = _try_batchings(encoder, sample, spans, layers, pooling, expected)
+    if min(found.values()) > allowed and encoder.linears.nbytes:
+        encoder.linears.drop()
+        found = _try_batchings(encoder, sample, spans, layers, pooling, expected)
+    batching, difference = list(found.items())[-1]
+    if difference <= allowed:
+        encoder.use_batching(batching)
+        return difference
+    encoder.use_batching(before)
+    raise ModelError(
+        f"no batching of {encoder.info.name!r} reproduces its plain forward pass: relative differences are "
+        + ", ".join(f"{name} {value:.1e}" for name, value in found.items())
+        + f", {allowed:.0e} is allowed"
+    )
+
+
+def _try_batchings(
+    encoder: TransformerEncoder,
+    sample: Tokenized,
+    spans: Spans,
+    layers: Sequence[int],
+    pooling: Pooling,
+    expected: NDArray[np.float32],
+) -> dict[str, float]:
+    """Return the relative difference of each batching tried, the last one tried being within bounds or none."""
+    found: dict[str, float] = {}
     for batching in encoder.batchings:
         encoder.use_batching(batching)
         try:
-            found[batching] = _difference(encoder, sample, spans, layers, pooling, expected, scale)
+            found[batching] = _difference(encoder, sample, spans, layers, pooling, expected)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # the model cannot take such a batch at all
             found[batching] = float("inf")
         if found[batching] <= TOLERANCE[encoder.compute_dtype]:
-            return found[batching]
-    encoder.use_batching(before)
-    raise ModelError(
-        f"no batching of {encoder.info.name!r} reproduces its plain forward pass: relative differences are "
-        + ", ".join(f"{name} {value:.1e}" for name, value in found.items())
-        + f", {TOLERANCE[encoder.compute_dtype]:.0e} is allowed"
-    )
+            break
+    return found
 
 
 def _difference(
@@ -64,8 +84,8 @@ def _difference(
     layers: Sequence[int],
     pooling: Pooling,
     expected: NDArray[np.float32],
-    scale: NDArray[np.float32],
 ) -> float:
+    scale = np.abs(expected).max(axis=(1, 2), initial=0)
     worst = 0.0
     for pooled in encoder.encode(sample, spans, layers=layers, pooling=pooling, batch_subwords=BATCH_SUBWORDS):
         vectors = pooled.vectors.float().numpy()

@@ -109,6 +109,25 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
     assert encoder.batching == "packed"
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_faster_multiplications_that_would_be_wrong_are_dropped(tmp_path, name):
+    encoder = load_encoder(save(name, tmp_path))
+    if not encoder.linears.nbytes:
+        pytest.skip("this torch has no oneDNN")
+    linear, forward = encoder.linears._forwards[1]
+    encoder.linears._forwards[1] = linear, lambda inputs: forward(inputs) * 1.001
+    tokenized = encoder.tokenize(SENTENCES)
+    assert encoder.self_check(tokenized, layers=(3,), pooling="mean") < 2e-5
+    assert encoder.batching == "packed"
+    assert encoder.linears.nbytes == 0
+
+
+def test_outside_of_encode_the_model_is_the_stock_model(encoder):
+    tokenized = encoder.tokenize(SENTENCES)
+    encoder.self_check(tokenized, layers=(3,), pooling="mean")
+    assert not any("forward" in vars(module) for module in encoder.model.modules())
+
+
 def test_hidden_states_that_are_not_finite_are_refused(encoder):
     with torch.no_grad():
         encoder.model.embeddings.word_embeddings.weight[:] = 3e38
