@@ -116,6 +116,9 @@ def _fail_usage(error: Any) -> NoReturn:
         sys.exit(2)
     command = "embstore" if context is None else context.command_path
     message = error.format_message().rstrip(".").replace("Value error, ", "")
+    refused = getattr(error.__cause__, "errors", None)
+    if refused is not None:
+        message = message.replace("Invalid value for", f"Invalid value {refused()[0]['input']!r} for")
     print(f"embstore: {' '.join(message.split())}; see {command} --help", file=sys.stderr)
     sys.exit(2)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embstore import plot as plot
+    from embstore.corpus import Keep as Keep
     from embstore.corpus import Sentence as Sentence
     from embstore.corpus import open_corpus as open_corpus
-    from embstore.corpus import Keep as Keep
     from embstore.errors import EmbstoreError as EmbstoreError
     from embstore.extraction.bench import bench_extract as bench_extract
     from embstore.extraction.pipeline import Progress as Progress

@@ -133,7 +133,7 @@ def plan(
         keep=keep or Keep(),
         dtype=dtype,
         max_length=max_length,
-        batch_subwords=batch_subwords or (2048 if device in ("auto", "cpu") else 16384),
+        batch_subwords=_batch_subwords(device) if batch_subwords is None else batch_subwords,
         seed=seed,
     )
     source = open_corpus(
@@ -165,6 +165,10 @@ def plan(
         limit=limit,
         spool=spool,
     )
+
+
+def _batch_subwords(device: str) -> int:
+    return 2048 if device in ("auto", "cpu") else 16384
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -1,0 +1,122 @@
+"""A tiny model, corpora and stores of a few sentences, and two ways to run the command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import embstore as es
+from tests.models import tiny
+
+SENTENCES = """a man sat on the bank of the river .
+the old bank of the town lends money .
+Café naïve rivers flow to the sea .
+the court dismissed the suit .
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run of the command left: its exit status and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Work:
+    """A folder with a model `model`, a corpus `corpus.txt` and a store `store.zarr`, where commands are run."""
+
+    def __init__(self, folder: Path, run: Callable[..., Ran]) -> None:
+        self.folder = folder
+        self.run = run
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+    def write(self, name: str, text: str | bytes) -> Path:
+        path = self.folder / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    def contents(self) -> dict[str, bytes | None]:
+        """Every path under the folder, hidden ones too, with a file's bytes (None for a folder)."""
+        found = sorted(self.folder.rglob("*"))
+        return {str(path.relative_to(self.folder)): path.read_bytes() if path.is_file() else None for path in found}
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.fixture(scope="session")
+def made(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a corpus and a store of it."""
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copytree(tiny_model, folder / "model")
+    (folder / "corpus.txt").write_text(SENTENCES)
+    plan = es.plan(folder / "corpus.txt", model=folder / "model", calibrate=False)
+    es.extract(plan, folder / "store.zarr")
+    return folder
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
+    """Run the command in this process."""
+    from embstore_cli.main import run as run_application
+
+    def call(*arguments: object) -> Ran:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["embstore", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            run_application()
+        out, err = capfd.readouterr()
+        return Ran(int(ended.value.code or 0), out, err)
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    before = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def work(made: Path, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Work:
+    folder = tmp_path / "work"
+    shutil.copytree(made, folder)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.chdir(folder)
+    return Work(folder, run)
+
+
+COMMAND = [sys.executable, "-m", "embstore_cli"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", **more}
+
+
+def run_process(*arguments: object, cwd: Path, env: dict[str, str] | None = None, timeout: float = 120) -> Ran:
+    """Run the real command in its own process."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        env=env or environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
