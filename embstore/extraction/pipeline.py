@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from embstore.errors import StoreDamagedError
+from embstore.errors import NonFiniteError, StoreDamagedError, StoreFormatError
 from embstore.extraction.cast import Cast
 from embstore.extraction.center import center_of
 from embstore.extraction.partition import PartitionReader, Window
@@ -29,6 +32,8 @@ from embstore.store import (
     verify,
 )
 from embstore.store.backend import open_reader
+from embstore.store.files import remove
+from embstore.store.lock import StoreLock, new_path, old_path
 
 
 @dataclass
@@ -73,35 +78,61 @@ def extract(
     committed by then stays.
     """
     path = Path(store)
-    if not path.exists():
+    _undo_swap(path)
+    damaged: list[int] = []
+    begun = not os.path.exists(path)
+    if begun:
         plan.estimate.require_space()
         _create(plan, path)
     elif repair:
-        _mend_layout(plan, path)
-    require_same_recipe(plan.metadata, open_reader(path).metadata, path=str(path))
+        damaged = _mend_layout(plan, path)
+    standing = Store(open_reader(path))
+    require_same_recipe(plan.metadata, standing.metadata, path=str(path))
+    if standing.finished and not damaged and not StoreLock(path).file.exists():
+        return standing  # with nothing left to tidy, so that it may stand where nothing can be written
     began = time.perf_counter()
     with StoreWriter(path) as writer:
-        if repair:
-            writer.discard(damaged_partitions(verify(path)))
+        if damaged:
+            writer.discard(damaged)
         todo = writer.missing()
-        if todo:
-            _Extraction(plan, writer, todo, timings or Timings(), progress).run()
+        try:
+            if todo:
+                _Extraction(plan, writer, todo, timings or Timings(), progress).run()
+        except NonFiniteError:
+            if begun and len(writer.missing()) == plan.layout.partitions:
+                os.rename(path, new_path(path))  # nothing is in it, and nothing can be
+                remove(new_path(path))
+            raise
         writer.finish()
     if timings is not None:
         timings.wall = time.perf_counter() - began
     return open_store(path)
 
 
+def _undo_swap(path: Path) -> None:
+    """Take the lock where a repair was killed as it put a new store in the old one's place, which undoes that."""
+    if os.path.lexists(old_path(path)):
+        with StoreLock(path):
+            pass
+
+
 def _create(plan: Plan, path: Path) -> None:
-    center = center_of(plan) if plan.metadata.dtype == "int8" else None
-    create_store(path, metadata=plan.metadata, index=plan.index, center=center)
+    create_store(path, metadata=plan.metadata, index=plan.index, center=_center(plan))
 
 
-def _mend_layout(plan: Plan, path: Path) -> None:
-    """Lay the store out afresh where what is damaged is not vectors."""
-    if any(fault.partition is None for fault in verify(path).faults):
-        center = center_of(plan) if plan.metadata.dtype == "int8" else None
-        repair_layout(path, metadata=plan.metadata, index=plan.index, center=center)
+def _center(plan: Plan) -> NDArray[np.float32] | None:
+    return center_of(plan) if plan.metadata.dtype == "int8" else None
+
+
+def _mend_layout(plan: Plan, path: Path) -> list[int]:
+    """Verify a store and lay it out afresh where what is damaged is not vectors; returns the partitions to discard."""
+    with suppress(StoreDamagedError, StoreFormatError):  # what cannot be read is verify's to judge
+        require_same_recipe(plan.metadata, open_reader(path).metadata, path=str(path))
+    report = verify(path)
+    if all(fault.partition is not None for fault in report.faults):
+        return damaged_partitions(report)
+    repair_layout(path, metadata=plan.metadata, index=plan.index, center=_center(plan))
+    return []
 
 
 class _Extraction:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,7 @@ def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) 
     """Write a whole store without rows into the new file `path`, lasting once this returns."""
     arrays = stored_arrays(frozen)
     vectors = payload_specs(metadata)[0]
-    with h5py.File(
-        path,
-        "x",
-        libver=("earliest", "v110"),
-        alignment_threshold=math.prod(hdf5_chunk(vectors)) * vectors.dtype.itemsize,
-        alignment_interval=math.lcm(PAGE_NBYTES, metadata.hidden_size * vectors.dtype.itemsize),
-        locking=False,
-    ) as file:
+    with _new_file(path, vectors) as file:
         file.attrs["embstore"] = canonical(document(metadata, arrays)).decode()
         for spec in frozen_specs(arrays):
             _create(file, spec)
@@ -60,6 +54,29 @@ def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) 
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _new_file(path: Path, vectors: ArraySpec) -> Iterator[h5py.File]:
+    """Make a file through the library; where the disk is full, only a second call closes it and frees its space."""
+    row_nbytes = vectors.shape[2] * vectors.dtype.itemsize
+    file = h5py.File(
+        path,
+        "x",
+        libver=("earliest", "v110"),
+        alignment_threshold=hdf5_chunk(vectors)[1] * row_nbytes,
+        alignment_interval=math.lcm(PAGE_NBYTES, row_nbytes),
+        locking=False,
+    )
+    try:
+        yield file
+        file.close()
+    except RuntimeError as error:  # the library's word for what the system refuses as a file is closed
+        raise OSError(str(error)) from error
+    finally:
+        for _ in range(2):
+            with suppress(Exception):
+                file.close()
 
 
 def hdf5_chunk(spec: ArraySpec) -> tuple[int, ...]:

@@ -1,0 +1,152 @@
+"""The extraction that these tests interrupt and damage: its corpus, its plan, and what must come of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.corpus import Sentence
+from embstore.errors import MissingRowsError, StoreNotFoundError, UnfinishedStoreWarning
+from embstore.models.encoder import Pooled, Pooling, Spans, Tokenized
+from embstore.store import Store
+from tests.extraction.fake import FakeEncoder
+from tests.extraction.oracle import expected_rows
+
+ROWS = 1200
+BACKENDS = (".zarr", ".h5")
+
+
+class CountingEncoder(FakeEncoder):
+    """Counts the rows that it encodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def encode(
+        self, tokenized: Tokenized, spans: Spans, *, layers: Sequence[int], pooling: Pooling, batch_subwords: int
+    ) -> Iterator[Pooled]:
+        for pooled in super().encode(tokenized, spans, layers=layers, pooling=pooling, batch_subwords=batch_subwords):
+            self.rows += len(pooled.rows)
+            yield pooled
+
+
+def sentences(*, seed: int = 1, rows: int = ROWS) -> list[Sentence]:
+    """Labelled sentences of `rows` words in all: five partitions of 256 rows, the last not full."""
+    rng = np.random.default_rng(seed)
+    words = np.array(["bank", "river", "the", "of", "money", "extraordinary", "a", "in", "Straße", "naïve"])
+    tags = np.array(["noun", "noun", "det", "prep", "noun", "adj", "det", "prep", "noun", "adj"])
+    made: list[Sentence] = []
+    left = rows
+    while left:
+        choice = rng.integers(0, len(words), min(left, int(rng.integers(1, 11))))
+        classes = [f"class {number % 3}" if number % 2 else None for number in choice.tolist()]
+        made.append(Sentence(words[choice].tolist(), {"class": classes, "upos": tags[choice].tolist()}))
+        left -= len(choice)
+    return made
+
+
+def make_plan(*, dtype: str = "float32", encoder: FakeEncoder | None = None, **options: object) -> es.Plan:
+    """The plan; partitions are of 256 rows where `embstore.store.layout.SHARD_NBYTES` is 1."""
+    corpus = options.pop("corpus", None) or sentences()
+    made = es.plan(corpus, model=encoder or FakeEncoder(), dtype=dtype, calibrate=False, **options)  # type: ignore[arg-type]
+    assert made.layout.partitions == 5
+    return made
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A store of an uninterrupted run: its bytes, and the float32 vectors [layer, row, feature] read from it."""
+
+    path: Path
+    tree: dict[str, bytes | None]
+    vectors: np.ndarray
+
+
+def make_reference(path: Path, *, dtype: str = "float32") -> Reference:
+    """Run the extraction to its end and hold float32 vectors against the oracle."""
+    store = es.extract(make_plan(dtype=dtype), path)
+    vectors = store.gather_layers(np.arange(store.rows)).astype(np.float32)
+    if dtype == "float32":
+        expected = expected_rows(sentences(), FakeEncoder(), limit=24, unit="word", pooling="mean", layers=store.layers)
+        np.testing.assert_array_equal(vectors, np.stack([row.vectors for row in expected], axis=1))
+    assert es.verify(path).ok
+    return Reference(path, tree(path), vectors)
+
+
+def tree(path: Path) -> dict[str, bytes | None]:
+    """Every file of a store with its bytes, every folder with None."""
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {
+        file.relative_to(path).as_posix(): None if file.is_dir() else file.read_bytes()
+        for file in sorted(path.rglob("*"))
+    }
+
+
+def assert_whole(path: Path, reference: Reference) -> None:
+    """The store is finished, byte for byte the reference, and alone in its folder."""
+    found = tree(path)
+    assert sorted(found) == sorted(reference.tree)
+    assert [name for name in found if found[name] != reference.tree[name]] == []
+    assert sorted(item.name for item in path.parent.iterdir()) == [path.name]
+    assert es.open(path).finished
+
+
+def open_quietly(path: Path) -> tuple[Store, list[str]]:
+    """Open a store; returns it with the warnings given."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UnfinishedStoreWarning)
+        store = es.open(path)
+    return store, [str(warning.message) for warning in caught if warning.category is UnfinishedStoreWarning]
+
+
+def assert_honest(path: Path, reference: Reference) -> str:
+    """What an interrupted run left says what is missing and gives only what is right; returns its state."""
+    if not path.exists():
+        with pytest.raises(StoreNotFoundError):
+            es.open(path)
+        return "no store"
+    store, told = open_quietly(path)
+    report = es.verify(path)
+    assert [str(fault) for fault in report.faults] == []
+    assert list(report.missing) == np.flatnonzero(~store.committed).tolist()
+    if store.committed.all():
+        assert told == []
+    else:
+        lacking = store.rows - store.committed_rows
+        count = int((~store.committed).sum())
+        assert len(told) == 1
+        assert f"{lacking:,} of {store.rows:,} rows ({count} of 5 partitions) are not written yet" in told[0]
+        assert "run the same `embstore extract` command again" in told[0]
+    assert_rows(store, reference)
+    if store.finished:
+        return "finished"
+    return f"{int(store.committed.sum())} of 5 partitions"
+
+
+def assert_rows(store: Store, reference: Reference) -> None:
+    """Committed rows are the reference's; the others raise, or are NaN where asked for, and are never zeros."""
+    for partition, committed in enumerate(store.committed.tolist()):
+        start, stop = store.layout.span(partition)
+        rows = np.arange(start, stop)
+        if committed:
+            found = store.gather_layers(rows)
+            np.testing.assert_array_equal(found.astype(np.float32), reference.vectors[:, start:stop])
+            continue
+        for layer in store.layers:
+            with pytest.raises(MissingRowsError):
+                store.gather(rows[:1], layer)
+            with pytest.raises(MissingRowsError):
+                next(iter(store.scan(layer, start, stop)))
+            assert np.isnan(store.gather(rows, layer, missing="nan")).all()
+    layer = store.layers[-1]
+    seen = [np.arange(first, first + len(block)) for first, block in store.scan(layer, missing="skip")]
+    spans = [np.arange(*store.layout.span(k)) for k in np.flatnonzero(store.committed)]
+    np.testing.assert_array_equal(np.concatenate([*seen, []]), np.concatenate([*spans, []]))

@@ -1,0 +1,216 @@
+"""A disk that fills up at any byte: one line, nothing corrupt, and the same call goes on once there is space."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.errors import StorageError
+from embstore.store import create_store
+from tests.models.tiny import save
+from tests.resilience.scene import BACKENDS, Reference, assert_honest, assert_whole, make_plan, tree
+
+Get = Callable[..., Reference]
+PAGE = 4096
+
+
+class Disk:
+    """A file system in memory whose size can be changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._run("mount", "-t", "tmpfs", "-o", "size=64k", "embstore-test", str(folder))
+
+    def resize(self, nbytes: int, *, files: int = 0) -> None:
+        """Give it that many bytes and at most that many files (0: any number)."""
+        self._run("mount", "-o", f"remount,size={nbytes},nr_inodes={files}", str(self.folder))
+
+    def empty(self) -> None:
+        for item in self.folder.iterdir():
+            if item.is_dir():
+                shutil.rmtree(item)
+            else:
+                item.unlink()
+        assert self.used() == 0  # nothing is held open
+
+    def used(self) -> int:
+        """Bytes in use, those of files that are removed but still open among them."""
+        gc.collect()  # a store that nobody holds any more may still be mapped
+        usage = os.statvfs(self.folder)
+        return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+
+    def unmount(self) -> None:
+        self._run("umount", str(self.folder))
+
+    @staticmethod
+    def _run(*command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        made = Disk(folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a small file system cannot be mounted here (it takes root): {error}")
+    yield made
+    made.unmount()
+
+
+def needed(disk: Disk, suffix: str, dtype: str) -> int:
+    """The most bytes that an uninterrupted run takes at any time, to the page."""
+    disk.resize(2**24)
+    most = 0
+
+    def look(_: object) -> None:
+        nonlocal most
+        most = max(most, disk.used())
+
+    es.extract(make_plan(dtype=dtype), disk.folder / f"store{suffix}", progress=look)
+    most = max(most, disk.used())
+    disk.empty()
+    return most
+
+
+def assert_refused(disk: Disk, suffix: str, whole: Reference, *, dtype: str) -> str:
+    """Run on a disk that is too small: one line that names the path; returns what stands then."""
+    path = disk.folder / f"store{suffix}"
+    with pytest.raises(StorageError) as caught:
+        es.extract(make_plan(dtype=dtype), path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    assert "the disk is full" in message
+    assert "run the same command again" in message
+    state = assert_honest(path, whole)
+    assert [item.name for item in disk.folder.iterdir()] == ([path.name] if path.exists() else [])
+    return state
+
+
+def fill_and_resume(disk: Disk, suffix: str, whole: Reference, sizes: list[int], *, dtype: str) -> Counter[str]:
+    """Run on a disk of each size, make space, and run again; returns what stood in between."""
+    states: Counter[str] = Counter()
+    path = disk.folder / f"store{suffix}"
+    for size in sizes:
+        disk.resize(size)
+        states[assert_refused(disk, suffix, whole, dtype=dtype)] += 1
+        disk.resize(2**24)
+        es.extract(make_plan(dtype=dtype), path)
+        assert_whole(path, whole)
+        disk.empty()
+    return states
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [(".zarr", "float32"), (".h5", "float32"), (".zarr", "int8"), (".h5", "int8")]
+)
+def test_disk_of_every_size(
+    disk: Disk, reference: Get, suffix: str, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = list(range(PAGE, needed(disk, suffix, dtype), PAGE))
+    states = fill_and_resume(disk, suffix, reference(suffix, dtype), sizes, dtype=dtype)
+    assert states["no store"] >= 1  # the index did not fit
+    with capsys.disabled():
+        print(f"\n{suffix} {dtype}: {len(sizes)} sizes of disk: {dict(states)}")
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_disk_of_a_few_sizes(disk: Disk, reference: Get, suffix: str) -> None:
+    most = needed(disk, suffix, "float32")
+    sizes = [2 * PAGE, most // 3 // PAGE * PAGE, most - 12 * PAGE, most - PAGE]
+    states = fill_and_resume(disk, suffix, reference(suffix), sizes, dtype="float32")
+    assert states["no store"] >= 1
+    assert any("of 5 partitions" in state for state in states)
+
+
+@pytest.mark.parametrize("files", [20, 105, 113, 118])
+def test_disk_without_room_for_another_file(disk: Disk, reference: Get, files: int) -> None:
+    disk.resize(2**24, files=files)
+    assert_refused(disk, ".zarr", reference(".zarr"), dtype="float32")
+    disk.resize(2**24)
+    es.extract(make_plan(), disk.folder / "store.zarr")
+    assert_whole(disk.folder / "store.zarr", reference(".zarr"))
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_repair_on_a_full_disk_keeps_what_is_there(disk: Disk, reference: Get, suffix: str) -> None:
+    disk.resize(2**24)
+    path = disk.folder / f"store{suffix}"
+    es.extract(make_plan(), path)
+    damaged_file = path / "zarr.json" if path.is_dir() else path
+    data = damaged_file.read_bytes()
+    damaged_file.write_bytes(data.replace(b'"pooling"', b'"poolinG"', 1))
+    before = tree(path)
+    disk.resize(disk.used() + 2 * PAGE)
+    with pytest.raises(StorageError, match="the disk is full") as caught:
+        es.extract(make_plan(), path, repair=True)
+    assert "\n" not in str(caught.value)
+    assert tree(path) == before
+    assert [item.name for item in disk.folder.iterdir()] == [path.name]
+    disk.resize(2**24)
+    es.extract(make_plan(), path, repair=True)
+    assert_whole(path, reference(suffix))
+
+
+RUN = "import embstore.store.layout as layout; layout.SHARD_NBYTES = 1; from embstore_cli.main import run; run()"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_command_line_on_a_full_disk(disk: Disk, tmp_path: Path, suffix: str) -> None:
+    rng = np.random.default_rng(2)
+    words = ["bank", "river", "the", "of", "money", "closed"]
+    lines = [" ".join(words[number] for number in rng.integers(0, len(words), 8)) for _ in range(100)]
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(lines) + "\n")
+    model = save("bert", tmp_path / "model")
+
+    def run(path: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", RUN, "extract", str(corpus), str(path), "--model", str(model)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    path = disk.folder / f"store{suffix}"
+    straight = tmp_path / "straight" / f"store{suffix}"
+    straight.parent.mkdir()
+    assert run(straight).returncode == 0
+    size = sum(len(data or b"") for data in tree(straight).values())
+
+    disk.resize(size // 3)  # refused by the plan, before anything is written
+    assert_one_line(run(path), disk.folder)
+    assert list(disk.folder.iterdir()) == []
+
+    disk.resize(2**24)
+    begun = es.plan(corpus, model=model, calibrate=False)
+    create_store(path, metadata=begun.metadata, index=begun.index)
+    disk.resize(disk.used() + begun.layout.partition_nbytes * 3 // 2)
+    found = run(path)
+    assert_one_line(found, path)
+    assert "the disk is full; free some space and run the same command again" in found.stderr
+    with pytest.warns(es.errors.UnfinishedStoreWarning):
+        assert es.open(path).committed.tolist() == [True, False, False, False]
+    assert es.verify(path).ok
+
+    disk.resize(2**24)
+    assert run(path).returncode == 0
+    assert tree(path) == tree(straight)
+
+
+def assert_one_line(found: subprocess.CompletedProcess[str], named: Path) -> None:
+    """A failure is told in one line on standard error that names a path, with exit status 1."""
+    assert found.returncode == 1, found.stderr
+    assert found.stderr.count("\n") == 1, found.stderr
+    assert found.stderr.startswith("embstore: ")
+    assert str(named) in found.stderr

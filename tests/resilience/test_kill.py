@@ -1,0 +1,253 @@
+"""SIGKILL at random moments and at every step towards the disk: what stands is honest, and the same call goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGKILL
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.errors import StoreNotFoundError
+from embstore.store.files import remove
+from tests.resilience.scene import (
+    BACKENDS,
+    CountingEncoder,
+    Reference,
+    assert_honest,
+    assert_whole,
+    make_plan,
+)
+from tests.resilience.steps import Running, steps_of
+
+Get = Callable[..., Reference]
+
+MOMENTS = 25
+PAUSE = 0.002  # asleep this long a batch, so that most of the time goes into encoding, as it does with a model
+
+
+def resumed(path: Path, reference: Reference, *, dtype: str = "float32") -> int:
+    """Go on with the same call and hold the result against the uninterrupted run; returns the rows encoded."""
+    encoder = CountingEncoder()
+    es.extract(make_plan(dtype=dtype, encoder=encoder), path)
+    assert_whole(path, reference)
+    return encoder.rows
+
+
+def killed_at_moment(path: Path, seconds: float, *, dtype: str = "float32") -> int | None:
+    """Kill an extraction that long after it began; returns its exit status."""
+    running = Running(path, dtype=dtype, pause=PAUSE)
+    running.wait_for("begun")
+    running.wait(seconds)
+    running.kill()
+    return running.join()
+
+
+def moments(duration: dict[str, float], *, seed: int) -> list[float]:
+    """Moments in creation (5), over all of the encoding (15) and around its end (5), each drawn at random."""
+    rng = np.random.default_rng(seed)
+    created, encoded, end = duration["created"], duration["encoded"], duration["seconds"]
+    body = created + (encoded - created) * (np.arange(15) + rng.random(15)) / 15
+    return [*(rng.random(5) * created), *body.tolist(), *(encoded + rng.random(5) * (end - encoded))]
+
+
+def duration_of(path: Path, *, dtype: str = "float32") -> dict[str, float]:
+    """When the uninterrupted run has created its store, has encoded all, and has ended."""
+    running = Running(path, dtype=dtype, pause=PAUSE)
+    found = {name: running.wait_for(name) for name in ("created", "encoded", "seconds")}
+    running.join()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [(".zarr", "float32"), (".h5", "float32"), (".zarr", "int8"), (".h5", "bfloat16")]
+)
+def test_killed_at_random_moments(
+    tmp_path: Path, reference: Get, suffix: str, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = reference(suffix, dtype)
+    duration = duration_of(tmp_path / f"duration{suffix}", dtype=dtype)
+    states: Counter[str] = Counter()
+    for number, moment in enumerate(moments(duration, seed=7)):
+        path = tmp_path / str(number) / f"store{suffix}"
+        path.parent.mkdir()
+        while killed_at_moment(path, moment, dtype=dtype) != -SIGKILL:  # it had ended: a moment earlier, then
+            remove(path)
+            moment *= 0.95
+        states[assert_honest(path, whole)] += 1
+        resumed(path, whole, dtype=dtype)
+    assert sum(states.values()) == MOMENTS
+    assert len(states) >= 4  # the kills were spread over the run
+    with capsys.disabled():
+        print(f"\n{suffix} {dtype}: {MOMENTS} kills in {duration['seconds']:.2f} s of run: {dict(states)}")
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_killed_at_a_few_random_moments(tmp_path: Path, reference: Get, suffix: str) -> None:
+    whole = reference(suffix)
+    for number, moment in enumerate((0.1, 0.35)):
+        path = tmp_path / str(number) / f"store{suffix}"
+        path.parent.mkdir()
+        killed_at_moment(path, moment)
+        assert_honest(path, whole)
+        resumed(path, whole)
+
+
+def killed_at_steps(folder: Path, whole: Reference, suffix: str, chosen: list[int], *, dtype: str) -> Counter[str]:
+    """Kill at each step and resume; returns what stood after the kills."""
+    states: Counter[str] = Counter()
+    for step in chosen:
+        path = folder / str(step) / f"store{suffix}"
+        path.parent.mkdir()
+        running = Running(path, dtype=dtype, kill_at=step)
+        assert running.join() == -SIGKILL
+        state = assert_honest(path, whole)
+        states[state] += 1
+        done = {"no store": 0, "finished": 5}[state] if state[0] not in "012345" else int(state[0])
+        encoded = resumed(path, whole, dtype=dtype)
+        assert dtype == "int8" or encoded == max(0, whole.vectors.shape[1] - 256 * done)
+    return states
+
+
+def all_steps(tmp_path: Path, suffix: str, *, dtype: str = "float32") -> tuple[list[str], int]:
+    """The steps of an uninterrupted run, and the first of them after which a store stands at the path."""
+    names = steps_of(tmp_path / "steps" / f"store{suffix}", dtype=dtype)
+    return names, names.index(f"rename store{suffix}") + 1
+
+
+@pytest.fixture(autouse=True)
+def folder_of_steps(tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [(".zarr", "float32"), (".h5", "float32"), (".zarr", "int8"), (".h5", "int8")]
+)
+def test_killed_at_every_step(
+    tmp_path: Path, reference: Get, suffix: str, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, standing = all_steps(tmp_path, suffix, dtype=dtype)
+    chosen = [*range(0, standing - 4, 9), *range(standing - 4, len(names))]
+    states = killed_at_steps(tmp_path, reference(suffix, dtype), suffix, chosen, dtype=dtype)
+    assert states["no store"]
+    assert all(states[f"{done} of 5 partitions"] for done in range(5))
+    with capsys.disabled():
+        print(f"\n{suffix} {dtype}: killed at {len(chosen)} of {len(names)} steps: {dict(states)}")
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_killed_at_a_few_steps(tmp_path: Path, reference: Get, suffix: str) -> None:
+    names, standing = all_steps(tmp_path, suffix)
+    chosen = [standing // 2, standing - 1, standing, (standing + len(names)) // 2, len(names) - 6]
+    states = killed_at_steps(tmp_path, reference(suffix), suffix, chosen, dtype="float32")
+    assert states["no store"] == 2
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_killed_again_and_again(tmp_path: Path, reference: Get, suffix: str) -> None:
+    names, standing = all_steps(tmp_path, suffix)
+    path = tmp_path / "again" / f"store{suffix}"
+    path.parent.mkdir()
+    rng = np.random.default_rng(3)
+    first = [standing - 2, standing + 12]
+    for step in [*first, *rng.integers(10, (len(names) - standing) // 2, 4).tolist()]:
+        assert Running(path, kill_at=step).join() == -SIGKILL
+        assert_honest(path, reference(suffix))
+    resumed(path, reference(suffix))
+
+
+def damage(path: Path) -> None:
+    """Flip a bit in the metadata and one in the first partition's vectors."""
+    if path.is_dir():
+        flip(path / "zarr.json", (path / "zarr.json").read_bytes().index(b'"pooling"') + 3)
+        flip(path / "hidden_states/c/0/0/0", 1000)
+        return
+    from embstore.store.hdf5_reader import read_places
+
+    places = read_places(path)[2]
+    flip(path, path.read_bytes().index(b'"pooling"') + 3)
+    flip(path, int(places.chunks["hidden_states"][0, 0]) + 1000)
+
+
+def flip(file: Path, offset: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[offset] ^= 1
+    file.write_bytes(data)
+
+
+def damaged_copy(whole: Reference, path: Path) -> None:
+    path.parent.mkdir()
+    for name, data in whole.tree.items():
+        target = path / name if name else path
+        if data is None:
+            target.mkdir(parents=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+    damage(path)
+
+
+def killed_repairs(tmp_path: Path, whole: Reference, suffix: str, chosen: list[int]) -> Counter[str]:
+    """Kill a repair at each step and repair again; nothing that was sound is ever encoded again."""
+    states: Counter[str] = Counter()
+    for step in chosen:
+        path = tmp_path / f"repair-{step}" / f"store{suffix}"
+        damaged_copy(whole, path)
+        assert Running(path, repair=True, kill_at=step).join() == -SIGKILL
+        states[state_of(path, whole)] += 1
+        encoder = CountingEncoder()
+        es.extract(make_plan(encoder=encoder), path, repair=True)
+        assert encoder.rows in (0, 256)
+        assert_whole(path, whole)
+    return states
+
+
+def state_of(path: Path, whole: Reference) -> str:
+    """What stands after a killed repair: the damaged store, nothing (and how to go on is said), or the new one."""
+    if not path.exists():
+        with pytest.raises(StoreNotFoundError, match=r"repair of .* was interrupted: run the same .*--repair"):
+            es.open(path)
+        return "between"
+    if es.verify(path).ok:
+        return assert_honest(path, whole)
+    with pytest.raises(es.errors.StoreDamagedError):
+        es.open(path)
+    return "damaged"
+
+
+def repair_steps(tmp_path: Path, whole: Reference, suffix: str) -> list[str]:
+    path = tmp_path / "repair" / f"store{suffix}"
+    damaged_copy(whole, path)
+    return steps_of(path, repair=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_repair_killed_at_every_step(
+    tmp_path: Path, reference: Get, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = repair_steps(tmp_path, reference(suffix), suffix)
+    swapped = [place for place, name in enumerate(names) if name.endswith(f" store{suffix}")][-1]
+    chosen = [*range(0, swapped - 30, 9), *range(max(0, swapped - 30), len(names))]
+    states = killed_repairs(tmp_path, reference(suffix), suffix, chosen)
+    assert states["damaged"]
+    assert states["4 of 5 partitions"]
+    if suffix == ".zarr":
+        assert states["between"]
+    with capsys.disabled():
+        print(f"\n{suffix}: repair killed at {len(chosen)} of {len(names)} steps: {dict(states)}")
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_repair_killed_at_the_swap(tmp_path: Path, reference: Get, suffix: str) -> None:
+    names = repair_steps(tmp_path, reference(suffix), suffix)
+    swapped = [place for place, name in enumerate(names) if name.endswith(f" store{suffix}")][-1]
+    states = killed_repairs(tmp_path, reference(suffix), suffix, [swapped - 1, swapped, swapped + 1])
+    assert states["damaged"] >= 1
+    if suffix == ".zarr":
+        assert states["between"] == 1
