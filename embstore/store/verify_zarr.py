@@ -124,6 +124,7 @@ def _check_commits(
     name = f"commits/{NODE}"
     singles = [commit_file(partition) for partition in range(layout.partitions)]
     known.update({name, FOLDED_FILE, *singles})
+    known.update(file for file in files if file.startswith(f"{TEMPORARY}/"))
     node = _read(path, name, findings)
     if node == commits_node(layout.partitions, folded=True):
         return _folded(path, layout, files, findings)
@@ -132,7 +133,6 @@ def _check_commits(
         if node is not None:
             findings.fault(name, "is not what was written")
         return records
-    known.update(file for file in files if file.startswith(f"{TEMPORARY}/"))
     for partition, file in enumerate(singles):
         data = _read(path, file, findings) if file in files else None
         if data is None:

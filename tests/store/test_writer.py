@@ -1,0 +1,334 @@
+"""Creating and filling: all or nothing, one writer, and nothing lost at any step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore.errors import (
+    EmbstoreError,
+    InvalidValueError,
+    MissingRowsError,
+    StorageError,
+    StoreBusyError,
+    StoreFormatError,
+    StoreNotFoundError,
+    UnfinishedStoreWarning,
+)
+from embstore.store import Index, Metadata, StoreWriter, Strings, create_store, open_store, verify
+from tests.store.example import SUFFIXES, all_files, example
+from tests.store.killed import killed_at_each_step
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_second_writer_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = example().create(tmp_path / f"s{suffix}")
+    lock = path.with_name(f"s{suffix}.lock")
+    with StoreWriter(path):
+        assert lock.exists()
+        with pytest.raises(StoreBusyError, match=f"another process is writing .*s{suffix}"):
+            StoreWriter(path)
+        code = f"from embstore.store import StoreWriter; StoreWriter({str(path)!r})"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "StoreBusyError" in other.stderr
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnfinishedStoreWarning)
+            assert open_store(path).committed_rows == 0
+    assert not lock.exists()
+    StoreWriter(path).close()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_killed_writer_leaves_no_lock(tmp_path: Path, suffix: str) -> None:
+    path = example().create(tmp_path / f"s{suffix}")
+    code = (
+        f"import time; from embstore.store import StoreWriter; w = StoreWriter({str(path)!r}); "
+        "print('here', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"here\n"
+        with pytest.raises(StoreBusyError):
+            StoreWriter(path)
+        process.send_signal(signal.SIGKILL)
+    example().fill(path)
+    assert open_store(path).finished
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_writers_that_race_get_the_lock_one_at_a_time(tmp_path: Path) -> None:
+    path = example().create(tmp_path / "s.zarr")
+    inside, most, turns = [0], [0], [0]
+
+    def work() -> None:
+        while turns[0] < 60:
+            try:
+                writer = StoreWriter(path)
+            except StoreBusyError:
+                continue
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            turns[0] += 1
+            inside[0] -= 1
+            writer.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_exists_is_not_touched(tmp_path: Path, suffix: str) -> None:
+    made = example()
+    path = made.make(tmp_path / f"s{suffix}").path
+    before = all_files(path)
+    with pytest.raises(InvalidValueError, match="exists already"):
+        made.create(path)
+    assert all_files(path) == before
+    taken = tmp_path / f"other{suffix}"
+    taken.write_text("mine")
+    with pytest.raises(InvalidValueError, match="exists already"):
+        made.create(taken)
+    assert taken.read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def refused(tmp_path: Path, **changes: Any) -> str:
+    """The message that creating a store with changed metadata, index columns or centre is refused with."""
+    made = example(labels=False)
+    metadata = Metadata(**{name: changes.get(name, value) for name, value in vars(made.metadata).items()})
+    index = Index(**{name: changes.get(name, value) for name, value in vars(made.index).items()})
+    for suffix in SUFFIXES:
+        with pytest.raises(InvalidValueError) as caught:
+            create_store(tmp_path / f"s{suffix}", metadata=metadata, index=index, center=changes.get("center"))
+        assert "\n" not in str(caught.value)
+        assert list(tmp_path.iterdir()) == []
+    return str(caught.value)
+
+
+def test_what_cannot_be_laid_out_leaves_nothing(tmp_path: Path) -> None:
+    index = example(labels=False).index
+    for changes, message in [
+        ({"rows": 0}, "at least one row"),
+        ({"rows": 699}, "occurrence/type has 700 rows and the store 699"),
+        ({"dtype": "float64"}, "dtype 'float64' is none of float32, float16, bfloat16, int8"),
+        ({"layers": (3, 0)}, "layers must be ascending"),
+        ({"layers": ()}, "layers must be ascending"),
+        ({"hidden_size": 0}, "hidden_size must be at least 1"),
+        ({"partition_rows": 100}, "multiple of 256, not 100"),
+        ({"partition_rows": 0}, "multiple of 256, not 0"),
+        ({"dtype": "int8"}, "a centre [layer, feature] is needed for int8"),
+        ({"center": np.zeros((3, 16), np.float32)}, "for int8 only"),
+        ({"dtype": "int8", "center": np.zeros((2, 16), np.float32)}, "of the shape (3, 16), not (2, 16)"),
+        ({"dtype": "int8", "center": np.full((3, 16), np.nan, np.float32)}, "must be finite"),
+        ({"model": {"name": "m", "x": float("nan")}}, "cannot be written as JSON"),
+        ({"model": {}}, "must have a string model.name"),
+        ({"corpus": {"name": 3}}, "must have a string corpus.name"),
+        ({"type": index.type + 1}, "occurrence/type holds a value that is not from 0 to 7"),
+        ({"type": index.type.astype(np.int64)}, "the column occurrence/type must be int32"),
+        ({"sentence": index.sentence[::-1]}, "occurrence/sentence falls"),
+        ({"position": index.position - 1}, "occurrence/position holds"),
+        ({"subwords": index.subwords - 5}, "occurrence/subwords holds"),
+        ({"indptr": index.indptr + 1}, "sentence/indptr does not give"),
+        ({"source": index.source[1:]}, "do not fit the number of sentences"),
+        ({"words": Strings(np.array([0, 1]), np.array([255], np.uint8))}, "type/form_bytes is not UTF-8"),
+        ({"words": Strings(np.array([0, 1, 2]), np.frombuffer("é".encode(), np.uint8))}, "middle of a character"),
+        ({"words": Strings(np.array([0, 9]), np.zeros(3, np.uint8))}, "type/form_offsets does not ascend"),
+        ({"words": Strings(np.empty(0, np.int64), np.empty(0, np.uint8))}, "type/form_offsets is empty"),
+        ({"rows": 2**50}, "partitions, more than 16777216"),
+    ]:
+        assert message in refused(tmp_path, **changes), changes
+    for column in ["", "a/b", ".hidden", "__x", "zarr.json", "a\nb", "x" * 201]:
+        labels = {column: example().index.labels["upos"]}
+        assert "a label column cannot be named" in refused(tmp_path, labels=labels)
+
+
+def test_paths_that_cannot_be_a_store(tmp_path: Path) -> None:
+    made = example()
+    for name in ["s.hdf5", "s", "s.zarr.zip"]:
+        with pytest.raises(InvalidValueError, match=r"must end in \.zarr or \.h5"):
+            made.create(tmp_path / name)
+    with pytest.raises(InvalidValueError, match="there is no folder"):
+        made.create(tmp_path / "none" / "s.zarr")
+    (tmp_path / "folder.h5").mkdir()
+    (tmp_path / "file.zarr").write_text("")
+    with pytest.raises(StoreFormatError, match="is a folder; an HDF5 store is a file"):
+        StoreWriter(tmp_path / "folder.h5")
+    with pytest.raises(StoreFormatError, match="is a file; a Zarr store is a folder"):
+        StoreWriter(tmp_path / "file.zarr")
+    for path in (tmp_path / "none.zarr", tmp_path / "none" / "s.h5"):
+        with pytest.raises(StoreNotFoundError, match="there is no store at"):
+            StoreWriter(path)
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["file.zarr", "folder.h5"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_partitions_that_are_refused(tmp_path: Path, suffix: str) -> None:
+    made = example(dtype="int8")
+    path = made.create(tmp_path / f"s{suffix}")
+    good = made.partition(0)
+    with StoreWriter(path) as writer:
+        for partition, arrays, message in [
+            (3, good, "there is no partition 3: the store has 3"),
+            (-1, good, "there is no partition -1"),
+            (2, good, r"hidden_states of partition 2 must be int8 \(3, 188, 16\), not int8 \(3, 256, 16\)"),
+            (0, {"hidden_states": good["hidden_states"]}, r"a partition holds \['hidden_states', 'scale'\]"),
+            (0, {**good, "scale": good["scale"].astype(np.float64)}, "scale of partition 0 must be float32"),
+            (0, {**good, "hidden_states": np.full((3, 256, 16), -128, np.int8)}, "-128 means not written"),
+        ]:
+            with pytest.raises(InvalidValueError, match=message):
+                writer.write(partition, arrays)
+        assert writer.missing() == [0, 1, 2]
+        writer.write(0, good)
+        with pytest.raises(InvalidValueError, match="partition 0 is committed already"):
+            writer.write(0, good)
+        with pytest.raises(MissingRowsError, match="lacks 2 partitions, the first is 1"):
+            writer.finish()
+        writer.discard([0])
+        assert writer.missing() == [0, 1, 2]
+    with pytest.raises(EmbstoreError, match="is closed"):
+        writer.write(0, good)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_discarding_in_a_finished_store(tmp_path: Path, suffix: str) -> None:
+    made = example()
+    store = made.make(tmp_path / f"s{suffix}")
+    before = all_files(store.path)
+    with StoreWriter(store.path) as writer:
+        writer.discard([1])
+        assert writer.missing() == [1]
+    store.refresh()
+    assert store.committed.tolist() == [True, False, True]
+    assert verify(store.path).missing == (1,)
+    assert verify(store.path).ok
+    made.fill(store.path)
+    assert all_files(store.path) == before
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_that_are_not_contiguous_in_memory(tmp_path: Path, suffix: str) -> None:
+    made = example(rows=256, dtype="float32")
+    path = made.create(tmp_path / f"s{suffix}")
+    strided = np.asfortranarray(made.arrays["hidden_states"])
+    with StoreWriter(path) as writer:
+        writer.write(0, {"hidden_states": strided})
+        writer.finish()
+    np.testing.assert_array_equal(open_store(path).gather_layers(np.arange(256)), made.values)
+    assert verify(path).ok
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_written_from_another_thread(tmp_path: Path, suffix: str) -> None:
+    made = example()
+    path = made.create(tmp_path / f"s{suffix}")
+    with StoreWriter(path) as writer:
+        threads = [threading.Thread(target=writer.write, args=(k, made.partition(k))) for k in (2, 0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        writer.finish()
+    np.testing.assert_array_equal(open_store(path).gather(np.arange(700), 0), made.values[0])
+
+
+@pytest.mark.parametrize(("suffix", "stride"), [(".zarr", 13), (".h5", 1)])
+def test_killed_in_creation(tmp_path: Path, suffix: str, stride: int) -> None:
+    made = example(rows=300, dtype="int8")
+    whole = all_files(made.create(tmp_path / f"whole{suffix}"))
+    path = tmp_path / f"s{suffix}"
+    steps = 0
+    for steps in killed_at_each_step(lambda: made.create(path), stride=stride):
+        if path.exists():
+            assert all_files(path) == whole
+            StoreWriter(path).close()  # takes the dead one's lock file along
+            path.rename(tmp_path / f"done{steps}")
+        else:
+            with pytest.raises(StoreNotFoundError):
+                open_store(path)
+    assert steps > 5
+    assert all_files(path) == whole
+    assert not [item for item in tmp_path.iterdir() if item.name.startswith(".") or item.suffix == ".lock"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_killed_at_each_step_of_filling(tmp_path: Path, suffix: str) -> None:
+    """Each time the store opens, what is committed reads right, and going on ends in the same bytes."""
+    made = example(rows=300, dtype="int8")
+    whole = all_files(made.make(tmp_path / f"whole{suffix}").path)
+    path = made.create(tmp_path / f"s{suffix}")
+    committed = 0
+    for _ in killed_at_each_step(lambda: made.fill(path)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnfinishedStoreWarning)
+            store = open_store(path)
+        there = np.flatnonzero(np.repeat(store.committed, 256)[:300])
+        np.testing.assert_array_equal(store.gather(there, 3), made.values[1][there])
+        assert verify(path).ok
+        assert not (store.finished and suffix == ".zarr" and all_files(path) != whole)
+        committed += store.committed_rows == 300
+    assert committed  # some died after the last commit, in tidying up
+    assert all_files(path) == whole
+    assert sorted(item.name for item in tmp_path.iterdir()) == [f"s{suffix}", f"whole{suffix}"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_killed_at_each_step_of_mending(tmp_path: Path, suffix: str) -> None:
+    """A finished store of which one partition is discarded and written again."""
+    made = example(rows=600)
+    path = made.make(tmp_path / f"s{suffix}").path
+    whole = all_files(path)
+
+    def mend() -> None:
+        with StoreWriter(path) as writer:
+            writer.discard([1])
+        made.fill(path)
+
+    for _ in killed_at_each_step(mend):
+        assert verify(path).ok
+        assert set(verify(path).missing) <= {1}
+    assert all_files(path) == whole
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = example()
+    path = made.create(tmp_path / f"s{suffix}")
+    made.fill(path, [0])
+    before = all_files(path)
+    put, room = os.pwrite, [9000]
+
+    def full(descriptor: int, data: Any, offset: int) -> int:
+        if room[0] <= 0:
+            raise OSError(28, "No space left on device")
+        room[0] -= len(data)
+        return put(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StorageError, match=r"the disk is full; free some space .* again$") as caught:
+        made.fill(path, [1])
+    assert "\n" not in str(caught.value)
+    room[0] = 0
+    with pytest.raises(StorageError, match="the disk is full"):
+        made.create(tmp_path / f"t{suffix}")
+    monkeypatch.undo()
+    assert sorted(item.name for item in tmp_path.iterdir()) == [f"s{suffix}"]
+    if suffix == ".zarr":
+        assert all_files(path) == before
+    made.fill(path)
+    assert all_files(path) == all_files(made.make(tmp_path / f"u{suffix}").path)
