@@ -74,7 +74,7 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "load_average_at_start": os.getloadavg()[0],

@@ -1,4 +1,4 @@
-"""Throwing files out of the page cache, and looking whether they went."""
+"""Bringing files into the page cache, throwing them out of it, and looking whether they went."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+READ_NBYTES = 2 * 2**20
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -26,6 +27,17 @@ def evict(path: Path) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
+
+
+def bring_in(path: Path) -> None:
+    """Read the files once unless every page is in memory already: others on the machine may have driven some out."""
+    if resident_share(path) == 1.0:
+        return
+    buffer = bytearray(READ_NBYTES)
+    for file in files_of(path):
+        with file.open("rb", buffering=0) as opened:
+            while opened.readinto(buffer):
+                pass
 
 
 def resident_share(path: Path) -> float:

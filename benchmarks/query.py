@@ -24,7 +24,7 @@ import tensorstore
 import zarr
 from measure import Target, Times, in_fresh_process, interleaved, machine, table, targets_table, timed, write_json
 from numpy.typing import NDArray
-from page_cache import evict, files_of, resident_share
+from page_cache import READ_NBYTES, bring_in, evict, files_of, resident_share
 from synthetic import write_chunked, write_stores
 
 import embstore as es
@@ -38,7 +38,6 @@ COUNTS = (50, 1_000, 100_000)
 PROMISED = 1_000  # the count that the targets speak of
 REPEATS = {50: 41, 1_000: 41, 100_000: 9}
 COLD_REPEATS = 3
-READ_NBYTES = 2 * 2**20
 
 
 def ours(path: Path) -> str:
@@ -103,10 +102,12 @@ def _open_h5py(path: Path, place: int) -> Gather:
 
 def gathers(bench: Bench, count: int) -> dict[str, Times]:
     """Time every peer, warm, the same rows for all in a round; the first round's values are checked."""
-    peers = {name: opener() for name, (_, opener) in bench.openers().items()}
+    peers = {name: (path, opener()) for name, (path, opener) in bench.openers().items()}
 
-    def case(gather: Gather, number: int) -> float:
+    def case(path: Path | None, gather: Gather, number: int) -> float:
         rows = bench.rows(count, number)
+        if path is not None:
+            bring_in(path)
         start = time.perf_counter()
         found = gather(rows)
         seconds = time.perf_counter() - start
@@ -114,8 +115,8 @@ def gathers(bench: Bench, count: int) -> dict[str, Times]:
             raise SystemExit(f"wrong values from {gather} for {count} rows")
         return seconds
 
-    cases: dict[str, Callable[[int], float]] = {NUMPY: partial(case, bench.held.__getitem__)}
-    cases |= {name: partial(case, gather) for name, gather in peers.items()}
+    cases: dict[str, Callable[[int], float]] = {NUMPY: partial(case, None, bench.held.__getitem__)}
+    cases |= {name: partial(case, path, gather) for name, (path, gather) in peers.items()}
     return interleaved(cases, repeats=REPEATS[count], budget=bench.budget, warm=1)
 
 
@@ -158,6 +159,7 @@ def _scan(store: es.Store, layer: int) -> None:
 
 
 def _timed_scan(store: es.Store, layer: int, number: int) -> float:
+    bring_in(store.path)
     return timed(lambda: _scan(store, layer))
 
 
