@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,7 +141,10 @@ def map_file(path: str | os.PathLike[str], *, advice: int | None = None) -> mmap
     """Map a whole file for reading; None where it is empty."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if os.fstat(descriptor).st_size == 0:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if status.st_size == 0:
             return None
         mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     finally:

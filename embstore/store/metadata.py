@@ -113,7 +113,8 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
             f"{path} has store format {fields['format_version']}, newer than {FORMAT_VERSION}, "
             "the newest that this version reads: upgrade embstore"
         )
-    if fields.get("crc32c") != _crc32c_or_none(fields):
+    crc = _crc32c_or_none(fields)
+    if crc is None or fields.get("crc32c") != crc:
         raise StoreDamagedError(f"the metadata of {path} was changed: {MEND}")
     try:
         metadata, arrays = _parse(fields)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
-from embstore.store.files import Bytes, crc32c
+from embstore.store.files import MEND, Bytes, crc32c
 
 ABSENT = 2**64 - 1
 _PAIR_NBYTES = 16
@@ -36,17 +36,17 @@ def parse_index(shard: Bytes, chunks: tuple[int, int], chunk_nbytes: int, *, nam
     """
     nbytes = chunks[0] * chunks[1] * _PAIR_NBYTES
     if len(shard) < nbytes + _CRC_NBYTES:
-        raise StoreDamagedError(f"{name} is cut short: {len(shard)} bytes hold no index of {nbytes}")
+        raise StoreDamagedError(f"{name} is cut short: {len(shard)} bytes hold no index of {nbytes}: {MEND}")
     index = shard[len(shard) - nbytes - _CRC_NBYTES : len(shard) - _CRC_NBYTES]
     stored = int.from_bytes(shard[-_CRC_NBYTES:].tobytes(), "little")
     if crc32c(index) != stored:
-        raise StoreDamagedError(f"the index of {name} is damaged: its checksum differs")
+        raise StoreDamagedError(f"the index of {name} is damaged, its checksum differs: {MEND}")
     pairs: NDArray[Any] = np.frombuffer(index.tobytes(), "<u8").reshape(*chunks, 2)
     offsets, sizes = pairs[..., 0], pairs[..., 1]
     absent = (offsets == ABSENT) & (sizes == ABSENT)
     limit = len(shard) - nbytes - _CRC_NBYTES
     fits = (sizes == chunk_nbytes) & (offsets <= max(limit - chunk_nbytes, 0)) & (limit >= chunk_nbytes)
     if not (absent | fits).all():
-        raise StoreDamagedError(f"the index of {name} names bytes that it does not have")
+        raise StoreDamagedError(f"the index of {name} names bytes that it does not have: {MEND}")
     places: NDArray[np.int64] = np.where(absent, np.uint64(0), offsets).astype(np.int64) - absent
     return places

@@ -1,0 +1,296 @@
+"""What is not a store, or no longer one, is said in one line, whatever bytes stand there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import h5py
+import numpy as np
+import pytest
+
+from embstore.errors import (
+    EmbstoreError,
+    StorageError,
+    StoreDamagedError,
+    StoreFormatError,
+    StoreNotFoundError,
+    UnfinishedStoreWarning,
+)
+from embstore.store import open_store, verify
+from tests.store.example import SUFFIXES, example
+
+
+def refusal(path: Path, kind: type[EmbstoreError], *, named: bool = True) -> str:
+    """The one line that opening is refused with; verify says as much, and raises nothing but StoreNotFoundError."""
+    with pytest.raises(kind) as caught:
+        open_store(path)
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value) or not named
+    if kind is not StoreNotFoundError:
+        report = verify(path)
+        assert not report.ok
+        assert all("\n" not in str(fault) for fault in report.faults)
+    return str(caught.value)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ["none.zarr", "none.h5", "no/folder.zarr", "file/under.zarr"]:
+        assert "there is no store at" in refusal(tmp_path / name, StoreNotFoundError)
+        with pytest.raises(StoreNotFoundError):
+            verify(tmp_path / name)
+
+
+def test_the_wrong_kind_of_thing(tmp_path: Path) -> None:
+    (tmp_path / "file.zarr").write_text("")
+    (tmp_path / "folder.h5").mkdir()
+    (tmp_path / "empty.zarr").mkdir()
+    (tmp_path / "text.h5").write_text("not at all " * 100)
+    (tmp_path / "empty.h5").write_bytes(b"")
+    (tmp_path / "notes.txt").write_text("notes")
+    assert "is a file; a Zarr store is a folder" in refusal(tmp_path / "file.zarr", StoreFormatError)
+    assert "is a folder; an HDF5 store is a file" in refusal(tmp_path / "folder.h5", StoreFormatError)
+    assert "has no zarr.json" in refusal(tmp_path / "empty.zarr", StoreFormatError)
+    for name in ["text.h5", "empty.h5", "notes.txt"]:
+        assert "is not an HDF5 file" in refusal(tmp_path / name, StoreFormatError)
+
+
+@pytest.mark.parametrize(
+    ("root", "kind", "message"),
+    [
+        (b"", StoreDamagedError, "is not JSON"),
+        (b"\xff\xfe\x00", StoreDamagedError, "is not JSON"),
+        (b"[" * 100_000, StoreDamagedError, "is not JSON"),
+        (b"[]", StoreFormatError, "no attribute 'embstore'"),
+        (b"null", StoreFormatError, "no attribute 'embstore'"),
+        (b'{"zarr_format": 3, "node_type": "group"}', StoreFormatError, "no attribute 'embstore'"),
+        (b'{"attributes": []}', StoreFormatError, "no attribute 'embstore'"),
+        (b'{"attributes": {"embstore": 7}}', StoreFormatError, "no attribute 'embstore'"),
+        (b'{"attributes": {"embstore": {"format_version": "1"}}}', StoreFormatError, "no attribute 'embstore'"),
+        (b'{"attributes": {"embstore": {"format_version": 1}}}', StoreDamagedError, "was changed"),
+        (b'{"attributes": {"embstore": {"format_version": 1, "x": NaN}}}', StoreDamagedError, "was changed"),
+        (b'{"attributes": {"embstore": {"format_version": 1, "x": "\\ud800"}}}', StoreDamagedError, "was changed"),
+        (b'{"attributes": {"embstore": {"format_version": 2}}}', StoreFormatError, "upgrade embstore"),
+    ],
+)
+def test_roots(tmp_path: Path, root: bytes, kind: type[EmbstoreError], message: str) -> None:
+    path = example().make(tmp_path / "s.zarr").path
+    (path / "zarr.json").write_bytes(root)
+    assert message in refusal(path, kind)
+
+
+def change_metadata(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the metadata of a Zarr store and make its checksum right again."""
+    root = json.loads((path / "zarr.json").read_text())
+    attribute = root["attributes"]["embstore"]
+    change(attribute)
+    attribute.pop("crc32c")
+    canonical = json.dumps(attribute, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    attribute["crc32c"] = google_crc32c.value(canonical.encode())
+    (path / "zarr.json").write_text(json.dumps(root))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.update(rows=0),
+        lambda a: a.update(rows=-5),
+        lambda a: a.update(rows="many"),
+        lambda a: a.update(rows=10**30),
+        lambda a: a.update(layers=[]),
+        lambda a: a.update(layers=[1, 1]),
+        lambda a: a.update(layers=7),
+        lambda a: a.update(dtype="float63"),
+        lambda a: a.update(partition_rows=0),
+        lambda a: a.update(partition_rows=255),
+        lambda a: a.update(hidden_size=None),
+        lambda a: a.update(dropped=[{}]),
+        lambda a: a.update(model=None),
+        lambda a: a.update(arrays=[]),
+        lambda a: a.update(arrays={"type/indptr": {}}),
+        lambda a: a.pop("corpus"),
+    ],
+)
+def test_metadata_that_no_writer_made(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Right checksum, impossible content."""
+    path = example().make(tmp_path / "s.zarr").path
+    change_metadata(path, change)
+    assert "is not whole" in refusal(path, StoreDamagedError)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../secret", "label/../name_bytes", "occurrence/label/.x", "occurrence/nothing", "/etc/passwd", ""]
+)
+def test_arrays_that_no_store_has(tmp_path: Path, name: str) -> None:
+    path = example().make(tmp_path / "s.zarr").path
+    change_metadata(path, lambda a: a["arrays"].update({name: {"shape": [3], "crc32c": 0}}))
+    with pytest.raises(StoreDamagedError, match="which no store has"):
+        _ = open_store(path).index
+    assert not verify(path).ok
+
+
+def test_arrays_that_are_missing_from_the_metadata(tmp_path: Path) -> None:
+    path = example().make(tmp_path / "s.zarr").path
+    change_metadata(path, lambda a: a["arrays"].pop("occurrence/type"))
+    with pytest.raises(StoreDamagedError, match="has no array 'occurrence/type'"):
+        _ = open_store(path).index
+    assert not verify(path).ok
+
+
+def test_hdf5_roots(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.arange(3)
+    assert "no attribute 'embstore'" in refusal(tmp_path / "other.h5", StoreFormatError)
+    for number, text in enumerate(["{", "[[[", "\x01"]):
+        path = tmp_path / f"{number}.h5"
+        with h5py.File(path, "w") as file:
+            file.attrs["embstore"] = text
+        assert "the metadata of" in refusal(path, StoreDamagedError)
+    path = example().make(tmp_path / "s.h5").path
+    with h5py.File(path, "r+") as file:
+        attribute = json.loads(file.attrs["embstore"])
+        file.attrs["embstore"] = json.dumps({**attribute, "format_version": 9})
+    assert "store format 9, newer than 1" in refusal(path, StoreFormatError)
+    with h5py.File(path, "r+") as file:
+        file.attrs["embstore"] = json.dumps(attribute)
+        del file["occurrence/type"]
+        file["occurrence/type"] = np.zeros(3)
+    assert "occurrence/type of" in refusal(path, StoreDamagedError)
+
+
+@pytest.mark.parametrize("keep", [0.001, 0.1, 0.5, 0.99])
+def test_hdf5_cut_short(tmp_path: Path, keep: float) -> None:
+    path = example().make(tmp_path / "s.h5").path
+    os.truncate(path, max(int(path.stat().st_size * keep), 9))
+    with pytest.raises((StoreDamagedError, StoreFormatError)) as caught:
+        open_store(path)
+    assert "\n" not in str(caught.value)
+    assert not verify(path).ok
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda file: file.unlink(), "is missing"),
+        (lambda file: os.truncate(file, 0), "is empty"),
+        (lambda file: os.truncate(file, 40), "is cut short"),
+        (lambda file: os.truncate(file, 5000), "the index of .* is damaged"),
+        (lambda file: file.write_bytes(bytes(file.stat().st_size)), "the index of .* is damaged"),
+        (lambda file: (file.unlink(), file.mkdir()), "is missing"),
+    ],
+)
+def test_a_committed_shard_that_is_not_whole(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
+    made = example()
+    path = made.make(tmp_path / "s.zarr").path
+    damage(path / "hidden_states/c/0/1/0")
+    store = open_store(path)
+    for call in (lambda: store.gather([300], 0), lambda: list(store.scan(0))):
+        with pytest.raises((StoreDamagedError, StorageError), match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+        assert "0/1/0" in str(caught.value)
+    np.testing.assert_array_equal(store.gather([0, 699], 0), made.values[0, [0, 699]])
+    report = verify(path)
+    assert {fault.partition for fault in report.faults} == {1}
+
+
+@pytest.mark.parametrize("name", ["occurrence/type", "type/form_bytes", "sentence/indptr"])
+def test_a_column_that_is_not_whole(tmp_path: Path, name: str) -> None:
+    path = example().make(tmp_path / "s.zarr").path
+    os.truncate(path / name / "c/0", 3)
+    with pytest.raises(StoreDamagedError, match=f"{name}/c/0 is cut short"):
+        _ = open_store(path).index
+    (path / name / "c/0").unlink()
+    with pytest.raises(StoreDamagedError, match=f"{name}/c/0 is missing"):
+        _ = open_store(path).index
+    shutil.rmtree(path / name)
+    with pytest.raises(StoreDamagedError, match=rf"{name}/zarr\.json is missing"):
+        _ = open_store(path).index
+
+
+@pytest.mark.parametrize("node", ["hidden_states", "commits"])
+def test_a_node_that_is_not_whole(tmp_path: Path, node: str) -> None:
+    path = example().make(tmp_path / "s.zarr").path
+    for content in [b"", b"{}", b"[1]", b"{" * 50_000, b"\x00"]:
+        (path / node / "zarr.json").write_bytes(content)
+        assert f"{node}/zarr.json" in refusal(path, StoreDamagedError)
+    (path / node / "zarr.json").unlink()
+    assert f"{node}/zarr.json is missing" in refusal(path, StoreDamagedError)
+
+
+def test_commits_that_no_writer_made(tmp_path: Path) -> None:
+    """A record that is not whole counts as not written; nothing is read by it."""
+    for content in [b"", b"\x00" * 48, b"\x01" * 47, b"\xff" * 48]:
+        made = example()
+        path = made.make(tmp_path / f"{len(content)}{content[:1].hex()}.zarr").path
+        (path / "commits/c.0.0").write_bytes(content)
+        with pytest.warns(UnfinishedStoreWarning, match="700 of 700 rows"):
+            store = open_store(path)
+        assert not store.committed.any()
+        assert {fault.partition for fault in verify(path).faults} == {0, 1, 2}
+        made.fill(path)
+        assert verify(path).ok
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_no_permission(tmp_path: Path, suffix: str) -> None:
+    path = example().make(tmp_path / f"s{suffix}").path
+    locked = path if suffix == ".h5" else path / "zarr.json"
+    locked.chmod(0)
+    _as_nobody(tmp_path, lambda: refusal(path, StorageError, named=suffix == ".h5"))
+    locked.chmod(0o644)
+
+
+def _as_nobody(folder: Path, work: Callable[[], object]) -> None:
+    """Run `work` without the rights of root, who may read everything."""
+    if os.geteuid() != 0:
+        work()
+        return
+    for parent in [folder, *folder.parents]:
+        if parent != Path("/") and parent.stat().st_uid == 0 and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    os.seteuid(65534)
+    try:
+        work()
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_random_damage_never_escapes(tmp_path: Path, suffix: str) -> None:
+    """Bytes changed anywhere: opening and reading either give an embstore error or the values of some bytes."""
+    random = np.random.default_rng(3)
+    path = example(rows=300).make(tmp_path / f"s{suffix}").path
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    for _ in range(60):
+        file = files[random.integers(len(files))]
+        content = file.read_bytes()
+        damaged = bytearray(content)
+        for place in random.integers(0, len(damaged), random.integers(1, 9)):
+            damaged[place] = random.integers(256)
+        file.write_bytes(damaged)
+        assert "\n" not in _outcome(path)
+        assert damaged == content or not verify(path).ok
+        file.write_bytes(content)
+    assert verify(path).ok
+
+
+def _outcome(path: Path) -> str:
+    """Open and read a store; returns the error of embstore that this ended in, or nothing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnfinishedStoreWarning)
+            store = open_store(path)
+        store.gather([0, 299], 3, missing="nan")
+        _ = store.index
+    except EmbstoreError as error:
+        return str(error)
+    return ""
