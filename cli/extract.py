@@ -221,7 +221,9 @@ def extract(
             written = es.extract(made, store, repair=repair, progress=tell)
     except KeyboardInterrupt as error:
         kept = f"; what {store} holds is kept: the same command again goes on" if store.exists() else ""
-        raise type(error)(f"{error or 'interrupted'} at {done:,} of {made.layout.rows:,} occurrences{kept}") from None
+        raise type(error)(
+            f"{str(error) or 'interrupted'} at {done:,} of {made.layout.rows:,} occurrences{kept}"
+        ) from None
     if as_json:
         print_json({"store": str(store), "rows": written.rows, "plan": made.as_json()})
     else:
@@ -233,12 +235,14 @@ def _require_place(store: Path, *, repair: bool) -> None:
     from embstore.store.backend import is_hdf5, open_reader
 
     is_hdf5(store)
-    if not store.parent.is_dir():
-        raise InvalidValueError(f"cannot make {store}: there is no folder {store.parent}")
-    if not os.access(store.parent, os.W_OK | os.X_OK):
-        raise StorageError(f"cannot write in {store.parent}: permission denied; choose another folder")
-    if os.path.lexists(store) and not repair:
-        open_reader(store)
+    folder = store.parent
+    if not folder.is_dir():
+        raise InvalidValueError(f"cannot make {store}: there is no folder {folder}")
+    if os.path.lexists(store):
+        if not repair:
+            open_reader(store)
+    elif not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise StorageError(f"cannot write in {folder}: permission denied; choose another folder")
 
 
 def _layers(count: int) -> str:

@@ -124,29 +124,47 @@ def lookup(
 
 def export(
     store: StorePath,
-    out: Annotated[Path, typer.Argument(help="The store to write: NAME.zarr or NAME.h5.")],
-    layers: Annotated[str | None, typer.Option(help="Only these layers, such as 0,6-12.")] = None,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write: NAME.zarr or NAME.h5.")],
+    layers: Annotated[str | None, typer.Option(help="Only these layers: last, or numbers such as 0,6-12.")] = None,
     words: Annotated[
         Path | None, typer.Option(help="Only the words of this file (one a line).", metavar="FILE")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, float16, bfloat16 or int8; as stored by default.")] = None,
+    check: Annotated[bool, typer.Option(help="Hold what is read against its checksums first.")] = True,
 ) -> None:
-    """Copy a store, whole or in part, between Zarr and HDF5."""
+    """Copy a store, whole or in part, between Zarr and HDF5.
+
+    What is not converted is copied bit for bit. The same command goes on where an interrupted one ended.
+    """
     from embstore.corpus import read_word_list
 
-    chosen = None if words is None else sorted(read_word_list(words))
+    chosen = None if words is None else read_word_list(words)
     with progress_bar("export", total=None, unit="rows") as advance:
-        written = es.export(store, out, layers=layers, words=chosen, dtype=dtype, progress=advance)
-    print(f"{out} holds {written.rows:,} occurrences in {len(written.layers)} layers, all committed")
+        written = es.export(store, out, layers=layers, words=chosen, dtype=dtype, check=check, progress=advance)
+    print(_written(written))
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="An HDF5 file of NeuroX or AllenNLP (a dataset a sentence).")],
-    store: Annotated[Path, typer.Argument(help="The store to write: NAME.zarr or NAME.h5.")],
-    corpus: Annotated[str | None, typer.Option(help="The sentences, where the file does not hold them.")] = None,
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="An HDF5 file of NeuroX or AllenNLP (a dataset a sentence).")
+    ],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="The store to write: NAME.zarr or NAME.h5.")],
+    corpus: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The text it was made of, where FILE does not hold the sentences."),
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Only these of its layers, counted from 0, such as 0,6-12.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float16 (default), float32, bfloat16 or int8.")] = None,
 ) -> None:
-    """Make a store of hidden states that another tool extracted."""
-    with progress_bar("import", total=None, unit="sentences") as advance:
-        written = es.import_hdf5(source, store, corpus=corpus, dtype=dtype, progress=advance)
-    print(f"{store} holds {written.rows:,} occurrences in {len(written.layers)} layers, all committed")
+    """Make a store of hidden states that NeuroX or AllenNLP extracted."""
+    sentences = None if corpus is None else (sentence.words for sentence in es.open_corpus(corpus))
+    with progress_bar("import", total=None, unit="rows") as advance:
+        written = es.import_hdf5(source, store, corpus=sentences, layers=layers, dtype=dtype, progress=advance)
+    print(_written(written))
+
+
+def _written(store: es.Store) -> str:
+    layers = "1 layer" if len(store.layers) == 1 else f"{len(store.layers)} layers"
+    return f"{store.path} holds {store.rows:,} occurrences in {layers} ({store.dtype})"

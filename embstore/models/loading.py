@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -116,6 +117,8 @@ def _folder(model: str | Path, revision: str | None) -> tuple[Path, str | None]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    if not os.access(folder, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise ModelError(f"the folder {str(folder)!r} cannot be read: permission denied")
     if not (folder / "config.json").is_file():
         raise ModelError(f"the folder {str(folder)!r} has no config.json; give the folder of a Hugging Face model")
     if (folder / WEIGHTS_INDEX).is_file():
@@ -136,6 +139,10 @@ def _weight_files(folder: Path) -> list[Path]:
                 else "give a folder with safetensors weights"
             )
             raise ModelError(f"the folder {str(folder)!r} has no {file.name}; {advice}")
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise ModelError(f"the weights {str(file)!r} cannot be read: {error.strerror}") from error
         try:
             with safe_open(file, "pt"):
                 pass

@@ -1,0 +1,222 @@
+"""What the command is as a process: its exit status, signals, closed pipes, full disks, terminals, start-up."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+import embstore as es
+from tests.cli.conftest import COMMAND, SENTENCES, environment, run_process
+from tests.models import tiny
+
+MANY = 300  # sentences, enough that an extraction lasts some seconds
+
+
+@pytest.fixture(scope="module")
+def long_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpora") / "long.txt"
+    path.write_text("".join(" ".join(words) + "\n" for words in tiny.random_sentences(MANY, seed=1)))
+    return path
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_installed_command_and_the_module_are_one(tmp_path: Path) -> None:
+    installed = Path(sys.executable).with_name("embstore")
+    if not installed.exists():
+        pytest.skip("embstore is not installed as a command beside this Python")
+    told = subprocess.run([installed, "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout == run_process("--version", cwd=tmp_path).out == f"embstore {es.__version__}\n"
+
+
+def test_a_failure_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    ran = run_process("info", "gone.zarr", cwd=tmp_path)
+    assert (ran.status, ran.out, ran.err) == (2, "", "embstore: there is no store at gone.zarr\n")
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    ran = run_process("info", "gone.zarr", cwd=tmp_path, env=environment(EMBSTORE_DEBUG="1"))
+    assert ran.status == 1
+    assert "Traceback" in ran.err
+    assert "StoreNotFoundError: there is no store at gone.zarr" in ran.err
+
+
+def test_extract_info_verify_lookup_as_a_user_types_them(made: Path, tmp_path: Path) -> None:
+    shutil.copy(made / "corpus.txt", tmp_path)
+    ran = run_process("extract", "corpus.txt", "new.h5", "--model", made / "model", cwd=tmp_path)
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.endswith("new.h5 holds 33 occurrences in 4 layers, all committed\n")
+    assert names(tmp_path) == {"corpus.txt", "new.h5"}
+    again = run_process("extract", "corpus.txt", "new.h5", "--model", made / "model", cwd=tmp_path)
+    assert (again.status, again.err) == (0, "")
+
+
+def test_a_hub_that_cannot_be_reached_fails_soon(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text(SENTENCES)
+    nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    home = tmp_path / "home"
+    home.mkdir()
+    began = time.monotonic()
+    ran = run_process(
+        "plan",
+        "corpus.txt",
+        "--model",
+        "someone/some-model",
+        cwd=tmp_path,
+        env=environment(HF_HOME=str(home), **nowhere),
+    )
+    assert ran.status == 2
+    assert ran.err.startswith("embstore: the model 'someone/some-model' is no folder here")
+    assert ran.err.count("\n") == 1
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_in_one_line_and_the_store_goes_on(
+    number: signal.Signals, made: Path, long_corpus: Path, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    folder = tmp_path / "here"
+    folder.mkdir()
+    command = ["extract", str(long_corpus), "new.zarr", "--model", str(made / "model"), "--batch-subwords", "64"]
+    env = environment(TMPDIR=str(temporary))
+    process = subprocess.Popen(
+        [*COMMAND, *command], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    while not (folder / "new.zarr").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    time.sleep(0.2)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+
+    word = "interrupted" if number == signal.SIGINT else "ended by a signal"
+    assert re.fullmatch(
+        rf"embstore: {word} at [\d,]+ of [\d,]+ occurrences; what new.zarr holds is kept: "
+        r"the same command again goes on\n",
+        err.decode(),
+    ), err.decode()
+    assert process.returncode == 128 + number
+    assert names(folder) == {"new.zarr"}
+    assert names(temporary) == set()
+
+    resumed = run_process(*command, cwd=folder, env=env)
+    assert (resumed.status, resumed.err) == (0, "")
+    assert es.open(folder / "new.zarr").finished
+
+
+def test_an_interrupted_plan_leaves_nothing(made: Path, long_corpus: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "plan", long_corpus, "--model", made / "model", "--batch-subwords", "1"],
+        cwd=tmp_path,
+        env=environment(TMPDIR=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    while not names(tmp_path):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"embstore: interrupted\n")
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("arguments", [("lookup", "store.zarr", "the", "--json"), ("info", "store.zarr"), ("--help",)])
+def test_a_closed_pipe_ends_quietly(arguments: tuple[str, ...], made: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = subprocess.Popen([*COMMAND, *arguments], cwd=made, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_output_to_a_full_disk_is_a_failure_in_one_line(made: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "info", "store.zarr"], cwd=made, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "embstore: the output: No space left on device\n")
+
+
+def test_words_beyond_the_output_s_encoding_are_escaped(made: Path) -> None:
+    ran = run_process("lookup", "store.zarr", "Café", cwd=made, env=environment(PYTHONIOENCODING="ascii"))
+    assert (ran.status, ran.err) == (0, "")
+    assert "Caf\\xe9: 1 occurrence" in ran.out
+
+
+def progress_on_a_terminal(arguments: list[str], cwd: Path) -> tuple[int, str]:
+    """Run the command with its standard error on a terminal of 100 columns; returns what it showed there."""
+    mine, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=cwd, env=environment(TERM="xterm"), stdout=subprocess.DEVNULL, stderr=its
+    )
+    os.close(its)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(mine, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(mine)
+    return process.wait(timeout=60), shown.decode()
+
+
+def test_progress_shows_on_a_terminal_with_rate_and_time_left(made: Path, long_corpus: Path, tmp_path: Path) -> None:
+    arguments = ["extract", str(long_corpus), "new.zarr", "--model", str(made / "model"), "--batch-subwords", "64"]
+    status, shown = progress_on_a_terminal(arguments, tmp_path)
+    assert status == 0, shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(r"plan .*\d+ sentences", plain), plain
+    assert re.search(r"extract .*[\d,]+/[\d,]+ [\d,]+ words/s \d+:\d\d:\d\d", plain), plain[-2000:]
+
+
+def test_no_progress_where_standard_error_is_no_terminal(made: Path, tmp_path: Path) -> None:
+    corpus = made / "corpus.txt"
+    ran = run_process(
+        "extract", corpus, "new.zarr", "--model", made / "model", cwd=tmp_path, env=environment(TERM="xterm")
+    )
+    assert (ran.status, ran.err) == (0, "")
+    assert "\x1b" not in ran.out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["extract", "--help"], ["--version"]])
+def test_help_answers_in_under_half_a_second(arguments: list[str]) -> None:
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.5
+
+
+def test_bad_usage_is_said_without_loading_anything_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['embstore', 'info', 'gone.zarr']\n"
+        "import atexit; atexit.register(lambda: print(*[n for n in "
+        "('torch', 'transformers', 'zarr', 'h5py', 'polars', 'rich', 'jsonschema') if n in sys.modules]))\n"
+        "from embstore_cli.main import run; run()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (2, "")
