@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,7 +14,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import StorageError, StoreFormatError, StoreNotFoundError
+from embstore.errors import EmbstoreError, StorageError, StoreFormatError, StoreNotFoundError
 
 MAPPING = "sentence_to_index"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -30,9 +32,10 @@ class SentenceFile:
         self.path = path
         self._file = _open(path)
         try:
-            self.numbers = self._numbers()
-            self.layers, self.hidden_size, self.words = self._shapes()
-            self.sentences = self._sentences()
+            with _reading(path):
+                self.numbers = self._numbers()
+                self.layers, self.hidden_size, self.words = self._shapes()
+                self.sentences = self._sentences()
         except BaseException:
             self._file.close()
             raise
@@ -62,19 +65,17 @@ class SentenceFile:
 
     def read(self, number: int, start: int, stop: int) -> NDArray[Any]:
         """The vectors of words `[start, stop)` of a sentence; floats [layer, n, feature]."""
-        dataset = self._file[str(number)]
-        try:
+        with _reading(self.path):
+            dataset = self._file[str(number)]
             values = dataset[start:stop][None] if dataset.ndim == 2 else dataset[:, start:stop]
-        except OSError as error:
-            raise StorageError(f"{self.path}: dataset {number!r} cannot be read: {_first_line(error)}") from error
-        return np.asarray(values)
+            return np.asarray(values)
 
     def _numbers(self) -> list[int]:
         if "embstore" in self._file.attrs:
             raise StoreFormatError(f"{self.path} is a store of embstore already: copy it with `embstore export`")
         names = [name for name in self._file if name != MAPPING]
         for name in names:
-            if not _NUMBER.fullmatch(name):
+            if not isinstance(name, str) or not _NUMBER.fullmatch(name):
                 raise StoreFormatError(
                     f"{self.path}: {_shown(name)} is not the number of a sentence: the datasets of a file of NeuroX or "
                     'AllenNLP (without --use-sentence-keys) are named "0", "1", ...'
@@ -116,9 +117,11 @@ class SentenceFile:
     def _sentences(self) -> dict[int, str]:
         if MAPPING not in self._file:
             return {}
+        stored = self._file[MAPPING]
+        if not isinstance(stored, h5py.Dataset) or stored.size != 1:
+            raise StoreFormatError(f"{self.path}: {MAPPING} is not one text")
         try:
-            stored = np.asarray(self._file[MAPPING][...]).reshape(-1)[0]
-            mapping = json.loads(stored)
+            mapping = json.loads(stored[()] if stored.ndim == 0 else stored[...].reshape(-1)[0])
             named = {int(number): sentence for sentence, number in mapping.items()}
         except (ValueError, TypeError, AttributeError, IndexError, KeyError, RecursionError) as error:
             raise StoreFormatError(
@@ -140,16 +143,25 @@ def _open(path: Path) -> h5py.File:
         raise StoreNotFoundError(f"there is no file at {path}") from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return h5py.File(path, "r", locking=False)
-    except OSError as error:
+    with _reading(path):
         if not h5py.is_hdf5(path):
-            raise StoreFormatError(f"{path} is not an HDF5 file") from error
+            raise StoreFormatError(f"{path} is not an HDF5 file")
+        return h5py.File(path, "r", locking=False)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Say in one line what the HDF5 library, which raises errors of any kind, finds wrong with a damaged file."""
+    try:
+        yield
+    except EmbstoreError:
+        raise
+    except Exception as error:
         raise StoreFormatError(f"{path} is damaged: the HDF5 library says {_first_line(error)}") from error
 
 
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= 40 else name[:40] + "...")
+def _shown(name: str | bytes) -> str:
+    return repr(name) if len(name) <= 40 else f"{name[:40]!r}..."
 
 
 def _first_line(error: Exception) -> str:
