@@ -51,6 +51,7 @@ class Setting:
     rates: list[ExtractionRate] = field(default_factory=list)
     plan: es.Plan | None = None
     matmul: list[float] = field(default_factory=list)
+    processor: dict[str, list[float]] = field(default_factory=lambda: {OURS: [], PLAIN: [], NEUROX: []})
 
     @property
     def store(self) -> Path:
@@ -69,6 +70,7 @@ def run_ours(setting: Setting, number: int) -> float:
     """Plan and extract; the plan tokenises everything, so it counts."""
     remove(setting.store)
     timings = es.Timings()
+    processor = time.process_time()
     start = time.perf_counter()
     made = es.plan(
         setting.sentences,
@@ -81,6 +83,7 @@ def run_ours(setting: Setting, number: int) -> float:
     planned = time.perf_counter()
     es.extract(made, setting.store, timings=timings)
     ended = time.perf_counter()
+    setting.processor[OURS].append(time.process_time() - processor)
     if number >= 0:
         setting.rates.append(
             ExtractionRate(made.words, timings.subwords, timings.nbytes, ended - planned, planned - start, timings)
@@ -90,11 +93,14 @@ def run_ours(setting: Setting, number: int) -> float:
 
 
 def run_plain(setting: Setting, number: int) -> float:
-    return timed(
+    processor = time.process_time()
+    seconds = timed(
         partial(
             extract_plainly, setting.sentences, setting.tokenizer, setting.model, setting.plain, dtype=setting.dtype
         )
     )
+    setting.processor[PLAIN].append(time.process_time() - processor)
+    return seconds
 
 
 def run_neurox(setting: Setting, number: int) -> float:
@@ -106,6 +112,7 @@ def run_neurox(setting: Setting, number: int) -> float:
         str(setting.neurox_output),
         environment={"PYTHONPATH": os.pathsep.join(filter(None, [str(setting.neurox), os.environ.get("PYTHONPATH")]))},
     )
+    setting.processor[NEUROX].append(float(result["processor_s"]))
     return float(result["seconds"])
 
 
@@ -216,6 +223,7 @@ def report(setting: Setting, times: dict[str, Times], words: int, subwords: int,
         seconds = times[name].median
         cases[name] = {
             **times[name].as_json(),
+            "processor_s": float(np.median(setting.processor[name])),
             "words_per_second": words / seconds,
             "subwords_per_second": subwords / seconds,
             "speed_relative_to_plain": times[PLAIN].median / seconds,
@@ -255,6 +263,7 @@ def show(setting: Setting, cases: dict[str, Any], ours: dict[str, Any], peak: fl
         (
             name,
             case["median_s"],
+            case["processor_s"],
             case["words_per_second"],
             case["subwords_per_second"],
             case["speed_relative_to_plain"],
@@ -263,7 +272,7 @@ def show(setting: Setting, cases: dict[str, Any], ours: dict[str, Any], peak: fl
         )
         for name, case in cases.items()
     ]
-    print(table(["", "seconds", "words/s", "subwords/s", "x plain", "of matmul peak", "MB written"], rows))
+    print(table(["", "seconds", "CPU s", "words/s", "subwords/s", "x plain", "of matmul peak", "MB written"], rows))
     print(f"\nmatrix multiply at this model's shapes: {peak / 1e9:,.0f} GFLOP/s (median of the rounds)")
     print(
         f"embstore's forward pass alone: {100 * ours['forward_share_of_matmul_peak']:.0f} % of it; "
