@@ -47,11 +47,11 @@ def ignore_masks(inputs):
     return inputs
 
 
-def slide(inputs):
-    """Attention that ends 40 subwords away, which only long sentences show."""
+def slide(inputs, reach=40):
+    """Attention that ends some subwords away, which only long sentences show."""
     ids = inputs["input_ids"]
     place = torch.arange(ids.shape[1])
-    near = (place[:, None] - place[None, :]).abs() <= 40
+    near = (place[:, None] - place[None, :]).abs() <= reach
     mask = inputs.get("attention_mask")
     if mask is None or mask.dim() == 2:
         seen = torch.ones_like(ids) if mask is None else mask
@@ -83,8 +83,9 @@ def test_the_first_exact_batching_is_kept(encoder, change, kept):
     assert relative_error(gather(passes, spans, 2, 32), expected) < 2e-5
 
 
-def test_one_short_sentence_is_enough_to_find_a_fault(encoder):
-    meddle(encoder, slide)
+@pytest.mark.parametrize("reach", [20, 40, 150])
+def test_one_short_sentence_is_enough_to_find_a_fault(encoder, reach):
+    meddle(encoder, lambda inputs: slide(inputs, reach))
     encoder.self_check(encoder.tokenize([["cat"]]), layers=(3,), pooling="mean")
     assert encoder.batching == "padded"
 
