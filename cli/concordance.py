@@ -8,16 +8,17 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 PLAIN = ("occurrence", "word", "sentence", "position", "subwords", "source", "text")
-LEAST = 24  # columns of text, whatever the labels take
+LEAST = 24  # columns of text; labels are left out rather than leave it less
 WIDEST_LABEL = 12
+GAP = 2
 
 
 def concordance(rows: Sequence[Mapping[str, Any]], *, width: int) -> list[dict[str, str]]:
     """Return `row, left context, word, right context` and labels of rows of `Selection.contexts`, `width` wide."""
-    labels = _labels(rows, width)
-    taken = sum(_widest(rows, name) + 2 for name in ("occurrence", *labels))
     words = [_word(row) for row in rows]
-    room = max(LEAST, width - taken - 6 - max(map(cell_len, words), default=0))
+    room = width - _widest(rows, "occurrence") - max(map(cell_len, words), default=0) - 3 * GAP
+    labels = _labels(rows, most=min(width // 2, room - LEAST))
+    room = max(0, room - sum(_widest(rows, name) + GAP for name in labels))
     left = room // 2
     return [
         {
@@ -31,13 +32,13 @@ def concordance(rows: Sequence[Mapping[str, Any]], *, width: int) -> list[dict[s
     ]
 
 
-def _labels(rows: Sequence[Mapping[str, Any]], width: int) -> list[str]:
-    """The label columns that say something of these rows and leave half the width to the text."""
+def _labels(rows: Sequence[Mapping[str, Any]], *, most: int) -> list[str]:
+    """The label columns that say something of these rows, as far as `most` columns of the terminal hold them."""
     chosen: list[str] = []
     for name in rows[0] if rows else []:
         if name not in PLAIN and any(row[name] is not None for row in rows):
             chosen.append(name)
-            if sum(_widest(rows, label) + 2 for label in chosen) > width // 2:
+            if sum(_widest(rows, label) + GAP for label in chosen) > most:
                 chosen.pop()
     return chosen
 
@@ -64,8 +65,12 @@ def _around(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _end(text: str, room: int) -> str:
-    return text if cell_len(text) <= room else "…" + set_cell_size(text[::-1], room - 1)[::-1]
+    if cell_len(text) <= room:
+        return text
+    return "…" + set_cell_size(text[::-1], room - 1)[::-1] if room else ""
 
 
 def _begin(text: str, room: int) -> str:
-    return text if cell_len(text) <= room else set_cell_size(text, room - 1) + "…"
+    if cell_len(text) <= room:
+        return text
+    return set_cell_size(text, room - 1) + "…" if room else ""

@@ -119,7 +119,7 @@ def lookup(
         wrap=False,
     )
     if len(contexts) > len(shown):
-        print(f"... {len(contexts) - len(shown):,} more; --most says how many to print")
+        print(f"... {len(contexts) - len(shown):,} more: see --most")
 
 
 def export(

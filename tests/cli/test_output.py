@@ -1,0 +1,247 @@
+"""What the commands print: JSON that is valid, tables that fit, files in the format asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import polars as pl
+import pytest
+from rich.cells import cell_len
+
+import embstore as es
+from embstore_cli.concordance import concordance
+from tests.cli.conftest import Ran, Work
+from tests.store_making import make_store
+
+PLAN = ("plan", "corpus.txt", "--model", "model")
+
+
+def valid(ran: Ran, schema: str) -> Any:
+    """What was printed, held against a schema."""
+    assert (ran.status, ran.err) == (0, "")
+    printed = json.loads(ran.out)
+    against = json.loads(resources.files("embstore.schemas").joinpath(f"{schema}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(against)
+    jsonschema.validate(printed, against)
+    return printed
+
+
+def test_plan_as_json(work: Work) -> None:
+    plan = valid(work.run(*PLAN, "--json"), "plan")
+    assert plan["sentences"] == 4
+    assert plan["words"] == plan["occurrences"] == 33
+    assert plan["layers"] == [0, 1, 2, 3]
+
+
+def test_extract_as_json_prints_nothing_else(work: Work) -> None:
+    ran = work.run("extract", "corpus.txt", "new.zarr", "--model", "model", "--json")
+    assert (ran.status, ran.err) == (0, "")
+    printed = json.loads(ran.out)
+    assert (printed["store"], printed["rows"]) == ("new.zarr", 33)
+
+
+def test_info_as_json(work: Work) -> None:
+    described = valid(work.run("info", "store.zarr", "--json"), "info")
+    assert described["path"] == "store.zarr"
+    assert described["rows"] == described["committed_rows"] == 33
+    assert described["model"]["architecture"] == "BertModel"
+
+
+def test_info_of_labels(work: Work) -> None:
+    make_store(work / "labels.h5")
+    assert valid(work.run("info", "labels.h5", "--json"), "info")["labels"] == {"upos": 3}
+
+
+@pytest.mark.parametrize("options", [(), ("--most", "1")])
+def test_lookup_as_json(options: tuple[str, ...], work: Work) -> None:
+    found = valid(work.run("lookup", "store.zarr", "bank", "--json", *options), "lookup")
+    whole = es.open(work / "store.zarr").select(words="bank").contexts().to_dicts()
+    assert found == (whole[:1] if options else whole)
+    assert [row["text"].split()[row["position"]] for row in whole] == ["bank", "bank"]
+
+
+def test_lookup_as_json_of_labels(work: Work) -> None:
+    made = make_store(work / "labels.zarr")
+    found = valid(work.run("lookup", "labels.zarr", "new york", "--json"), "lookup")
+    assert found == [row for row in made.table if row["word"] == "new york"]
+
+
+def test_verify_as_json(work: Work) -> None:
+    report = valid(work.run("verify", "store.zarr", "--json"), "verify")
+    assert report["ok"]
+    assert report["faults"] == report["missing"] == []
+
+
+def test_verify_of_a_damaged_store(work: Work) -> None:
+    shard = next((work / "store.zarr" / "hidden_states" / "c").rglob("0"))
+    while shard.is_dir():
+        shard = next(shard.iterdir())
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(data)
+    before = work.contents()
+
+    ran = work.run("verify", "store.zarr", "--json")
+    assert ran.status == 1
+    report = valid(Ran(0, ran.out, ran.err), "verify")
+    assert [fault["partition"] for fault in report["faults"]] == [0]
+
+    told = work.run("verify", "store.zarr")
+    assert told.status == 1
+    assert "partition 0" in told.out
+    assert "--repair" in told.out.splitlines()[-1]
+    assert work.contents() == before
+
+    assert work.run("extract", "corpus.txt", "store.zarr", "--model", "model", "--repair").status == 0
+    assert work.run("verify", "store.zarr").status == 0
+
+
+def test_paths_are_printed_as_given(work: Work) -> None:
+    for path in ("store.zarr", "./store.zarr", "../work/store.zarr", str(work / "store.zarr")):
+        ran = work.run("info", path, "--json")
+        assert json.loads(ran.out)["path"] == str(Path(path))
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120, 200])
+def test_lookup_fits_the_width(columns: int, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    make_store(work / "labels.zarr")
+    for arguments in (("labels.zarr", "new york"), ("labels.zarr", "évident"), ("store.zarr", "bank")):
+        ran = work.run("lookup", *arguments, "--most", "9")
+        assert (ran.status, ran.err) == (0, "")
+        lines = ran.out.splitlines()
+        assert max(map(cell_len, lines)) <= columns
+        rows = [line for line in lines[2:] if not line.startswith("...")]
+        assert len(rows) == len(lines) - 2 - (lines[-1].startswith("..."))
+        column = lines[1].index("  word") + 2
+        assert all(line[column:].startswith(arguments[1]) for line in rows), "the word stands in one column"
+
+
+def test_lookup_says_how_many_more_there_are(work: Work) -> None:
+    made = make_store(work / "labels.zarr")
+    count = sum(row["word"] == "bank" for row in made.table)
+    ran = work.run("lookup", "labels.zarr", "bank", "-n", "3")
+    assert ran.out.startswith(f"bank: {count} occurrences")
+    assert f"... {count - 3} more" in ran.out
+
+
+def context(text: str, position: int, word: str, **labels: str | None) -> dict[str, Any]:
+    plain = {"occurrence": 7, "word": word, "sentence": 0, "position": position, "subwords": 1, "source": 0}
+    return {**plain, **labels, "text": text}
+
+
+def test_a_concordance_cuts_from_the_word_outwards() -> None:
+    text = "one two three four five bank six seven eight nine ten"
+    (row,) = concordance([context(text, 5, "bank", ner=None)], width=40)
+    assert row["word"] == "bank"
+    assert row["left context"].startswith("…")
+    assert row["left context"].endswith("four five")
+    assert row["right context"].startswith("six seven")
+    assert row["right context"].endswith("…")
+    assert "ner" not in row, "a column that says nothing of these rows"
+
+
+def test_a_concordance_counts_wide_characters_as_two() -> None:
+    (row,) = concordance([context("銀行 の 前 に 銀行 が あり ます ね え と 言い まし た", 4, "銀行")], width=44)
+    assert row["word"] == "銀行"
+    assert sum(map(cell_len, row.values())) + 6 <= 44
+
+
+def test_a_concordance_of_a_target_of_two_words() -> None:
+    (row,) = concordance([context("she saw sara foster today", 2, "sara foster", kind="person")], width=80)
+    assert row == {
+        "row": "7", "left context": "she saw", "word": "sara foster", "right context": "today", "kind": "person"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+def test_lookup_to_a_file(suffix: str, work: Work) -> None:
+    before = set(work.contents())
+    ran = work.run("lookup", "store.zarr", "bank", "--most", "1", "--out", f"bank.{suffix}")
+    assert (ran.status, ran.err) == (0, "")
+    read = {"csv": pl.read_csv, "parquet": pl.read_parquet, "json": pl.read_json}[suffix](work / f"bank.{suffix}")
+    whole = es.open(work / "store.zarr").select(words="bank").contexts().to_dicts()
+    assert read.select("occurrence", "word", "text").to_dicts() == [
+        {name: row[name] for name in ("occurrence", "word", "text")} for row in whole
+    ]
+    assert set(work.contents()) - before == {f"bank.{suffix}"}
+
+
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every disk have a kilobyte left."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1, used=1, free=1024))
+
+
+def test_plan_for_a_full_disk_is_printed_and_refused(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    full(monkeypatch)
+    ran = work.run(*PLAN, "--store", "new.zarr", "--json")
+    assert ran.status == 1
+    assert json.loads(ran.out)["free_nbytes"] == 1024
+    assert ran.err.startswith("embstore: the store needs ")
+    assert "1.0 KiB free" in ran.err
+    assert "choose fewer layers or words, or another folder" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_extract_to_a_full_disk_is_refused_before_anything_is_written(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full(monkeypatch)
+    before = work.contents()
+    ran = work.run("extract", "corpus.txt", "new.zarr", "--model", "model")
+    assert ran.status == 1
+    assert "1.0 KiB free" in ran.err
+    assert ran.err.count("\n") == 1
+    assert work.contents() == before
+
+
+def test_a_store_that_is_not_finished_is_said_to_be(work: Work) -> None:
+    with pytest.warns(es.errors.UnfinishedStoreWarning):
+        make_store(work / "part.zarr", leave_out=(1,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.filters", [("default", None, Warning, None, 0)])
+        ran = work.run("info", "part.zarr", "--json")
+    assert ran.status == 0
+    assert ran.err.startswith("embstore: part.zarr is not finished: ")
+    assert ran.err.count("\n") == 1
+    described = json.loads(ran.out)
+    assert described["committed_rows"] < described["rows"]
+
+
+@pytest.mark.parametrize(
+    "command", ["", "plan", "extract", "info", "verify", "lookup", "export", "import", "demo", "bench", "bench extract"]
+)
+def test_help_fits_eighty_columns_and_ends_sentences(command: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ran = work.run(*command.split(), "--help")
+    assert ran.status == 0
+    assert max(map(len, ran.out.splitlines())) <= 80
+    assert "{" not in ran.out.replace("{csv,parquet,json}", "")
+    assert "..." not in ran.out.replace("COMMAND [ARGS]...", ""), "a summary that is cut short"
+
+
+@pytest.mark.parametrize("command", ["", "bench"])
+def test_a_group_without_a_command_prints_its_help(command: str, work: Work) -> None:
+    ran = work.run(*command.split())
+    assert "Commands:" in ran.out
+    assert ran.status in (0, 2)
+
+
+def test_bench_query_prints_a_row_a_read(work: Work) -> None:
+    ran = work.run("bench", "query", "store.zarr", "--repeats", "1", "--json")
+    assert (ran.status, ran.err) == (0, "")
+    assert [row["read"] for row in json.loads(ran.out)] == ["open", "scan"]
+
+
+def test_bench_extract_leaves_nothing(work: Work) -> None:
+    before = work.contents()
+    ran = work.run("bench", "extract", "corpus.txt", "--model", "model", "--json")
+    assert (ran.status, ran.err) == (0, "")
+    assert json.loads(ran.out)["words"] == 33
+    assert work.contents() == before
