@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -60,6 +61,11 @@ class Metadata:
         for part, name in (("model", "name"), ("model", "revision"), ("corpus", "name")):
             fields[part].pop(name, None)
         return fields
+
+    @property
+    def recipe_sha256(self) -> str:
+        """Stands beside the vectors too, so that they say what made them where the metadata are damaged."""
+        return hashlib.sha256(canonical(self.recipe)).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, StoreMismatchError, StoreNotFoundError
+from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreMismatchError, StoreNotFoundError
 from embstore.store.backend import is_hdf5
-from embstore.store.files import remove, storing
+from embstore.store.files import map_file, remove, storing
 from embstore.store.index import Index
 from embstore.store.lock import StoreLock, new_path, swap
 from embstore.store.metadata import Metadata, parse
 from embstore.store.writer import build
+from embstore.store.zarr_format import NODE
+from embstore.store.zarr_reader import read_root_attribute
 
 
 def repair_layout(
@@ -29,17 +31,15 @@ def repair_layout(
     Partitions whose bytes still match their commit record are kept; the others are returned, to be written by a
     StoreWriter, whose `finish` is needed in any case. The old store stands until the new one is whole. int8 codes
     are kept only where the old centre is, bit for bit, the one given. Raises StoreNotFoundError, StoreBusyError,
-    and StoreMismatchError where the metadata can be read and is of another recipe.
+    and StoreMismatchError where the metadata can be read and is of another recipe; where it cannot be read and the
+    digest of the recipe beside the vectors is not the plan's, StoreDamagedError or StoreFormatError.
     """
     path = Path(path)
     hdf5 = is_hdf5(path)
     with StoreLock(path):
         if not os.path.lexists(path):
             raise StoreNotFoundError(f"there is no store at {path}")
-        stored = _metadata_or_none(path)
-        if stored is not None:
-            _require_same(path, stored, metadata)
-            metadata = stored
+        metadata = _stored_metadata(path, metadata)
         build(path, metadata=metadata, index=index, center=center)
         try:
             with storing(path):
@@ -51,17 +51,35 @@ def repair_layout(
     return [partition for partition in range(metadata.layout.partitions) if partition not in kept]
 
 
-def _metadata_or_none(path: Path) -> Metadata | None:
+def _stored_metadata(path: Path, planned: Metadata) -> Metadata:
+    """Return the metadata of a store, or the plan's where they are damaged and its recipe stands beside the vectors."""
     try:
         if path.is_dir():
-            from embstore.store.zarr_reader import read_root_attribute
+            stored, _ = parse(read_root_attribute(path), path=str(path))
+        else:
+            from embstore.store.hdf5_reader import read_metadata
 
-            return parse(read_root_attribute(path), path=str(path))[0]
-        from embstore.store.hdf5_reader import read_metadata
+            stored, _ = read_metadata(path)
+    except EmbstoreError as error:
+        if _names_recipe(path, planned):
+            return planned
+        if isinstance(error, StoreFormatError):
+            raise
+        raise StoreDamagedError(
+            f"the metadata of {path} cannot be read, and nothing else in it says that this plan made it: give the "
+            "options it was made with, or remove it first"
+        ) from error
+    _require_same(path, stored, planned)
+    return stored
 
-        return read_metadata(path)[0]
-    except (EmbstoreError, OSError):
-        return None
+
+def _names_recipe(path: Path, planned: Metadata) -> bool:
+    """Look for the digest of the recipe that stands beside the vectors."""
+    try:
+        mapped = map_file(path / "hidden_states" / NODE if path.is_dir() else path)
+    except OSError:
+        return False
+    return mapped is not None and mapped.find(planned.recipe_sha256.encode()) >= 0
 
 
 def _require_same(path: Path, stored: Metadata, planned: Metadata) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,3 +150,14 @@ def assert_rows(store: Store, reference: Reference) -> None:
     seen = [np.arange(first, first + len(block)) for first, block in store.scan(layer, missing="skip")]
     spans = [np.arange(*store.layout.span(k)) for k in np.flatnonzero(store.committed)]
     np.testing.assert_array_equal(np.concatenate([*seen, []]), np.concatenate([*spans, []]))
+
+
+def write_tree(found: Mapping[str, bytes | None], path: Path) -> None:
+    """Write a store that `tree` has read."""
+    for name, data in found.items():
+        target = path / name if name else path
+        if data is None:
+            target.mkdir(parents=True, exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)

@@ -13,6 +13,7 @@ import pytest
 import embstore as es
 from embstore.errors import StoreNotFoundError
 from embstore.store.files import remove
+from tests.resilience.faults import chunk, flip
 from tests.resilience.scene import (
     BACKENDS,
     CountingEncoder,
@@ -20,6 +21,7 @@ from tests.resilience.scene import (
     assert_honest,
     assert_whole,
     make_plan,
+    write_tree,
 )
 from tests.resilience.steps import Running, steps_of
 
@@ -167,28 +169,13 @@ def damage(path: Path) -> None:
         flip(path / "zarr.json", (path / "zarr.json").read_bytes().index(b'"pooling"') + 3)
         flip(path / "hidden_states/c/0/0/0", 1000)
         return
-    from embstore.store.hdf5_reader import read_places
-
-    places = read_places(path)[2]
+    flip(path, chunk(path, 0, 0) + 1000)
     flip(path, path.read_bytes().index(b'"pooling"') + 3)
-    flip(path, int(places.chunks["hidden_states"][0, 0]) + 1000)
-
-
-def flip(file: Path, offset: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[offset] ^= 1
-    file.write_bytes(data)
 
 
 def damaged_copy(whole: Reference, path: Path) -> None:
     path.parent.mkdir()
-    for name, data in whole.tree.items():
-        target = path / name if name else path
-        if data is None:
-            target.mkdir(parents=True)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
+    write_tree(whole.tree, path)
     damage(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from pathlib import Path
@@ -75,8 +76,16 @@ def test_zarr_files(tmp_path: Path) -> None:
     }
 
 
+def _sha256(document: object) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_zarr_json(tmp_path: Path) -> None:
     files = all_files(tiny(tmp_path / "s.zarr"))
+    attribute = json.loads(files["zarr.json"])["attributes"]["embstore"]
+    recipe = {name: value for name, value in attribute.items() if name not in ("arrays", "crc32c", "software")}
+    recipe |= {"model": {}, "corpus": {}}  # all but the names
     assert json.loads(files["hidden_states/zarr.json"]) == {
         "zarr_format": 3,
         "node_type": "array",
@@ -96,10 +105,9 @@ def test_zarr_json(tmp_path: Path) -> None:
                 },
             }
         ],
-        "attributes": {"embstore_dtype": "float16"},
+        "attributes": {"embstore_dtype": "float16", "embstore_recipe": _sha256(recipe)},
         "dimension_names": ["layer", "occurrence", "feature"],
     }
-    attribute = json.loads(files["zarr.json"])["attributes"]["embstore"]
     assert attribute["arrays"]["type/form_bytes"] == {"shape": [2], "crc32c": google_crc32c.value(b"ab")}
     stated = attribute.pop("crc32c")
     canonical = json.dumps(attribute, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,237 @@
+"""Every fault is found, named and mended: byte for byte, and only what is lost is encoded again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+import embstore as es
+from embstore.errors import (
+    EmbstoreError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreFormatError,
+    StoreMismatchError,
+)
+from embstore.store import StoreWriter
+from tests.extraction.fake import FakeEncoder
+from tests.resilience.faults import COLUMNS, INJURIES, NODES, chunk_of, cut, edit, flip, half
+from tests.resilience.scene import (
+    BACKENDS,
+    CountingEncoder,
+    Reference,
+    assert_whole,
+    make_plan,
+    sentences,
+    tree,
+    write_tree,
+)
+
+Get = Callable[..., Reference]
+
+NAMED = [(suffix, name) for suffix, injuries in INJURIES.items() for name in injuries]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def damaged(tmp_path: Path, whole: Reference) -> Path:
+    """A copy of a store, to be damaged."""
+    path = tmp_path / "alone" / whole.path.name
+    path.parent.mkdir()
+    write_tree(whole.tree, path)
+    return path
+
+
+def rows_of(partitions: tuple[int, ...]) -> int:
+    return sum(1199 - 4 * 256 if partition == 4 else 256 for partition in partitions)
+
+
+def assert_mended(path: Path, whole: Reference, *, lost: tuple[int, ...]) -> None:
+    """A repair gives the store as it was and encodes the lost partitions only."""
+    encoder = CountingEncoder()
+    store = es.extract(make_plan(encoder=encoder), path, repair=True)
+    assert store.finished
+    assert es.verify(path).faults == ()
+    assert_whole(path, whole)
+    assert encoder.rows == rows_of(lost)
+
+
+@pytest.mark.parametrize(("suffix", "name"), NAMED, ids=[f"{suffix[1:]}: {name}" for suffix, name in NAMED])
+def test_fault(tmp_path: Path, reference: Get, suffix: str, name: str) -> None:
+    whole = reference(suffix)
+    injury = INJURIES[suffix][name]
+    path = damaged(tmp_path, whole)
+    lost = injury.inject(path)
+    assert tree(path) != whole.tree
+    report = es.verify(path)
+    found = {fault.partition for fault in report.faults}
+    assert report.faults or report.missing
+    if injury.named:
+        assert {*found, *report.missing} - {None} == set(injury.named)
+    elif lost is None:
+        assert None in found
+    assert all("\n" not in str(fault) for fault in report.faults)
+    assert_mended(path, whole, lost=injury.lost if lost is None else lost)
+
+
+def test_there_are_sixty_faults_and_every_file_has_one(reference: Get) -> None:
+    assert all(len(injuries) >= 30 for injuries in INJURIES.values())
+    files = {name for name, data in reference(".zarr").tree.items() if data is not None}
+    shards = {f"hidden_states/c/0/{partition}/0" for partition in range(5)}
+    assert files == {*NODES, *map(chunk_of, COLUMNS), *shards, "commits/c.0.0"}
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_a_sound_store_has_no_fault_and_a_repair_leaves_it(tmp_path: Path, reference: Get, suffix: str) -> None:
+    whole = reference(suffix)
+    path = damaged(tmp_path, whole)
+    report = es.verify(path)
+    assert (report.faults, report.missing, report.partitions) == ((), (), 5)
+    before = {item: item.stat() for item in (path, *path.rglob("*"))}
+    assert_mended(path, whole, lost=())
+    for item, stat in before.items():
+        assert (item.stat().st_ino, item.stat().st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_any_bit(tmp_path: Path, reference: Get, suffix: str, seed: int) -> None:
+    """A bit anywhere is found and mended."""
+    whole = reference(suffix)
+    path = damaged(tmp_path, whole)
+    rng = np.random.default_rng(seed)
+    files = sorted(name for name, data in whole.tree.items() if data)
+    name = files[rng.integers(len(files))]
+    size = len(whole.tree[name] or b"")
+    head = size // 2 if suffix == ".h5" and rng.random() < 0.7 else size  # more often in what the library reads
+    flip(path / name if name else path, int(rng.integers(head)), bit=int(rng.integers(8)))
+    report = es.verify(path)
+    assert report.faults
+    lost = tuple({fault.partition for fault in report.faults if fault.partition is not None})
+    assert_mended(path, whole, lost=lost)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "pooling": {"pooling": "last"},
+    "corpus": {"corpus": sentences(seed=2)},
+    "model": {
+        "encoder": type("Other", (FakeEncoder,), {"info": replace(FakeEncoder().info, weights_sha256="2" * 64)})()
+    },
+}
+HURT: dict[str, dict[str, Callable[[Path], object]]] = {
+    ".zarr": {
+        "nothing": lambda path: None,
+        "index": lambda path: flip(path / "occurrence/type/c/0", 9),
+        "vectors": lambda path: flip(path / "hidden_states/c/0/2/0", 9),
+        "metadata": lambda path: edit(path / "zarr.json", b'"embstore": "', b'"embstorE": "'),
+        "root": lambda path: half(path / "zarr.json"),
+        "no root": lambda path: (path / "zarr.json").unlink(),
+        "both copies of the recipe": lambda path: [half(path / name / "zarr.json") for name in ("", "hidden_states")],
+    },
+    ".h5": {
+        "nothing": lambda path: None,
+        "index": INJURIES[".h5"]["bit in occurrence/type"].inject,
+        "vectors": INJURIES[".h5"]["bit in layer 1 of partition 2"].inject,
+        "metadata": lambda path: edit(path, b'"embstore":"', b'"embstorE":"'),
+        "root": INJURIES[".h5"]["bit 4 into the header of /"].inject,
+        "no root": INJURIES[".h5"]["superblock of zeros"].inject,
+        "both copies of the recipe": lambda path: cut(path, 200),
+    },
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(("suffix", "hurt"), [(suffix, hurt) for suffix, kinds in HURT.items() for hurt in kinds])
+def test_another_plan_repairs_nothing(tmp_path: Path, reference: Get, suffix: str, hurt: str, other: str) -> None:
+    path = damaged(tmp_path, reference(suffix))
+    HURT[suffix][hurt](path)
+    before = tree(path)
+    with pytest.raises((StoreMismatchError, StoreDamagedError, StoreFormatError)) as caught:
+        es.extract(make_plan(**OTHERS[other]), path, repair=True)
+    assert "\n" not in str(caught.value)
+    assert tree(path) == before
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_nothing_is_mended_that_does_not_say_whose_it_is(tmp_path: Path, reference: Get, suffix: str) -> None:
+    path = damaged(tmp_path, reference(suffix))
+    HURT[suffix]["both copies of the recipe"](path)
+    before = tree(path)
+    with pytest.raises(StoreDamagedError, match="remove it"):
+        es.extract(make_plan(), path, repair=True)
+    assert tree(path) == before
+
+
+def foreign(path: Path, kind: str) -> None:
+    """Make what is no store of ours at a path."""
+    if kind == "file":
+        path.write_bytes(b"my thesis")
+    elif kind == "folder":
+        path.mkdir()
+        (path / "thesis.txt").write_text("my thesis")
+    elif kind == "store of another tool" and path.suffix == ".zarr":
+        zarr.create_group(str(path)).create_array("hidden_states", data=np.ones((3, 1199, 8), np.float32))
+    else:
+        with h5py.File(path, "w") as file:
+            file["hidden_states"] = np.ones((3, 1199, 8), np.float32)
+
+
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize("kind", ["file", "folder", "store of another tool"])
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_what_is_no_store_is_left_alone(tmp_path: Path, suffix: str, kind: str, repair: bool) -> None:
+    path = tmp_path / f"store{suffix}"
+    foreign(path, kind)
+    before = tree(path)
+    with pytest.raises(EmbstoreError) as caught:
+        es.extract(make_plan(), path, repair=repair)
+    assert "\n" not in str(caught.value)
+    assert tree(path) == before
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_a_store_of_a_newer_format_is_left_alone(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"store{suffix}"
+    with monkeypatch.context() as patch:
+        patch.setattr("embstore.store.metadata.FORMAT_VERSION", 2)
+        plan = make_plan()
+        es.extract(replace(plan, metadata=replace(plan.metadata, format_version=2)), path)
+    before = tree(path)
+    with pytest.raises(StoreFormatError, match=r"newer than 1.*upgrade embstore"):
+        es.extract(make_plan(), path, repair=True)
+    assert tree(path) == before
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_repair_of_a_missing_store_makes_it(tmp_path: Path, reference: Get, suffix: str) -> None:
+    path = tmp_path / "alone" / f"store{suffix}"
+    path.parent.mkdir()
+    assert_mended(path, reference(suffix), lost=(0, 1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_repair_of_a_store_in_writing_is_refused(tmp_path: Path, reference: Get, suffix: str) -> None:
+    for hurt in ("nothing", "index", "vectors"):
+        path = tmp_path / hurt / f"store{suffix}"
+        path.parent.mkdir()
+        write_tree(reference(suffix).tree, path)
+        with StoreWriter(path):
+            HURT[suffix][hurt](path)
+            before = tree(path)
+            with pytest.raises(StoreBusyError):
+                es.extract(make_plan(), path, repair=True)
+            assert tree(path) == before
