@@ -83,7 +83,11 @@ def require_out(path: Path | None) -> None:
 def write_table(frame: pl.DataFrame, path: Path) -> None:
     """Write a frame to `path` in the format of its suffix, whole or not at all."""
     partial = path.with_name(f".{path.name}.new")
-    writers = {".csv": frame.write_csv, ".parquet": frame.write_parquet, ".json": frame.write_json}
+    writers: dict[str, Callable[[Path], object]] = {
+        ".csv": frame.write_csv,
+        ".parquet": frame.write_parquet,
+        ".json": frame.write_json,
+    }
     try:
         writers[path.suffix](partial)
         os.replace(partial, path)

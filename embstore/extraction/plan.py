@@ -133,13 +133,15 @@ def plan(
         keep=keep or Keep(),
         dtype=dtype,
         max_length=max_length,
-        batch_subwords=_batch_subwords(device) if batch_subwords is None else batch_subwords,
+        batch_subwords=2048 if batch_subwords is None else batch_subwords,
         seed=seed,
     )
     source = open_corpus(
         corpus, format=format, split=split, normalize=normalize, columns=columns, **_given(encoding=encoding)
     )
     encoder = _loaded(model, device=device, compute_dtype=compute_dtype)
+    if batch_subwords is None:
+        options = replace(options, batch_subwords=encoder.default_batch_subwords)
     chosen = parse_layers(layers, num_hidden_layers=encoder.info.num_hidden_layers)
     limit = _limit(encoder, options.max_length)
     spool = Spool()
@@ -165,10 +167,6 @@ def plan(
         limit=limit,
         spool=spool,
     )
-
-
-def _batch_subwords(device: str) -> int:
-    return 2048 if device in ("auto", "cpu") else 16384
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Spool:
     def rename(self, column: str, name: str) -> None:
         """Call a column by another name, in place of the one that had it; arrays read before stay as they are."""
         for table in (self._files, self._dtypes, self._lengths):
-            table.pop(name, None)  # type: ignore[attr-defined]
+            table.pop(name, None)
         if column in self._files:
             self._files[name] = self._files.pop(column)
             self._dtypes[name] = self._dtypes.pop(column)

@@ -95,6 +95,9 @@ class Encoder(Protocol):
     def num_specials(self) -> int: ...
 
     @property
+    def default_batch_subwords(self) -> int: ...
+
+    @property
     def times(self) -> StageTimes: ...
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:

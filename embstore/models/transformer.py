@@ -86,6 +86,11 @@ class TransformerEncoder:
         return BATCHINGS if "attention_mask" in self.inputs.parameters else ("equal",)
 
     @property
+    def default_batch_subwords(self) -> int:
+        """Return how many subwords make a good batch on the encoder's device."""
+        return 2048 if self.device.type == "cpu" else 16384
+
+    @property
     def num_specials(self) -> int:
         """Return how many special subwords are added to a sentence."""
         return self.inputs.specials.count

@@ -44,7 +44,8 @@ def cosine_neighbors(vectors: NDArray[np.float32]) -> tuple[NDArray[np.int64], N
     scores = unit @ unit.transpose(0, 2, 1)
     scores[:, np.arange(scores.shape[1]), np.arange(scores.shape[1])] = -np.inf
     nearest = np.asarray(scores.argmax(-1), np.int64)
-    return nearest, np.take_along_axis(scores, nearest[..., None], -1)[..., 0]
+    best = np.take_along_axis(scores, nearest[..., None], -1)[..., 0]
+    return nearest, best.astype(np.float32, copy=False)
 
 
 def label_agreement(store: Store, words: list[str], *, label: str) -> pl.DataFrame:

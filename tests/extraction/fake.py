@@ -28,6 +28,7 @@ class FakeEncoder:
         self.compute_dtype = "float32"
         self.batching = "padded"
         self.num_specials = 2
+        self.default_batch_subwords = 64
         self.poison: str | None = None
 
     @property
