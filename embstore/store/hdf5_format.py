@@ -28,6 +28,7 @@ from embstore.store.metadata import Metadata, canonical, document
 
 PAGE_NBYTES = 4096
 MOST_CHUNK_ROWS = 1024
+MOST_HEADER_NBYTES = 60_000
 
 
 def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
@@ -35,7 +36,7 @@ def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) 
     arrays = stored_arrays(frozen)
     vectors = payload_specs(metadata)[0]
     with _new_file(path, vectors) as file:
-        file.attrs["embstore"] = canonical(document(metadata, arrays)).decode()
+        _write_attribute(file, canonical(document(metadata, arrays)))
         for spec in frozen_specs(arrays):
             _create(file, spec)
         _create(file, commits_spec(metadata.layout.partitions, folded=True))
@@ -104,6 +105,12 @@ def _create(file: h5py.File, spec: ArraySpec, *, chunks: tuple[int, ...] | None 
         dataset.dims[axis].label = label
     for key, value in spec.attributes.items():
         dataset.attrs[key] = value
+
+
+def _write_attribute(file: h5py.File, text: bytes) -> None:
+    """Put the metadata into the root's header; the library can loop for ever over a damaged heap of long strings."""
+    kind = h5py.string_dtype("utf-8", len(text) if len(text) <= MOST_HEADER_NBYTES else None)
+    file.attrs.create("embstore", text, dtype=kind)
 
 
 def read_attribute(file: h5py.File) -> Any:

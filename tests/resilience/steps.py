@@ -111,6 +111,15 @@ class Running:
         """Let it run that long, or to its end."""
         self._process.join(seconds)
 
+    def failure(self) -> str | None:
+        """The error that it ended with, after its end."""
+        while True:
+            name, value = self.next()
+            if name == "failed":
+                return str(value)
+            if name in ("ended", "killed"):
+                return None
+
     def kill(self) -> None:
         self._process.kill()
         self.join()
