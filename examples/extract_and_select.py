@@ -1,0 +1,48 @@
+"""Plan, extract, select: from a text to the vectors of the words that a question is about.
+
+    python examples/extract_and_select.py CORPUS.conllu STORE.zarr MODEL
+
+CORPUS is a file in CoNLL-U, so that its words have parts of speech; MODEL a folder or a name on the Hugging Face hub.
+"""
+
+import sys
+
+import numpy as np
+import polars as pl
+
+import embstore as es
+
+
+def main(corpus: str, path: str, model: str) -> None:
+    # What it will cost, then the extraction; the same script again finds the store there and goes on.
+    plan = es.plan(corpus, model=model, pooling="mean", store=path)
+    print(plan, end="\n\n")
+    store = es.extract(plan, path)
+
+    # The most frequent verb, by any Polars expression over the table of occurrences.
+    verbs = store.occurrences.filter(pl.col("upos") == "VERB")
+    verb = verbs.group_by("word").len().sort("len", "word", descending=[True, False])["word"][0]
+
+    # A selection reads nothing until it is asked: by words, by labels, by any condition, of any layers.
+    chosen = store.select(
+        words=verb, labels={"upos": "VERB"}, where=pl.col("position") > 0, layers=[0, store.layers[-1]]
+    )
+    vectors = chosen.vectors(dtype="float32")  # [layer, occurrence, feature]
+    print(f"{verb!r}: {vectors.shape[1]} occurrences x {vectors.shape[2]} features in layers {list(chosen.layers)}")
+    print(chosen.contexts().select("occurrence", "word", "position", "text").head(5))
+
+    # How alike a word's occurrences are: the mean cosine of all pairs, from the sum of the unit vectors.
+    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    n = unit.shape[1]
+    for layer, total in zip(chosen.layers, unit.sum(1), strict=True):
+        print(f"layer {layer}: self-similarity of {verb!r} {(total @ total - n) / (n * n - n):.3f}")
+
+    # All words of a layer, block after block, in bounded memory.
+    mean = sum(block.vectors.sum(0, dtype="float64") for block in store.select(layers=0).iter_blocks()) / store.rows
+    print(f"the mean vector of layer 0 has norm {np.linalg.norm(mean):.3f}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

@@ -1,0 +1,54 @@
+"""Train a linear probe on the labels of a store, streamed from disk.
+
+    python examples/train_with_torch.py STORE.zarr LABEL-COLUMN [LAYER]
+
+`embstore demo` makes a store with the label column `class`: demo-out/demo.zarr.
+"""
+
+import sys
+
+import polars as pl
+import torch
+
+import embstore as es
+
+EPOCHS = 30
+
+
+def accuracy(probe: torch.nn.Module, batches: es.TorchDataset) -> float:
+    right = [(probe(batch.vectors[:, 0]).argmax(-1) == batch.labels).float() for batch in batches]
+    return float(torch.cat(right).mean())
+
+
+def main(path: str, label: str, layer: int | None = None) -> float:
+    torch.manual_seed(0)
+    store = es.open(path)
+    layer = store.layers[-1] if layer is None else layer
+    classes = list(store.index.labels[label].names)
+
+    # Every fifth sentence is for testing, so that no sentence is on both sides.
+    labelled = pl.col(label).is_not_null()
+    train = store.select(where=[labelled, pl.col("sentence") % 5 != 0], layers=layer)
+    test = store.select(where=[labelled, pl.col("sentence") % 5 == 0], layers=layer)
+
+    batches = es.TorchDataset(train, label=label, batch_size=64, shuffle=True)
+    held_out = es.TorchDataset(test, label=label, batch_size=256)
+    probe = torch.nn.Linear(store.hidden_size, len(classes))
+    optimizer = torch.optim.AdamW(probe.parameters(), lr=1e-2)
+    for epoch in range(EPOCHS):
+        batches.set_epoch(epoch)  # another order each time, and the same one when run again
+        for batch in batches:
+            loss = torch.nn.functional.cross_entropy(probe(batch.vectors[:, 0]), batch.labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    found = accuracy(probe, held_out)
+    print(f"layer {layer}: {found:.3f} of {len(test):,} held-out words get the right one of {len(classes)} classes")
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit(__doc__)
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
