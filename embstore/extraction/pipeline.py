@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import NonFiniteError, StoreDamagedError, StoreFormatError
+from embstore.errors import InvalidValueError, NonFiniteError, StoreDamagedError, StoreFormatError
 from embstore.extraction.cast import Cast
 from embstore.extraction.center import center_of
 from embstore.extraction.partition import PartitionReader, Window
@@ -80,11 +80,8 @@ def extract(
     path = Path(store)
     _undo_swap(path)
     damaged: list[int] = []
-    begun = not os.path.exists(path)
-    if begun:
-        plan.estimate.require_space()
-        _create(plan, path)
-    elif repair:
+    begun = not os.path.exists(path) and _create(plan, path)
+    if repair and not begun:
         damaged = _mend_layout(plan, path)
     standing = Store(open_reader(path))
     require_same_recipe(plan.metadata, standing.metadata, path=str(path))
@@ -116,8 +113,16 @@ def _undo_swap(path: Path) -> None:
             pass
 
 
-def _create(plan: Plan, path: Path) -> None:
-    create_store(path, metadata=plan.metadata, index=plan.index, center=_center(plan))
+def _create(plan: Plan, path: Path) -> bool:
+    """Lay the store out; False where another process has done so in the meantime."""
+    plan.estimate.require_space()
+    try:
+        create_store(path, metadata=plan.metadata, index=plan.index, center=_center(plan))
+    except InvalidValueError:
+        if not os.path.exists(path):
+            raise
+        return False
+    return True
 
 
 def _center(plan: Plan) -> NDArray[np.float32] | None:

@@ -1,0 +1,231 @@
+"""Two writers, a reader beside a writer, and folders in which nothing may be written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.errors import StorageError, StoreBusyError, StoreMismatchError
+from embstore.store import StoreWriter, create_store
+from tests.models.tiny import save
+from tests.resilience.scene import (
+    BACKENDS,
+    CountingEncoder,
+    Reference,
+    assert_rows,
+    assert_whole,
+    make_plan,
+    open_quietly,
+    tree,
+    write_tree,
+)
+from tests.resilience.steps import Running
+
+Get = Callable[..., Reference]
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_the_second_writer_is_refused_and_the_first_ends_well(tmp_path: Path, reference: Get, suffix: str) -> None:
+    path = tmp_path / "alone" / f"store{suffix}"
+    path.parent.mkdir()
+    first = Running(path, pause=0.01)
+    first.wait_for("created")
+    for repair in (False, True):
+        encoder = CountingEncoder()
+        with pytest.raises(StoreBusyError, match="another process is writing") as caught:
+            es.extract(make_plan(encoder=encoder), path, repair=repair)
+        assert "\n" not in str(caught.value)
+        assert str(path) in str(caught.value)
+        assert encoder.rows == 0
+    with pytest.raises(StoreMismatchError):
+        es.extract(make_plan(pooling="last"), path)
+    assert first.wait_for("ended") is not None
+    assert first.join() == 0
+    assert_whole(path, reference(suffix))
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_a_reader_sees_what_is_committed_and_more_on_refresh(tmp_path: Path, reference: Get, suffix: str) -> None:
+    whole = reference(suffix)
+    path = tmp_path / "alone" / f"store{suffix}"
+    path.parent.mkdir()
+    running = Running(path, pause=0.01)
+    running.wait_for("created")
+    store, told = open_quietly(path)
+    assert len(told) == 1
+    seen = [store.committed_rows]
+    while not store.finished:
+        before = store.committed.copy()
+        assert_rows(store, whole)
+        assert (store.committed == before).all()  # nothing changes but by `refresh`
+        running.wait(0.05)
+        store.refresh()
+        assert (store.committed >= before).all()
+        seen.append(store.committed_rows)
+    assert running.wait_for("ended") is not None
+    running.join()
+    assert len(set(seen)) >= 3
+    assert_rows(store, whole)
+    assert store.committed_rows == store.rows
+    assert_whole(path, whole)
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_a_reader_from_before_the_end_reads_on(tmp_path: Path, reference: Get, suffix: str) -> None:
+    """What was open before the commits are folded, or before a repair, is right after."""
+    whole = reference(suffix)
+    path = tmp_path / "alone" / f"store{suffix}"
+    path.parent.mkdir()
+    running = Running(path, pause=0.005)
+    running.wait_for("created")
+    store, _ = open_quietly(path)
+    assert running.wait_for("ended") is not None
+    running.join()
+    store.refresh()
+    assert_rows(store, whole)
+    assert store.finished
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path, reference: Get, suffix: str) -> None:
+    path = tmp_path / "alone" / f"store{suffix}"
+    path.parent.mkdir()
+    first = Running(path, pause=0.01)
+    first.wait_for("created")
+    with pytest.raises(StoreBusyError):
+        StoreWriter(path)
+    first.kill()
+    assert first.join() == -SIGKILL
+    assert path.with_name(f"{path.name}.lock").exists()
+    es.extract(make_plan(), path)
+    assert_whole(path, reference(suffix))
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_many_writers_at_once_make_one_store(tmp_path: Path, reference: Get, suffix: str) -> None:
+    """Whoever is refused changes nothing, at whatever moment it comes."""
+    path = tmp_path / "alone" / f"store{suffix}"
+    path.parent.mkdir()
+    running = [Running(path, pause=0.001) for _ in range(4)]
+    statuses = [writer.join() for writer in running]
+    told = [writer.failure() for writer in running]
+    assert statuses.count(0) >= 1
+    assert all("StoreBusyError" in error for error in told if error is not None), told
+    assert_whole(path, reference(suffix))
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_a_store_made_by_another_in_the_meantime_is_gone_on_with(
+    tmp_path: Path, reference: Get, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "alone" / f"store{suffix}"
+    path.parent.mkdir()
+
+    def second(*args: Any, **options: Any) -> None:
+        create_store(*args, **options)  # the other, between our look at the path and our lock
+        create_store(*args, **options)
+
+    monkeypatch.setattr("embstore.extraction.pipeline.create_store", second)
+    es.extract(make_plan(), path)
+    assert_whole(path, reference(suffix))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_command_line_of_a_second_writer(tmp_path: Path, suffix: str) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("the bank of the river\n" * 100)
+    model = save("bert", tmp_path / "model")
+    path = tmp_path / f"store{suffix}"
+    es.extract(es.plan(corpus, model=model, calibrate=False), path)
+    before = tree(path)
+    run = "from embstore_cli.main import run; run()"
+    command = [sys.executable, "-c", run, "extract", str(corpus), str(path), "--model", str(model)]
+    with StoreWriter(path) as writer:
+        writer.discard([0])
+        found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (found.returncode, found.stderr.count("\n")) == (1, 1), found.stderr
+        assert f"embstore: another process is writing {path}" in found.stderr
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0
+    assert tree(path) == before
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Be a user without rights, where this one may change to it."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that everybody may read and nobody may write in."""
+    folder = tmp_path_factory.mktemp("closed")
+    opened = [parent for parent in folder.parents if parent.owner() == folder.owner() and parent.parent != parent]
+    modes = {parent: parent.stat().st_mode for parent in opened}
+    for parent, mode in modes.items():
+        parent.chmod(mode | 0o055)
+    yield folder
+    folder.chmod(0o755)
+    for parent, mode in modes.items():
+        parent.chmod(mode)
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_a_folder_that_may_not_be_written(closed: Path, suffix: str) -> None:
+    path = closed / f"store{suffix}"
+    plan = make_plan()
+    closed.chmod(0o555)
+    with nobody(), pytest.raises(StorageError, match=r"cannot write .*: Permission denied") as caught:
+        es.extract(plan, path)
+    assert "\n" not in str(caught.value)
+    assert list(closed.iterdir()) == []
+
+
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_a_finished_store_may_stand_where_nothing_may_be_written(
+    closed: Path, reference: Get, suffix: str, repair: bool
+) -> None:
+    path = closed / f"store{suffix}"
+    write_tree(reference(suffix).tree, path)
+    plan = make_plan()
+    closed.chmod(0o555)
+    with nobody():
+        store = es.extract(plan, path, repair=repair)
+        assert store.finished
+        np.testing.assert_array_equal(store.gather([5], 1), reference(suffix).vectors[1, 5:6])
+    assert_whole(path, reference(suffix))
+
+
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_a_damaged_store_that_may_not_be_written_is_left_alone(closed: Path, reference: Get, suffix: str) -> None:
+    from tests.resilience.test_kill import damage
+
+    path = closed / f"store{suffix}"
+    write_tree(reference(suffix).tree, path)
+    damage(path)
+    before = tree(path)
+    plan = make_plan()
+    closed.chmod(0o555)
+    with nobody(), pytest.raises(StorageError, match=r"cannot write .*: Permission denied"):
+        es.extract(plan, path, repair=True)
+    assert tree(path) == before
+    assert [item.name for item in closed.iterdir()] == [path.name]
