@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import embstore as es
-from embstore.errors import MissingPackageError
+from embstore.errors import InvalidValueError, MissingPackageError
 from embstore_cli.help import Command
 from embstore_cli.output import print_table
 from embstore_cli.progress import progress_bar
@@ -37,6 +37,8 @@ def demo(
     their sense: two tables and a figure.
     """
     model = _model()
+    if out.exists() and not out.is_dir():
+        raise InvalidValueError(f"--out {out} is a file: give a folder")
     out.mkdir(parents=True, exist_ok=True)
     print("1. Plan: read the sentences once, fix every row, say what it will cost\n")
     with as_file(files("embstore_cli") / "demo_sentences.txt") as sentences:

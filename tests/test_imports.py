@@ -24,8 +24,15 @@ ALLOWED = {
     "plot": {"errors", "store", "query"},
     "cli": {"errors", "corpus", "store", "models", "extraction", "query", "plot", "schemas"},
 }
-ONE_HOME = {"transformers": "models", "matplotlib": "plot", "typer": "cli", "zarr": "store", "h5py": "store"}
-HEAVY = ["torch", "transformers", "zarr", "h5py", "faiss", "polars", "numpy", "matplotlib", "jsonschema"]
+ONE_HOME = {
+    "transformers": "models",
+    "matplotlib": "plot",
+    "typer": "cli",
+    "rich": "cli",
+    "zarr": "store",
+    "h5py": "store",
+}
+HEAVY = ["torch", "transformers", "zarr", "h5py", "faiss", "polars", "numpy", "matplotlib", "jsonschema", "rich"]
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -69,7 +76,10 @@ def test_imports_run_one_way(part: str, path: Path) -> None:
         assert home == part, f"{path} imports {package}, which only {home} may"
 
 
-@pytest.mark.parametrize("statement", ["import embstore", "import embstore; embstore.__version__; dir(embstore)"])
+@pytest.mark.parametrize(
+    "statement",
+    ["import embstore", "import embstore; embstore.__version__; dir(embstore)", "import embstore_cli.main"],
+)
 def test_bare_import_loads_nothing_heavy(statement: str) -> None:
     code = f"{statement}; import sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
