@@ -99,7 +99,7 @@ def changing_spans(places: Places) -> NDArray[np.int64]:
 
 def frozen_spans(places: Places, size: int) -> Iterator[tuple[int, int]]:
     """Give the bytes of a file of `size` that never change after the layout, in order."""
-    changing = changing_spans(places)
+    changing = np.minimum(changing_spans(places), size)  # a damaged address may lie anywhere
     starts = np.concatenate([[0], np.maximum.accumulate(changing[:, 1])])
     stops = np.concatenate([changing[:, 0], [size]])
     for place in np.flatnonzero(starts < stops).tolist():

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import StoreDamagedError, StoreFormatError
+from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError
 from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, frozen_spec, payload_specs
 from embstore.store.files import MEND, map_file, reading
 from embstore.store.hdf5_format import read_attribute
@@ -165,43 +165,34 @@ class HDF5Rows:
             yield read
 
 
-def open_file(path: Path) -> h5py.File:
-    """Open for reading, without HDF5's own lock: nothing is ever written through the library."""
+@contextmanager
+def open_file(path: Path) -> Iterator[h5py.File]:
+    """Open for reading, without HDF5's own lock: nothing is ever written through the library.
+
+    Whatever the library makes of a damaged file, inside the context too, is a StoreDamagedError.
+    """
     with reading(path), open(path, "rb"):
         pass
     try:
-        return h5py.File(path, "r", locking=False, rdcc_nbytes=0)
-    except OSError as error:
+        with h5py.File(path, "r", locking=False, rdcc_nbytes=0) as file:
+            yield file
+    except EmbstoreError:
+        raise
+    except Exception as error:
         if not h5py.is_hdf5(path):
             raise StoreFormatError(f"{path} is not an HDF5 file") from error
-        raise StoreDamagedError(f"the HDF5 library cannot open {path} ({_first_line(error)}): {MEND}") from error
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StoreDamagedError(f"the HDF5 library cannot read {path} ({what}): {MEND}") from error
 
 
 def read_metadata(path: Path) -> tuple[Metadata, dict[str, StoredArray]]:
     """Read the metadata of a store and which arrays it has."""
     with open_file(path) as file:
-        return _metadata_of(file, path)
+        return parse(read_attribute(file), path=str(path))
 
 
 def read_places(path: Path) -> tuple[Metadata, dict[str, StoredArray], Places]:
     """Read the metadata of a store and where its arrays stand."""
     with open_file(path) as file:
-        metadata, arrays = _metadata_of(file, path)
-        try:
-            return metadata, arrays, find_places(file, metadata, arrays)
-        except StoreDamagedError:
-            raise
-        except Exception as error:  # a damaged file makes the library fail in any way
-            raise StoreDamagedError(f"the arrays of {path} cannot be found ({_first_line(error)}): {MEND}") from error
-
-
-def _metadata_of(file: h5py.File, path: Path) -> tuple[Metadata, dict[str, StoredArray]]:
-    try:
-        attribute = read_attribute(file)
-    except Exception as error:  # as above
-        raise StoreDamagedError(f"the metadata of {path} cannot be read ({_first_line(error)}): {MEND}") from error
-    return parse(attribute, path=str(path))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        metadata, arrays = parse(read_attribute(file), path=str(path))
+        return metadata, arrays, find_places(file, metadata, arrays)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.errors import EmbstoreError
 from embstore.store.arrays import COMMIT_DTYPE, COMMITS, NOT_WRITTEN, ArraySpec, frozen_spec, payload_specs
 from embstore.store.files import crc32c
 from embstore.store.hdf5_format import read_attribute
@@ -42,8 +43,8 @@ def verify_hdf5(path: Path, findings: Findings) -> int:
                 return 0
             metadata, arrays = parsed
             places = find_places(file, metadata, arrays)
-    except Exception as error:  # a damaged file makes the library fail in any way
-        findings.fault(STRUCTURE, (str(error).splitlines() or [type(error).__name__])[0])
+    except EmbstoreError as error:
+        findings.fault(STRUCTURE, str(error))
         return 0
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
