@@ -52,7 +52,7 @@ def demo(
     _print_speed(timings)
 
     agreement, words = _agreement(store)
-    print("3. Ask: how often is a word's nearest occurrence of the same sense? (%, by layer)\n")
+    print("3. Ask: does a word's nearest occurrence have its sense? (percent, by layer)\n")
     print_table(_by_layer(agreement, store.layers))
 
     print("\n4. Look: an occurrence, and the one that lies nearest to it in the last layer\n")
