@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -15,34 +17,36 @@ BLOCK = 2**20
 
 
 class Spool:
-    """Named columns in a temporary folder that goes away with the object.
+    """Named columns in temporary files without a name, which go away with the object, even where it is killed.
 
     Columns are appended to block by block and then read back memory-mapped.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="embstore-plan-", dir=folder)
-        self._folder = Path(self._temporary.name)
-        self._begun = 0
-        self._files: dict[str, BinaryIO] = {}
+        self._folder = Path(tempfile.gettempdir() if folder is None else folder)
+        self._files: dict[str, IO[bytes]] = {}
         self._dtypes: dict[str, np.dtype[Any]] = {}
         self._lengths: dict[str, int] = {}
 
     def append(self, column: str, values: NDArray[Any]) -> None:
         """Add values to the end of a column; the first call fixes its dtype."""
-        if column not in self._files:
-            self._begun += 1
-            self._files[column] = (self._folder / str(self._begun)).open("wb")
-            self._dtypes[column] = values.dtype
-            self._lengths[column] = 0
-        try:
+        with self._storing():
+            if column not in self._files:
+                self._files[column] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                self._dtypes[column] = values.dtype
+                self._lengths[column] = 0
             self._files[column].write(np.ascontiguousarray(values, self._dtypes[column]).data)
+        self._lengths[column] += len(values)
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise StorageError(
-                f"the plan's columns do not fit into {self._folder.parent}: {error.strerror}; "
+                f"the plan's columns do not fit into {self._folder}: {error.strerror}; "
                 "make space there or set TMPDIR to a larger folder"
             ) from error
-        self._lengths[column] += len(values)
 
     def fill(self, column: str, value: int, count: int, dtype: DTypeLike) -> None:
         """Add one value many times."""
@@ -57,14 +61,9 @@ class Spool:
         if not self.length(column):
             return np.empty(0, dtype)
         file = self._files[column]
-        try:
+        with self._storing():
             file.flush()
-        except OSError as error:
-            raise StorageError(
-                f"the plan's columns do not fit into {self._folder.parent}: {error.strerror}; "
-                "make space there or set TMPDIR to a larger folder"
-            ) from error
-        return np.memmap(file.name, self._dtypes[column], "r", shape=(self.length(column),)).view(np.ndarray)
+        return np.memmap(file, self._dtypes[column], "r", shape=(self.length(column),)).view(np.ndarray)
 
     def rename(self, column: str, name: str) -> None:
         """Call a column by another name, in place of the one that had it; arrays read before stay as they are."""

@@ -82,10 +82,10 @@ class Running:
         self, path: Path, *, dtype: str = "float32", repair: bool = False, pause: float = 0, kill_at: int | None = None
     ) -> None:
         self._messages, theirs = _context.Pipe(duplex=False)
-        temporary = path.parent.with_name(f"{path.parent.name}-temporary")
-        temporary.mkdir(exist_ok=True)
+        self.temporary = path.parent.with_name(f"{path.parent.name}-temporary")
+        self.temporary.mkdir(exist_ok=True)
         self._process = _context.Process(
-            target=_extract, args=(theirs, str(path), str(temporary), dtype, repair, pause, kill_at)
+            target=_extract, args=(theirs, str(path), str(self.temporary), dtype, repair, pause, kill_at)
         )
         self._process.start()
         theirs.close()
@@ -127,6 +127,7 @@ class Running:
     def join(self) -> int | None:
         """Wait for the end; returns the exit status, negative for a signal."""
         self._process.join(60)
+        assert list(self.temporary.iterdir()) == []  # nothing of the plan is left
         assert self._process.exitcode is not None
         return self._process.exitcode
 
@@ -145,7 +146,7 @@ def _extract(
     import embstore.store.layout
 
     embstore.store.layout.SHARD_NBYTES = 1
-    tempfile.tempdir = temporary  # where a killed plan leaves its columns
+    tempfile.tempdir = temporary
     plan = make_plan(dtype=dtype)
     began = time.perf_counter()
     told = set()

@@ -18,7 +18,7 @@ import embstore as es
 from embstore.errors import StorageError
 from embstore.store import create_store
 from tests.models.tiny import save
-from tests.resilience.scene import BACKENDS, Reference, assert_honest, assert_whole, make_plan, tree
+from tests.resilience.scene import BACKENDS, COMMAND_LINE, Reference, assert_honest, assert_whole, make_plan, tree
 
 Get = Callable[..., Reference]
 PAGE = 4096
@@ -41,11 +41,11 @@ class Disk:
                 shutil.rmtree(item)
             else:
                 item.unlink()
+        gc.collect()  # a store that nobody holds any more may still be mapped
         assert self.used() == 0  # nothing is held open
 
     def used(self) -> int:
         """Bytes in use, those of files that are removed but still open among them."""
-        gc.collect()  # a store that nobody holds any more may still be mapped
         usage = os.statvfs(self.folder)
         return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
@@ -165,9 +165,6 @@ def test_repair_on_a_full_disk_keeps_what_is_there(disk: Disk, reference: Get, s
     assert_whole(path, reference(suffix))
 
 
-RUN = "import embstore.store.layout as layout; layout.SHARD_NBYTES = 1; from embstore_cli.main import run; run()"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_command_line_on_a_full_disk(disk: Disk, tmp_path: Path, suffix: str) -> None:
@@ -179,7 +176,7 @@ def test_command_line_on_a_full_disk(disk: Disk, tmp_path: Path, suffix: str) ->
     model = save("bert", tmp_path / "model")
 
     def run(path: Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", RUN, "extract", str(corpus), str(path), "--model", str(model)]
+        command = [sys.executable, "-c", COMMAND_LINE, "extract", str(corpus), str(path), "--model", str(model)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     path = disk.folder / f"store{suffix}"

@@ -20,6 +20,7 @@ from embstore.store import StoreWriter, create_store
 from tests.models.tiny import save
 from tests.resilience.scene import (
     BACKENDS,
+    COMMAND_LINE,
     CountingEncoder,
     Reference,
     assert_rows,
@@ -149,8 +150,7 @@ def test_command_line_of_a_second_writer(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"store{suffix}"
     es.extract(es.plan(corpus, model=model, calibrate=False), path)
     before = tree(path)
-    run = "from embstore_cli.main import run; run()"
-    command = [sys.executable, "-c", run, "extract", str(corpus), str(path), "--model", str(model)]
+    command = [sys.executable, "-c", COMMAND_LINE, "extract", str(corpus), str(path), "--model", str(model)]
     with StoreWriter(path) as writer:
         writer.discard([0])
         found = subprocess.run(command, capture_output=True, text=True, timeout=120)
