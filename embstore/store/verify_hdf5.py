@@ -19,6 +19,7 @@ from embstore.store.hdf5_places import (
     Places,
     find_places,
     frozen_crc32c,
+    frozen_spans,
     padding_spans,
     payload_crc32c,
     read_span,
@@ -101,7 +102,10 @@ class _Inspection:
     def _check_frozen(self) -> None:
         start, stop = self._places.spans[CHECKSUM]
         stored = int.from_bytes(os.pread(self._descriptor, stop - start, start), "little")
-        if frozen_crc32c(self._descriptor, self._places) != stored and not self._findings.faults:
+        same = frozen_crc32c(self._descriptor, self._places) == stored
+        size = os.fstat(self._descriptor).st_size
+        self._findings.checked(sum(stop - start for start, stop in frozen_spans(self._places, size)) + 4)
+        if not same and not self._findings.faults:
             self._findings.fault(STRUCTURE, "is not what was written: its checksum differs")
 
     def _check_partitions(self, specs: list[ArraySpec], layout: Layout) -> None:
@@ -110,6 +114,7 @@ class _Inspection:
         found = os.pread(self._descriptor, stop - start, start)
         if len(found) == records.nbytes:
             records[...] = np.frombuffer(found, COMMIT_DTYPE).reshape(records.shape)
+        self._findings.checked(len(found))
         whole = committed(records, layout)
         for partition, record in enumerate(records):
             if whole[partition]:
@@ -129,6 +134,8 @@ class _Inspection:
             self._findings.fault(" and ".join(spec.path for spec in specs), what, partition=partition)
 
     def _check_padding(self, spec: ArraySpec) -> None:
-        if any(read_span(self._descriptor, *span).any() for span in padding_spans(self._places, spec)):
+        spans = padding_spans(self._places, spec)
+        self._findings.checked(sum(stop - start for start, stop in spans))
+        if any(read_span(self._descriptor, *span).any() for span in spans):
             last = self._metadata.layout.partitions - 1
             self._findings.fault(spec.path, "holds bytes past its last row", partition=last)

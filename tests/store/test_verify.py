@@ -1,0 +1,363 @@
+"""verify finds any change to any file, names the partition where it concerns one, and calls nothing else damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import google_crc32c
+import h5py
+import numpy as np
+import pytest
+
+from embstore.errors import StoreMismatchError, StoreNotFoundError
+from embstore.store import StoreWriter, damaged_partitions, open_store, repair_layout, verify
+from embstore.store.lock import new_path, old_path
+from embstore.store.zarr_format import array_node
+from tests.store.example import SUFFIXES, Example, all_files, example
+from tests.store.killed import killed_at_each_step
+
+
+def flip(file: Path, offset: int, bit: int = 0) -> None:
+    content = bytearray(file.read_bytes())
+    content[offset] ^= 1 << bit
+    file.write_bytes(content)
+
+
+def spans_of_rows(path: Path) -> list[tuple[int, int, int]]:
+    """The bytes (start, stop) of an HDF5 store that hold rows, with their partition."""
+    found: list[tuple[int, int, int]] = []
+    with h5py.File(path) as file:
+        for name in {"hidden_states", "scale"} & set(file):
+            file[name].id.chunk_iter(
+                lambda c: found.append((c.byte_offset, c.byte_offset + c.size, c.chunk_offset[1] // 256))
+            )
+        start = file["commits"].id.get_offset()
+        found.extend((start + 16 * number, start + 16 * number + 16, number) for number in range(len(file["commits"])))
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_a_bit_of_any_file_of_zarr(tmp_path: Path, dtype: str) -> None:
+    random = np.random.default_rng(0)
+    path = example(rows=600, dtype=dtype).make(tmp_path / "s.zarr").path
+    for name in all_files(path):
+        file = path / name
+        content = file.read_bytes()
+        for place in {0, len(content) - 1, *random.integers(0, len(content), 3).tolist()}:
+            flip(file, place, int(random.integers(8)))
+            faults = verify(path).faults
+            assert faults, (name, place)
+            parts = name.split("/")
+            if parts[0] in ("hidden_states", "scale") and name.count("/") > 1:
+                assert {fault.partition for fault in faults} == {int(parts[3])}, name
+            elif name == "commits/c.0.0":
+                assert {fault.partition for fault in faults} == {place // 16}
+            else:
+                assert {fault.partition for fault in faults} <= {None}, name
+                assert any(fault.part in (name, "metadata") for fault in faults), name
+            file.write_bytes(content)
+    assert verify(path).ok
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_a_bit_anywhere_in_hdf5(tmp_path: Path, dtype: str) -> None:
+    random = np.random.default_rng(1)
+    path = example(rows=600, dtype=dtype).make(tmp_path / "s.h5").path
+    content = path.read_bytes()
+    rows = spans_of_rows(path)
+    places = random.integers(0, len(content), 150).tolist() + [start + 5 for start, _, _ in rows] + [len(content) - 1]
+    for place in places:
+        flip(path, place, int(random.integers(8)))
+        faults = verify(path).faults
+        assert faults, place
+        partition = [number for start, stop, number in rows if start <= place < stop]
+        assert {fault.partition for fault in faults} == set(partition or [None]), place
+        path.write_bytes(content)
+    assert verify(path).ok
+
+
+def test_a_bit_of_each_commit_of_an_unfinished_store(tmp_path: Path) -> None:
+    made = example(rows=600)
+    path = made.create(tmp_path / "s.zarr")
+    made.fill(path, [0, 2])
+    assert verify(path).missing == (1,)
+    for partition in (0, 2):
+        for place in (0, 7, 8, 11, 12, 15):
+            file = path / f"commits/c/{partition}/0"
+            content = file.read_bytes()
+            flip(file, place, 3)
+            report = verify(path)
+            assert damaged_partitions(report) == [partition]
+            assert report.missing == (1,)
+            file.write_bytes(content)
+    assert verify(path).ok
+
+
+Damage = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("damage", "partitions"),
+    [
+        (lambda p: (p / "hidden_states/c/0/1/0").unlink(), [1]),
+        (lambda p: os.truncate(p / "hidden_states/c/0/2/0", 100), [2]),
+        (lambda p: os.truncate(p / "hidden_states/c/0/0/0", 0), [0]),
+        (lambda p: shutil.rmtree(p / "hidden_states"), [0, 1, 2]),
+        (lambda p: (p / "occurrence/type/c/0").unlink(), []),
+        (lambda p: os.truncate(p / "occurrence/type/c/0", 9), []),
+        (lambda p: (p / "occurrence/zarr.json").unlink(), []),
+        (lambda p: (p / "commits/c.0.0").unlink(), [0, 1, 2]),
+        (lambda p: os.truncate(p / "commits/c.0.0", 47), [0, 1, 2]),
+        (lambda p: (p / "commits/zarr.json").unlink(), []),
+        (lambda p: (p / "hidden_states/c/0/7").mkdir() or (p / "hidden_states/c/0/7/0").write_text("x"), []),
+        (lambda p: (p / "notes.txt").write_text(""), []),
+        (lambda p: (p / "commits/c/1").mkdir(parents=True) or (p / "commits/c/1/0").write_bytes(bytes(16)), []),
+        (lambda p: (p / "type/c").mkdir() or (p / "type/c/0").write_text("x"), []),
+        (lambda p: shutil.copy(p / "type/zarr.json", p / "type/zarr.json.bak"), []),
+    ],
+)
+def test_files_that_are_missing_short_or_too_many(tmp_path: Path, damage: Damage, partitions: list[int]) -> None:
+    path = example().make(tmp_path / "s.zarr").path
+    damage(path)
+    report = verify(path)
+    assert not report.ok
+    assert damaged_partitions(report) == partitions
+
+
+def test_swapped_shards(tmp_path: Path) -> None:
+    path = example(rows=768).make(tmp_path / "s.zarr").path
+    one, other = path / "hidden_states/c/0/0/0", path / "hidden_states/c/0/2/0"
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+    assert damaged_partitions(verify(path)) == [0, 2]
+
+
+def test_swapped_rows_and_records_of_hdf5(tmp_path: Path) -> None:
+    path = example(rows=768).make(tmp_path / "s.h5").path
+    with h5py.File(path, "r") as file:
+        chunks: dict[tuple[int, ...], int] = {}
+        file["hidden_states"].id.chunk_iter(lambda c: chunks.__setitem__(c.chunk_offset, c.byte_offset))
+        commits = file["commits"].id.get_offset()
+    content = path.read_bytes()
+    for one, other, nbytes in [(chunks[0, 0, 0], chunks[0, 512, 0], 256 * 32), (commits, commits + 32, 16)]:
+        swapped = bytearray(content)
+        swapped[one : one + nbytes] = content[other : other + nbytes]
+        swapped[other : other + nbytes] = content[one : one + nbytes]
+        path.write_bytes(swapped)
+        assert damaged_partitions(verify(path)) == [0, 2]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_edited_record(tmp_path: Path, suffix: str) -> None:
+    path = example().make(tmp_path / f"s{suffix}").path
+    file, start = path / "commits/c.0.0", 0
+    if suffix == ".h5":
+        with h5py.File(path) as opened:
+            file, start = path, opened["commits"].id.get_offset()
+    for record in [(255, 1), (256, 5), (256, 2**40), (0, 0), (2**64 - 1, 7)]:
+        content = file.read_bytes()
+        edited = bytearray(content)
+        edited[start + 16 : start + 32] = np.array(record, np.uint64).tobytes()
+        file.write_bytes(edited)
+        assert damaged_partitions(verify(path)) == [1], record
+        file.write_bytes(content)
+
+
+def test_edited_metadata(tmp_path: Path) -> None:
+    path = example().make(tmp_path / "s.zarr").path
+    root = (path / "zarr.json").read_text()
+    for old, new in [
+        ("tiny", "huge"),
+        ('"seed": 0', '"seed": 1'),
+        ('"word"', '"subword"'),
+        ('"rows": 700', '"rows": 699'),
+    ]:
+        assert old in root
+        (path / "zarr.json").write_text(root.replace(old, new))
+        assert [fault.part for fault in verify(path).faults] == ["metadata"]
+    (path / "zarr.json").write_text(root.replace("  ", " "))  # the same JSON in other bytes is no longer what we wrote
+    assert [fault.part for fault in verify(path).faults] == ["zarr.json"]
+
+
+def test_an_index_that_is_inconsistent_though_its_checksums_are_right(tmp_path: Path) -> None:
+    """Columns edited by a hand that also puts the checksums right are found by what they mean."""
+    path = example().make(tmp_path / "s.zarr").path
+    root = (path / "zarr.json").read_text()
+    for name, dtype, place, value in [
+        ("occurrence/sentence", "<i8", 3, 99),
+        ("occurrence/type", "<i4", 5, 8),
+        ("occurrence/subwords", "<i2", 0, 0),
+        ("occurrence/label/upos", "<i4", 1, 3),
+        ("sentence/indptr", "<i8", 2, 0),
+        ("type/indptr", "<i8", 1, 0),
+        ("type/occurrences", "<i8", 0, 699),
+        ("type/form_offsets", "<i8", 1, 40),
+        ("sentence/text_bytes", "|u1", 0, 255),
+        ("layer", "<i4", 0, 1),
+    ]:
+        file = path / name / "c/0"
+        content = file.read_bytes()
+        array = np.frombuffer(content, dtype).copy()
+        array[place] = value
+        file.write_bytes(array.tobytes())
+        document = json.loads(root)
+        attribute = document["attributes"]["embstore"]
+        attribute["arrays"][name]["crc32c"] = google_crc32c.value(array.tobytes())
+        attribute.pop("crc32c")
+        canonical = json.dumps(attribute, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        attribute["crc32c"] = google_crc32c.value(canonical.encode())
+        document["attributes"]["embstore"] = dict(sorted(attribute.items()))
+        (path / "zarr.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        assert {fault.part for fault in verify(path).faults} == {"index"}, name
+        file.write_bytes(content)
+        (path / "zarr.json").write_text(root)
+    assert verify(path).ok
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_progress_ends_at_all_bytes(tmp_path: Path, suffix: str) -> None:
+    path = example().make(tmp_path / f"s{suffix}").path
+    seen: list[tuple[int, int]] = []
+    report = verify(path, progress=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1] == (report.checked_nbytes, report.checked_nbytes)
+    size = sum(len(content) for content in all_files(path).values())
+    assert report.checked_nbytes == size
+
+
+def remade(made: Example, path: Path) -> list[int]:
+    """Lay a store out afresh, write what is missing, and return what that was."""
+    missing = repair_layout(path, metadata=made.metadata, index=made.index, center=made.center)
+    made.fill(path)
+    return missing
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_repair_keeps_what_is_whole(tmp_path: Path, suffix: str, dtype: str) -> None:
+    made = example(dtype=dtype, rows=1000)
+    path = made.make(tmp_path / f"s{suffix}").path
+    whole = all_files(path)
+    assert remade(made, path) == []
+    assert all_files(path) == whole
+    damages: list[Damage] = [lambda p: p.write_bytes(bytes(600) + p.read_bytes()[600:])]
+    if suffix == ".zarr":
+        damages = [
+            lambda p: (p / "zarr.json").write_text("{"),
+            lambda p: (p / "hidden_states/zarr.json").unlink(),
+            lambda p: shutil.rmtree(p / "type"),
+            lambda p: (p / "commits/zarr.json").write_text("no"),
+            lambda p: (p / "more").write_text(""),
+        ]
+    for damage in damages:
+        damage(path)
+        assert None in {fault.partition for fault in verify(path).faults}
+        assert remade(made, path) == []
+        assert all_files(path) == whole
+        assert sorted(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_repair_gives_up_what_is_damaged(tmp_path: Path, suffix: str) -> None:
+    made = example(rows=1000)
+    path = made.make(tmp_path / f"s{suffix}").path
+    whole = all_files(path)
+    if suffix == ".zarr":
+        flip(path / "hidden_states/c/0/2/0", 1000)
+        flip(path / "commits/c.0.0", 9)
+        (path / "zarr.json").unlink()
+    else:
+        spans = spans_of_rows(path)
+        flip(path, next(start for start, _, partition in spans if partition == 2) + 1000)
+        flip(path, next(start for start, stop, partition in spans if partition == 0 and stop - start == 16) + 9)
+        flip(path, 1)
+    assert remade(made, path) == [0, 2]
+    assert all_files(path) == whole
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_repair_of_an_unfinished_store(tmp_path: Path, suffix: str) -> None:
+    made = example(rows=1000)
+    path = made.create(tmp_path / f"s{suffix}")
+    made.fill(path, [3, 1])
+    missing = repair_layout(path, metadata=made.metadata, index=made.index)
+    assert missing == [0, 2]
+    assert verify(path).missing == (0, 2)
+    assert verify(path).ok
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_repair_of_int8_with_another_centre_keeps_nothing(tmp_path: Path, suffix: str) -> None:
+    """Codes mean nothing without the centre that they were made with."""
+    made = example(dtype="int8")
+    path = made.make(tmp_path / f"s{suffix}").path
+    assert made.center is not None
+    other = np.nextafter(made.center, np.float32(np.inf))
+    assert repair_layout(path, metadata=made.metadata, index=made.index, center=other) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_repair_with_another_plan_is_refused(tmp_path: Path, suffix: str) -> None:
+    made, other = example(seed=1), example(seed=2)
+    path = made.make(tmp_path / f"s{suffix}").path
+    before = all_files(path)
+    with pytest.raises(StoreMismatchError, match="made with another extraction than this plan"):
+        repair_layout(path, metadata=other.metadata, index=other.index)
+    assert all_files(path) == before
+    with pytest.raises(StoreNotFoundError):
+        repair_layout(tmp_path / f"none{suffix}", metadata=made.metadata, index=made.index)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("suffix", "stride"), [(".zarr", 19), (".h5", 1)])
+def test_killed_in_repair(tmp_path: Path, suffix: str, stride: int) -> None:
+    """At each moment either the damaged store or the mended one stands, or the next repair puts it back."""
+    made = example(rows=300)
+    path = made.make(tmp_path / f"s{suffix}").path
+    whole = all_files(path)
+    flip(path / "type/zarr.json" if suffix == ".zarr" else path, 2)
+
+    def repair() -> None:
+        repair_layout(path, metadata=made.metadata, index=made.index)
+
+    for _ in killed_at_each_step(repair, stride=stride):
+        if not path.exists():
+            assert old_path(path).exists()
+            with pytest.raises(StoreNotFoundError, match=r"a repair of .* was interrupted"):
+                open_store(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert repair_layout(path, metadata=made.metadata, index=made.index) == []
+        made.fill(path)
+        assert all_files(path) == whole
+        flip(path / "type/zarr.json" if suffix == ".zarr" else path, 2)
+    made.fill(path)
+    assert all_files(path) == whole
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_swap_that_was_interrupted_is_undone_by_any_writer(tmp_path: Path) -> None:
+    made = example()
+    path = made.make(tmp_path / "s.zarr").path
+    whole = all_files(path)
+    path.rename(old_path(path))
+    new_path(path).mkdir()
+    with StoreWriter(path) as writer:
+        assert writer.missing() == []
+    assert all_files(path) == whole
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_nodes_are_what_zarr_itself_understands() -> None:
+    """A node with a fill of NaN must be JSON without NaN."""
+    from embstore.store.arrays import payload_specs
+
+    for dtype in ("float16", "float32", "bfloat16", "int8"):
+        for spec in payload_specs(example(dtype=dtype).metadata):
+            json.loads(array_node(spec), parse_constant=lambda constant: pytest.fail(constant))
