@@ -205,6 +205,13 @@ def test_other_dtypes(made: Made, tmp_path: Path, dtype: str, wanted: str) -> No
         np.testing.assert_array_equal(after, before.astype(wanted))
 
 
+def test_layers_keep_their_own_centre(made: Made, tmp_path: Path) -> None:
+    source = stored_as(made, tmp_path / "source.zarr", "int8")
+    for dtype in ("int8", "float32"):
+        copy = export(source, tmp_path / f"{dtype}.zarr", layers=[5], dtype=dtype)
+        np.testing.assert_array_equal(values(copy), values(source)[2:])
+
+
 def test_the_centre_of_a_large_store_is_that_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore.store.conversion.CENTER_ROWS", 50)
     made = make_store(tmp_path / "s.zarr")
@@ -228,6 +235,8 @@ def test_what_was_done_is_recorded(made: Made, tmp_path: Path) -> None:
         ("left out of an export", len(made.table) - count)
     ]
     assert again.metadata.model == made.store.metadata.model
+    fewer = export(first, tmp_path / "fewer.zarr", rows=[0, 1, 4])
+    assert [item.count for item in fewer.metadata.dropped] == [len(made.table) - 3]
     other = export(made.store, tmp_path / "other.zarr", words="river")
     assert other.metadata.recipe != first.metadata.recipe
 
@@ -250,7 +259,8 @@ def test_progress_counts_rows(made: Made, tmp_path: Path) -> None:
 def test_an_interrupted_export_goes_on(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, error: BaseException
 ) -> None:
-    options: dict[str, Any] = {"layers": "2", "dtype": "int8"}
+    dtype = "int8" if suffix == ".zarr" else "float16"
+    options: dict[str, Any] = {"layers": "2", "dtype": dtype}
     uninterrupted = export(made.store, tmp_path / f"whole{suffix}", **options)
     written: list[int] = []
     write = StoreWriter.write
@@ -266,7 +276,7 @@ def test_an_interrupted_export_goes_on(
     with pytest.raises(type(error)):
         export(made.store, out, **options)
     with pytest.raises(InvalidValueError, match="exists already"):
-        export(made.store, out, layers="5", dtype="int8")
+        export(made.store, out, layers="5", dtype=dtype)
     with pytest.raises(InvalidValueError, match="exists already"):
         export(made.store, out)
     written.clear()
