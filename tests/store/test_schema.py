@@ -1,0 +1,79 @@
+"""The JSON Schema of a store's metadata: valid fixtures pass, each invalid one fails for the defect in its name."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from embstore.store import verify
+from embstore.store.metadata import parse
+from tests.store.example import DTYPES, example
+
+FIXTURES = Path(__file__).parents[1] / "schemas" / "store"
+VALID = sorted((FIXTURES / "valid").glob("*.json"))
+INVALID = sorted((FIXTURES / "invalid").glob("*.json"))
+WHERE = {
+    "array-of-three-dimensions": "$.arrays.layer.shape",
+    "array-without-checksum": "$.arrays.layer",
+    "checksum-beyond-32-bits": "$.crc32c",
+    "corpus-without-name": "$.corpus",
+    "dropped-without-count": "$.dropped[0]",
+    "index-column-missing": "$.arrays",
+    "layer-twice": "$.layers",
+    "model-without-name": "$.model",
+    "negative-layer": "$.layers[0]",
+    "newer-format": "$.format_version",
+    "no-layers": "$.layers",
+    "no-model": "$",
+    "no-rows": "$.rows",
+    "partition-rows-not-a-multiple-of-256": "$.partition_rows",
+    "partition-rows-zero": "$.partition_rows",
+    "rows-not-a-number": "$.rows",
+    "software-version-not-a-string": "$.software.embstore",
+    "unknown-dtype": "$.dtype",
+    "unknown-member": "$",
+    "unknown-unit": "$.extraction.unit",
+}
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    schema = json.loads(resources.files("embstore.schemas").joinpath("store.schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
+def test_valid(validator: jsonschema.Draft202012Validator, path: Path) -> None:
+    document = load(path)
+    validator.validate(document)
+    if path.stem != "full-model-nothing-dropped":  # edited by hand, its checksum is another's
+        metadata, arrays = parse(document, path=str(path))
+        assert metadata.rows == 40
+        assert ("center" in arrays) == (metadata.dtype == "int8")
+
+
+@pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
+def test_invalid(validator: jsonschema.Draft202012Validator, path: Path) -> None:
+    errors = list(validator.iter_errors(load(path)))
+    assert [error.json_path for error in errors] == [WHERE[path.stem]]
+
+
+def test_every_defect_has_its_fixture() -> None:
+    assert {path.stem for path in INVALID} == set(WHERE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_written_is_valid(validator: jsonschema.Draft202012Validator, tmp_path: Path, dtype: str) -> None:
+    path = example(dtype=dtype).make(tmp_path / "s.zarr").path
+    validator.validate(load(path / "zarr.json")["attributes"]["embstore"])
+    assert verify(path).ok
