@@ -248,7 +248,7 @@ def test_the_same_call_on_a_finished_store_changes_nothing(tmp_path: Path) -> No
         ({"layers": "0,9"}, "layer 9 does not exist: the model has layers 0"),
         ({"layers": [-4]}, "layer -4 does not exist"),
         ({"layers": "a"}, "layers 'a' cannot be read"),
-        ({"layers": []}, "no layer is chosen"),
+        ({"layers": []}, "layers [] choose none: give some of 0 to 2"),
         ({"unit": "byte"}, "unit 'byte' is not known: choose one of word, subword"),
         ({"pooling": "sum"}, "pooling 'sum' is not known"),
         ({"dtype": "float8"}, "dtype 'float8' is not known"),
