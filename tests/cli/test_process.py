@@ -120,21 +120,22 @@ def test_a_signal_ends_in_one_line_and_the_store_goes_on(
     assert es.open(folder / "new.zarr").finished
 
 
-def test_an_interrupted_plan_leaves_nothing(made: Path, long_corpus: Path, tmp_path: Path) -> None:
+def test_an_interrupted_plan_leaves_nothing(made: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "endless.txt")
     process = subprocess.Popen(
-        [*COMMAND, "plan", long_corpus, "--model", made / "model", "--batch-subwords", "1"],
+        [*COMMAND, "plan", "endless.txt", "--model", made / "model"],
         cwd=tmp_path,
         env=environment(TMPDIR=str(tmp_path)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    while not names(tmp_path):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    with open(tmp_path / "endless.txt", "w") as corpus:  # returns once the plan begins to read
+        corpus.write(SENTENCES)
+        corpus.flush()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, b"", b"embstore: interrupted\n")
-    assert names(tmp_path) == set()
+    assert names(tmp_path) == {"endless.txt"}
 
 
 @pytest.mark.parametrize("arguments", [("lookup", "store.zarr", "the", "--json"), ("info", "store.zarr"), ("--help",)])
