@@ -69,7 +69,7 @@ def parse_layers(layers: str | Iterable[int], *, num_hidden_layers: int) -> tupl
                 f"layer {number} does not exist: the model has layers 0 (embeddings) to {num_hidden_layers}"
             )
     if not numbers:
-        raise InvalidValueError(f"no layer is chosen by {layers!r}: give some of 0 to {num_hidden_layers}, or 'all'")
+        raise InvalidValueError(f"layers {layers!r} choose none: give some of 0 to {num_hidden_layers}, or 'all'")
     return tuple(sorted({number % (num_hidden_layers + 1) for number in numbers}))
 
 
