@@ -73,6 +73,9 @@ class Store:
         shape = f"{len(self.layers)} layers x {self.rows:,} rows x {self.hidden_size}"
         return f"<Store {self.path}: {shape} {self.dtype}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_again, (self.path,)
+
     def refresh(self) -> None:
         """Read the commits again, so that rows which another process has written since are seen."""
         records = self._reader.commits()
@@ -272,3 +275,8 @@ class Store:
                 wrong = low if low < 0 else high
                 raise InvalidValueError(f"there is no row {wrong}: the store has rows 0 to {self.rows - 1}")
         return array.astype(np.int64, copy=False)
+
+
+def _open_again(path: Path) -> Store:
+    """What a pickled store becomes in another process: opened there, with no second warning."""
+    return Store(open_reader(path))

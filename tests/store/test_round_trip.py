@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -141,3 +142,10 @@ def test_recipe_leaves_out_names_and_software() -> None:
     other = Metadata(**{**vars(one), "software": {}, "corpus": {**one.corpus, "name": "moved.txt"}})
     assert one.recipe == other.recipe
     assert one.recipe != Metadata(**{**vars(one), "dtype": "float32"}).recipe
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_pickled_store_opens_where_it_arrives(tmp_path: Path, suffix: str) -> None:
+    made = example()
+    store = pickle.loads(pickle.dumps(made.make(tmp_path / f"s{suffix}")))
+    np.testing.assert_array_equal(store.gather([3, 600], 5), made.values[2, [3, 600]])
