@@ -175,7 +175,10 @@ class Store:
             "model": dict(model),
             "corpus": dict(corpus),
             "extraction": dict(extraction),
-            "dropped": [{"reason": drop.reason, "count": drop.count} for drop in self.metadata.dropped],
+            "dropped": [
+                {"reason": drop.reason, "count": drop.count, "examples": list(drop.examples)}
+                for drop in self.metadata.dropped
+            ],
             "software": dict(self.metadata.software),
             "format_version": self.metadata.format_version,
         }
