@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers, two cores
+
 
 @pytest.fixture(scope="session")
 def data() -> Path:
