@@ -332,7 +332,7 @@ FILES: list[tuple[Callable[[h5py.File], object], type[EmbstoreError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("edit", "kind", "message"), FILES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("edit", "kind", "message"), FILES, ids=[message[:40] for _, _, message in FILES])
 def test_bad_files(
     tmp_path: Path, edit: Callable[[h5py.File], object], kind: type[EmbstoreError], message: str
 ) -> None:
