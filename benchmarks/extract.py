@@ -15,13 +15,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
 import transformers
-from measure import Target, Times, in_fresh_process, interleaved, machine, table, targets_table, timed, write_json
+from measure import (
+    Target,
+    Times,
+    in_fresh_process,
+    interleaved,
+    machine,
+    paired_ratios,
+    table,
+    targets_table,
+    timed,
+    write_json,
+)
 from numpy.typing import NDArray
 from plain import extract_plainly
 
@@ -29,6 +41,7 @@ import embstore as es
 from embstore.extraction.bench import ExtractionRate
 
 OURS, PLAIN, NEUROX, SGEMM = "embstore", "plain script", "NeuroX", "matrix multiply"
+BY_LAYER = "plain script, pooling layer by layer"
 MATMUL_SECONDS = 1.0  # how long the machine's limit is measured in each round
 RELATIVE = {"float32": 1e-5, "float16": 1.1 * 2**-10}  # float16: the last bit, where 1e-6 decides the rounding
 ABSOLUTE = 2e-5
@@ -51,7 +64,7 @@ class Setting:
     rates: list[ExtractionRate] = field(default_factory=list)
     plan: es.Plan | None = None
     matmul: list[float] = field(default_factory=list)
-    processor: dict[str, list[float]] = field(default_factory=lambda: {OURS: [], PLAIN: [], NEUROX: []})
+    processor: dict[str, list[float]] = field(default_factory=lambda: {OURS: [], PLAIN: [], BY_LAYER: [], NEUROX: []})
 
     @property
     def store(self) -> Path:
@@ -92,14 +105,20 @@ def run_ours(setting: Setting, number: int) -> float:
     return ended - start
 
 
-def run_plain(setting: Setting, number: int) -> float:
+def run_plain(setting: Setting, number: int, *, name: str = PLAIN) -> float:
     processor = time.process_time()
     seconds = timed(
         partial(
-            extract_plainly, setting.sentences, setting.tokenizer, setting.model, setting.plain, dtype=setting.dtype
+            extract_plainly,
+            setting.sentences,
+            setting.tokenizer,
+            setting.model,
+            setting.plain,
+            dtype=setting.dtype,
+            by_layer=name == BY_LAYER,
         )
     )
-    setting.processor[PLAIN].append(time.process_time() - processor)
+    setting.processor[name].append(time.process_time() - processor)
     return seconds
 
 
@@ -217,7 +236,12 @@ def report(setting: Setting, times: dict[str, Times], words: int, subwords: int,
     rate = sorted(setting.rates, key=lambda rate: rate.seconds)[len(setting.rates) // 2]
     peak = float(np.median(setting.matmul))
     cases: dict[str, Any] = {}
-    for name, path in ((OURS, setting.store), (PLAIN, setting.plain), (NEUROX, setting.neurox_output)):
+    for name, path in (
+        (OURS, setting.store),
+        (PLAIN, setting.plain),
+        (BY_LAYER, setting.plain),
+        (NEUROX, setting.neurox_output),
+    ):
         if name not in times:
             continue
         seconds = times[name].median
@@ -226,7 +250,8 @@ def report(setting: Setting, times: dict[str, Times], words: int, subwords: int,
             "processor_s": float(np.median(setting.processor[name])),
             "words_per_second": words / seconds,
             "subwords_per_second": subwords / seconds,
-            "speed_relative_to_plain": times[PLAIN].median / seconds,
+            "speed_relative_to_plain": median(paired_ratios(times[PLAIN], times[name])),
+            "speed_relative_to_plain_by_round": paired_ratios(times[PLAIN], times[name]),
             "share_of_matmul_peak": flops / seconds / peak,
             "nbytes": nbytes(path),
         }
@@ -239,14 +264,16 @@ def report(setting: Setting, times: dict[str, Times], words: int, subwords: int,
         "forward_share_of_plan_and_extract": forward / (rate.seconds + rate.plan_seconds),
         "forward_share_of_matmul_peak": flops / forward / peak,
         "extract_share_of_matmul_peak": flops / rate.seconds / peak,
-        "extract_alone_relative_to_plain": times[PLAIN].median / rate.seconds,
+        "extract_alone_relative_to_plain": median(
+            plain / extract.seconds for plain, extract in zip(times[PLAIN].seconds, setting.rates, strict=True)
+        ),
     }
     targets = [
-        Target("times the plain script's speed", times[PLAIN].median / times[OURS].median, 3, True),
+        Target("times the plain script's speed", median(paired_ratios(times[PLAIN], times[OURS])), 3, True),
         Target("forward pass, share of extract's wall time", forward / rate.seconds, 0.92, True),
     ]
     if NEUROX in times:
-        targets.insert(1, Target("times NeuroX's speed", times[NEUROX].median / times[OURS].median, 3, True))
+        targets.insert(1, Target("times NeuroX's speed", median(paired_ratios(times[NEUROX], times[OURS])), 3, True))
     show(setting, cases, ours, peak, targets)
     return {
         "cases": cases,
@@ -275,9 +302,16 @@ def show(setting: Setting, cases: dict[str, Any], ours: dict[str, Any], peak: fl
     print(table(["", "seconds", "CPU s", "words/s", "subwords/s", "x plain", "of matmul peak", "MB written"], rows))
     print(f"\nmatrix multiply at this model's shapes: {peak / 1e9:,.0f} GFLOP/s (median of the rounds)")
     print(
+        "in each round: " + ", ".join(f"{rate / 1e9:,.0f}" for rate in setting.matmul) + " (low: others were at work)"
+    )
+    print(
         f"embstore's forward pass alone: {100 * ours['forward_share_of_matmul_peak']:.0f} % of it; "
         f"plan {ours['plan_s']:.2f} s + extract {ours['extract_s']:.2f} s\n"
     )
+    for name, case in cases.items():
+        rounds = ", ".join(f"{ratio:.2f}" for ratio in case["speed_relative_to_plain_by_round"])
+        print(f"{name}, times the plain script's speed in each round: {rounds}")
+    print()
     stages = [(s["stage"], s["seconds"], f"{s['share %']:.1f} %", s["runs"]) for s in ours["stages"]]
     print(table(["stage of extract", "seconds", "of wall time", "runs"], stages))
     print("\n" + targets_table(targets))
@@ -346,10 +380,16 @@ def main() -> None:
             f"{len(setting.sentences):,} sentences, {words:,} words, {subwords:,} subwords with specials, all layers, "
             f"mean pooling, stored as {arguments.dtype} (NeuroX: float32), {torch.get_num_threads()} threads\n"
         )
-        runs: dict[str, Callable[[Setting, int], float]] = {SGEMM: run_matmul, OURS: run_ours, PLAIN: run_plain}
+        runs: dict[str, Callable[[Setting, int], float]] = {
+            SGEMM: run_matmul,
+            OURS: run_ours,
+            PLAIN: run_plain,
+            BY_LAYER: partial(run_plain, name=BY_LAYER),
+        }
         if has_neurox(setting):
             runs[NEUROX] = run_neurox
-        times = interleaved({name: partial(run, setting) for name, run in runs.items()}, repeats=arguments.repeats)
+        cases = {name: partial(run, setting) for name, run in runs.items()}
+        times = interleaved(cases, repeats=arguments.repeats, tell=True)
         result = report(setting, times, words, subwords, flops)
         agreement = agreements(setting, times)
     corpus = {"name": Path(arguments.corpus).name, "sentences": arguments.sentences, "words": words}

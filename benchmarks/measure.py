@@ -39,6 +39,11 @@ class Times:
         return {"median_s": self.median, "repeats": len(self.seconds), "seconds": self.seconds}
 
 
+def paired_ratios(slower: Times, faster: Times) -> list[float]:
+    """How many times faster, round by round: rounds are compared with themselves, not medians of different rounds."""
+    return [one / other for one, other in zip(slower.seconds, faster.seconds, strict=True)]
+
+
 def timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
@@ -46,12 +51,18 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def interleaved(
-    cases: Mapping[str, Callable[[int], float]], *, repeats: int, budget: float = math.inf, warm: int = 0
+    cases: Mapping[str, Callable[[int], float]],
+    *,
+    repeats: int,
+    budget: float = math.inf,
+    warm: int = 0,
+    tell: bool = False,
 ) -> dict[str, Times]:
     """Run the cases one after the other, A B C A B C ..., so that a slow minute of the machine strikes them all.
 
     A case gets the number of its round (negative in the `warm` rounds, which are not counted) and returns its
-    seconds. One that has used up its `budget` of seconds sits out the later rounds, but always runs once.
+    seconds. One that has used up its `budget` of seconds sits out the later rounds, but always runs once. `tell`:
+    say each time, as it comes, on stderr.
     """
     times = {name: Times() for name in cases}
     used = dict.fromkeys(cases, 0.0)
@@ -63,6 +74,8 @@ def interleaved(
             start = time.perf_counter()
             seconds = case(number)
             used[name] += time.perf_counter() - start
+            if tell:
+                print(f"round {number + 1}: {name} {seconds:.2f} s", file=sys.stderr, flush=True)
             if number >= 0 or used[name] > budget:
                 times[name].seconds.append(seconds)
     return times

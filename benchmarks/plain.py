@@ -12,9 +12,19 @@ import torch
 
 
 def extract_plainly(
-    sentences: Sequence[Sequence[str]], tokenizer: Any, model: Any, path: str | Path, *, dtype: str, batch: int = 32
+    sentences: Sequence[Sequence[str]],
+    tokenizer: Any,
+    model: Any,
+    path: str | Path,
+    *,
+    dtype: str,
+    by_layer: bool = False,
+    batch: int = 32,
 ) -> None:
-    """Write one dataset a sentence, [layer, word, feature]; a word without a subword is a row of zeros."""
+    """Write one dataset a sentence, [layer, word, feature]; a word without a subword is a row of zeros.
+
+    `by_layer`: pool every layer of a word by itself, as many scripts do, rather than all layers of a word at once.
+    """
     with h5py.File(path, "w") as file, torch.no_grad():
         for start in range(0, len(sentences), batch):
             chunk = [list(sentence) for sentence in sentences[start : start + batch]]
@@ -22,13 +32,16 @@ def extract_plainly(
                 chunk, is_split_into_words=True, padding=True, truncation=True, max_length=512, return_tensors="pt"
             )
             output = model(**encoded, output_hidden_states=True)
-            hidden_states = torch.stack(output.hidden_states)
+            hidden_states = output.hidden_states if by_layer else torch.stack(output.hidden_states)
             for number, words in enumerate(chunk):
                 subwords = defaultdict(list)
                 for place, word in enumerate(encoded.word_ids(number)):
                     if word is not None:
                         subwords[word].append(place)
-                vectors = torch.zeros(len(hidden_states), len(words), hidden_states.shape[-1])
+                vectors = torch.zeros(len(hidden_states), len(words), hidden_states[0].shape[-1])
                 for word, places in subwords.items():
-                    vectors[:, word] = hidden_states[:, number, places].mean(dim=1)
+                    if by_layer:
+                        vectors[:, word] = torch.stack([layer[number, places].mean(dim=0) for layer in hidden_states])
+                    else:
+                        vectors[:, word] = hidden_states[:, number, places].mean(dim=1)
                 file.create_dataset(str(start + number), data=vectors.numpy().astype(dtype))
