@@ -122,8 +122,6 @@ def test_a_scan_that_is_left_early_closes_its_files(tmp_path: Path) -> None:
     store = example(rows=1000).make(tmp_path / "s.zarr")
     store.gather([0], 0)  # maps the first shard, which is kept
     gc.collect()  # what earlier tests left open
-    store.gather([0], 0)  # maps the first shard, which is kept
-    gc.collect()  # what earlier tests left open
     before = _descriptors()
     scan = store.scan(0, block_rows=50)
     next(scan)
