@@ -21,7 +21,7 @@ import embstore as es
 from tests.cli.conftest import COMMAND, SENTENCES, environment, run_process
 from tests.models import tiny
 
-MANY = 300  # sentences, enough that an extraction lasts some seconds
+MANY = 1_200  # sentences, enough that an extraction lasts some seconds
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,6 @@ def test_a_signal_ends_in_one_line_and_the_store_goes_on(
     while not (folder / "new.zarr").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    time.sleep(0.2)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
 
