@@ -35,6 +35,22 @@ class ModelError(EmbstoreError, ValueError):
     exit_status = 2
 
 
+class WordVectorsError(EmbstoreError, ValueError):
+    """A file of word vectors cannot be read or written; the message names file and line."""
+
+    exit_status = 2
+
+
+class WordVectorsNotFoundError(WordVectorsError, FileNotFoundError):
+    """There are no word vectors at the path."""
+
+
+class BenchmarkError(EmbstoreError, ValueError):
+    """A word benchmark cannot be read; the message names file and line."""
+
+    exit_status = 2
+
+
 class NonFiniteError(EmbstoreError, ArithmeticError):
     """A hidden state is NaN, infinite, or beyond what the store's dtype can hold."""
 
@@ -79,5 +95,21 @@ class MissingPackageError(EmbstoreError, ImportError):
     exit_status = 2
 
 
-class UnfinishedStoreWarning(UserWarning):
+class EmbstoreWarning(UserWarning):
+    """The base of what embstore warns of."""
+
+
+class RenamedWordsWarning(EmbstoreWarning):
+    """Words had to be spelled otherwise in the file that they were written to."""
+
+
+class SurplusWordsWarning(EmbstoreWarning):
+    """A file of word vectors holds more words than its header promises."""
+
+
+class IgnoredFilesWarning(EmbstoreWarning):
+    """Files among the benchmarks are none that embstore knows."""
+
+
+class UnfinishedStoreWarning(EmbstoreWarning):
     """A store was opened of which some partitions are not written yet."""

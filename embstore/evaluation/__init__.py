@@ -1,0 +1,1 @@
+"""Static word vectors held against word benchmarks: similarity, analogies, relations, categories."""
