@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from embstore.models.transformer import TransformerEncoder
+    from embstore.models.encoder import Encoder
 
 __all__ = ["load_encoder"]
 
@@ -18,14 +18,20 @@ def load_encoder(
     compute_dtype: str = "auto",
     revision: str | None = None,
     threads: int | None = None,
-) -> TransformerEncoder:
+) -> Encoder:
     """Load the encoder of a model folder or of a model of the Hugging Face hub.
+
+    A folder with `*options.json` and `*weights.hdf5`, and no `config.json`, is ELMo as published.
 
     `device`: auto (CUDA where there is one), cpu, cuda, cuda:N or mps. `compute_dtype`: auto (float16 on CUDA,
     float32 elsewhere), float32, float16 or bfloat16. `revision`: of a hub model. `threads`: CPU threads of torch.
     Only safetensors weights are read and no code from the folder is run. Raises ModelError, in one line, for
     all that keeps the model from being used.
     """
+    from embstore.models.elmo import load_elmo
+    from embstore.models.elmo_weights import find_elmo
     from embstore.models.transformer import load_transformer
 
+    if (files := find_elmo(model)) is not None:
+        return load_elmo(files, name=str(model), device=device, compute_dtype=compute_dtype, threads=threads)
     return load_transformer(model, device=device, compute_dtype=compute_dtype, revision=revision, threads=threads)

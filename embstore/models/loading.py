@@ -18,7 +18,7 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from embstore.errors import ModelError
+from embstore.errors import InvalidValueError, ModelError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 WEIGHTS = "model.safetensors"
@@ -80,6 +80,15 @@ def choose_dtype(compute_dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[compute_dtype]
 
 
+def use_threads(threads: int | None) -> None:
+    """Let torch use so many CPU threads, None leaving it as it is; raises InvalidValueError below 1."""
+    if threads is None:
+        return
+    if threads < 1:
+        raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
+    torch.set_num_threads(threads)
+
+
 def load(model: str | Path, *, device: torch.device, dtype: torch.dtype, revision: str | None) -> Loaded:
     """Load a model folder or a model of the Hugging Face hub; every failure is a ModelError of one line."""
     with _quiet():
@@ -89,7 +98,7 @@ def load(model: str | Path, *, device: torch.device, dtype: torch.dtype, revisio
         tokenizer = _tokenizer(folder)
         network, missing = _network(folder, config, dtype)
     network = network.to(device).eval()
-    return Loaded(network, tokenizer, str(model), revision, _sha256(files), missing)
+    return Loaded(network, tokenizer, str(model), revision, sha256_of(files), missing)
 
 
 def _folder(model: str | Path, revision: str | None) -> tuple[Path, str | None]:
@@ -222,7 +231,8 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _sha256(files: list[Path]) -> str:
+def sha256_of(files: list[Path]) -> str:
+    """Hash files as if they were one, in the order given."""
     digest = hashlib.sha256()
     for file in files:
         with open(file, "rb", buffering=0) as stream:

@@ -34,11 +34,12 @@ def plain_vectors(
         for row in np.flatnonzero(spans.sentence == sentence):
             start, stop = before + int(spans.start[row]), before + int(spans.stop[row])
             for place, layer in enumerate(layers):
-                vectors[place, row] = _pooled(states[layer][0, start:stop].float().cpu(), pooling)
+                vectors[place, row] = pooled(states[layer][0, start:stop].float().cpu(), pooling)
     return vectors
 
 
-def _pooled(pieces: torch.Tensor, pooling: Pooling) -> NDArray[np.float32]:
+def pooled(pieces: torch.Tensor, pooling: Pooling) -> NDArray[np.float32]:
+    """Pool subwords [n, hidden_size] into one vector."""
     subwords = pieces.numpy()
     if pooling == "first":
         return np.asarray(subwords[0], np.float32)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import ModelError
-from embstore.models.encoder import Pooling, Spans, Tokenized
+from embstore.models.encoder import Encoder, Pooling, Spans, Tokenized
 from embstore.models.plain import plain_vectors
 from embstore.models.tokens import PROBES, indptr
 
@@ -28,14 +28,9 @@ def settle_batching(
 ) -> float:
     """Set the encoder's batching to the first that reproduces the plain pass; see `Encoder.self_check`."""
     sample = _with_long_sentences(encoder, tokenized)
-    spans = _word_spans(sample, encoder.info.max_subwords)
+    spans = word_spans(sample, encoder.info.max_subwords)
     expected = plain_vectors(encoder, sample, spans, layers=layers, pooling=pooling)
-    for place, layer in enumerate(layers):
-        if not np.isfinite(expected[place]).all():
-            raise ModelError(
-                f"layer {layer} of {encoder.info.name!r} is not finite in {encoder.compute_dtype}; "
-                "choose the compute dtype float32 or bfloat16"
-            )
+    require_finite(encoder, expected, layers)
     allowed = TOLERANCE[encoder.compute_dtype]
     before = encoder.batching
     found = _try_batchings(encoder, sample, spans, layers, pooling, expected)
@@ -67,7 +62,7 @@ def _try_batchings(
     for batching in encoder.batchings:
         encoder.use_batching(batching)
         try:
-            found[batching] = _difference(encoder, sample, spans, layers, pooling, expected)
+            found[batching] = vectors_apart(encoder, sample, spans, layers, pooling, expected)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # the model cannot take such a batch at all
@@ -77,14 +72,25 @@ def _try_batchings(
     return found
 
 
-def _difference(
-    encoder: TransformerEncoder,
+def require_finite(encoder: Encoder, expected: NDArray[np.float32], layers: Sequence[int]) -> None:
+    """Raise ModelError where the plain pass [layers, spans, hidden_size] gave values that are not finite."""
+    for place, layer in enumerate(layers):
+        if not np.isfinite(expected[place]).all():
+            raise ModelError(
+                f"layer {layer} of {encoder.info.name!r} is not finite in {encoder.compute_dtype}; "
+                "choose the compute dtype float32 or bfloat16"
+            )
+
+
+def vectors_apart(
+    encoder: Encoder,
     sample: Tokenized,
     spans: Spans,
     layers: Sequence[int],
     pooling: Pooling,
     expected: NDArray[np.float32],
 ) -> float:
+    """Return the largest difference between `encode` and `expected`, relative to the largest value of the layer."""
     scale = np.abs(expected).max(axis=(1, 2), initial=0)
     worst = 0.0
     for pooled in encoder.encode(sample, spans, layers=layers, pooling=pooling, batch_subwords=BATCH_SUBWORDS):
@@ -96,7 +102,7 @@ def _difference(
     return worst
 
 
-def _word_spans(tokenized: Tokenized, limit: int | None) -> Spans:
+def word_spans(tokenized: Tokenized, limit: int | None) -> Spans:
     """Return a span for every word that has subwords and lies within the limit."""
     words = np.diff(tokenized.sentence_indptr)
     sentence = np.repeat(np.arange(len(words)), words)

@@ -24,12 +24,12 @@ from embstore.models.inputs import (
 )
 from embstore.models.layers import LayerTap, find_layers
 from embstore.models.linears import PackedLinears
-from embstore.models.loading import Loaded, choose_device, choose_dtype, load
+from embstore.models.loading import Loaded, choose_device, choose_dtype, load, use_threads
 from embstore.models.pooling import Pool, check_pooling
 from embstore.models.selfcheck import settle_batching
 from embstore.models.stopwatch import Stopwatch, stopwatch
 from embstore.models.tokens import SubwordTokenizer
-from embstore.models.work import Passed, Work
+from embstore.models.work import Passed, Work, collected, to_host
 
 _PROBE_POSITIONS = 7
 _TYPICAL_POSITIONS = 2048
@@ -220,17 +220,8 @@ class TransformerEncoder:
         lengths = work.lengths + self.inputs.specials.count
         batches = lay_out(lengths, how=how, batch_subwords=size, row_capacity=self.row_capacity)
         clock = stopwatch(self.device)
-        waiting: Passed | None = None
-        for batch in batches:
-            passed = self._run(work, batch, layers, pooling, how, clock)
-            if waiting is not None:
-                yield waiting.collect(clock, self._times)
-            waiting = passed
-            if self.device.type == "cpu":  # elsewhere the next batch runs while this one is copied
-                yield waiting.collect(clock, self._times)
-                waiting = None
-        if waiting is not None:
-            yield waiting.collect(clock, self._times)
+        passes = (self._run(work, batch, layers, pooling, how, clock) for batch in batches)
+        return collected(passes, clock, self._times, ahead=self.device.type != "cpu")
 
     @torch.inference_mode()
     def _run(
@@ -253,12 +244,7 @@ class TransformerEncoder:
         with self.linears.active():
             self._tap.run(inputs, layers, receive)
         ran = clock.mark()
-        if self.device.type == "cuda":
-            host = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
-            host.copy_(out, non_blocking=True)
-        else:
-            host = out.cpu()
-        return Passed(Pooled(rows[pool.order], host), begun, made, ran, clock.mark(), pools)
+        return Passed(Pooled(rows[pool.order], to_host(out)), begun, made, ran, clock.mark(), pools)
 
 
 def _first_int(config: Any, names: Sequence[str], default: int) -> int:
@@ -275,9 +261,6 @@ def load_transformer(
     """Load a transformer; see `embstore.models.load_encoder`."""
     chosen = choose_device(device)
     dtype = choose_dtype(compute_dtype, chosen)
-    if threads is not None:
-        if threads < 1:
-            raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
-        torch.set_num_threads(threads)
+    use_threads(threads)
     loaded = load(model, device=chosen, dtype=dtype, revision=revision)
     return TransformerEncoder(loaded, device=chosen, dtype=dtype)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
@@ -31,6 +33,28 @@ class Passed:
         times.pool += pooling
         times.forward += clock.seconds(made, ran) - pooling
         return self._pooled
+
+
+def collected(passes: Iterable[Passed], clock: Stopwatch, times: StageTimes, *, ahead: bool) -> Iterator[Pooled]:
+    """Yield the vectors of batch after batch; with `ahead` the next batch runs while one is copied."""
+    waiting: Passed | None = None
+    for passed in passes:
+        if waiting is not None:
+            yield waiting.collect(clock, times)
+        waiting = passed
+        if not ahead:
+            yield waiting.collect(clock, times)
+            waiting = None
+    if waiting is not None:
+        yield waiting.collect(clock, times)
+
+
+def to_host(vectors: torch.Tensor) -> torch.Tensor:
+    """Begin to copy vectors to the host, on CUDA into pinned memory and without waiting."""
+    if vectors.device.type != "cuda":
+        return vectors.cpu()
+    host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
+    return host.copy_(vectors, non_blocking=True)
 
 
 class Work:

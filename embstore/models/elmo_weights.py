@@ -1,0 +1,275 @@
+"""ELMo's published files: options and weights, read and held against each other before any is used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import ModelError
+
+Array = NDArray[np.float32]
+Activation = Literal["relu", "tanh"]
+
+CHARACTERS = 261  # the bytes 0-255, begin and end of sentence, begin and end of word, padding
+DIRECTIONS = ("RNN_0", "RNN_1")  # forward, backward
+
+
+@dataclass(frozen=True)
+class ElmoFiles:
+    """The two files of a published biLM."""
+
+    options: Path
+    weights: Path
+
+
+@dataclass(frozen=True)
+class ElmoOptions:
+    """What `options.json` says of the network.
+
+    `filters`: (width in characters, how many) of each convolution. `cell_clip`, `projection_clip`: bounds of the
+    cell state and of the projected output, None where they have none.
+    """
+
+    filters: tuple[tuple[int, int], ...]
+    character_dim: int
+    highways: int
+    max_characters: int
+    activation: Activation
+    num_layers: int
+    cell_dim: int
+    projection_dim: int
+    cell_clip: float | None
+    projection_clip: float | None
+    skip_connections: bool
+
+    @property
+    def num_filters(self) -> int:
+        return sum(count for _, count in self.filters)
+
+
+@dataclass(frozen=True)
+class LstmWeights:
+    """One direction of one layer, as published.
+
+    `kernel` [2 * projection_dim, 4 * cell_dim]: of the input and then of the last output, to the gates input,
+    new value, forget, output. `bias` [4 * cell_dim]: of the gates, 1 still to be added to the forget gate's.
+    `projection` [cell_dim, projection_dim].
+    """
+
+    kernel: Array
+    bias: Array
+    projection: Array
+
+
+@dataclass(frozen=True)
+class ElmoWeights:
+    """The arrays of `weights.hdf5`.
+
+    `characters` [261, character_dim]. `convolutions`: kernel [width, character_dim, filters] and bias of each.
+    `highways`: carry kernel and bias, transform kernel and bias of each. `projection`: kernel and bias, None
+    where the filters are as many as the projection is wide. `lstms` [direction][layer].
+    """
+
+    characters: Array
+    convolutions: tuple[tuple[Array, Array], ...]
+    highways: tuple[tuple[Array, Array, Array, Array], ...]
+    projection: tuple[Array, Array] | None
+    lstms: tuple[tuple[LstmWeights, ...], tuple[LstmWeights, ...]]
+
+
+def find_elmo(model: str | Path) -> ElmoFiles | None:
+    """Return the files of a folder that holds a biLM; None for anything else.
+
+    The folder has no `config.json`, one file that ends in `options.json` and one that ends in `weights.hdf5`.
+    Raises ModelError where one of the two is missing or there are several.
+    """
+    folder = Path(model).expanduser()
+    try:
+        if not folder.is_dir() or (folder / "config.json").exists():
+            return None
+        options, weights = sorted(folder.glob("*options.json")), sorted(folder.glob("*weights.hdf5"))
+    except OSError:
+        return None  # what cannot be read is reported by the loader of transformers
+    if not options and not weights:
+        return None
+    for found, name in ((options, "options.json"), (weights, "weights.hdf5")):
+        if not found:
+            raise ModelError(f"the ELMo folder {str(folder)!r} has no file *{name}; put the published one beside")
+        if len(found) > 1:
+            names = ", ".join(file.name for file in found)
+            raise ModelError(f"the ELMo folder {str(folder)!r} has several *{name}: {names}; leave one")
+    return ElmoFiles(options[0], weights[0])
+
+
+def read_options(file: Path) -> ElmoOptions:
+    """Read `options.json`; raises ModelError, naming the file and the key."""
+    try:
+        parsed = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ModelError(f"the options {str(file)!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"the options {str(file)!r} are no JSON: {error}") from error
+    lstm, cnn = _Keys(file, parsed, "").section("lstm"), _Keys(file, parsed, "").section("char_cnn")
+    cnn.number("n_characters", CHARACTERS, CHARACTERS + 1)
+    activation = cnn.value("activation")
+    if activation not in ("relu", "tanh"):
+        raise cnn.error("activation", activation, "relu or tanh")
+    options = ElmoOptions(
+        filters=_filters(cnn),
+        character_dim=cnn.section("embedding").number("dim", 1),
+        highways=cnn.number("n_highway", 0) if cnn.value("n_highway", None) is not None else 0,
+        max_characters=cnn.number("max_characters_per_token", 3),
+        activation=activation,
+        num_layers=lstm.number("n_layers", 1),
+        cell_dim=lstm.number("dim", 1),
+        projection_dim=lstm.number("projection_dim", 1),
+        cell_clip=_clip(lstm, "cell_clip"),
+        projection_clip=_clip(lstm, "proj_clip"),
+        skip_connections=_flag(lstm, "use_skip_connections"),
+    )
+    widest = max(width for width, _ in options.filters)
+    if widest > options.max_characters:
+        raise cnn.error("filters", widest, f"a width of at most the {options.max_characters} characters of a word")
+    return options
+
+
+_REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """A section of the options, whose complaints name the file and the key."""
+
+    file: Path
+    values: Any
+    prefix: str
+
+    def value(self, key: str, default: Any = _REQUIRED) -> Any:
+        if not isinstance(self.values, Mapping):
+            raise ModelError(f"the options {str(self.file)!r} hold no object at {self.prefix.rstrip('.') or 'the top'}")
+        if key not in self.values and default is _REQUIRED:
+            raise ModelError(f"the options {str(self.file)!r} lack {self.prefix}{key}; use the file as published")
+        return self.values.get(key, default)
+
+    def section(self, key: str) -> _Keys:
+        return _Keys(self.file, self.value(key), f"{self.prefix}{key}.")
+
+    def number(self, key: str, least: int, most: int | None = None) -> int:
+        value = self.value(key)
+        if type(value) is not int or value < least or (most is not None and value > most):
+            raise self.error(key, value, f"{least} or more" if most is None else f"{least} to {most}")
+        return value
+
+    def error(self, key: str, value: object, allowed: str) -> ModelError:
+        return ModelError(f"the options {str(self.file)!r} have {self.prefix}{key} {value!r}; allowed is {allowed}")
+
+
+def _filters(cnn: _Keys) -> tuple[tuple[int, int], ...]:
+    value = cnn.value("filters")
+    try:
+        pairs = tuple((width, count) for width, count in value)
+    except (TypeError, ValueError):
+        pairs = ()
+    if not pairs or not all(type(number) is int and number > 0 for pair in pairs for number in pair):
+        raise cnn.error("filters", value, "a list of [width, count], both 1 or more")
+    return pairs
+
+
+def _clip(lstm: _Keys, key: str) -> float | None:
+    value = lstm.value(key, None)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise lstm.error(key, value, "a number above 0, or null")
+    return float(value)
+
+
+def _flag(lstm: _Keys, key: str) -> bool:
+    value = lstm.value(key, False)
+    if value not in (True, False, None):
+        raise lstm.error(key, value, "true or false")
+    return bool(value)
+
+
+def read_weights(file: Path, options: ElmoOptions) -> ElmoWeights:
+    """Read `weights.hdf5` as the options describe it; raises ModelError, naming the file and the array."""
+    try:
+        with h5py.File(file, "r") as opened:
+            return _weights(_Arrays(file, opened), options)
+    except OSError as error:
+        if error.errno:
+            raise ModelError(f"the weights {str(file)!r} cannot be read: {error.strerror}") from error
+        reason = " ".join(str(error).split())
+        raise ModelError(f"the weights {str(file)!r} are damaged: {reason}; fetch them again") from error
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """The arrays of an open HDF5 file, each taken with the shape that it must have."""
+
+    file: Path
+    opened: Any
+
+    def take(self, name: str, *shape: int) -> Array:
+        found = self.opened.get(name)
+        if not isinstance(found, h5py.Dataset):
+            raise ModelError(f"the weights {str(self.file)!r} lack {name}; use the published file of these options")
+        if found.shape != shape or found.dtype.kind != "f":
+            raise ModelError(
+                f"the weights {str(self.file)!r} hold {name} as {found.dtype} {found.shape}; the options ask for "
+                f"floats of shape {shape}"
+            )
+        array = np.asarray(found[()], np.float32)
+        if not np.isfinite(array).all():
+            raise ModelError(f"the weights {str(self.file)!r} hold NaN or infinity in {name}; fetch them again")
+        return array
+
+
+def _weights(arrays: _Arrays, options: ElmoOptions) -> ElmoWeights:
+    filters, width = options.num_filters, options.projection_dim
+    convolutions = tuple(
+        (
+            arrays.take(f"CNN/W_cnn_{place}", 1, reach, options.character_dim, count)[0],
+            arrays.take(f"CNN/b_cnn_{place}", count),
+        )
+        for place, (reach, count) in enumerate(options.filters)
+    )
+    highways = tuple(
+        (
+            arrays.take(f"CNN_high_{place}/W_carry", filters, filters),
+            arrays.take(f"CNN_high_{place}/b_carry", filters),
+            arrays.take(f"CNN_high_{place}/W_transform", filters, filters),
+            arrays.take(f"CNN_high_{place}/b_transform", filters),
+        )
+        for place in range(options.highways)
+    )
+    projection = None
+    if filters != width or "CNN_proj" in arrays.opened:
+        projection = arrays.take("CNN_proj/W_proj", filters, width), arrays.take("CNN_proj/b_proj", width)
+    forward, backward = (
+        tuple(_lstm(arrays, options, direction, layer) for layer in range(options.num_layers))
+        for direction in DIRECTIONS
+    )
+    return ElmoWeights(
+        characters=arrays.take("char_embed", CHARACTERS, options.character_dim),
+        convolutions=convolutions,
+        highways=highways,
+        projection=projection,
+        lstms=(forward, backward),
+    )
+
+
+def _lstm(arrays: _Arrays, options: ElmoOptions, direction: str, layer: int) -> LstmWeights:
+    cell = f"{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
+    return LstmWeights(
+        kernel=arrays.take(f"{cell}/W_0", 2 * options.projection_dim, 4 * options.cell_dim),
+        bias=arrays.take(f"{cell}/B", 4 * options.cell_dim),
+        projection=arrays.take(f"{cell}/W_P_0", options.cell_dim, options.projection_dim),
+    )
