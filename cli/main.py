@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from embstore import __version__
-from embstore.errors import EmbstoreError, UnfinishedStoreWarning
-from embstore_cli import bench, demo, extract, store
+from embstore.errors import EmbstoreError, EmbstoreWarning
+from embstore_cli import bench, demo, evaluate, extract, store
 
 
 class Interrupted(Exception):
@@ -67,6 +67,7 @@ def _main(
 demo.add_to(app)
 extract.add_to(app)
 store.add_to(app)
+evaluate.add_to(app)
 bench.add_to(app)
 
 
@@ -138,6 +139,6 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Say in one line that a store is not finished; what other packages warn of is theirs."""
-    if issubclass(category, UnfinishedStoreWarning) or os.environ.get("EMBSTORE_DEBUG") == "1":
+    """Say in one line what embstore warns of; what other packages warn of is theirs."""
+    if issubclass(category, EmbstoreWarning) or os.environ.get("EMBSTORE_DEBUG") == "1":
         print(f"embstore: {message}", file=sys.stderr)

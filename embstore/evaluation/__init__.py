@@ -1,1 +1,13 @@
 """Static word vectors held against word benchmarks: similarity, analogies, relations, categories."""
+
+from embstore.evaluation.discovery import Found as Found
+from embstore.evaluation.discovery import find_benchmarks as find_benchmarks
+from embstore.evaluation.evaluate import evaluate as evaluate
+from embstore.evaluation.evaluate import read_benchmarks as read_benchmarks
+from embstore.evaluation.lexicon import Benchmark as Benchmark
+from embstore.evaluation.lexicon import Lexicon as Lexicon
+from embstore.evaluation.lexicon import Score as Score
+from embstore.evaluation.table1 import PAPER_CITATION as PAPER_CITATION
+from embstore.evaluation.table1 import PAPER_TABLE_1 as PAPER_TABLE_1
+from embstore.evaluation.table1 import paper_table1 as paper_table1
+from embstore.evaluation.table1 import table1 as table1
