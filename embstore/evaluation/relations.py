@@ -150,7 +150,7 @@ def read_relations(folders: Sequence[Path], *, name: str) -> Relations:
         identity = found[1] if found else ""
         if identity not in paradigms:
             raise BenchmarkError(f"{paradigm_file}: no paradigm pair of the relation {identity} of {path.name}")
-        pairs, ratings = _read_ratings(path)
+        pairs, ratings = read_ratings(path)
         answer = answers.get(f"Phase2Answers-{identity}.txt")
         questions = () if answer is None else read_maxdiff(answer)
         relations.append(Relation(identity, paradigms[identity], pairs, ratings, questions))
@@ -168,7 +168,8 @@ def _read_paradigms(path: Path) -> dict[str, tuple[Pair, ...]]:
     return paradigms
 
 
-def _read_ratings(path: Path) -> tuple[tuple[Pair, ...], tuple[float, ...]]:
+def read_ratings(path: Path) -> tuple[tuple[Pair, ...], tuple[float, ...]]:
+    """Read pairs and their ratings, one `50.0 "weapon:spear"` a line; raises BenchmarkError with the line."""
     pairs, ratings = [], []
     for number, line in read_lines(path):
         found = _RATED.fullmatch(line)
