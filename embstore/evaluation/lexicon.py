@@ -14,6 +14,7 @@ from embstore.errors import InvalidValueError
 from embstore.wordvectors import WordVectors
 
 Oov = Literal["skip", "mean"]
+BLOCK_ROWS = 2**14
 Rows = NDArray[np.int64]
 Real = TypeVar("Real", np.float32, np.float64)
 
@@ -54,8 +55,12 @@ class Lexicon:
     def unit(self) -> NDArray[np.float32]:
         """[words + 1, dimensions]: every vector at length 1 (zeros stay zeros), then their mean's, at row -1."""
         vectors = self.vectors.vectors
-        mean = vectors.mean(0, dtype=np.float64, keepdims=True)
-        return unit_rows(np.concatenate([vectors, mean.astype(np.float32)]))
+        unit = np.empty((len(vectors) + 1, vectors.shape[1]), np.float32)
+        for start in range(0, len(vectors), BLOCK_ROWS):
+            block = vectors[start : start + BLOCK_ROWS]
+            unit[start : start + len(block)] = unit_rows(block)
+        unit[-1:] = unit_rows(vectors.mean(0, dtype=np.float64, keepdims=True))
+        return unit
 
     def __len__(self) -> int:
         return len(self.vectors)

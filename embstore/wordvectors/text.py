@@ -87,7 +87,7 @@ def _dimensions_of(source: Source) -> int:
     nbytes = 2**12
     while b"\n" not in (seen := source.ahead(nbytes)) and len(seen) == nbytes:
         nbytes *= 2
-    fields = seen.partition(b"\n")[0].split()
+    fields = [field for field in seen.partition(b"\n")[0].rstrip().split(b" ") if field]
     if len(fields) < 2:
         raise source.error(f"{_shown(b' '.join(fields))}: a line is a word and its numbers, a space between", line=1)
     return len(fields) - 1
@@ -161,7 +161,7 @@ class _Lines:
                 line=number,
             )
         try:
-            return word.decode(), [float(value) for value in values]
+            return word.decode(), [_number(value) for value in values]
         except UnicodeDecodeError:
             raise self.source.error(f"the word {_shown(word)} is not UTF-8", line=number) from None
         except ValueError:
@@ -171,9 +171,15 @@ class _Lines:
             ) from None
 
 
+def _number(field: bytes) -> float:
+    if b"_" in field:  # Python's spelling of thousands, no other tool's
+        raise ValueError(field)
+    return float(field)
+
+
 def _is_number(field: bytes) -> bool:
     try:
-        float(field)
+        _number(field)
     except ValueError:
         return False
     return True

@@ -66,6 +66,13 @@ def test_how_a_word_is_found() -> None:
     assert exact.tolist() == [0, -1, -1, 2]
 
 
+def test_unit_vectors_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.evaluation.lexicon.BLOCK_ROWS", 3)
+    system = oracle.vectors(8)
+    expected = [oracle.unit(row) for row in (*oracle.table(system).values(), oracle.mean(system))]
+    assert np.allclose(Lexicon(system).unit, expected, atol=1e-6)
+
+
 def test_the_mean_stands_in(folder: Path) -> None:
     system = oracle.vectors(8)
     lexicon = Lexicon(system)

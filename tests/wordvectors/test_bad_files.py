@@ -39,6 +39,7 @@ TEXT = {
     "wrong dimensions": (b"2 3\na 1 2\nb 3 4\n", r"v:2: 'a' has 2 numbers, not 3 as the header says"),
     "enormous dimensions": (b"1 99999999999\na 1 2\n", r"v:2: 'a' has 2 numbers, not 99999999999"),
     "no number": (b"a 1 2\nb 3 x\n", r"v:2: 'x' in the vector of 'b' is no number"),
+    "thousands": (b"a 1 2\nb 3 1_000\n", r"v:2: '1_000' in the vector of 'b' is no number"),
     "NaN": (b"a 1 2\nb 3 nan\n", r"v:2: the vector of 'b' has NaN or infinity in it"),
     "infinity": (b"2 2\na 1 2\nb 3 -inf\n", r"v:3: the vector of 'b' has NaN or infinity in it"),
     "beyond float32": (b"a 1 2\nb 3 1e39\n", r"v:2: the vector of 'b' has NaN or infinity in it"),

@@ -71,7 +71,7 @@ def test_any_words_round_trip_through_npy(
         unique=True,
     ),
     dimensions=st.integers(1, 4),
-    format=st.sampled_from(["text", "binary"]),
+    format=st.sampled_from(["text", "glove", "binary"]),
 )
 def test_any_words_without_spaces_round_trip(
     words: list[str], dimensions: int, format: str, tmp_path_factory: pytest.TempPathFactory
@@ -80,7 +80,8 @@ def test_any_words_without_spaces_round_trip(
     path = tmp_path_factory.mktemp("any") / "v.txt"
     write_word_vectors(given_, path, format=format)
     assert same(read_word_vectors(path, format=format), given_)
-    assert same(read_word_vectors(path), given_)
+    if format != "glove" or dimensions > 1:  # a first line such as `5 3` is taken for a header
+        assert same(read_word_vectors(path), given_)
 
 
 def test_text_is_written_over_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
