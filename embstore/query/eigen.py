@@ -18,7 +18,8 @@ def largest_eigenvalues(matrices: torch.Tensor) -> torch.Tensor:
     lower bound, and what it leaves of the Frobenius norm an upper one; where they do not meet it is solved whole too.
     """
     if matrices.shape[1] <= _DIRECT:
-        return torch.linalg.eigvalsh(matrices)[:, -1]
+        every: torch.Tensor = torch.linalg.eigvalsh(matrices)
+        return every[:, -1]
     values = torch.empty(len(matrices), dtype=matrices.dtype, device=matrices.device)
     for left, found, _ in _settled(matrices, vectors=False):
         values[left] = found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 import torch
@@ -112,22 +113,30 @@ def symmetric_product(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def word_moment(blocks: Iterable[torch.Tensor], *, centered: bool, computing: Computing) -> torch.Tensor:
-    """The sum of x x^T over vectors that come in blocks [n, feature], or over x less their mean; [feature, feature]."""
-    total, sums, shift, count = None, None, None, 0
-    for block in blocks:
-        vectors = block.to(computing.device, computing.dtype)
-        if shift is None or total is None or sums is None:
-            shift = _near_mean(vectors) if centered else torch.zeros_like(vectors[0])
-            total = torch.zeros(len(shift), len(shift), dtype=torch.float64, device=vectors.device)
-            sums = torch.zeros(len(shift), dtype=torch.float64, device=vectors.device)
+    """The sum of x x^T over vectors that come in blocks [n, feature], or over x less their mean; [feature, feature].
+
+    Float64, and computed relative to about the mean where that is taken away. Raises NonFiniteError for vectors whose
+    squares float32 cannot hold.
+    """
+    blocks = iter(blocks)
+    first = next(blocks).to(computing.device, computing.dtype)
+    scale = _power_of_two(first.abs().amax()) if computing.dtype == torch.float32 else first.new_ones(())
+    shift = _near_mean(first / scale) if centered else torch.zeros_like(first[0])
+    total = torch.zeros(len(shift), len(shift), dtype=torch.float64, device=first.device)
+    sums = torch.zeros(len(shift), dtype=torch.float64, device=first.device)
+    count = 0
+    for block in chain([first], blocks):
+        vectors = block.to(computing.device, computing.dtype) / scale
         if centered:
-            vectors = vectors - shift
+            vectors -= shift
         total += symmetric_product(vectors.T)
         sums += vectors.sum(0, dtype=torch.float64)
         count += len(vectors)
-    if total is None or sums is None:
-        raise InvalidValueError("there is no vector to take the second moment of: give at least one")
-    return total - torch.outer(sums, sums) / count if centered else total
+    if not bool(torch.isfinite(total).all()):
+        raise NonFiniteError("a word's vectors differ too much in length for float32: choose the precision float64")
+    if centered:
+        total -= torch.outer(sums, sums) / count
+    return total * scale.double().square()
 
 
 def _near_mean(vectors: torch.Tensor) -> torch.Tensor:

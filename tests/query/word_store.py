@@ -1,0 +1,108 @@
+"""Stores of chosen vectors, word by word, shuffled over sentences, and the same vectors as they read back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from embstore.store import Index, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from tests.store.example import encoded
+
+
+@dataclass(frozen=True)
+class Written:
+    """A store, and of each word (by name) its rows, ascending; `values` [layer, row, feature] float64."""
+
+    store: Store
+    rows: dict[str, list[int]]
+    values: np.ndarray
+
+    def of(self, word: str, layer: int) -> np.ndarray:
+        """The vectors of a word in a layer, float64 [n, feature]."""
+        return np.array([self.values[self.store.layers.index(layer), row] for row in self.rows[word]])
+
+
+def write_words(
+    path: Path,
+    vectors: Sequence[tuple[str, np.ndarray]],
+    *,
+    layers: tuple[int, ...] = (2,),
+    dtype: str = "float32",
+    seed: int = 0,
+    texts: Sequence[str] | None = None,
+    written: bool = True,
+) -> Written:
+    """Write words with their vectors, [n, feature] or [layer, n, feature] each, in an order that mixes them.
+
+    A sentence has four words; `texts` gives them other texts. Partitions have 256 rows; with `written=False` the
+    last one is not written.
+    """
+    rng = np.random.default_rng(seed)
+    names = [word for word, _ in vectors]
+    held = [np.broadcast_to(array, (len(layers), *array.shape[-2:])) for _, array in vectors]
+    order = rng.permutation(sum(array.shape[1] for array in held))
+    together = np.concatenate(held, axis=1)[:, order].astype(np.float32)
+    types = np.repeat(np.arange(len(names)), [array.shape[1] for array in held])[order].astype(np.int32)
+    rows = len(types)
+    sentence = np.arange(rows, dtype=np.int64) // 4
+    sentences = int(sentence[-1]) + 1
+    stored, values, center = encoded(together, dtype)
+    metadata = Metadata(
+        rows=rows,
+        layers=layers,
+        hidden_size=together.shape[2],
+        dtype=dtype,
+        partition_rows=256,
+        model={"name": "none"},
+        corpus={"name": "none"},
+        extraction={"unit": "word", "pooling": "mean"},
+    )
+    index = Index(
+        type=types,
+        sentence=sentence,
+        position=(np.arange(rows) % 4).astype(np.int32),
+        subwords=np.ones(rows, np.int16),
+        words=Strings.of(names),
+        texts=Strings.of([f"text number {n}" for n in range(sentences)] if texts is None else texts),
+        indptr=np.minimum(np.arange(sentences + 1) * 4, rows).astype(np.int64),
+        source=np.arange(sentences, dtype=np.int64),
+    )
+    create_store(path, metadata=metadata, index=index, center=center)
+    with StoreWriter(path) as writer:
+        for partition in writer.missing()[: None if written else -1]:
+            start, stop = metadata.layout.span(partition)
+            writer.write(
+                partition, {name: np.ascontiguousarray(array[:, start:stop]) for name, array in stored.items()}
+            )
+        if written:
+            writer.finish()
+    places: dict[str, list[int]] = {name: [] for name in names}
+    for row, number in enumerate(types.tolist()):
+        places[names[number]].append(row)
+    return Written(open_store(path), places, np.asarray(values, np.float64))
+
+
+def awkward_words(hidden_size: int = 12, *, seed: int = 0) -> list[tuple[str, np.ndarray]]:
+    """Words of every kind that a spectrum could stumble over, with more and with fewer occurrences than features."""
+    rng = np.random.default_rng(seed)
+
+    def normal(count: int) -> np.ndarray:
+        return rng.normal(size=(count, hidden_size))
+
+    common = 30 * rng.normal(size=hidden_size)
+    same = rng.normal(size=(1, hidden_size))
+    zero = np.zeros((1, hidden_size))
+    words = [(f"random{count}", normal(count)) for count in (1, 2, 3, 5, 5, 7, 8, 9, 11, 12, 13, 40, 90)]
+    words = [(f"{name}-{place}", array) for place, (name, array) in enumerate(words)]
+    words += [(f"anisotropic{count}", common + normal(count)) for count in (2, 6, 12, 50)]
+    words += [(f"lengths{count}", normal(count) * 10.0 ** rng.uniform(-3, 2, (count, 1))) for count in (4, 10, 30)]
+    words += [(f"outlier{count}", np.concatenate([1000 * same, normal(count)])) for count in (3, 10, 60)]
+    words += [(f"equal{count}", np.repeat(same, count, 0)) for count in (2, 5, 12, 20)]
+    words += [("pairs", np.repeat(normal(4), 2, 0)), ("pairs-many", np.repeat(normal(10), 2, 0))]
+    words += [("zero-one", zero), ("zero-few", np.repeat(zero, 4, 0)), ("zero-many", np.repeat(zero, 15, 0))]
+    words += [("zero-among-few", np.concatenate([normal(3), zero])), ("zero-first", np.concatenate([zero, normal(16)]))]
+    words += [("orthogonal", 3 * np.eye(hidden_size)[:5]), ("line", normal(9)[:, :1] * same)]
+    return words
