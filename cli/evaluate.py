@@ -45,10 +45,10 @@ def evaluate(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score word vectors on similarity, analogies, relations and categories.
+    """Score static word vectors on word benchmarks.
 
-    Prints one table, systems by benchmarks, with the share of the items whose words all have a vector: Spearman's
-    rho, the accuracy of 3CosAdd, and cluster purity. --out and --json hold every score, by section too.
+    Prints systems by benchmarks, with the share of the items whose words all have a vector: Spearman's rho for
+    similarity and relations, the accuracy of 3CosAdd for analogies, cluster purity for categories. --out and --json hold every score, by section too.
     """
     require_out(out)
     from embstore import evaluation

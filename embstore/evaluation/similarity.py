@@ -29,6 +29,8 @@ class SimilarityPairs:
         scored = known if oov == "skip" else np.ones_like(known)
         left, right = lexicon.unit[rows[scored]].transpose(1, 0, 2)
         cosines = np.einsum("nd,nd->n", left, right, dtype=np.float64)
+        # Rounding must not rank the pairs of a vector with itself, among them all of two unknown words.
+        cosines[(rows[scored, 0] == rows[scored, 1]) & left.any(1)] = 1
         value = spearman(cosines, np.array(self.ratings)[scored])
         return [Score("similarity", "spearman", value, int(scored.sum()), float(known.mean()))]
 

@@ -65,6 +65,13 @@ def test_similarity(oov: str) -> None:
     assert (score.count, score.coverage) == (len(kept), covered / 60)
 
 
+def test_pairs_of_a_vector_with_itself_are_ties() -> None:
+    lexicon = Lexicon(oracle.vectors(40, dimensions=50))
+    pairs = (*((f"w{place}", f"w{place}") for place in range(40)), ("x", "y"), ("z", "x"), ("w0", "w1"))
+    [score] = SimilarityPairs("s", pairs, (*(1.0 for _ in range(42)), 0.0)).scores(lexicon, oov="mean")
+    assert score.value == pytest.approx(1)
+
+
 @pytest.mark.parametrize("oov", ["skip", "mean"])
 @pytest.mark.parametrize("block", [1, 50, 2**22])
 def test_analogies(oov: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
