@@ -48,7 +48,8 @@ def evaluate(
     """Score static word vectors on word benchmarks.
 
     Prints systems by benchmarks, with the share of the items whose words all have a vector: Spearman's rho for
-    similarity and relations, the accuracy of 3CosAdd for analogies, cluster purity for categories. --out and --json hold every score, by section too.
+    similarity and relations, the accuracy of 3CosAdd for analogies, cluster purity for categories. --out and
+    --json hold every score, by section too.
     """
     require_out(out)
     from embstore import evaluation
