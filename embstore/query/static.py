@@ -24,7 +24,8 @@ Method = Literal["pc1", "mean", "medoid", "abtt"]
 Scale = Literal["unit", "rms"]
 Blocks = Callable[[], Iterator[torch.Tensor]]
 
-_TIE = 1e-9  # of the largest value possible; what differs by less is equal but for rounding
+_TIE = 1e-12  # mean cosines that differ by less are equal but for rounding
+_ORTHOGONAL = 1e-8  # a cosine with the mean below which rounding may have decided its sign
 _BLOCK_ROWS = 4096
 
 
@@ -216,7 +217,7 @@ def _turned(
     directions = torch.where((values > 0)[:, None], directions / lengths, torch.zeros_like(directions))
     along = (directions * sums).sum(1, keepdim=True)
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
-    tied = along.abs() <= _TIE * (values.clamp(min=0) * counts).sqrt()[:, None]
+    tied = along.abs() <= _ORTHOGONAL * (values.clamp(min=0) * counts).sqrt()[:, None]
     directions = torch.where(torch.where(tied, largest, along) < 0, -directions, directions)
     return directions * (values.clamp(min=0) / counts).sqrt()[:, None] if rms else directions
 
