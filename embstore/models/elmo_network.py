@@ -14,6 +14,8 @@ from embstore.models.tokens import ragged_indices
 
 State = tuple[torch.Tensor, torch.Tensor]
 
+_MOSTLY_REPEATED = 0.75  # distinct words a position, below which it pays to reuse what a word adds to the gates
+
 
 @dataclass(frozen=True)
 class TimeMajor:
@@ -111,14 +113,40 @@ class BiLstm:
 
         The input's share of the gates is computed for about `rows` positions at a time.
         """
-        outputs = torch.empty_like(words)
+
+        def fill(gates: torch.Tensor, start: int, stop: int) -> None:
+            torch.baddbmm(self.bias, words[:, start:stop], self.input, out=gates)
+
+        outputs = self._run(fill, counts, state, rows)
+        return outputs.add_(words) if self.residual else outputs
+
+    def over_distinct(
+        self, words: torch.Tensor, order: torch.Tensor, counts: Sequence[int], state: State, *, rows: int
+    ) -> torch.Tensor:
+        """Run over the words `order` int64 [2, positions] names of [n, projection_dim], each one's share made once."""
+        shares = torch.baddbmm(self.bias, words.expand(2, *words.shape), self.input)
+
+        def fill(gates: torch.Tensor, start: int, stop: int) -> None:
+            for share, side, gate in zip(shares, order[:, start:stop], gates, strict=True):
+                torch.index_select(share, 0, side, out=gate)
+
+        return self._run(fill, counts, state, rows)
+
+    def _run(
+        self, fill: Callable[[torch.Tensor, int, int], None], counts: Sequence[int], state: State, rows: int
+    ) -> torch.Tensor:
+        """Run step by step over gates that `fill` sets to the input's share of the positions `[start, stop)`."""
+        outputs = self.projection.new_empty(2, sum(counts), self.projection_dim)
+        runs = _runs(counts, rows)
+        room = self.bias.new_empty(max(map(sum, runs)) * self.bias.numel())  # one for all, as fresh memory is slow
         start = 0
-        for steps in _runs(counts, rows):
+        for steps in runs:
             stop = start + sum(steps)
-            gates = torch.baddbmm(self.bias, words[:, start:stop], self.input)
+            gates = room[: (stop - start) * self.bias.numel()].view(2, stop - start, -1)
+            fill(gates, start, stop)
             self._steps(gates, steps, state, outputs[:, start:stop])
             start = stop
-        return outputs.add_(words) if self.residual else outputs
+        return outputs
 
     def _steps(self, gates: torch.Tensor, counts: Sequence[int], state: State, outputs: torch.Tensor) -> None:
         start, sigmoids = 0, 3 * self.cell_dim
@@ -174,14 +202,19 @@ class ElmoNetwork:
         `vectors` [words, projection_dim] and `index` int64 [positions]: the word at each position. `states`: of
         every layer, changed in place; zero where none are given. No layer beyond the deepest is computed.
         """
-        order = torch.from_numpy(index[laid.order]).to(self.device)
         place = torch.from_numpy(laid.place).to(self.device)
-        hidden = vectors[order]
+        distinct, numbers = np.unique(index, return_inverse=True)
+        words = vectors[torch.from_numpy(distinct).to(self.device)]
+        order = torch.from_numpy(numbers[laid.order]).to(self.device)
+        hidden = words[order]
         for number in range(max(layers) + 1):
             if number > 0:
                 layer = self.layers[number - 1]
                 state = layer.zero_state(laid.counts[0]) if states is None else states[number - 1]
-                hidden = layer(hidden, laid.counts, state, rows=rows)
+                if number == 1 and len(distinct) <= min(2 * rows, _MOSTLY_REPEATED * len(index)):
+                    hidden = layer.over_distinct(words, order, laid.counts, state, rows=rows)
+                else:
+                    hidden = layer(hidden, laid.counts, state, rows=rows)
             if number in layers:
                 receive(number, torch.cat([hidden[0][place[0]], hidden[1][place[1]]], -1))
 

@@ -198,11 +198,14 @@ def _flag(lstm: _Keys, key: str) -> bool:
     return bool(value)
 
 
-def read_weights(file: Path, options: ElmoOptions) -> ElmoWeights:
-    """Read `weights.hdf5` as the options describe it; raises ModelError, naming the file and the array."""
+def read_weights(file: Path, options: ElmoOptions, *, largest: float) -> ElmoWeights:
+    """Read `weights.hdf5` as the options describe it; raises ModelError, naming the file and the array.
+
+    `largest`: the largest value that the compute dtype can hold.
+    """
     try:
         with h5py.File(file, "r") as opened:
-            return _weights(_Arrays(file, opened), options)
+            return _weights(_Arrays(file, opened, largest), options)
     except OSError as error:
         if error.errno:
             raise ModelError(f"the weights {str(file)!r} cannot be read: {error.strerror}") from error
@@ -216,6 +219,7 @@ class _Arrays:
 
     file: Path
     opened: Any
+    largest: float
 
     def take(self, name: str, *shape: int) -> Array:
         found = self.opened.get(name)
@@ -229,6 +233,11 @@ class _Arrays:
         array = np.asarray(found[()], np.float32)
         if not np.isfinite(array).all():
             raise ModelError(f"the weights {str(self.file)!r} hold NaN or infinity in {name}; fetch them again")
+        if np.abs(array).max(initial=0) > self.largest:
+            raise ModelError(
+                f"the weights {str(self.file)!r} hold values beyond {self.largest:g} in {name}; "
+                "choose a wider compute dtype"
+            )
         return array
 
 

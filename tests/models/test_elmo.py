@@ -1,0 +1,504 @@
+"""ELMo against its published outputs, and against the biLM word by word."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import embstore as es
+from embstore.errors import InvalidValueError, ModelError, StoreMismatchError
+from embstore.models import load_encoder
+from embstore.models.elmo_network import TimeMajor
+from embstore.models.encoder import Spans
+from tests.models.oracle import REDUCE, gather, relative_error, word_spans
+from tests.models.tiny_elmo import PlainBiLm, save_elmo
+
+SENTENCES = [
+    ["The", "bank", "of", "the", "river"],
+    ["No"],
+    ["Café", "naïve", "日本語", "—", "\u200b", "x" * 47, "x" * 48, "x" * 49, "é" * 30, "ok"],
+    ["the", "old", "bank", "<S>", "lends", "</S>", "money", "to", "the", "bank", "!"],
+    ["a", "an", "the"] * 9,
+    ["The", "bank", "of", "the", "river"],
+]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "published": {},
+    "no residual, no clip, tanh": {
+        "lstm": {"use_skip_connections": False, "cell_clip": None, "proj_clip": None},
+        "cnn": {"activation": "tanh"},
+    },
+    "no highway, filters as many as the projection is wide": {
+        "lstm": {"projection_dim": 15},
+        "cnn": {"n_highway": None, "max_characters_per_token": 9},
+    },
+    "three layers": {"lstm": {"n_layers": 3}},
+}
+
+
+class Case:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.encoder = load_encoder(folder, device="cpu")
+        self.plain = PlainBiLm.open(folder)
+        self.layers = tuple(range(self.encoder.info.num_hidden_layers + 1))
+        self.tokenized = self.encoder.tokenize(SENTENCES)
+        self.expected = np.concatenate([self.plain.layers(words) for words in SENTENCES], axis=1)
+
+    def encode(self, *, width=1, layers=None, pooling="mean", batch_subwords=60):
+        layers = self.layers if layers is None else layers
+        spans, _ = word_spans(self.tokenized, width=width)
+        passes = self.encoder.encode(
+            self.tokenized, spans, layers=layers, pooling=pooling, batch_subwords=batch_subwords
+        )
+        return gather(passes, spans, len(layers), self.encoder.info.hidden_size)
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def case(request, tmp_path_factory):
+    return Case(save_elmo(tmp_path_factory.mktemp("elmo"), **VARIANTS[request.param]))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_elmo(tmp_path / "elmo")
+
+
+def test_the_published_outputs(data):
+    fixture = data / "elmo-fixture"
+    texts = json.loads((fixture / "lm_embeddings_sentences.json").read_text("utf-8"))
+    batches = [[text.split() for text in batch] for batch in zip(*texts, strict=True)]
+    assert (len(batches), {len(batch) for batch in batches}) == (10, {3})
+    encoder = load_encoder(fixture, device="cpu")
+    found = list(encoder.iter_batches(batches, layers=[2], carry_state=True))
+    fresh = list(encoder.iter_batches(batches, layers=[2]))
+    apart = []
+    for row in range(3):
+        with h5py.File(fixture / f"lm_embeddings_{row}.hdf5") as file:
+            for number in range(10):
+                forward, backward = file[str(number)][()]
+                gold = np.concatenate([forward, backward], -1)
+                np.testing.assert_allclose(found[number][row][0], gold, rtol=0, atol=1e-5)
+                apart.append(np.abs(fresh[number][row][0] - gold).max())
+    assert min(apart[::10]) < 1e-5 < 1e-3 < max(apart)  # without the state only the first batch agrees
+
+
+def test_every_layer_of_every_word(case):
+    assert relative_error(case.encode(), case.expected) < 2e-5
+
+
+def test_no_clip_is_idle(tmp_path):
+    bound = PlainBiLm.open(save_elmo(tmp_path / "bound"))
+    free = PlainBiLm.open(save_elmo(tmp_path / "free", lstm={"cell_clip": None}))
+    open_ended = PlainBiLm.open(save_elmo(tmp_path / "open", lstm={"proj_clip": None}))
+    layers = bound.layers(SENTENCES[4])
+    for other in (free, open_ended):
+        assert np.abs(layers - other.layers(SENTENCES[4])).max() > 1e-3
+
+
+def test_layer_0_is_the_word_twice_wherever_it_stands(case):
+    vectors = case.encode(layers=(0,))[0]
+    half = case.encoder.info.hidden_size // 2
+    assert np.array_equal(vectors[:, :half], vectors[:, half:])
+    words = [word for sentence in SENTENCES for word in sentence]
+    assert np.array_equal(vectors[words.index("bank")], vectors[len(words) - 1 - words[::-1].index("bank")])
+
+
+def test_words_are_cut_at_their_last_character(case):
+    longest = case.encoder.options.max_characters - 2
+    words = ["x" * (longest - 1), "x" * longest, "x" * (longest + 1), "x" * 400]
+    ((vectors,),) = next(case.encoder.iter_batches([[words]], layers=[0]))
+    apart = np.abs(vectors - vectors[1]).max(axis=1)
+    assert apart[[2, 3]].max() < 1e-6 < 1e-3 < apart[0]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last", "max"])
+def test_runs_of_words_are_pooled(case, pooling):
+    expected, done = [], 0
+    for words in SENTENCES:
+        of_sentence = case.expected[:, done : done + len(words)]
+        for start in range(len(words) - 2):
+            window = of_sentence[:, start : start + 3]
+            expected.append(np.stack([REDUCE[pooling](layer) for layer in window]))
+        done += len(words)
+    assert relative_error(case.encode(width=3, pooling=pooling), np.stack(expected, 1)) < 2e-5
+
+
+def test_chosen_layers_are_the_same_as_all(case):
+    full = case.encode()
+    for layers in ((0,), (2, 0), (1,), (2,)):
+        assert np.array_equal(case.encode(layers=layers), full[list(layers)])
+
+
+def test_no_layer_beyond_the_deepest_is_computed(case, monkeypatch):
+    ran = []
+    for number, layer in enumerate(case.encoder.network.layers):
+        before = layer._run
+        monkeypatch.setattr(layer, "_run", lambda *args, n=number, run=before: ran.append(n) or run(*args))
+    case.encode(layers=(1,), batch_subwords=10_000)
+    assert ran == [0]
+    case.encode(layers=(0,))
+    assert ran == [0]
+
+
+def test_batches_change_only_the_last_bits(case):
+    full = case.encode()
+    assert np.array_equal(full, case.encode())
+    for size in (1, 13, 10_000):
+        assert relative_error(case.encode(batch_subwords=size), full) < 2e-6
+    turned = case.encoder.tokenize(SENTENCES[::-1])
+    spans, names = word_spans(turned)
+    passes = case.encoder.encode(turned, spans, layers=case.layers, pooling="mean", batch_subwords=60)
+    vectors = gather(passes, spans, len(case.layers), case.encoder.info.hidden_size)
+    place = {name: row for row, name in enumerate(word_spans(case.tokenized)[1])}
+    rows = [place[(len(SENTENCES) - 1 - sentence, word)] for sentence, word in names]
+    assert relative_error(vectors, full[:, rows]) < 2e-6
+
+
+def test_the_words_seen_before_change_nothing(case):
+    other = load_encoder(case.folder, device="cpu")
+    other.tokenize([["river", "zebra", "the", "bank"], SENTENCES[4]])
+    tokenized = other.tokenize(SENTENCES)
+    assert not np.array_equal(tokenized.ids, case.tokenized.ids)
+    spans, _ = word_spans(tokenized)
+    passes = other.encode(tokenized, spans, layers=case.layers, pooling="mean", batch_subwords=60)
+    assert np.array_equal(gather(passes, spans, len(case.layers), other.info.hidden_size), case.encode())
+
+
+def test_the_gates_of_repeated_words_are_made_once(case, monkeypatch):
+    repeated = [["the", "bank", "the", "bank", "the"]] * 9
+    tokenized = case.encoder.tokenize(repeated)
+    spans, _ = word_spans(tokenized)
+
+    def vectors():
+        passes = case.encoder.encode(tokenized, spans, layers=case.layers, pooling="mean", batch_subwords=999)
+        return gather(passes, spans, len(case.layers), case.encoder.info.hidden_size)
+
+    calls = []
+    layer = case.encoder.network.layers[0]
+    before = layer.over_distinct
+    monkeypatch.setattr(
+        layer, "over_distinct", lambda words, *args, **more: calls.append(len(words)) or before(words, *args, **more)
+    )
+    reused = vectors()
+    assert calls == [4]
+    monkeypatch.setattr("embstore.models.elmo_network._MOSTLY_REPEATED", 0.0)
+    apart = vectors()
+    assert calls == [4]
+    assert relative_error(reused, apart) < 2e-6
+    expected = np.concatenate([case.plain.layers(words) for words in repeated], axis=1)
+    assert relative_error(reused, expected) < 2e-5
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_gates_are_made_in_runs_of_steps(case, rows, monkeypatch):
+    monkeypatch.setattr("embstore.models.elmo.GATE_ROWS", {"cpu": rows})
+    assert relative_error(case.encode(batch_subwords=10_000), case.expected) < 2e-5
+
+
+def test_the_state_is_carried_by_row(case):
+    batches = [SENTENCES[:3], [["one", "more"]], [], SENTENCES[2:6], [[], ["a"]], SENTENCES[:2]]
+    found = list(case.encoder.iter_batches(batches, carry_state=True))
+    plain = PlainBiLm.open(case.folder)
+    for batch, vectors in zip(batches, found, strict=True):
+        assert len(vectors) == len(batch)
+        for row, (words, of_sentence) in enumerate(zip(batch, vectors, strict=True)):
+            expected = plain.layers(words, row=row)
+            assert of_sentence.shape == expected.shape
+            np.testing.assert_allclose(of_sentence, expected, rtol=0, atol=2e-5 * np.abs(case.expected).max())
+    again = list(case.encoder.iter_batches(batches[:1], carry_state=True))
+    assert np.array_equal(again[0][0], found[0][0])  # each call begins anew
+
+
+def test_without_the_state_batches_do_not_matter(case):
+    split = [vectors for batch in case.encoder.iter_batches([[words] for words in SENTENCES]) for vectors in batch]
+    assert relative_error(np.concatenate(split, axis=1), case.expected) < 2e-5
+    (whole,) = case.encoder.iter_batches([SENTENCES], layers=(2, 0))
+    assert relative_error(np.concatenate(whole, axis=1), case.expected[[2, 0]]) < 2e-5
+
+
+def test_the_self_check_measures_the_batches(case, monkeypatch):
+    assert 0 < case.encoder.self_check(case.tokenized, layers=case.layers, pooling="mean") < 2e-5
+    empty = case.encoder.tokenize([])
+    assert 0 < case.encoder.self_check(empty, layers=case.layers, pooling="max") < 2e-5
+    laid = TimeMajor.of
+
+    def one_place_off(lengths):
+        found = laid(lengths)
+        return TimeMajor(found.counts, found.order, np.roll(found.place, 1, axis=1))
+
+    monkeypatch.setattr(TimeMajor, "of", one_place_off)
+    with pytest.raises(ModelError, match=r"do not reproduce its plain forward pass: .*, 2e-05 is allowed"):
+        case.encoder.self_check(case.tokenized, layers=case.layers, pooling="mean")
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("bfloat16", 4e-2), ("float16", 5e-3)])
+def test_half_precision(folder, dtype, allowed):
+    encoder = load_encoder(folder, device="cpu", compute_dtype=dtype)
+    tokenized = encoder.tokenize(SENTENCES)
+    assert encoder.self_check(tokenized, layers=(0, 1, 2), pooling="mean") < allowed
+    spans, _ = word_spans(tokenized)
+    passes = list(encoder.encode(tokenized, spans, layers=(0, 1, 2), pooling="mean", batch_subwords=60))
+    assert {str(pooled.vectors.dtype) for pooled in passes} == {f"torch.{dtype}"} == {f"torch.{encoder.compute_dtype}"}
+    expected = np.concatenate([PlainBiLm.open(folder).layers(words) for words in SENTENCES], axis=1)
+    assert relative_error(gather(passes, spans, 3, 12), expected) < allowed
+
+
+def test_a_model_is_described(folder):
+    encoder = load_encoder(folder, device="cpu", threads=torch.get_num_threads())
+    info = encoder.info
+    both = (folder / "options.json").read_bytes() + (folder / "lm_weights.hdf5").read_bytes()
+    assert info.weights_sha256 == hashlib.sha256(both).hexdigest()
+    assert (info.name, info.architecture, info.revision) == (str(folder), "ELMo", None)
+    assert (info.num_hidden_layers, info.hidden_size, info.max_subwords, info.final_norm) == (2, 12, None, False)
+    assert (encoder.num_specials, encoder.batching, encoder.compute_dtype) == (2, "packed", "float32")
+    other = save_elmo(folder.parent / "short", cnn={"max_characters_per_token": 20})
+    assert load_encoder(other).info.tokenizer_sha256 != info.tokenizer_sha256
+    small = encoder.projected_nbytes(layers=(1,), batch_subwords=64)
+    assert encoder.network.nbytes < small < encoder.projected_nbytes(layers=(0, 1, 2), batch_subwords=4096)
+
+
+def test_words_are_numbered(folder):
+    encoder = load_encoder(folder)
+    tokenized = encoder.tokenize([["b", "a"], [], ["a", "</S>", "c"]])
+    assert tokenized.ids.tolist() == [2, 3, 3, 1, 4]
+    assert tokenized.word_indptr.tolist() == [0, 1, 2, 3, 4, 5]
+    assert tokenized.sentence_indptr.tolist() == [0, 2, 2, 5]
+    assert [encoder.piece(number) for number in tokenized.ids] == ["b", "a", "a", "</S>", "c"]
+
+
+def test_published_names_of_files(folder):
+    for name in ("options.json", "lm_weights.hdf5"):
+        (folder / name).rename(folder / f"elmo_2x4096_512_2048cnn_2xhighway_{name.removeprefix('lm_')}")
+    assert load_encoder(folder).info.architecture == "ELMo"
+
+
+def test_bad_arguments(folder):
+    encoder = load_encoder(folder)
+    tokenized = encoder.tokenize(SENTENCES)
+    spans, _ = word_spans(tokenized)
+    beyond = Spans(*(np.array([number]) for number in (1, 0, 2)))
+    for some, options in (
+        (spans, {"layers": (3,)}),
+        (spans, {"layers": ()}),
+        (spans, {"layers": (1, 1)}),
+        (spans, {"pooling": "sum"}),
+        (spans, {"batch_subwords": 0}),
+        (beyond, {}),
+    ):
+        with pytest.raises(InvalidValueError):
+            encoder.encode(tokenized, some, **{"layers": (1,), "pooling": "mean", "batch_subwords": 9} | options)
+    with pytest.raises(InvalidValueError, match="unknown batching 'equal' of ELMo; allowed is packed"):
+        encoder.use_batching("equal")
+    with pytest.raises(InvalidValueError, match="threads is 0"):
+        load_encoder(folder, threads=0)
+    none = Spans(*(np.empty(0, np.int64) for _ in range(3)))
+    assert list(encoder.encode(tokenized, none, layers=(0,), pooling="mean", batch_subwords=9)) == []
+
+
+def refused(folder: Path, match: str) -> None:
+    with pytest.raises(ModelError, match=match) as caught:
+        load_encoder(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "match"),
+    [
+        ("lstm", "dim", None, "options.json' have lstm.dim None; allowed is 1 or more"),
+        ("lstm", "dim", 11, r"hold RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/W_0 as float32 \(12, 40\)"),
+        ("lstm", "n_layers", 0, "have lstm.n_layers 0"),
+        ("lstm", "n_layers", 3, "lack RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0"),
+        ("lstm", "projection_dim", True, "have lstm.projection_dim True"),
+        ("lstm", "cell_clip", -3, "have lstm.cell_clip -3; allowed is a number above 0, or null"),
+        ("lstm", "proj_clip", "3", "have lstm.proj_clip '3'"),
+        ("lstm", "use_skip_connections", "yes", "have lstm.use_skip_connections 'yes'; allowed is true or false"),
+        ("char_cnn", "activation", "gelu", "have char_cnn.activation 'gelu'; allowed is relu or tanh"),
+        ("char_cnn", "n_characters", 300, "have char_cnn.n_characters 300; allowed is 261 to 262"),
+        ("char_cnn", "filters", [], r"have char_cnn.filters \[\]; allowed is a list of"),
+        ("char_cnn", "filters", [[1, 2, 3]], r"have char_cnn.filters \[\[1, 2, 3\]\]"),
+        ("char_cnn", "filters", [[51, 2]], "have char_cnn.filters 51; allowed is a width of at most the 50"),
+        (
+            "char_cnn",
+            "filters",
+            [[1, 4], [2, 5], [4, 7]],
+            r"hold CNN/W_cnn_2 as float32 \(1, 4, 3, 6\); .* \(1, 4, 3, 7\)",
+        ),
+        ("char_cnn", "embedding", 4, "hold no object at char_cnn.embedding"),
+        ("char_cnn", "max_characters_per_token", 2, "have char_cnn.max_characters_per_token 2; allowed is 3 or more"),
+    ],
+)
+def test_odd_options(folder, section, key, value, match):
+    options = json.loads((folder / "options.json").read_text("utf-8"))
+    options[section][key] = value
+    (folder / "options.json").write_text(json.dumps(options), "utf-8")
+    refused(folder, match)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("{", "are no JSON"),
+        ("[]", "hold no object at the top"),
+        ('{"lstm": {}}', "lack char_cnn; use the file as published"),
+        ('{"lstm": {}, "char_cnn": {}}', "lack char_cnn.n_characters"),
+        (b"\xff\xfe{", "are no JSON"),
+    ],
+)
+def test_options_that_are_something_else(folder, text, match):
+    (folder / "options.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused(folder, match)
+
+
+@pytest.mark.parametrize("name", ["char_embed", "CNN_high_1/b_carry", "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/W_P_0"])
+@pytest.mark.parametrize(
+    ("value", "match"), [(np.nan, "NaN or infinity in"), (np.inf, "NaN or infinity in"), (None, "lack")]
+)
+def test_weights_that_are_no_numbers_or_missing(folder, name, value, match):
+    with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
+        if value is None:
+            del file[name]
+        else:
+            file[name][1] = value
+    refused(folder, f"lm_weights.hdf5' .*{match} {name}; ")
+
+
+def test_weights_beyond_the_compute_dtype(folder):
+    with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
+        file["CNN_proj/W_proj"][0, 0] = 1e6
+    load_encoder(folder)
+    with pytest.raises(ModelError, match=r"hold values beyond 65504 in CNN_proj/W_proj; choose a wider"):
+        load_encoder(folder, compute_dtype="float16")
+
+
+def test_weights_of_whole_numbers(folder):
+    with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
+        del file["char_embed"]
+        file["char_embed"] = np.zeros((261, 3), np.int32)
+    refused(folder, r"hold char_embed as int32 \(261, 3\); the options ask for floats of shape \(261, 3\)")
+
+
+@pytest.mark.parametrize("kept", [0, 100, 3000])
+def test_truncated_weights(folder, kept):
+    whole = (folder / "lm_weights.hdf5").read_bytes()
+    (folder / "lm_weights.hdf5").write_bytes(whole[:kept])
+    refused(folder, "weights .*lm_weights.hdf5' are damaged: .*; fetch them again")
+
+
+def test_files_that_are_missing_or_too_many(folder):
+    whole = (folder / "lm_weights.hdf5").read_bytes()
+    (folder / "other_weights.hdf5").write_bytes(whole)
+    refused(folder, r"has several \*weights.hdf5: lm_weights.hdf5, other_weights.hdf5; leave one")
+    (folder / "other_weights.hdf5").unlink()
+    (folder / "lm_weights.hdf5").unlink()
+    refused(folder, r"ELMo folder .* has no file \*weights.hdf5")
+    (folder / "lm_weights.hdf5").write_bytes(whole)
+    (folder / "options.json").unlink()
+    refused(folder, r"ELMo folder .* has no file \*options.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@pytest.mark.parametrize("name", ["options.json", "lm_weights.hdf5"])
+def test_files_that_cannot_be_read(folder, name):
+    (folder / name).chmod(0)
+    refused(folder, f"{name}' cannot be read: Permission denied")
+
+
+def test_a_folder_with_config_is_no_elmo(folder):
+    (folder / "config.json").write_text("{}", "utf-8")
+    refused(folder, "config.json of .* names no model known here|has no model.safetensors")
+
+
+# Through the pipeline
+
+
+def corpus(path: Path, *, seed: int = 3) -> Path:
+    random = np.random.default_rng(seed)
+    words = np.array([word for sentence in SENTENCES for word in sentence if not word.isspace()])
+    lines = [" ".join(random.choice(words, size)) for size in random.integers(1, 15, 90)]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def tree_bytes(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("unit", ["word", "subword"])
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, unit, monkeypatch):
+    monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+    monkeypatch.setattr("embstore.extraction.partition.WINDOW_NBYTES", 700)
+    text = corpus(tmp_path / "corpus.txt")
+    plan = es.plan(text, model=folder, dtype="float32", unit=unit, device="cpu", batch_subwords=64)
+    store = es.extract(plan, tmp_path / f"store{suffix}")
+    assert plan.layout.partitions > 1
+    assert es.verify(store.path).ok
+    sentences = [line.split(" ") for line in text.read_text("utf-8").splitlines()]
+    assert [store.index.words[number] for number in store.index.type] == [word for words in sentences for word in words]
+    plain = PlainBiLm.open(folder)
+    expected = np.concatenate([plain.layers(words) for words in sentences], axis=1)
+    found = np.stack([store.gather(np.arange(store.rows), layer) for layer in store.layers])
+    assert relative_error(found, expected) < 2e-5
+    assert (np.asarray(store.index.subwords) == 1).all()
+    assert store.metadata.model["architecture"] == "ELMo"
+    assert store.metadata.extraction["batching"] == "packed"
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_an_interrupted_run_resumes_to_the_same_bytes(folder, tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+    text = corpus(tmp_path / "corpus.txt")
+
+    def plan():
+        return es.plan(text, model=folder, layers=[1, 2], device="cpu", calibrate=False)
+
+    straight = es.extract(plan(), tmp_path / f"straight{suffix}")
+    stopped = plan()
+    encode = stopped.encoder.encode
+    calls = []
+
+    def failing(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(*args, **options)
+
+    monkeypatch.setattr(stopped.encoder, "encode", failing)
+    with pytest.raises(KeyboardInterrupt):
+        es.extract(stopped, tmp_path / f"resumed{suffix}")
+    with pytest.warns(es.errors.UnfinishedStoreWarning):
+        begun = es.open(tmp_path / f"resumed{suffix}")
+    assert 0 < begun.committed_rows < begun.rows
+    resumed = es.extract(plan(), tmp_path / f"resumed{suffix}")
+    assert tree_bytes(resumed.path) == tree_bytes(straight.path)
+    other = save_elmo(tmp_path / "other", lstm={"cell_clip": 2.0})
+    changed = es.plan(text, model=other, layers=[1, 2], device="cpu", calibrate=False)
+    with pytest.raises(StoreMismatchError, match=r"was made with model.weights_sha256"):
+        es.extract(changed, resumed.path)
+
+
+def test_the_command_line(folder, tmp_path):
+    corpus(tmp_path / "corpus.txt")
+    command = [sys.executable, "-m", "embstore_cli", "extract", "corpus.txt", "out.zarr", "--model", str(folder)]
+    done = subprocess.run([*command, "--layers", "0,2"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "(ELMo, packed)" in done.stdout
+    store = es.open(tmp_path / "out.zarr")
+    assert (store.layers, store.metadata.hidden_size) == ((0, 2), 12)
+    (folder / "lm_weights.hdf5").unlink()
+    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1
+    assert "has no file *weights.hdf5" in failed.stderr
