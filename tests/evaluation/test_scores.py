@@ -109,6 +109,19 @@ def test_the_words_of_a_question_are_no_answers() -> None:
     assert [(score.metric, score.value) for score in scores] == [("3CosAdd", 0.5), ("3CosMul", 0.5)]
 
 
+@pytest.mark.parametrize("block", [1, 2**20])
+def test_of_equal_answers_the_first_wins(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analogies, "BLOCK_NUMBERS", block)
+    three = oracle.vectors(3).vectors
+    answer = three[1] - three[0] + three[2]
+    system = WordVectors(("a", "b", "c", "first", "second"), np.stack([*three, answer, answer]))
+    questions = (("a", "b", "c", "first"), ("a", "b", "c", "second"))
+    scores = Analogies("a", questions, ()).scores(Lexicon(system), oov="skip")
+    assert [score.value for score in scores] == [0.5, 0.5]
+    found = analogies.solve(Lexicon(system), np.array([[0, 1, 2]]))
+    assert {metric: rows.tolist() for metric, rows in found.items()} == {"3CosAdd": [3], "3CosMul": [3]}
+
+
 def test_too_few_words_to_answer() -> None:
     system = oracle.vectors(3)
     scores = Analogies("a", (("w0", "w1", "w2", "w9"),), ()).scores(Lexicon(system), oov="mean")
