@@ -69,7 +69,7 @@ def static(
     """
     form = _form(out, format)
     _require_place(out, form)
-    made = {"method": method, "min_contexts": min_contexts}
+    made: dict[str, Any] = {"method": method, "min_contexts": min_contexts}
     made |= {"scale": scale} if method == "pc1" else {"components": components} if method == "abtt" else {}
     from embstore.query.static import static_vectors
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-_DIRECT = 96  # up to this size all eigenvalues are computed at once
-_BLOCK = 8
-_STEPS = (3, 5, 9)  # blocks of the Krylov space: tried first, and for what that does not settle
+_DIRECT = 64  # up to this size all eigenvalues are computed at once
+_BLOCK = 4
+_STEPS = (4, 7, 12)  # blocks of the Krylov space: tried first, and for what that does not settle
 TOLERANCE = 1e-8  # of the sum of all eigenvalues
 _ANGLE = 1e-7  # of an eigenvector, in radians
 

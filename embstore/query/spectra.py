@@ -16,7 +16,8 @@ from embstore.query.word_batches import Computing, WordBatch, map_words
 from embstore.query.words import all_types, rows_of_words
 from embstore.store import Selection, Store
 
-_HALVED = 192
+_HALVED = 192  # vectors from which on only half of a symmetric product is computed
+_SMALL = 1e-20  # a sum of squares below which float32 may have lost some of them
 
 
 def maximum_explainable_variance(
@@ -72,24 +73,31 @@ def word_grams(vectors: torch.Tensor, counts: torch.Tensor, *, centered: bool) -
     Centred: the vectors relative to the word's first and then to their mean, and what rounding left of it taken from
     the Gram matrix; so equal vectors give exact zeros, and a large common mean costs no digits.
     """
-    single = vectors.dtype == torch.float32
-    if single:
-        scale = _power_of_two(vectors.abs().amax((1, 2)))
-        vectors = vectors / scale[:, None, None]
+    grams = _grams(vectors, counts, centered=centered)
+    if vectors.dtype == torch.float64:
+        return grams
+    trace = grams.diagonal(dim1=1, dim2=2).sum(1)
+    if bool((torch.isfinite(trace) & (trace > _SMALL)).all()):
+        return grams
+    scale = _power_of_two(vectors.abs().amax((1, 2)))
+    grams = _grams(vectors / scale[:, None, None], counts, centered=centered)
+    return grams * scale.double().square()[:, None, None]
+
+
+def _grams(vectors: torch.Tensor, counts: torch.Tensor, *, centered: bool) -> torch.Tensor:
     if not centered:
-        return _restored(symmetric_product(vectors), scale) if single else symmetric_product(vectors)
+        return symmetric_product(vectors).double()
     own = torch.arange(vectors.shape[1], device=vectors.device) < counts[:, None]
-    vectors = (vectors - vectors[:, :1]) * own[:, :, None]
-    vectors -= (vectors.sum(1, keepdim=True) / counts[:, None, None]) * own[:, :, None]
+    padded = not bool(own.all())
+    vectors = vectors - vectors[:, :1]
+    if padded:
+        vectors *= own[:, :, None]
+    mean = vectors.sum(1, keepdim=True) / counts[:, None, None]
+    vectors -= mean * own[:, :, None] if padded else mean
     grams = symmetric_product(vectors).double()
-    mean = grams.sum(2) / counts[:, None]
-    grams += (mean.sum(1) / counts)[:, None, None] - mean[:, :, None] - mean[:, None, :]
-    grams *= (own[:, :, None] & own[:, None, :]).double()
-    return _restored(grams, scale) if single else grams
-
-
-def _restored(grams: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return grams.double() * scale.double().square()[:, None, None]
+    left = grams.sum(2) / counts[:, None]
+    grams += (left.sum(1) / counts)[:, None, None] - left[:, :, None] - left[:, None, :]
+    return grams * (own[:, :, None] & own[:, None, :]) if padded else grams
 
 
 def _power_of_two(values: torch.Tensor) -> torch.Tensor:
@@ -120,15 +128,19 @@ def word_moment(blocks: Iterable[torch.Tensor], *, centered: bool, computing: Co
     """
     blocks = iter(blocks)
     first = next(blocks).to(computing.device, computing.dtype)
-    scale = _power_of_two(first.abs().amax()) if computing.dtype == torch.float32 else first.new_ones(())
+    scale = first.new_ones(())
+    if computing.dtype == torch.float32 and not _SMALL < float(first.square().sum()) < float("inf"):
+        scale = _power_of_two(first.abs().amax())
     shift = _near_mean(first / scale) if centered else torch.zeros_like(first[0])
     total = torch.zeros(len(shift), len(shift), dtype=torch.float64, device=first.device)
     sums = torch.zeros(len(shift), dtype=torch.float64, device=first.device)
     count = 0
     for block in chain([first], blocks):
-        vectors = block.to(computing.device, computing.dtype) / scale
+        vectors = block.to(computing.device, computing.dtype)
+        if float(scale) != 1:
+            vectors = vectors / scale
         if centered:
-            vectors -= shift
+            vectors = vectors - shift
         total += symmetric_product(vectors.T)
         sums += vectors.sum(0, dtype=torch.float64)
         count += len(vectors)
