@@ -61,13 +61,13 @@ class Computing:
     @property
     def window_nbytes(self) -> int:
         """Vectors read at a time; two windows may be held, and the rows of one on their way."""
-        return self.memory // 4
+        return self.memory // 6
 
     @property
     def batch_nbytes(self) -> int:
-        """Vectors computed with at a time; each batch takes about eight times as much."""
+        """Vectors computed with at a time; each batch takes about ten times as much."""
         most = BATCH_NBYTES if self.device.type == "cpu" else _GPU_BATCH_NBYTES
-        return max(1, min(most, self.memory // (16 * (self.threads + 1))))
+        return max(1, min(most, self.memory // (24 * (self.threads + 1))))
 
 
 def map_words(
