@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -154,7 +154,8 @@ def _stored_batches(
         starts = np.cumsum(counts[window]) - counts[window]
         for first, last in _batches(counts[window], batch_nbytes // (4 * store.hidden_size)):
             held = window[first:last]
-            yield WordBatch(held, counts[held], _padded(vectors, starts[first:last], counts[held]))
+            padded = _padded(vectors, starts[first:last], counts[held])
+            yield WordBatch(held, counts[held], torch.from_numpy(padded))
 
 
 def _readied(store: Store, layer: int, words: WordRows, batch: WordBatch) -> WordBatch:
@@ -209,30 +210,30 @@ def _batches(counts: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _padded(vectors: torch.Tensor, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> torch.Tensor:
+def _padded(vectors: NDArray[Any], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[Any]:
     """Words that follow each other, as one array; nothing is copied where their counts are equal."""
     first, stop = int(starts[0]), int(starts[-1] + counts[-1])
     size = int(counts[-1])
     if int(counts[0]) == size:
-        return vectors[first:stop].view(len(counts), size, -1)
-    out = torch.zeros(len(counts) * size, vectors.shape[1], dtype=vectors.dtype)
-    places = np.arange(stop - first) + np.repeat(np.arange(len(counts)) * size - (starts - first), counts)
-    out.index_copy_(0, torch.from_numpy(places), vectors[first:stop])
-    return out.view(len(counts), size, -1)
+        return vectors[first:stop].reshape(len(counts), size, -1)
+    out = np.zeros((len(counts) * size, vectors.shape[1]), vectors.dtype)
+    out[np.arange(stop - first) + np.repeat(np.arange(len(counts)) * size - (starts - first), counts)] = vectors[
+        first:stop
+    ]
+    return out.reshape(len(counts), size, -1)
 
 
-def _read_words(store: Store, layer: int, words: WordRows, places: NDArray[np.int64]) -> torch.Tensor:
+def _read_words(store: Store, layer: int, words: WordRows, places: NDArray[np.int64]) -> NDArray[Any]:
     """Words one after the other, [occurrences, hidden_size] in the store's dtype; rows are read in ascending order."""
     counts = words.counts[places]
     ends = np.cumsum(counts)
     wanted = words.rows[np.arange(int(ends[-1])) + np.repeat(words.indptr[places] - (ends - counts), counts)]
     order = np.argsort(wanted, kind="stable")
-    vectors = torch.from_numpy(np.empty((len(wanted), store.hidden_size), store.vector_dtype))
+    vectors = np.empty((len(wanted), store.hidden_size), store.vector_dtype)
     done = 0
     for block in store.select(rows=wanted[order], layers=layer).iter_blocks():
-        values = torch.from_numpy(np.ascontiguousarray(block.vectors))
-        vectors.index_copy_(0, torch.from_numpy(order[done : done + len(values)]), values)
-        done += len(values)
+        vectors[order[done : done + len(block.rows)]] = block.vectors
+        done += len(block.rows)
     return vectors
 
 
