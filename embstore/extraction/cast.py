@@ -38,7 +38,10 @@ class Cast:
         """Room for the arrays of one partition."""
         layout = self._layout
         rows = min(layout.partition_rows, layout.rows)
-        buffer = {"hidden_states": torch.empty(len(layout.layers), rows, layout.hidden_size, dtype=self._dtype)}
+        itemsize = self._dtype.itemsize
+        room = np.empty(len(layout.layers) * rows * layout.hidden_size * itemsize, np.uint8)  # in huge pages
+        vectors = torch.from_numpy(room).view(self._dtype).view(len(layout.layers), rows, layout.hidden_size)
+        buffer = {"hidden_states": vectors}
         if layout.dtype == "int8":
             buffer["scale"] = torch.empty(len(layout.layers), rows, dtype=torch.float32)
         return buffer

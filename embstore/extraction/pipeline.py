@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError, StoreDamagedError, StoreFormatError
+from embstore.extraction.allocator import freed_memory_kept
 from embstore.extraction.cast import Cast
 from embstore.extraction.center import center_of
 from embstore.extraction.partition import PartitionReader, Window
@@ -165,7 +166,11 @@ class _Extraction:
         before = StageTimes(**vars(self._plan.encoder.times))
         buffers = [self._cast.buffer() for _ in range(min(2, len(self._todo)))]
         pending: list[Future[None]] = []
-        with ThreadPoolExecutor(1, "embstore-write") as disk, closing(prefetched(self._windows())) as windows:
+        with (
+            freed_memory_kept(),
+            ThreadPoolExecutor(1, "embstore-write") as disk,
+            closing(prefetched(self._windows())) as windows,
+        ):
             turn = 0
             for partition, window, last in self._timed(windows):
                 if len(pending) == len(buffers):

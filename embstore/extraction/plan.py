@@ -21,7 +21,7 @@ from embstore.models import load_encoder
 from embstore.models.encoder import Encoder, Pooling
 from embstore.store import Index, Layout, Metadata
 
-CHECK_SENTENCES = 24
+CHECK_SENTENCES = 8
 
 
 @dataclass

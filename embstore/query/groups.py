@@ -1,0 +1,77 @@
+"""Which group each occurrence of a selection is in: its word, its sentence, its word and label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.query.scan import Batch
+
+CACHED_NBYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Members:
+    """The occurrences of one block by group.
+
+    `groups`: int64 [g], ascending, the groups found. `order`: int64 [m], the members, those of one group
+    together. `starts`: int64 [g], where each group begins in `order`. `lengths`: int64 [g].
+    """
+
+    groups: torch.Tensor
+    order: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * (3 * len(self.groups) + len(self.order))
+
+
+@dataclass
+class Grouping:
+    """A group for each occurrence of a selection: `codes` int64 [n], -1 for none; `count` groups.
+
+    What is worked out for a block is kept for the next layer, up to 64 MiB.
+    """
+
+    codes: NDArray[np.int64]
+    count: int
+    _kept: dict[tuple[int, int], Members] = field(default_factory=dict)
+    _kept_nbytes: int = 0
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """How many occurrences each group has, int64 [count]."""
+        return np.bincount(self.codes[self.codes >= 0], minlength=self.count)
+
+    def members(self, batch: Batch) -> Members:
+        key = batch.start, len(batch)
+        found = self._kept.get(key)
+        if found is None:
+            found = _members(self.codes[batch.places], batch.vectors.device)
+            if self._kept_nbytes + found.nbytes <= CACHED_NBYTES:
+                self._kept[key] = found
+                self._kept_nbytes += found.nbytes
+        return found
+
+
+def _members(codes: NDArray[np.int64], device: torch.device) -> Members:
+    order = np.argsort(codes, kind="stable")
+    order = order[np.searchsorted(codes[order], 0) :]
+    ordered = codes[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    lengths = np.diff(starts, append=len(ordered))
+    arrays = (ordered[starts], order, starts, lengths)
+    return Members(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def group_sums(batch: Batch, members: Members, *, unit: bool) -> torch.Tensor:
+    """Sum the vectors, or the unit vectors, of each group of a block: [g, hidden_size]."""
+    weights = batch.unit_scale[members.order] if unit else None
+    return torch.nn.functional.embedding_bag(
+        members.order, batch.vectors, members.starts, mode="sum", per_sample_weights=weights
+    )

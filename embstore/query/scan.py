@@ -1,0 +1,244 @@
+"""Mergeable reducers over the vectors of a store: any number of figures in one pass over each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.store import Selection, Store
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
+BLOCK_NBYTES = 2 * 2**20  # of float32: a thread's block and what is made of it stay in its cache
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a reducer may know before the first block: the selection, and the layer it is about to see."""
+
+    selection: Selection
+    layer: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def hidden_size(self) -> int:
+        return self.selection.store.hidden_size
+
+
+class Batch:
+    """Some vectors of one layer, good until the next ones come.
+
+    `vectors`: [n, hidden_size] in the precision asked for. `rows`: int64 [n], their rows of the store. `start`:
+    which of the selection's occurrences the first one is.
+    """
+
+    def __init__(self, layer: int, start: int, rows: NDArray[np.int64], vectors: torch.Tensor) -> None:
+        self.layer = layer
+        self.start = start
+        self.rows = rows
+        self.vectors = vectors
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def places(self) -> slice:
+        """Which of the selection's occurrences these are."""
+        return slice(self.start, self.start + len(self.rows))
+
+    @cached_property
+    def norms(self) -> torch.Tensor:
+        """The vectors' Euclidean lengths, [n]."""
+        return torch.linalg.vector_norm(self.vectors, dim=1)
+
+    @cached_property
+    def unit_scale(self) -> torch.Tensor:
+        """What makes each vector one of unit length, [n]; 0 for a zero vector, which so is similar to none."""
+        return torch.where(self.norms > 0, 1 / self.norms, 0)
+
+
+class Reducer(Protocol[State]):
+    """A figure over occurrences, made block by block.
+
+    States of parts of a selection merge in any order; `update` and `merge` may change the state they are given.
+    """
+
+    def init(self, scope: Scope, /) -> State: ...
+    def update(self, state: State, batch: Batch, /) -> State: ...
+    def merge(self, state: State, other: State, /) -> State: ...
+    def finish(self, state: State, scope: Scope, /) -> Any: ...
+
+
+class Reduction:
+    """Reducers over a selection, part by part: what `reduce` does, for those who spread the parts themselves.
+
+    `run` gives the states of the occurrences `[start, stop)` of the selection at one layer, `merge` joins the
+    states of two parts, `finish` makes the figures of a layer.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        reducers: Mapping[str, Reducer[Any]],
+        *,
+        precision: str = "float32",
+        device: str = "cpu",
+        block_rows: int | None = None,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise InvalidValueError(f"unknown precision {precision!r}; allowed are {', '.join(PRECISIONS)}")
+        if block_rows is not None and block_rows < 1:
+            raise InvalidValueError(f"block_rows {block_rows} is not allowed: give 1 or more")
+        self.selection = selection
+        self.reducers = dict(reducers)
+        self.dtype = PRECISIONS[precision]
+        self.device = choose_device(device)
+        self.block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * selection.store.hidden_size))
+
+    def run(
+        self, layer: int, start: int, stop: int, *, progress: Callable[[int], object] | None = None
+    ) -> dict[str, Any]:
+        scope = self._scope(layer)
+        states = {name: reducer.init(scope) for name, reducer in self.reducers.items()}
+        for batch in self._batches(layer, start, stop):
+            for name, reducer in self.reducers.items():
+                states[name] = reducer.update(states[name], batch)
+            if progress is not None:
+                progress(len(batch))
+        return states
+
+    def merge(self, states: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+        return {name: reducer.merge(states[name], others[name]) for name, reducer in self.reducers.items()}
+
+    def finish(self, layer: int, states: Mapping[str, Any]) -> dict[str, Any]:
+        scope = self._scope(layer)
+        return {name: reducer.finish(states[name], scope) for name, reducer in self.reducers.items()}
+
+    def _scope(self, layer: int) -> Scope:
+        return Scope(self.selection, layer, self.dtype, self.device)
+
+    def _batches(self, layer: int, start: int, stop: int) -> Iterator[Batch]:
+        part = Selection(self.selection.store, layers=(layer,), filters=(), start=self.selection.rows[start:stop])
+        room = torch.empty(self.block_rows, part.store.hidden_size, dtype=self.dtype, device=self.device)
+        place = start
+        for block in part.iter_blocks(block_rows=self.block_rows):
+            vectors = room[: len(block.rows)].copy_(torch.from_numpy(block.vectors))
+            batch = Batch(layer, place, block.rows, vectors)
+            require_finite(batch)
+            yield batch
+            place += len(block.rows)
+
+
+def require_finite(batch: Batch) -> None:
+    """Raise NonFiniteError for a row with a value that is not finite."""
+    if bool(torch.isfinite(batch.norms.sum())):
+        return
+    wrong = torch.nonzero(~torch.isfinite(batch.vectors).all(dim=1))
+    if len(wrong):
+        row = int(batch.rows[int(wrong[0])])
+        raise NonFiniteError(
+            f"layer {batch.layer}, row {row} holds a value that is not finite: run embstore verify, or leave the row out"
+        )
+    raise NonFiniteError(f"layer {batch.layer} holds vectors too long for float32: choose the precision float64")
+
+
+def reduce(
+    source: Store | Selection,
+    reducers: Mapping[str, Reducer[Any]],
+    *,
+    layers: int | Sequence[int] | None = None,
+    precision: str = "float32",
+    device: str = "cpu",
+    threads: int | None = None,
+    block_rows: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> dict[int, dict[str, Any]]:
+    """Run reducers over the occurrences of a store or a selection, each layer read once; {layer: {name: result}}.
+
+    `precision`: float32 or float64, what the vectors are computed in. `device`: cpu, cuda or auto. `threads`:
+    parts of a layer reduced at a time (default: one a core; each has its own states). `progress`: is told how
+    many occurrences of how many layers are done, of `len(layers) * n`.
+
+    Raises InvalidValueError for an empty selection or a layer not stored, MissingRowsError for rows not yet
+    written, NonFiniteError for values that are not finite.
+    """
+    selection = selected(source, layers)
+    reduction = Reduction(selection, reducers, precision=precision, device=device, block_rows=block_rows)
+    count = len(selection.rows)
+    parts = thread_parts(count, threads, reduction)
+    done = 0
+
+    def advance(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if progress is not None:
+            progress(done)
+
+    results = {}
+    with _one_thread_each(len(parts)) as begin, ThreadPoolExecutor(len(parts), "embstore-scan", begin) as pool:
+        for layer in selection.layers:
+            futures = [pool.submit(reduction.run, layer, *part, progress=advance) for part in parts]
+            states = futures[0].result()
+            for future in futures[1:]:
+                states = reduction.merge(states, future.result())
+            results[layer] = reduction.finish(layer, states)
+    return results
+
+
+def selected(source: Store | Selection, layers: int | Sequence[int] | None) -> Selection:
+    """A selection of `source` at some layers; raises InvalidValueError where it is empty or has no such layer."""
+    if isinstance(source, Store):
+        selection = source.select(layers=layers)
+    elif layers is None:
+        selection = source
+    else:
+        chosen = source.store.select(layers=layers).layers
+        selection = Selection(source.store, layers=chosen, filters=(), start=source.rows)
+    if not len(selection.rows):
+        raise InvalidValueError(f"no occurrence is selected of {selection.store.path}: choose other conditions")
+    return selection
+
+
+def choose_device(device: str) -> torch.device:
+    """The device of that name; "auto" is a GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise InvalidValueError(f"unknown device {device!r}; allowed are auto, cpu, cuda, cuda:0 ...") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidValueError(f"device {device!r} is asked for, but this machine has no GPU: choose cpu or auto")
+    return chosen
+
+
+def thread_parts(count: int, threads: int | None, reduction: Reduction) -> list[tuple[int, int]]:
+    """Split `count` occurrences into as many parts as threads work, each of whole blocks."""
+    if threads is not None and threads < 1:
+        raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
+    wanted = threads or (torch.get_num_threads() if reduction.device.type == "cpu" else 1)
+    size = reduction.block_rows
+    blocks = -(-count // size)
+    edges = [min(blocks * part // wanted * size, count) for part in range(wanted + 1)]
+    return [(start, stop) for start, stop in zip(edges, edges[1:], strict=False) if start < stop]
+
+
+@contextmanager
+def _one_thread_each(parts: int) -> Iterator[Callable[[], None]]:
+    """Parts side by side compute with one thread each, a part alone with all; yields what each thread begins with."""
+    threads = torch.get_num_threads()
+    try:
+        yield partial(torch.set_num_threads, 1 if parts > 1 else threads)
+    finally:
+        torch.set_num_threads(threads)  # threads made later take what was set last
