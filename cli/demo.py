@@ -20,6 +20,8 @@ MODEL_NAME = "all-MiniLM-L6-v2"
 LABEL = "class"
 MAPPED_WORDS = 4
 QUERIES = 6
+NEAREST = 3
+CONTEXTS = 5
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,7 +36,7 @@ def demo(
     """Take the tour: ambiguous words, a real model, a figure.
 
     Extracts a few hundred sentences with a small BERT, then asks whether the occurrences of an ambiguous word lie by
-    their sense: two tables and a figure.
+    their sense, and which words are alike once each has one vector: three tables and a figure.
     """
     model = _model()
     if out.exists() and not out.is_dir():
@@ -58,10 +60,13 @@ def demo(
     print("\n4. Look: an occurrence, and the one that lies nearest to it in the last layer\n")
     print_table(_nearest(store, words))
 
+    print("\n5. Make one vector a word: the nearest words, by layer (first principal components)\n")
+    print_table(_nearest_words(store, words))
+
     figure = out / "senses.png"
     es.plot.save(es.plot.sense_map(_mapped(store, agreement), layers=_three(store.layers)), figure)
     print(
-        f"\n5. See: {figure}\n\nThe store is {out / 'demo.zarr'}; try: embstore lookup {out / 'demo.zarr'} {words[0]}"
+        f"\n6. See: {figure}\n\nThe store is {out / 'demo.zarr'}; try: embstore lookup {out / 'demo.zarr'} {words[0]}"
     )
 
 
@@ -140,6 +145,29 @@ def _nearest(store: es.Store, words: list[str]) -> list[dict[str, Any]]:
                     "sentence": text["text"],
                 }
             )
+    return rows
+
+
+def _nearest_words(store: es.Store, ambiguous: list[str]) -> list[dict[str, Any]]:
+    """Words and, at three layers, the words whose static vectors are nearest; those of several senses last."""
+    import numpy as np
+    import polars as pl
+
+    from embstore.query.static import static_vectors
+
+    labelled = store.occurrences.filter(pl.col(LABEL).is_not_null())
+    counts = labelled.group_by("word").agg(pl.col("sentence").n_unique().alias("n")).filter(pl.col("n") >= CONTEXTS)
+    known = counts.sort("n", "word", descending=[True, False])["word"].cast(pl.String).to_list()
+    layers = _three(store.layers)
+    made = static_vectors(store, layers=layers, types=[store.index.words.find(word) for word in known])
+    queries = [*[word for word in known if word not in ambiguous][:QUERIES], *ambiguous[:QUERIES]]
+    rows: list[dict[str, Any]] = [{"word": word} for word in queries]
+    for layer, held in made.items():
+        chosen = held.rows_of(queries)
+        alike = held.vectors[chosen] @ held.vectors.T  # of length 1: cosines
+        alike[np.arange(len(chosen)), chosen] = -np.inf
+        for row, places in zip(rows, np.argsort(-alike, axis=1, kind="stable")[:, :NEAREST], strict=True):
+            row[f"layer {layer}"] = ", ".join(held.words[place] for place in places)
     return rows
 
 

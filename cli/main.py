@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from embstore import __version__
 from embstore.errors import EmbstoreError, EmbstoreWarning
-from embstore_cli import bench, demo, evaluate, extract, static, store
+from embstore_cli import bench, demo, evaluate, extract, geometry, static, store
 
 
 class Interrupted(Exception):
@@ -67,6 +67,7 @@ def _main(
 demo.add_to(app)
 extract.add_to(app)
 store.add_to(app)
+geometry.add_to(app)
 static.add_to(app)
 evaluate.add_to(app)
 bench.add_to(app)

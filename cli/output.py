@@ -80,6 +80,20 @@ def require_out(path: Path | None) -> None:
         raise InvalidValueError(f"--out {path}: the folder {path.parent} does not exist: make it first")
 
 
+def require_figure(path: Path | None, *, option: str) -> None:
+    """Raise InvalidValueError now where a figure could not be written to `path` later."""
+    if path is None:
+        return
+    from embstore.plot import SUFFIXES
+
+    if path.is_dir():
+        raise InvalidValueError(f"{option} {path} is a folder: give the name of a file")
+    if path.suffix not in SUFFIXES:
+        raise InvalidValueError(f"{option} {path} has no known suffix: choose {', '.join(SUFFIXES)}")
+    if not path.absolute().parent.is_dir():
+        raise InvalidValueError(f"{option} {path}: the folder {path.parent} does not exist: make it first")
+
+
 def write_table(frame: pl.DataFrame, path: Path) -> None:
     """Write a frame to `path` in the format of its suffix, whole or not at all."""
     partial = path.with_name(f".{path.name}.new")

@@ -11,10 +11,12 @@ import typer
 import embstore as es
 from embstore.errors import InvalidValueError
 from embstore_cli.help import Command
-from embstore_cli.output import AsJson, Out, print_json, print_table, require_out, width, write_table
+from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, width, write_table
 from embstore_cli.progress import progress_bar
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from embstore.store import Report
 
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="A store: NAME.zarr or NAME.h5.")]
@@ -95,16 +97,34 @@ def lookup(
         int | None,
         typer.Option("--most", "-n", metavar="N", help=f"Print N occurrences at most ({LOOKED_UP}; with --json, all)."),
     ] = None,
+    heatmap: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw how similar the words of the first occurrence's sentence are to each other at each layer, to "
+            "FILE.{png,svg,pdf}.",
+        ),
+    ] = None,
+    row: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --heatmap: take the sentence of the occurrence in row N of the store."),
+    ] = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a word's occurrences in their sentences."""
     require_out(out)
+    require_figure(heatmap, option="--heatmap")
     if most is not None and most < 1:
         raise InvalidValueError(f"--most {most} is not allowed: give 1 or more")
-    contexts = es.open(store).select(words=word).contexts()
+    if row is not None and heatmap is None:
+        raise InvalidValueError(f"--row {row} says which sentence is drawn: give --heatmap FILE too")
+    opened = es.open(store)
+    contexts = opened.select(words=word).contexts()
     if out is not None:
         write_table(contexts, out)
+    if heatmap is not None:
+        _draw(opened, contexts, word, row, heatmap)
     if as_json:
         print_json(contexts.head(len(contexts) if most is None else most).to_dicts())
         return
@@ -120,6 +140,19 @@ def lookup(
     )
     if len(contexts) > len(shown):
         print(f"... {len(contexts) - len(shown):,} more: see --most")
+
+
+def _draw(store: es.Store, contexts: pl.DataFrame, word: str, row: int | None, path: Path) -> None:
+    """Write the heat map of the sentence of one of a word's occurrences."""
+    from embstore.query.sentence import sentence_similarity
+
+    rows = contexts["occurrence"].to_list()
+    if row is not None and row not in rows:
+        raise InvalidValueError(f"--row {row} is no occurrence of {word!r}: choose one of the rows that are printed")
+    place = 0 if row is None else rows.index(row)
+    similarity = sentence_similarity(store, contexts["sentence"].to_list()[place])
+    text: str = contexts["text"].to_list()[place]
+    es.plot.save(es.plot.heat_map(similarity, title=text if len(text) <= 80 else text[:79] + "…"), path)
 
 
 def export(

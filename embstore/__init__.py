@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from embstore.corpus import Sentence as Sentence
     from embstore.corpus import open_corpus as open_corpus
     from embstore.errors import EmbstoreError as EmbstoreError
+    from embstore.evaluation import evaluate as evaluate
+    from embstore.evaluation import table1 as table1
     from embstore.extraction.bench import bench_extract as bench_extract
     from embstore.extraction.pipeline import Progress as Progress
     from embstore.extraction.pipeline import Timings as Timings
@@ -21,17 +23,35 @@ if TYPE_CHECKING:
     from embstore.extraction.plan import Plan as Plan
     from embstore.extraction.plan import plan as plan
     from embstore.models import load_encoder as load_encoder
+    from embstore.models.subword_table import subword_table_vectors as subword_table_vectors
     from embstore.query.bench import bench_query as bench_query
+    from embstore.query.geometry import geometry as geometry
+    from embstore.query.scan import Batch as Batch
+    from embstore.query.scan import Reducer as Reducer
+    from embstore.query.scan import Reduction as Reduction
+    from embstore.query.scan import Scope as Scope
+    from embstore.query.scan import reduce as reduce
     from embstore.query.senses import cosine_neighbors as cosine_neighbors
     from embstore.query.senses import label_agreement as label_agreement
     from embstore.query.senses import labelled_occurrences as labelled_occurrences
+    from embstore.query.spectra import maximum_explainable_variance as maximum_explainable_variance
+    from embstore.query.static import all_but_the_top as all_but_the_top
+    from embstore.query.static import static_vectors as static_vectors
+    from embstore.query.static_files import write_static_store as write_static_store
+    from embstore.query.summary import extreme_words as extreme_words
+    from embstore.query.summary import summarize_geometry as summarize_geometry
     from embstore.query.torch_dataset import TorchDataset as TorchDataset
+    from embstore.query.words import distinct_contexts as distinct_contexts
+    from embstore.query.words import eligible_types as eligible_types
     from embstore.store import Selection as Selection
     from embstore.store import Store as Store
     from embstore.store import export as export
     from embstore.store import import_hdf5 as import_hdf5
     from embstore.store import open_store
     from embstore.store import verify as verify
+    from embstore.wordvectors import WordVectors as WordVectors
+    from embstore.wordvectors import read_word_vectors as read_word_vectors
+    from embstore.wordvectors import write_word_vectors as write_word_vectors
 
     open = open_store
 
@@ -42,6 +62,8 @@ _HOME = {
     "open_corpus": ("embstore.corpus", "open_corpus"),
     "Keep": ("embstore.corpus", "Keep"),
     "EmbstoreError": ("embstore.errors", "EmbstoreError"),
+    "evaluate": ("embstore.evaluation", "evaluate"),
+    "table1": ("embstore.evaluation", "table1"),
     "bench_extract": ("embstore.extraction.bench", "bench_extract"),
     "Progress": ("embstore.extraction.pipeline", "Progress"),
     "Timings": ("embstore.extraction.pipeline", "Timings"),
@@ -49,6 +71,21 @@ _HOME = {
     "Plan": ("embstore.extraction.plan", "Plan"),
     "plan": ("embstore.extraction.plan", "plan"),
     "load_encoder": ("embstore.models", "load_encoder"),
+    "subword_table_vectors": ("embstore.models.subword_table", "subword_table_vectors"),
+    "Batch": ("embstore.query.scan", "Batch"),
+    "Reducer": ("embstore.query.scan", "Reducer"),
+    "Reduction": ("embstore.query.scan", "Reduction"),
+    "Scope": ("embstore.query.scan", "Scope"),
+    "reduce": ("embstore.query.scan", "reduce"),
+    "geometry": ("embstore.query.geometry", "geometry"),
+    "summarize_geometry": ("embstore.query.summary", "summarize_geometry"),
+    "extreme_words": ("embstore.query.summary", "extreme_words"),
+    "maximum_explainable_variance": ("embstore.query.spectra", "maximum_explainable_variance"),
+    "static_vectors": ("embstore.query.static", "static_vectors"),
+    "all_but_the_top": ("embstore.query.static", "all_but_the_top"),
+    "write_static_store": ("embstore.query.static_files", "write_static_store"),
+    "distinct_contexts": ("embstore.query.words", "distinct_contexts"),
+    "eligible_types": ("embstore.query.words", "eligible_types"),
     "TorchDataset": ("embstore.query.torch_dataset", "TorchDataset"),
     "bench_query": ("embstore.query.bench", "bench_query"),
     "cosine_neighbors": ("embstore.query.senses", "cosine_neighbors"),
@@ -60,6 +97,9 @@ _HOME = {
     "import_hdf5": ("embstore.store", "import_hdf5"),
     "open": ("embstore.store", "open_store"),
     "verify": ("embstore.store", "verify"),
+    "WordVectors": ("embstore.wordvectors", "WordVectors"),
+    "read_word_vectors": ("embstore.wordvectors", "read_word_vectors"),
+    "write_word_vectors": ("embstore.wordvectors", "write_word_vectors"),
 }
 
 __all__ = [*_HOME, "__version__", "plot"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,39 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, MissingPackageError, StorageError
 
 if TYPE_CHECKING:
+    import polars as pl
     from matplotlib.figure import Figure
 
     from embstore.query.senses import LabelledOccurrences
+    from embstore.query.sentence import SentenceSimilarity
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette: told apart by every kind of colour vision, and in print.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
+# Figures 1-4 of Ethayarajh 2019: metric, title, axis, column and its interval.
+GEOMETRY_PANELS = (
+    ("anisotropy", "Any two words", "mean cosine", ("value", "low", "high")),
+    (
+        "selfsim",
+        "The same word in different sentences",
+        "self-similarity, adjusted",
+        ("adjusted", "adjusted_low", "adjusted_high"),
+    ),
+    (
+        "intrasim",
+        "Words of the same sentence",
+        "intra-sentence similarity, adjusted",
+        ("adjusted", "adjusted_low", "adjusted_high"),
+    ),
+    (
+        "mev",
+        "What one vector a word explains",
+        "max. explainable variance, adjusted",
+        ("adjusted", "adjusted_low", "adjusted_high"),
+    ),
+)
+WRITTEN_CELLS = 16  # layers up to which a map of layers has its figures written in
 
 
 def _pyplot() -> Any:
@@ -68,7 +94,7 @@ def sense_map(words: Sequence[LabelledOccurrences], *, layers: Sequence[int]) ->
         row[0].set_ylabel(word.word, fontsize=13, fontweight="bold")
         row[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=10, handletextpad=0.2)
     for layer, axis in zip(layers, axes[0], strict=True):
-        axis.set_title("layer 0 (no context)" if layer == 0 else f"layer {layer}", fontsize=11)
+        axis.set_title(_layer_name(layer), fontsize=11)
     figure.suptitle("The same word, pulled apart by its sentences", fontsize=13, y=1.0)
     figure.tight_layout()
     return figure  # type: ignore[no-any-return]
@@ -83,3 +109,152 @@ def principal_plane(vectors: NDArray[Any]) -> NDArray[np.float64]:
         plane = np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))
     signs = np.sign(plane[np.abs(plane).argmax(0), np.arange(2)])
     return np.asarray(plane * np.where(signs == 0, 1, signs))
+
+
+def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Figure:
+    """Draw how similar the words of a sentence are to each other, a panel a layer."""
+    pyplot = _pyplot()
+    words, layers = similarity.words, similarity.layers
+    if not words or not layers:
+        raise InvalidValueError("there is no word or no layer to draw: choose a sentence and layers that have some")
+    columns = ceil(sqrt(len(layers)))
+    rows = ceil(len(layers) / columns)
+    side = min(max(1.9, 0.17 * len(words) + 0.3), 7.0)
+    size = min(9.0, max(3.0, 62 * side / len(words)))
+    margin = 0.075 * size / 9 * max(map(len, words)) + 0.3
+    figure, axes = pyplot.subplots(
+        rows,
+        columns,
+        figsize=(side * columns + margin + 1.0, (side + 0.3) * rows + margin + 0.4),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+        layout="constrained",
+    )
+    apart = similarity.values[:, ~np.eye(len(words), dtype=bool)]
+    low = float(apart.min()) if apart.size else 0.0
+    image = None
+    for place, axis in enumerate(axes.flat):
+        if place >= len(layers):
+            axis.set_visible(False)
+            continue
+        image = axis.imshow(similarity.values[place], vmin=low, vmax=1, cmap="viridis", interpolation="nearest")
+        axis.set_title(_layer_name(layers[place]), fontsize=10)
+        axis.set_xticks(range(len(words)), words, rotation=90, fontsize=size)
+        axis.set_yticks(range(len(words)), words, fontsize=size)
+        axis.tick_params(length=0, labelbottom=place + columns >= len(layers), labelleft=place % columns == 0)
+    bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 3.2 / (side * rows)), aspect=18, pad=0.02)
+    bar.set_label("cosine", fontsize=10)
+    bar.outline.set_visible(False)
+    if title is not None:
+        figure.suptitle(title, fontsize=12)
+    return figure  # type: ignore[no-any-return]
+
+
+def _layer_name(layer: int) -> str:
+    return "layer 0 (no context)" if layer == 0 else f"layer {layer}"
+
+
+def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Figure:
+    """Draw linear CKA, as `linear_cka` returns it, over the layers of one store or of two with `names`."""
+    pyplot = _pyplot()
+    _require_columns(frame, ("layer", "other_layer", "value"), "the frame of a CKA map")
+    layers, others = (frame[name].unique(maintain_order=True).to_list() for name in ("layer", "other_layer"))
+    if not layers:
+        raise InvalidValueError("the frame of a CKA map has no row: give what linear_cka returns")
+    values = np.full((len(others), len(layers)), np.nan)
+    for layer, other, value in frame.select("layer", "other_layer", "value").iter_rows():
+        values[others.index(other), layers.index(layer)] = np.nan if value is None else value
+    cell = 0.42 if max(values.shape) <= WRITTEN_CELLS else 0.2
+    figure, axis = pyplot.subplots(
+        figsize=(max(2.4, cell * len(layers)) + 1.6, max(2.2, cell * len(others)) + 0.9), layout="constrained"
+    )
+    image = axis.imshow(values, vmin=0, vmax=1, cmap="viridis", origin="lower", interpolation="nearest")
+    if max(values.shape) <= WRITTEN_CELLS:
+        for (row, column), value in np.ndenumerate(values):
+            text = "–" if np.isnan(value) else f"{value:.2f}"
+            axis.text(
+                column, row, text, ha="center", va="center", fontsize=7, color="black" if value > 0.6 else "white"
+            )
+    first, second = names or ("", "")
+    axis.set_xlabel(f"{first} layer".strip(), fontsize=10)
+    axis.set_ylabel(f"{second} layer".strip(), fontsize=10)
+    axis.set_xticks(range(len(layers)), layers, fontsize=9)
+    axis.set_yticks(range(len(others)), others, fontsize=9)
+    axis.tick_params(length=0)
+    axis.set_title("Linear CKA between layers", fontsize=11)
+    axis.spines[:].set_visible(False)
+    figure.colorbar(image, ax=axis, aspect=25, pad=0.02).outline.set_visible(False)
+    return figure  # type: ignore[no-any-return]
+
+
+def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
+    """Draw Figures 1-4 of Ethayarajh 2019: a panel a metric that a frame has, a line a store, by its name.
+
+    Each frame has the columns `metric, layer` and, as the metric needs, `value` (anisotropy) or `adjusted` (selfsim,
+    intrasim, mev), one row a metric and layer; where `low, high` or `adjusted_low, adjusted_high` are there too the
+    interval is shaded.
+    """
+    for name, frame in frames.items():
+        _require_columns(frame, ("metric", "layer"), f"the frame of {name}")
+    found = {metric for frame in frames.values() for metric in frame["metric"].unique().to_list()}
+    panels = [panel for panel in GEOMETRY_PANELS if panel[0] in found]
+    if not panels:
+        known = ", ".join(panel[0] for panel in GEOMETRY_PANELS)
+        raise InvalidValueError(f"there is no metric to draw: give frames with one or more of {known}")
+    pyplot = _pyplot()
+    columns = min(2, len(panels))
+    rows = ceil(len(panels) / columns)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(4.4 * columns, 3.0 * rows + 0.5), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for (metric, title, label, names), axis in zip(panels, axes.flat, strict=False):
+        for number, (name, frame) in enumerate(frames.items()):
+            part = frame.filter(frame["metric"].cast(str) == metric).sort("layer")
+            if len(part):
+                _require_columns(part, names[:1], f"the frame of {name}, metric {metric},")
+                _line(axis, part, names, name, number)
+        axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
+        axis.set_title(title, fontsize=11)
+        axis.set_ylabel(label, fontsize=9)
+        axis.set_xlabel("layer", fontsize=9)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.tick_params(labelsize=8)
+        axis.grid(axis="y", color="#eeeeee")
+        axis.spines[["top", "right"]].set_visible(False)
+    _legend(figure, axes)
+    return figure  # type: ignore[no-any-return]
+
+
+def _line(axis: Any, part: pl.DataFrame, names: tuple[str, str, str], label: str, number: int) -> None:
+    color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+    layers = part["layer"].to_numpy()
+    value, low, high = (_floats(part, name) for name in names)
+    axis.plot(layers, value, color=color, marker=marker, markersize=4.5, linewidth=1.6, label=label)
+    axis.fill_between(layers, low, high, color=color, alpha=0.18, linewidth=0)
+
+
+def _floats(part: pl.DataFrame, name: str) -> NDArray[np.float64]:
+    """A column as numbers, NaN where there is none."""
+    if name not in part.columns:
+        return np.full(len(part), np.nan)
+    return np.array([np.nan if value is None else value for value in part[name].to_list()], np.float64)
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """One legend over all panels; a store that only some panels have is there once."""
+    lines = {}
+    for axis in axes.flat:
+        for line, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            lines.setdefault(name, line)
+    figure.legend(
+        lines.values(), lines.keys(), loc="outside upper center", ncols=min(len(lines), 4), frameon=False, fontsize=10
+    )
+
+
+def _require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> None:
+    for name in names:
+        if name not in frame.columns:
+            raise InvalidValueError(f"{what} has no column {name!r}: it has {', '.join(frame.columns) or 'none'}")

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -148,7 +149,7 @@ def require_finite(batch: Batch) -> None:
     if len(wrong):
         row = int(batch.rows[int(wrong[0])])
         raise NonFiniteError(
-            f"layer {batch.layer}, row {row} holds a value that is not finite: run embstore verify, or leave the row out"
+            f"layer {batch.layer}, row {row} holds a value that is not finite: run embstore verify, or leave it out"
         )
     raise NonFiniteError(f"layer {batch.layer} holds vectors too long for float32: choose the precision float64")
 
@@ -231,7 +232,7 @@ def thread_parts(count: int, threads: int | None, reduction: Reduction) -> list[
     size = reduction.block_rows
     blocks = -(-count // size)
     edges = [min(blocks * part // wanted * size, count) for part in range(wanted + 1)]
-    return [(start, stop) for start, stop in zip(edges, edges[1:], strict=False) if start < stop]
+    return [(start, stop) for start, stop in pairwise(edges) if start < stop]
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARD_NBYTES = 256 * 2**20
+SMALL_SHARD_NBYTES = 64 * 2**20
+FEW_SHARDS = 8
 CHUNK_ROWS = 256
 ITEM_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
@@ -24,9 +26,14 @@ class Layout:
 
     @classmethod
     def of(cls, *, rows: int, layers: tuple[int, ...], hidden_size: int, dtype: str) -> Layout:
-        """Choose the largest power of two rows whose shard is at most 256 MiB, no larger than the store needs."""
+        """Choose the largest power of two rows whose shard is at most 256 MiB, no larger than the store needs.
+
+        A store of less than 2 GiB has shards of an eighth of it, down to 64 MiB: the last one is written while
+        nothing else is left to do.
+        """
         row_nbytes = len(layers) * hidden_size * ITEM_NBYTES[dtype]
-        fitting = max(CHUNK_ROWS, _floor_power_of_two(SHARD_NBYTES // row_nbytes))
+        nbytes = min(SHARD_NBYTES, max(SMALL_SHARD_NBYTES, rows * row_nbytes // FEW_SHARDS))
+        fitting = max(CHUNK_ROWS, _floor_power_of_two(nbytes // row_nbytes))
         needed = max(CHUNK_ROWS, 1 << max(rows - 1, 0).bit_length())
         return cls(rows, layers, hidden_size, dtype, min(fitting, needed))
 

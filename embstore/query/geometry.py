@@ -1,0 +1,313 @@
+"""The geometry of contextual vectors, layer by layer: Ethayarajh 2019 over a store, as one tidy table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError
+from embstore.query.groups import Grouping
+from embstore.query.moments import LayerMoments, Moments
+from embstore.query.scan import Reducer, choose_device, reduce, selected
+from embstore.query.similarity import Anisotropy, IntraSentenceSimilarity, SelfSimilarity, mean_cosine
+from embstore.query.spectra import maximum_explainable_variance, sample_mev
+from embstore.query.words import eligible_types
+from embstore.store import Selection, Store
+
+PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
+LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_component")
+METRICS = (*PAPER_METRICS, *LAYER_METRICS)
+BASELINES = ("exact", "sample")
+DEFAULT_MEMORY = 2**30
+SCHEMA = {
+    "metric": pl.Enum(METRICS),
+    "layer": pl.Int64,
+    "item": pl.String,
+    "count": pl.Int64,
+    "value": pl.Float64,
+    "baseline": pl.Float64,
+    "adjusted": pl.Float64,
+}
+
+
+def geometry(
+    source: Store | Selection,
+    *,
+    metrics: str | Sequence[str] = PAPER_METRICS,
+    layers: int | Sequence[int] | None = None,
+    min_contexts: int = 5,
+    centered: bool = False,
+    baseline: str = "exact",
+    sample: int = 1000,
+    seed: int = 0,
+    precision: str = "float32",
+    device: str = "cpu",
+    threads: int | None = None,
+    memory: int | None = None,
+    block_rows: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> pl.DataFrame:
+    """Measure the geometry of each layer: `metric, layer, item, count, value, baseline, adjusted`, one value a row.
+
+    `selfsim` and `mev` have a row a word of `min_contexts` different sentences or more (item: the word; count: its
+    occurrences), `intrasim` a row a sentence of two words or more (item: its row in the store; count: its words);
+    each has besides a row a layer (item empty), the mean over words or sentences. `anisotropy` (the mean cosine of
+    two occurrences), `mean_norm`, `participation_ratio`, `effective_rank` and `top_component` are of a layer alone.
+    `adjusted` is value less baseline: the anisotropy for selfsim and intrasim, the MEV of all occurrences for mev.
+
+    `baseline`: "exact" over all occurrences selected, or "sample", the paper's: `sample` of them, drawn with `seed`.
+    `centered`: whether MEV is that of vectors less their mean, for words and baseline alike. `memory`: bytes to
+    work in (1 GiB); with less, words are done in several passes. `progress`: is told what is done, and of how much.
+
+    Raises InvalidValueError, MissingRowsError for rows not yet written, NonFiniteError.
+    """
+    wanted = _checked_metrics(metrics)
+    if baseline not in BASELINES:
+        raise InvalidValueError(f"unknown baseline {baseline!r}; allowed are {', '.join(BASELINES)}")
+    if memory is not None and memory < 1:
+        raise InvalidValueError(f"memory {memory} is not allowed: give 1 byte or more")
+    selection = selected(source, layers)
+    study = _Study(
+        selection=selection,
+        metrics=wanted,
+        types=eligible_types(selection, min_contexts) if {"selfsim", "mev"} & set(wanted) else np.empty(0, np.int64),
+        min_contexts=min_contexts,
+        centered=centered,
+        sample=_drawn(selection, sample, seed) if baseline == "sample" else None,
+        computing={"precision": precision, "device": device, "threads": threads, "block_rows": block_rows},
+        memory=memory or DEFAULT_MEMORY,
+        progress=progress or (lambda done, total: None),
+    )
+    return pl.concat(list(study.frames()))
+
+
+def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
+    chosen = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    for metric in chosen:
+        if metric not in METRICS:
+            raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
+    if not chosen:
+        raise InvalidValueError(f"no metric is chosen: name one or more of {', '.join(METRICS)}")
+    return tuple(metric for metric in METRICS if metric in chosen)
+
+
+def _drawn(selection: Selection, sample: int, seed: int) -> NDArray[np.int64]:
+    if sample < 2:
+        raise InvalidValueError(f"sample {sample} is not allowed: give 2 or more")
+    count = min(sample, len(selection.rows))
+    chosen = np.random.default_rng(seed).choice(len(selection.rows), count, replace=False)
+    return np.asarray(selection.rows[np.sort(chosen)])
+
+
+@dataclass
+class _Study:
+    """One call of `geometry`: what is asked, and what the passes over the store have found so far."""
+
+    selection: Selection
+    metrics: tuple[str, ...]
+    types: NDArray[np.int64]
+    min_contexts: int
+    centered: bool
+    sample: NDArray[np.int64] | None
+    computing: dict[str, Any]
+    memory: int
+    progress: Callable[[int, int], object]
+    _done: int = 0
+
+    def frames(self) -> Iterator[pl.DataFrame]:
+        if {"selfsim", "mev"} & set(self.metrics):
+            self._require_words()
+        found = self._pass()
+        selfsim = self._self_similarities(found) if "selfsim" in self.metrics else {}
+        for layer in self.selection.layers:
+            yield from self._layer_frames(layer, found[layer], selfsim.get(layer))
+
+    def _layer_frames(
+        self, layer: int, found: dict[str, Any], selfsim: NDArray[np.float64] | None
+    ) -> Iterator[pl.DataFrame]:
+        cosine = self._cosine(layer, found) if {"selfsim", "intrasim", "anisotropy"} & set(self.metrics) else None
+        if selfsim is not None:
+            yield self._word_frame("selfsim", layer, selfsim, cosine)
+        if "intrasim" in self.metrics:
+            sentences, grouping = self._sentences
+            yield _frame("intrasim", layer, sentences.astype(str), grouping.sizes, found["intrasim"], cosine)
+        if "mev" in self.metrics:
+            yield self._word_frame("mev", layer, self._mev(layer), self._mev_baseline(layer, found))
+        count = len(self.selection.rows)
+        if "anisotropy" in self.metrics:
+            assert cosine is not None
+            yield _layer_frame("anisotropy", layer, count if self.sample is None else len(self.sample), cosine)
+        for metric in LAYER_METRICS:
+            if metric in self.metrics:
+                yield _layer_frame(metric, layer, count, getattr(found["moments"], metric))
+
+    def _require_words(self) -> None:
+        if not len(self.types):
+            raise InvalidValueError(
+                f"no word that is selected of {self.selection.store.path} occurs in {self.min_contexts} different "
+                "sentences or more: ask for fewer (min contexts)"
+            )
+        if "selfsim" in self.metrics and not (self._word_counts > 1).any():
+            raise InvalidValueError(
+                f"no word that is selected of {self.selection.store.path} has two occurrences, which self-similarity "
+                "needs: choose other words or metrics"
+            )
+
+    @cached_property
+    def _word_counts(self) -> NDArray[np.int64]:
+        index = self.selection.store.index
+        counts = np.bincount(index.type[self.selection.rows], minlength=len(index.words))
+        return np.asarray(counts[self.types])
+
+    @cached_property
+    def _sentences(self) -> tuple[NDArray[np.int64], Grouping]:
+        """The sentences of which two or more words are selected, and each occurrence's among them."""
+        sentence = np.asarray(self.selection.store.index.sentence[self.selection.rows])
+        known, inverse, counts = np.unique(sentence, return_inverse=True, return_counts=True)
+        numbers = np.where(counts > 1, np.cumsum(counts > 1) - 1, -1)
+        if not (counts > 1).any():
+            raise InvalidValueError(
+                f"no sentence of {self.selection.store.path} has two words that are selected, which intra-sentence "
+                "similarity needs: choose more words or other metrics"
+            )
+        return known[counts > 1], Grouping(numbers[inverse], int((counts > 1).sum()))
+
+    @cached_property
+    def _word_chunks(self) -> list[NDArray[np.int64]]:
+        """The types, in as many parts as their sums need to fit the memory."""
+        parts = self.computing["threads"] or torch.get_num_threads()
+        each = 8 * self.selection.store.hidden_size * parts
+        size = max(1, self.memory // 2 // each)
+        return [self.types[start : start + size] for start in range(0, len(self.types), size)]
+
+    @cached_property
+    def _total(self) -> int:
+        """Occurrences times layers that will be read, about."""
+        one = len(self.selection.rows) * len(self.selection.layers)
+        words = int(self._word_counts.sum()) * len(self.selection.layers) if len(self.types) else 0
+        more = words if "selfsim" in self.metrics and len(self._word_chunks) > 1 else 0
+        return one + more + (words if "mev" in self.metrics else 0)
+
+    def _advance_from(self, base: int) -> Callable[[int], None]:
+        def advance(done: int) -> None:
+            self._done = base + done
+            self.progress(min(self._done, self._total), self._total)
+
+        return advance
+
+    def _pass(self) -> dict[int, dict[str, Any]]:
+        """One pass for all that needs every occurrence, the words' sums among them where they fit the memory."""
+        reducers: dict[str, Reducer[Any]] = {}
+        if "selfsim" in self.metrics and len(self._word_chunks) == 1:
+            reducers["selfsim"] = SelfSimilarity(self._words(self.selection, self.types))
+        if "intrasim" in self.metrics:
+            reducers["intrasim"] = IntraSentenceSimilarity(self._sentences[1])
+        if self.sample is None and {"selfsim", "intrasim", "anisotropy"} & set(self.metrics):
+            reducers["cosine"] = Anisotropy()
+        if set(LAYER_METRICS) & set(self.metrics) or ("mev" in self.metrics and self.sample is None):
+            reducers["moments"] = Moments()
+        if not reducers:
+            return {layer: {} for layer in self.selection.layers}
+        return reduce(self.selection, reducers, progress=self._advance_from(0), **self.computing)
+
+    def _self_similarities(self, found: dict[int, dict[str, Any]]) -> dict[int, NDArray[np.float64]]:
+        if len(self._word_chunks) == 1:
+            return {layer: figures["selfsim"] for layer, figures in found.items()}
+        parts: dict[int, list[NDArray[np.float64]]] = {layer: [] for layer in self.selection.layers}
+        for types in self._word_chunks:
+            chunk = self._rows_of(types)
+            reducers = {"selfsim": SelfSimilarity(self._words(chunk, types))}
+            results = reduce(chunk, reducers, progress=self._advance_from(self._done), **self.computing)
+            for layer, figures in results.items():
+                parts[layer].append(figures["selfsim"])
+        return {layer: np.concatenate(values) for layer, values in parts.items()}
+
+    def _rows_of(self, types: NDArray[np.int64]) -> Selection:
+        rows = self.selection.rows
+        chosen = np.zeros(len(self.selection.store.index.words), bool)
+        chosen[types] = True
+        own = rows[chosen[self.selection.store.index.type[rows]]]
+        return Selection(self.selection.store, layers=self.selection.layers, filters=(), start=own)
+
+    def _words(self, selection: Selection, types: NDArray[np.int64]) -> Grouping:
+        places = np.full(len(selection.store.index.words), -1)
+        places[types] = np.arange(len(types))
+        return Grouping(places[selection.store.index.type[selection.rows]], len(types))
+
+    def _cosine(self, layer: int, found: dict[str, Any]) -> float:
+        if self.sample is None:
+            return float(found["cosine"])
+        vectors = torch.from_numpy(self.selection.store.gather(self.sample, layer).astype(np.float64))
+        lengths = torch.linalg.vector_norm(vectors, dim=1)
+        units = vectors / torch.where(lengths > 0, lengths, 1)[:, None]
+        return float(mean_cosine(units.sum(0), (lengths > 0).sum().double(), torch.tensor(float(len(vectors)))))
+
+    def _mev(self, layer: int) -> NDArray[np.float64]:
+        base = self._done
+        values = maximum_explainable_variance(
+            self.selection,
+            layer,
+            self.types,
+            centered=self.centered,
+            precision=self.computing["precision"],
+            device=str(choose_device(self.computing["device"])),
+            memory=self.memory,
+            progress=self._advance_from(base),
+        )
+        return values
+
+    def _mev_baseline(self, layer: int, found: dict[str, Any]) -> float:
+        if self.sample is not None:
+            return sample_mev(self.selection.store.gather(self.sample, layer), centered=self.centered)
+        moments: LayerMoments = found["moments"]
+        return moments.mev(centered=self.centered)
+
+    def _word_frame(self, metric: str, layer: int, values: NDArray[np.float64], baseline: float | None) -> pl.DataFrame:
+        enough = self._word_counts > 1 if metric == "selfsim" else np.ones(len(self.types), bool)
+        return _frame(metric, layer, self._forms[enough], self._word_counts[enough], values[enough], baseline)
+
+    @cached_property
+    def _forms(self) -> NDArray[np.str_]:
+        words = self.selection.store.index.words
+        return np.array([words[int(number)] for number in self.types], dtype=object)
+
+
+def _frame(
+    metric: str,
+    layer: int,
+    items: NDArray[Any],
+    counts: NDArray[np.int64],
+    values: NDArray[np.float64],
+    baseline: float | None,
+) -> pl.DataFrame:
+    """The rows of a metric at a layer, its mean first."""
+    known = values[~np.isnan(values)]
+    mean = float(known.mean()) if len(known) else float("nan")
+    columns = {
+        "item": ["", *items.tolist()],
+        "count": [len(known), *counts.tolist()],
+        "value": np.append(mean, values),
+    }
+    return _completed(metric, layer, pl.DataFrame(columns), baseline)
+
+
+def _layer_frame(metric: str, layer: int, count: int, value: float) -> pl.DataFrame:
+    return _completed(metric, layer, pl.DataFrame({"item": [""], "count": [count], "value": [value]}), None)
+
+
+def _completed(metric: str, layer: int, frame: pl.DataFrame, baseline: float | None) -> pl.DataFrame:
+    value = pl.col("value").fill_nan(None)
+    columns = frame.with_columns(
+        value,
+        metric=pl.lit(metric),
+        layer=pl.lit(layer),
+        baseline=pl.lit(baseline, pl.Float64).fill_nan(None),
+    ).with_columns(adjusted=pl.col("value") - pl.col("baseline"))
+    return columns.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
