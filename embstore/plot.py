@@ -117,8 +117,7 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
     words, layers = similarity.words, similarity.layers
     if not words or not layers:
         raise InvalidValueError("there is no word or no layer to draw: choose a sentence and layers that have some")
-    columns = ceil(sqrt(len(layers)))
-    rows = ceil(len(layers) / columns)
+    rows, columns = _grid(len(layers))
     side = min(max(1.9, 0.17 * len(words) + 0.3), 7.0)
     size = min(9.0, max(3.0, 62 * side / len(words)))
     margin = 0.075 * size / 9 * max(map(len, words)) + 0.3
@@ -143,12 +142,22 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
         axis.set_xticks(range(len(words)), words, rotation=90, fontsize=size)
         axis.set_yticks(range(len(words)), words, fontsize=size)
         axis.tick_params(length=0, labelbottom=place + columns >= len(layers), labelleft=place % columns == 0)
+        if place + columns < rows * columns:
+            for text in axis.get_xticklabels():
+                text.set_in_layout(False)  # those above a free place take no room from the row
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 3.2 / (side * rows)), aspect=18, pad=0.02)
     bar.set_label("cosine", fontsize=10)
     bar.outline.set_visible(False)
     if title is not None:
         figure.suptitle(title, fontsize=12)
     return figure  # type: ignore[no-any-return]
+
+
+def _grid(panels: int) -> tuple[int, int]:
+    """Rows and columns for panels, near to a square and with few free places."""
+    least = ceil(sqrt(panels))
+    columns = min(range(least, least + 2), key=lambda columns: -panels % columns)
+    return ceil(panels / columns), columns
 
 
 def _layer_name(layer: int) -> str:
@@ -223,6 +232,7 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.tick_params(labelsize=8)
         axis.grid(axis="y", color="#eeeeee")
+        axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     _legend(figure, axes)
     return figure  # type: ignore[no-any-return]
@@ -245,7 +255,7 @@ def _floats(part: pl.DataFrame, name: str) -> NDArray[np.float64]:
 
 def _legend(figure: Any, axes: Any) -> None:
     """One legend over all panels; a store that only some panels have is there once."""
-    lines = {}
+    lines: dict[str, Any] = {}
     for axis in axes.flat:
         for line, name in zip(*axis.get_legend_handles_labels(), strict=True):
             lines.setdefault(name, line)

@@ -94,9 +94,11 @@ def _norms(
     """The Frobenius norm of the centred Y'X of every pair, up to a power of two for each side."""
     norms: dict[Pair, float] = {}
     count = len(selections[0].rows)
+    sides = sorted({side for pair in pairs for side in pair})
+    origins = {side: _origin(selections[side.selection], side, computing) for side in sides}
     for chunk in chunks(pairs, most=_most_pairs(selections, computing)):
         done = len(norms) * count
-        moments = Moments(chunk, count)
+        moments = Moments(chunk, count, origins)
         for place, vectors in _blocks(selections, chunk, computing):
             moments.add(vectors)
             if progress is not None:
@@ -126,30 +128,28 @@ def _blocks(
 ) -> Iterator[tuple[int, dict[Side, torch.Tensor]]]:
     """Yield how many occurrences have come and the newest ones' vectors of every layer of the pairs."""
     sides = sorted({side for pair in pairs for side in pair})
-    row_nbytes = sum(24 * selections[side.selection].store.hidden_size for side in sides)  # as stored, read and shifted
-    size = min(BLOCK_ROWS, max(1, computing.memory // 4 // row_nbytes))
+    size = _block_rows(sum(selections[side.selection].store.hidden_size for side in sides), computing)
     count = len(selections[0].rows)
     for start in range(0, count, size):
         stop = min(start + size, count)
-        vectors = {}
-        for number, selection in enumerate(selections):
-            layers = [side.layer for side in sides if side.selection == number]
-            if layers:
-                found = selection.store.gather_layers(selection.rows[start:stop], layers)
-                for layer, array in zip(layers, found, strict=True):
-                    _require_finite(selection, layer, start, array)
-                    vectors[Side(number, layer)] = torch.from_numpy(array).to(computing.device, computing.dtype)
-        yield stop, vectors
+        yield stop, {side: _read(selections[side.selection], side, start, stop, computing) for side in sides}
 
 
-def _require_finite(selection: Selection, layer: int, start: int, vectors: NDArray[np.generic]) -> None:
+def _block_rows(features: int, computing: Computing) -> int:
+    return min(BLOCK_ROWS, max(1, computing.memory // 4 // (24 * features)))  # as stored, read and shifted
+
+
+def _read(selection: Selection, side: Side, start: int, stop: int, computing: Computing) -> torch.Tensor:
+    """The vectors of some of the occurrences at one layer; raises NonFiniteError."""
+    rows = selection.rows[start:stop]
+    vectors = selection.store.gather(rows, side.layer)
     finite = np.isfinite(vectors).all(1)
     if not finite.all():
-        row = int(selection.rows[start + int(finite.argmin())])
         raise NonFiniteError(
-            f"layer {layer}, row {row} of {selection.store.path} holds a value that is not finite: "
-            "run embstore verify, or leave the row out"
+            f"layer {side.layer}, row {int(rows[finite.argmin()])} of {selection.store.path} holds a value that is not "
+            "finite: run embstore verify, or leave the row out"
         )
+    return torch.from_numpy(vectors).to(computing.device, computing.dtype)
 
 
 @dataclass(frozen=True)
@@ -171,20 +171,30 @@ class Origin:
         return (vectors - self.shift) / self.scale
 
 
+def _origin(selection: Selection, side: Side, computing: Computing) -> Origin:
+    """The origin of the first occurrences; one for all passes, as norms of different scales cannot be compared."""
+    size = _block_rows(selection.store.hidden_size, computing)
+    return Origin.of(_read(selection, side, 0, min(size, len(selection.rows)), computing))
+
+
 class Moments:
     """The sums of x y' of pairs of layers, float64 [feature, feature] each, block by block."""
 
-    def __init__(self, pairs: list[Pair], count: int) -> None:
+    def __init__(self, pairs: list[Pair], count: int, origins: dict[Side, Origin]) -> None:
         self._pairs = pairs
         self._count = count
-        self._origins: dict[Side, Origin] = {}
-        self._sums: dict[Side, torch.Tensor] = {}
-        self._products: dict[Pair, torch.Tensor] = {}
+        self._origins = origins
+        shifts = {side: origins[side].shift for pair in pairs for side in pair}
+        self._sums = {side: torch.zeros_like(shift, dtype=torch.float64) for side, shift in shifts.items()}
+        self._products = {
+            (one, other): torch.zeros(
+                len(shifts[one]), len(shifts[other]), dtype=torch.float64, device=shifts[one].device
+            )
+            for one, other in pairs
+        }
 
     def add(self, vectors: dict[Side, torch.Tensor]) -> None:
         """Add the next occurrences, [n, feature] of every layer."""
-        if not self._origins:
-            self._begin(vectors)
         relative = {side: self._origins[side].relative(vectors[side]) for side in vectors}
         for side, block in relative.items():
             self._sums[side] += block.sum(0, dtype=torch.float64)
@@ -194,14 +204,6 @@ class Moments:
                 product.addmm_(relative[one].T, relative[other])
             else:
                 product += relative[one].T @ relative[other]
-
-    def _begin(self, vectors: dict[Side, torch.Tensor]) -> None:
-        for side, block in vectors.items():
-            self._origins[side] = Origin.of(block)
-            self._sums[side] = torch.zeros(block.shape[1], dtype=torch.float64, device=block.device)
-        for one, other in self._pairs:
-            shape = vectors[one].shape[1], vectors[other].shape[1]
-            self._products[one, other] = torch.zeros(shape, dtype=torch.float64, device=vectors[one].device)
 
     def norms(self) -> dict[Pair, float]:
         """The Frobenius norm of each sum after the means are taken away; 0 where nothing varies. Uses up the sums."""

@@ -1,0 +1,88 @@
+"""`lookup --heatmap`: the sentence of the first occurrence, or of one that is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore as es
+from tests.cli.conftest import Work
+
+pytest.importorskip("matplotlib", reason="figures need matplotlib")
+
+KINDS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The similarities and titles that a heat map was asked for."""
+    seen: list[Any] = []
+    made = es.plot.heat_map
+
+    def seeing(similarity: Any, *, title: str) -> Any:
+        seen.append((similarity, title))
+        return made(similarity, title=title)
+
+    monkeypatch.setattr(es.plot, "heat_map", seeing)
+    return seen
+
+
+@pytest.mark.parametrize("suffix", KINDS)
+def test_the_first_sentence_is_drawn(suffix: str, work: Work, drawn: list[Any]) -> None:
+    before = set(work.contents())
+    plain = work.run("lookup", "store.zarr", "bank")
+    ran = work.run("lookup", "store.zarr", "bank", "--heatmap", f"map.{suffix}")
+    assert (ran.status, ran.err, ran.out) == (0, "", plain.out)
+    assert (work / f"map.{suffix}").read_bytes().startswith(KINDS[suffix])
+    assert set(work.contents()) - before == {f"map.{suffix}"}
+    ((similarity, title),) = drawn
+    assert title == "a man sat on the bank of the river ."
+    assert " ".join(similarity.words) == title
+    assert similarity.layers == es.open(work / "store.zarr").layers
+
+
+def test_the_sentence_of_a_row_is_drawn(work: Work, drawn: list[Any]) -> None:
+    store = es.open(work / "store.zarr")
+    rows = store.select(words="bank").rows.tolist()
+    assert len(rows) == 2
+    for row in rows:
+        assert work.run("lookup", "store.zarr", "bank", "--heatmap", "map.png", "--row", row).status == 0
+    assert [title for _, title in drawn] == [
+        "a man sat on the bank of the river .",
+        "the old bank of the town lends money .",
+    ]
+    second = store.select(sentences=1)
+    vectors = second.vectors(dtype="float64")
+    unit = vectors / np.linalg.norm(vectors, axis=2, keepdims=True)
+    np.testing.assert_allclose(drawn[1][0].values, unit @ unit.transpose(0, 2, 1), atol=1e-12)
+
+
+def test_json_stays_json(work: Work) -> None:
+    ran = work.run("lookup", "store.zarr", "river", "--json", "--heatmap", "map.svg")
+    assert [row["word"] for row in json.loads(ran.out)] == ["river"]
+    assert (work / "map.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--heatmap map.gif", ("--heatmap map.gif", ".png, .svg, .pdf")),
+        ("--heatmap gone/map.png", ("--heatmap gone/map.png", "the folder gone does not exist")),
+        ("--heatmap model", ("--heatmap model", "is a folder")),
+        ("--row 3", ("--row 3", "--heatmap FILE")),
+        ("--heatmap map.png --row 0", ("--row 0", "no occurrence of 'bank'", "rows that are printed")),
+        ("--heatmap map.png --row 999", ("--row 999", "no occurrence of 'bank'")),
+    ],
+)
+def test_bad_input_is_one_line(options: str, says: tuple[str, ...], work: Work) -> None:
+    before = work.contents()
+    ran = work.run("lookup", "store.zarr", "bank", *options.split())
+    assert ran.status == 2
+    assert ran.out == ""
+    assert ran.err.count("\n") == 1
+    for text in says:
+        assert text in ran.err
+    assert work.contents() == before
