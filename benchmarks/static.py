@@ -15,7 +15,7 @@ import polars as pl
 from measure import machine, table, write_json
 
 import embstore as es
-from embstore.evaluation import Benchmark, evaluate, paper_table1, read_benchmarks, table1
+from embstore.evaluation import evaluate, paper_table1, read_benchmarks, table1
 from embstore.query.static import static_vectors
 from embstore.query.words import distinct_contexts
 from embstore.wordvectors import WordVectors, read_word_vectors
@@ -27,28 +27,29 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
+def run(arguments: argparse.Namespace, described_as: dict[str, Any]) -> None:
     benchmarks = read_benchmarks(arguments.benchmarks)
     store = es.open(arguments.store)
     systems, seconds = made(store, arguments)
     for path in arguments.vectors:
         systems[Path(path).stem] = read_word_vectors(path)
     print(about(store, systems, seconds))
-    scores = {}
-    for policy, options in POLICIES.items():
-        began = time.perf_counter()
-        frame = evaluate(systems, benchmarks, seed=arguments.seed, **options)
-        scores[policy] = frame
-        show(policy, frame, time.perf_counter() - began)
     paper = paper_table1()
-    print(f"\nEthayarajh 2019, Table 1, as printed\n\n{table(paper.columns, paper.rows())}")
-    return {
+    print(f"\nEthayarajh 2019, Table 1, as printed\n\n{table(paper.columns, paper.rows())}", flush=True)
+    result = {
+        **described_as,
         "store": described(store),
         "systems": {name: {"words": len(held), "dimensions": held.dimensions} for name, held in systems.items()},
         "vectors_s": seconds,
         "benchmarks": [benchmark.name for benchmark in benchmarks],
-        "scores": {policy: main_scores(frame, benchmarks) for policy, frame in scores.items()},
     }
+    scores: dict[str, Any] = {}
+    for policy, options in POLICIES.items():
+        began = time.perf_counter()
+        frame = evaluate(systems, benchmarks, seed=arguments.seed, **options)
+        scores[policy] = main_scores(frame)
+        show(policy, frame, time.perf_counter() - began)
+        write_json(arguments.out, {**result, "scores": scores})  # after each: the last takes longest
 
 
 def made(store: es.Store, arguments: argparse.Namespace) -> tuple[dict[str, WordVectors], dict[str, float]]:
@@ -99,11 +100,9 @@ def show(policy: str, frame: pl.DataFrame, seconds: float) -> None:
     print(f"\n{policy} ({seconds:.0f} s)\n\n{table(values.columns, rows)}", flush=True)
 
 
-def main_scores(frame: pl.DataFrame, benchmarks: tuple[Benchmark, ...]) -> list[dict[str, Any]]:
+def main_scores(frame: pl.DataFrame) -> list[dict[str, Any]]:
     """Every score that is of a whole benchmark; those of sections and single relations are left out."""
-    names = [benchmark.name for benchmark in benchmarks]
-    whole = frame.filter(~pl.col("task").str.contains("/"), pl.col("benchmark").is_in(names))
-    return whole.to_dicts()
+    return frame.filter(~pl.col("task").str.contains("/")).to_dicts()
 
 
 def parse() -> argparse.Namespace:
@@ -120,10 +119,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    started = machine()
-    result = run(arguments)
     options = {key: getattr(arguments, key) for key in ("methods", "min_contexts", "seed")}
-    write_json(arguments.out, {"benchmark": "static", "machine": started, "options": options, **result})
+    run(arguments, {"benchmark": "static", "machine": machine(), "options": options})
 
 
 if __name__ == "__main__":

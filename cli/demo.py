@@ -21,7 +21,7 @@ LABEL = "class"
 MAPPED_WORDS = 4
 QUERIES = 6
 NEAREST = 3
-CONTEXTS = 5
+CONTEXTS = 3
 
 
 def add_to(app: typer.Typer) -> None:
@@ -60,7 +60,7 @@ def demo(
     print("\n4. Look: an occurrence, and the one that lies nearest to it in the last layer\n")
     print_table(_nearest(store, words))
 
-    print("\n5. Make one vector a word: the nearest words, by layer (first principal components)\n")
+    print("\n5. Make one vector a word, for all its senses: what lies nearest, by layer\n")
     print_table(_nearest_words(store, words))
 
     figure = out / "senses.png"
@@ -149,7 +149,7 @@ def _nearest(store: es.Store, words: list[str]) -> list[dict[str, Any]]:
 
 
 def _nearest_words(store: es.Store, ambiguous: list[str]) -> list[dict[str, Any]]:
-    """Words and, at three layers, the words whose static vectors are nearest; those of several senses last."""
+    """Words and, at the first and last layer, those whose static vectors are nearest; words of several senses last."""
     import numpy as np
     import polars as pl
 
@@ -158,7 +158,7 @@ def _nearest_words(store: es.Store, ambiguous: list[str]) -> list[dict[str, Any]
     labelled = store.occurrences.filter(pl.col(LABEL).is_not_null())
     counts = labelled.group_by("word").agg(pl.col("sentence").n_unique().alias("n")).filter(pl.col("n") >= CONTEXTS)
     known = counts.sort("n", "word", descending=[True, False])["word"].cast(pl.String).to_list()
-    layers = _three(store.layers)
+    layers = [store.layers[0], store.layers[-1]]
     made = static_vectors(store, layers=layers, types=[store.index.words.find(word) for word in known])
     queries = [*[word for word in known if word not in ambiguous][:QUERIES], *ambiguous[:QUERIES]]
     rows: list[dict[str, Any]] = [{"word": word} for word in queries]
