@@ -32,8 +32,9 @@ def sense_separability(
     """How often a word's occurrence is nearest, by cosine, to the centroid of its own label, by word and layer.
 
     A centroid is the mean of the unit vectors of a word's occurrences of one label, that of the occurrence's own
-    label without the occurrence itself. An occurrence as near to another label's is not counted as right, nor is a
-    zero vector. Labels of fewer than `min_occurrences` (2 or more) are left out, and words with one label left.
+    label without the occurrence itself. An occurrence as near to another label's counts half, to two others' a third,
+    as by drawing lots; a zero vector is as near to all. Labels of fewer than `min_occurrences` (2 or more) are left
+    out, and words with one label left.
 
     One row a word and layer: `metric, layer, item, count, value, baseline, adjusted`; `item` is the word, `count` its
     occurrences, `value` the share that is right, `baseline` the share of its most frequent label, `adjusted` their
@@ -142,7 +143,7 @@ class SenseSums:
 
 
 class NearestSense:
-    """How many occurrences of each word are nearest to their own sense; finishes as int64 [words]."""
+    """How many occurrences of each word are nearest to their own sense, ties by share; finishes as float64 [words]."""
 
     def __init__(self, senses: Senses, sums: torch.Tensor) -> None:
         self._senses = senses
@@ -151,7 +152,7 @@ class NearestSense:
         self._unit = unit_length(sums, self._sizes)
 
     def init(self, scope: Scope) -> torch.Tensor:
-        return torch.zeros(len(self._senses.types), dtype=torch.int64, device=scope.device)
+        return torch.zeros(len(self._senses.types), dtype=torch.float64, device=scope.device)
 
     def update(self, state: torch.Tensor, batch: Batch) -> torch.Tensor:
         device = batch.vectors.device
@@ -167,17 +168,19 @@ class NearestSense:
         )
         vectors = batch.vectors.to(torch.float64) * batch.unit_scale[:, None]
         own = (unit_length(self._sums[sense] - vectors, self._sizes[sense]) * vectors).sum(1)
-        best = torch.full_like(own, -torch.inf)
+        beaten = torch.zeros_like(own, dtype=torch.bool)
+        equals = torch.ones_like(own)
         for number in range(int(labels.max())):
             rivals = torch.nonzero((number < labels) & (first + number != sense))[:, 0]
             cosines = (self._unit[first[rivals] + number] * vectors[rivals]).sum(1)
-            best[rivals] = torch.maximum(best[rivals], cosines)
-        return state.index_add_(0, word, (own > best + TIE).to(torch.int64))
+            beaten[rivals] |= cosines > own[rivals] + TIE
+            equals[rivals] += (cosines - own[rivals]).abs() <= TIE
+        return state.index_add_(0, word, torch.where(beaten, 0, 1 / equals))
 
     def merge(self, state: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return state.add_(other)
 
-    def finish(self, state: torch.Tensor, scope: Scope) -> NDArray[np.int64]:
+    def finish(self, state: torch.Tensor, scope: Scope) -> NDArray[np.float64]:
         return np.asarray(state.cpu().numpy())
 
 
@@ -187,7 +190,7 @@ def unit_length(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return sums * torch.where(norms > TIE * counts, 1 / norms, 0)[:, None]
 
 
-def _table(senses: Senses, store: Store, layer: int, right: NDArray[np.int64]) -> pl.DataFrame:
+def _table(senses: Senses, store: Store, layer: int, right: NDArray[np.float64]) -> pl.DataFrame:
     counts = np.bincount(senses.word)
     sizes = np.bincount(senses.sense)
     value = right / counts
