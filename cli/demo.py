@@ -159,7 +159,8 @@ def _nearest_words(store: es.Store, ambiguous: list[str]) -> list[dict[str, Any]
     counts = labelled.group_by("word").agg(pl.col("sentence").n_unique().alias("n")).filter(pl.col("n") >= CONTEXTS)
     known = counts.sort("n", "word", descending=[True, False])["word"].cast(pl.String).to_list()
     layers = [store.layers[0], store.layers[-1]]
-    made = static_vectors(store, layers=layers, types=[store.index.words.find(word) for word in known])
+    places = {word: place for place, word in enumerate(store.index.words)}
+    made = static_vectors(store, layers=layers, types=[places[word] for word in known])
     queries = [*[word for word in known if word not in ambiguous][:QUERIES], *ambiguous[:QUERIES]]
     rows: list[dict[str, Any]] = [{"word": word} for word in queries]
     for layer, held in made.items():
