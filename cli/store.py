@@ -101,8 +101,8 @@ def lookup(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw how similar the words of the first occurrence's sentence are to each other at each layer, to "
-            "FILE.{png,svg,pdf}.",
+            help="Draw how similar the words of the first occurrence's sentence are to each other at each layer, to a "
+            ".png, .svg or .pdf.",
         ),
     ] = None,
     row: Annotated[
