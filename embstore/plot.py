@@ -70,6 +70,11 @@ def save(figure: Figure, path: str | Path) -> None:
     _pyplot().close(figure)
 
 
+def _plain(text: str) -> str:
+    """Text as it is: dollars would begin a formula."""
+    return text.replace("$", r"\$")
+
+
 def sense_map(words: Sequence[LabelledOccurrences], *, layers: Sequence[int]) -> Figure:
     """Draw the occurrences of ambiguous words in two dimensions, a row a word, a column a layer.
 
@@ -86,12 +91,12 @@ def sense_map(words: Sequence[LabelledOccurrences], *, layers: Sequence[int]) ->
             for number, label in enumerate(labels):
                 mask = np.array(word.labels) == label
                 style = {"color": PALETTE[number % len(PALETTE)], "marker": MARKERS[number % len(MARKERS)]}
-                axis.scatter(*points[mask].T, s=26, alpha=0.85, linewidths=0, label=label, **style)
+                axis.scatter(*points[mask].T, s=26, alpha=0.85, linewidths=0, label=_plain(label), **style)
             axis.set(xticks=[], yticks=[])
             axis.margins(0.12)
             for side in axis.spines.values():
                 side.set_color("#bbbbbb")
-        row[0].set_ylabel(word.word, fontsize=13, fontweight="bold")
+        row[0].set_ylabel(_plain(word.word), fontsize=13, fontweight="bold")
         row[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=10, handletextpad=0.2)
     for layer, axis in zip(layers, axes[0], strict=True):
         axis.set_title(_layer_name(layer), fontsize=11)
@@ -117,6 +122,7 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
     words, layers = similarity.words, similarity.layers
     if not words or not layers:
         raise InvalidValueError("there is no word or no layer to draw: choose a sentence and layers that have some")
+    names = [_plain(word) for word in words]
     rows, columns = _grid(len(layers))
     side = min(max(1.9, 0.17 * len(words) + 0.3), 7.0)
     size = min(9.0, max(3.0, 62 * side / len(words)))
@@ -139,8 +145,8 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
             continue
         image = axis.imshow(similarity.values[place], vmin=low, vmax=1, cmap="viridis", interpolation="nearest")
         axis.set_title(_layer_name(layers[place]), fontsize=10)
-        axis.set_xticks(range(len(words)), words, rotation=90, fontsize=size)
-        axis.set_yticks(range(len(words)), words, fontsize=size)
+        axis.set_xticks(range(len(words)), names, rotation=90, fontsize=size)
+        axis.set_yticks(range(len(words)), names, fontsize=size)
         axis.tick_params(length=0, labelbottom=place + columns >= len(layers), labelleft=place % columns == 0)
         if place + columns < rows * columns:
             for text in axis.get_xticklabels():
@@ -149,7 +155,7 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
     bar.set_label("cosine", fontsize=10)
     bar.outline.set_visible(False)
     if title is not None:
-        figure.suptitle(title, fontsize=12)
+        figure.suptitle(_plain(title), fontsize=12)
     return figure  # type: ignore[no-any-return]
 
 
@@ -185,7 +191,7 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
             axis.text(
                 column, row, text, ha="center", va="center", fontsize=7, color="black" if value > 0.6 else "white"
             )
-    first, second = names or ("", "")
+    first, second = map(_plain, names or ("", ""))
     axis.set_xlabel(f"{first} layer".strip(), fontsize=10)
     axis.set_ylabel(f"{second} layer".strip(), fontsize=10)
     axis.set_xticks(range(len(layers)), layers, fontsize=9)
@@ -242,7 +248,7 @@ def _line(axis: Any, part: pl.DataFrame, names: tuple[str, str, str], label: str
     color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
     layers = part["layer"].to_numpy()
     value, low, high = (_floats(part, name) for name in names)
-    axis.plot(layers, value, color=color, marker=marker, markersize=4.5, linewidth=1.6, label=label)
+    axis.plot(layers, value, color=color, marker=marker, markersize=4.5, linewidth=1.6, label=_plain(label))
     axis.fill_between(layers, low, high, color=color, alpha=0.18, linewidth=0)
 
 

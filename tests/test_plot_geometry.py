@@ -90,6 +90,17 @@ def test_the_words_of_a_heat_map_do_not_overlap() -> None:
     assert min(np.abs(np.diff(centers))) > 0.8 * max(heights)
 
 
+def test_words_are_drawn_as_they_are(tmp_path: Path) -> None:
+    words = ("$", "US$5", "$\\frac$", "a_b^c", "%")
+    found = SentenceSimilarity(words, (3,), np.eye(5)[None])
+    figure = plot.heat_map(found, title="$x_1$ costs $")
+    plot.save(figure, tmp_path / "dollars.svg")
+    frame = geometry_frame(("mev",), 3)
+    plot.save(plot.geometry_figure({"a$b$": frame}), tmp_path / "name.svg")
+    (legend,) = plot.geometry_figure({"a$b$": frame}).legends
+    assert legend.get_texts()[0].get_text() == r"a\$b\$"
+
+
 def test_a_cka_map_has_each_value_in_its_place() -> None:
     layers, others = (0, 3, 4), (0, 6)
     rows = [(layer, other, 10, layer / 10 + other / 100) for layer in layers for other in others]
