@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -16,15 +17,28 @@ from measure import machine, table, write_json
 
 import embstore as es
 from embstore.evaluation import evaluate, paper_table1, read_benchmarks, table1
+from embstore.evaluation.lexicon import on_shared_vocabulary
 from embstore.query.static import static_vectors
 from embstore.query.words import distinct_contexts
 from embstore.wordvectors import WordVectors, read_word_vectors
 
-POLICIES: dict[str, dict[str, Any]] = {
-    "shared vocabulary": {"oov": "skip", "shared_vocabulary": True},
-    "own words": {"oov": "skip"},
-    "own words, the mean for the rest": {"oov": "mean"},
-}
+
+@dataclass(frozen=True)
+class Policy:
+    """Which words a system has: those that all share, or its own, as they are spelled or one for each in lower case."""
+
+    name: str
+    shared: bool = False
+    folded: bool = False
+    oov: Literal["skip", "mean"] = "skip"
+
+
+POLICIES = (
+    Policy("shared vocabulary", shared=True),
+    Policy("own words"),
+    Policy("own words in lower case", folded=True),
+    Policy("own words in lower case, the mean for the rest", folded=True, oov="mean"),
+)
 
 
 def run(arguments: argparse.Namespace, described_as: dict[str, Any]) -> None:
@@ -44,11 +58,18 @@ def run(arguments: argparse.Namespace, described_as: dict[str, Any]) -> None:
         "benchmarks": [benchmark.name for benchmark in benchmarks],
     }
     scores: dict[str, Any] = {}
-    for policy, options in POLICIES.items():
+    folded = {name: on_shared_vocabulary({name: held})[name] for name, held in systems.items()}
+    for policy in POLICIES:
         began = time.perf_counter()
-        frame = evaluate(systems, benchmarks, seed=arguments.seed, **options)
-        scores[policy] = main_scores(frame)
-        show(policy, frame, time.perf_counter() - began)
+        frame = evaluate(
+            folded if policy.folded else systems,
+            benchmarks,
+            oov=policy.oov,
+            shared_vocabulary=policy.shared,
+            seed=arguments.seed,
+        )
+        scores[policy.name] = main_scores(frame)
+        show(policy.name, frame, time.perf_counter() - began)
         write_json(arguments.out, {**result, "scores": scores})  # after each: the last takes longest
 
 
