@@ -26,7 +26,7 @@ LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_comp
 METRICS = (*PAPER_METRICS, *LAYER_METRICS)
 BASELINES = ("exact", "sample")
 DEFAULT_MEMORY = 2**30
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "metric": pl.Enum(METRICS),
     "layer": pl.Int64,
     "item": pl.String,
@@ -184,7 +184,7 @@ class _Study:
         """The types, in as many parts as their sums need to fit the memory."""
         parts = self.computing["threads"] or torch.get_num_threads()
         each = 8 * self.selection.store.hidden_size * parts
-        size = max(1, self.memory // 2 // each)
+        size = max(1, self.memory // 4 // each)
         return [self.types[start : start + size] for start in range(0, len(self.types), size)]
 
     @cached_property
@@ -258,7 +258,7 @@ class _Study:
             centered=self.centered,
             precision=self.computing["precision"],
             device=str(choose_device(self.computing["device"])),
-            memory=self.memory,
+            memory=max(1, self.memory // 2),
             progress=self._advance_from(base),
         )
         return values

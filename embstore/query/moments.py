@@ -37,7 +37,7 @@ class LayerMoments:
     @property
     def eigenvalues(self) -> NDArray[np.float64]:
         """The variances along the principal components, ascending; float64 [feature]."""
-        variances: NDArray[np.float64] = np.linalg.eigvalsh(self.scatter / self.count)
+        variances = np.asarray(np.linalg.eigvalsh(self.scatter / self.count), np.float64)
         rounding = len(variances) * np.finfo(np.float64).eps * max(float(variances[-1]), float(self.mean @ self.mean))
         return np.where(variances > rounding, variances, 0)
 

@@ -61,7 +61,8 @@ class Batch:
     @cached_property
     def norms(self) -> torch.Tensor:
         """The vectors' Euclidean lengths, [n]."""
-        return torch.linalg.vector_norm(self.vectors, dim=1)
+        norms: torch.Tensor = torch.linalg.vector_norm(self.vectors, dim=1)
+        return norms
 
     @cached_property
     def unit_scale(self) -> torch.Tensor:
