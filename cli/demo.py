@@ -36,7 +36,7 @@ def demo(
     """Take the tour: ambiguous words, a real model, a figure.
 
     Extracts a few hundred sentences with a small BERT, then asks whether the occurrences of an ambiguous word lie by
-    their sense, and which words are alike once each has one vector: three tables and a figure.
+    their sense, which words are alike once each has one vector, and how contextual each layer is: tables and figures.
     """
     model = _model()
     if out.exists() and not out.is_dir():
@@ -63,11 +63,12 @@ def demo(
     print("\n5. Make one vector a word, for all its senses: what lies nearest, by layer\n")
     print_table(_nearest_words(store, words))
 
-    figure = out / "senses.png"
-    es.plot.save(es.plot.sense_map(_mapped(store, agreement), layers=_three(store.layers)), figure)
-    print(
-        f"\n6. See: {figure}\n\nThe store is {out / 'demo.zarr'}; try: embstore lookup {out / 'demo.zarr'} {words[0]}"
-    )
+    print("\n6. See: the senses apart, and how contextual each layer is (anisotropy, self-similarity ...)\n")
+    es.plot.save(es.plot.sense_map(_mapped(store, agreement), layers=_three(store.layers)), out / "senses.png")
+    shapes = es.summarize_geometry(es.geometry(store))
+    es.plot.save(es.plot.geometry_figure({MODEL_NAME: shapes}), out / "geometry.png")
+    print(f"{out / 'senses.png'}\n{out / 'geometry.png'}\n")
+    print(f"The store is {out / 'demo.zarr'}; try: embstore lookup {out / 'demo.zarr'} {words[0]}")
 
 
 def _model() -> Path:

@@ -10,7 +10,7 @@ import typer
 import embstore as es
 from embstore.errors import InvalidValueError
 from embstore_cli.help import Command
-from embstore_cli.output import AsJson, Out, print_json, print_table, require_out, write_table
+from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
 from embstore_cli.progress import progress_bar
 from embstore_cli.sizes import nbytes_of
 
@@ -36,7 +36,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def geometry_command(
-    stores: Annotated[list[Path], typer.Argument(metavar="STORE...", help="One store or several: NAME.zarr, NAME.h5.")],
+    stores: Annotated[list[Path], typer.Argument(metavar="STORE", help="One store or several: NAME.zarr, NAME.h5.")],
     metrics: Annotated[
         str,
         typer.Option(
@@ -81,8 +81,7 @@ def geometry_command(
     their baselines; means by layer with 95 % bootstrap intervals. --out has every word and sentence.
     """
     require_out(out)
-    if plot is not None:
-        _require_figure(plot)
+    require_figure(plot, option="--plot")
     if top < 0:
         raise InvalidValueError(f"--top {top} is not allowed: give 0 or more")
     names = _names(stores)
@@ -109,14 +108,6 @@ def geometry_command(
         print_json(whole.to_dicts())
         return
     _print(tables, summaries, top)
-
-
-def _require_figure(path: Path) -> None:
-    """Refuse a figure that could not be written before anything is computed for it."""
-    if path.suffix not in es.plot.SUFFIXES:
-        raise InvalidValueError(f"--plot {path} has no known suffix: choose {', '.join(es.plot.SUFFIXES)}")
-    if not path.absolute().parent.is_dir():
-        raise InvalidValueError(f"--plot {path}: the folder {path.parent} does not exist: make it first")
 
 
 def _names(stores: list[Path]) -> list[str]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from embstore.models import load_encoder as load_encoder
     from embstore.models.subword_table import subword_table_vectors as subword_table_vectors
     from embstore.query.bench import bench_query as bench_query
+    from embstore.query.cka import linear_cka as linear_cka
     from embstore.query.geometry import geometry as geometry
     from embstore.query.scan import Batch as Batch
     from embstore.query.scan import Reducer as Reducer
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from embstore.query.senses import cosine_neighbors as cosine_neighbors
     from embstore.query.senses import label_agreement as label_agreement
     from embstore.query.senses import labelled_occurrences as labelled_occurrences
+    from embstore.query.sentence import SentenceSimilarity as SentenceSimilarity
+    from embstore.query.sentence import sentence_similarity as sentence_similarity
+    from embstore.query.separability import sense_separability as sense_separability
     from embstore.query.spectra import maximum_explainable_variance as maximum_explainable_variance
     from embstore.query.static import all_but_the_top as all_but_the_top
     from embstore.query.static import static_vectors as static_vectors
@@ -77,6 +81,10 @@ _HOME = {
     "Reduction": ("embstore.query.scan", "Reduction"),
     "Scope": ("embstore.query.scan", "Scope"),
     "reduce": ("embstore.query.scan", "reduce"),
+    "linear_cka": ("embstore.query.cka", "linear_cka"),
+    "sense_separability": ("embstore.query.separability", "sense_separability"),
+    "SentenceSimilarity": ("embstore.query.sentence", "SentenceSimilarity"),
+    "sentence_similarity": ("embstore.query.sentence", "sentence_similarity"),
     "geometry": ("embstore.query.geometry", "geometry"),
     "summarize_geometry": ("embstore.query.summary", "summarize_geometry"),
     "extreme_words": ("embstore.query.summary", "extreme_words"),

@@ -16,13 +16,14 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "errors": set(),
     "schemas": set(),
+    "allocator": set(),
     "corpus": {"errors"},
     "wordvectors": {"errors", "corpus"},
     "evaluation": {"errors", "corpus", "wordvectors"},
     "store": {"errors", "schemas"},
     "models": {"errors", "store", "corpus", "wordvectors"},
-    "extraction": {"errors", "corpus", "store", "models", "schemas", "wordvectors"},
-    "query": {"errors", "store", "schemas", "wordvectors"},
+    "extraction": {"allocator", "errors", "corpus", "store", "models", "schemas", "wordvectors"},
+    "query": {"allocator", "errors", "store", "schemas", "wordvectors"},
     "plot": {"errors", "store", "query"},
     "cli": {
         "errors",

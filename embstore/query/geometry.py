@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
+from embstore.allocator import freed_memory_returned
 from embstore.errors import InvalidValueError
 from embstore.query.groups import Grouping
 from embstore.query.moments import LayerMoments, Moments
@@ -26,6 +28,7 @@ LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_comp
 METRICS = (*PAPER_METRICS, *LAYER_METRICS)
 BASELINES = ("exact", "sample")
 DEFAULT_MEMORY = 2**30
+TIGHT_MEMORY = 2**28  # below it what the C library keeps of freed memory counts
 SCHEMA: dict[str, Any] = {
     "metric": pl.Enum(METRICS),
     "layer": pl.Int64,
@@ -85,7 +88,8 @@ def geometry(
         memory=memory or DEFAULT_MEMORY,
         progress=progress or (lambda done, total: None),
     )
-    return pl.concat(list(study.frames()))
+    with freed_memory_returned() if study.memory < TIGHT_MEMORY else nullcontext():
+        return pl.concat(list(study.frames()))
 
 
 def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
@@ -184,7 +188,7 @@ class _Study:
         """The types, in as many parts as their sums need to fit the memory."""
         parts = self.computing["threads"] or torch.get_num_threads()
         each = 8 * self.selection.store.hidden_size * parts
-        size = max(1, self.memory // 4 // each)
+        size = max(1, self.memory // 6 // each)
         return [self.types[start : start + size] for start in range(0, len(self.types), size)]
 
     @cached_property
@@ -215,7 +219,10 @@ class _Study:
             reducers["moments"] = Moments()
         if not reducers:
             return {layer: {} for layer in self.selection.layers}
-        return reduce(self.selection, reducers, progress=self._advance_from(0), **self.computing)
+        return self._reduced(self.selection, reducers)
+
+    def _reduced(self, selection: Selection, reducers: dict[str, Reducer[Any]]) -> dict[int, dict[str, Any]]:
+        return reduce(selection, reducers, progress=self._advance_from(self._done), **self.computing)
 
     def _self_similarities(self, found: dict[int, dict[str, Any]]) -> dict[int, NDArray[np.float64]]:
         if len(self._word_chunks) == 1:
@@ -224,8 +231,7 @@ class _Study:
         for types in self._word_chunks:
             chunk = self._rows_of(types)
             reducers = {"selfsim": SelfSimilarity(self._words(chunk, types))}
-            results = reduce(chunk, reducers, progress=self._advance_from(self._done), **self.computing)
-            for layer, figures in results.items():
+            for layer, figures in self._reduced(chunk, reducers).items():
                 parts[layer].append(figures["selfsim"])
         return {layer: np.concatenate(values) for layer, values in parts.items()}
 
@@ -251,7 +257,7 @@ class _Study:
 
     def _mev(self, layer: int) -> NDArray[np.float64]:
         base = self._done
-        values = maximum_explainable_variance(
+        return maximum_explainable_variance(
             self.selection,
             layer,
             self.types,
@@ -261,7 +267,6 @@ class _Study:
             memory=max(1, self.memory // 2),
             progress=self._advance_from(base),
         )
-        return values
 
     def _mev_baseline(self, layer: int, found: dict[str, Any]) -> float:
         if self.sample is not None:

@@ -16,11 +16,15 @@ _SHIFT_ROWS = 256
 
 @dataclass
 class MomentSums:
-    """Sums over vectors x less `shift`: of x, of x x^T (float64), of |x| as it is, and how many there are."""
+    """Sums over vectors x less `shift`: of x, of x x^T (float64), of |x| as it is, and how many there are.
+
+    `product` is where a block's x x^T is made: memory taken block by block is not given back in between.
+    """
 
     shift: torch.Tensor
     sum: torch.Tensor
     second: torch.Tensor
+    product: torch.Tensor
     norms: float = 0.0
     count: int = 0
 
@@ -86,11 +90,12 @@ class Moments:
             torch.from_numpy(mean).to(scope.device, scope.dtype),
             torch.zeros(size, dtype=torch.float64, device=scope.device),
             torch.zeros(size, size, dtype=torch.float64, device=scope.device),
+            torch.empty(size, size, dtype=scope.dtype, device=scope.device),
         )
 
     def update(self, state: MomentSums, batch: Batch) -> MomentSums:
         shifted = batch.vectors - state.shift
-        state.second += symmetric_product(shifted.T)
+        state.second += symmetric_product(shifted.T, out=state.product)
         state.sum += shifted.sum(0, dtype=torch.float64)
         state.norms += float(batch.norms.sum(dtype=torch.float64))
         state.count += len(batch)

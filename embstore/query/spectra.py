@@ -105,17 +105,18 @@ def _power_of_two(values: torch.Tensor) -> torch.Tensor:
     return torch.where(values > 0, torch.exp2(torch.log2(values).floor().clamp(min=-126)), torch.ones_like(values))
 
 
-def symmetric_product(vectors: torch.Tensor) -> torch.Tensor:
+def symmetric_product(vectors: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """A A^T of [..., n, feature]; of a large one the half above the diagonal is copied."""
     size = vectors.shape[-2]
+    if out is None:
+        out = vectors.new_empty(*vectors.shape[:-1], size)
     if size < _HALVED:
-        return vectors @ vectors.mT
+        return torch.matmul(vectors, vectors.mT, out=out)
     half = size // 2
     upper, lower = vectors[..., :half, :], vectors[..., half:, :]
-    out = vectors.new_empty(*vectors.shape[:-1], size)
-    out[..., :half, :half] = symmetric_product(upper)
-    out[..., half:, half:] = symmetric_product(lower)
-    out[..., half:, :half] = lower @ upper.mT
+    symmetric_product(upper, out=out[..., :half, :half])
+    symmetric_product(lower, out=out[..., half:, half:])
+    torch.matmul(lower, upper.mT, out=out[..., half:, :half])
     out[..., :half, half:] = out[..., half:, :half].mT
     return out
 

@@ -22,11 +22,13 @@ def toured(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return folder, ran.out
 
 
-def test_it_leaves_a_store_and_a_figure(toured: tuple[Path, str]) -> None:
+def test_it_leaves_a_store_and_figures(toured: tuple[Path, str]) -> None:
     folder, _ = toured
-    assert {path.name for path in (folder / "demo-out").iterdir()} == {"demo.zarr", "senses.png"}
-    assert (folder / "demo-out" / "senses.png").read_bytes().startswith(b"\x89PNG")
-    assert (folder / "demo-out" / "senses.png").stat().st_size > 20_000
+    assert {path.name for path in (folder / "demo-out").iterdir()} == {"demo.zarr", "senses.png", "geometry.png"}
+    for name in ("senses.png", "geometry.png"):
+        drawn = (folder / "demo-out" / name).read_bytes()
+        assert drawn.startswith(b"\x89PNG")
+        assert len(drawn) > 20_000
     store = es.open(folder / "demo-out" / "demo.zarr")
     assert store.finished
     assert store.layers == (0, 1, 2, 3, 4, 5, 6)
