@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, NonFiniteError, StoreDamagedError, StoreFormatError
 from embstore.allocator import freed_memory_kept
+from embstore.errors import InvalidValueError, NonFiniteError, StoreDamagedError, StoreFormatError
 from embstore.extraction.cast import Cast
 from embstore.extraction.center import center_of
 from embstore.extraction.partition import PartitionReader, Window
