@@ -45,9 +45,22 @@ ONE_HOME = {
     "rich": "cli",
     "zarr": "store",
     "h5py": "store",
+    "numba": "query",
 }
 ALSO = {("models", "h5py")}  # ELMo's published weights are HDF5
-HEAVY = ["torch", "transformers", "zarr", "h5py", "faiss", "polars", "numpy", "matplotlib", "jsonschema", "rich"]
+HEAVY = [
+    "torch",
+    "transformers",
+    "zarr",
+    "h5py",
+    "faiss",
+    "numba",
+    "polars",
+    "numpy",
+    "matplotlib",
+    "jsonschema",
+    "rich",
+]
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from embstore.allocator import freed_memory_returned
 from embstore.errors import InvalidValueError
+from embstore.query.cosines import FusedCosines
 from embstore.query.groups import Grouping
 from embstore.query.moments import LayerMoments, Moments
 from embstore.query.scan import Reducer, choose_device, reduce, selected
@@ -208,21 +209,40 @@ class _Study:
 
     def _pass(self) -> dict[int, dict[str, Any]]:
         """One pass for all that needs every occurrence, the words' sums among them where they fit the memory."""
-        reducers: dict[str, Reducer[Any]] = {}
-        if "selfsim" in self.metrics and len(self._word_chunks) == 1:
-            reducers["selfsim"] = SelfSimilarity(self._words(self.selection, self.types))
-        if "intrasim" in self.metrics:
-            reducers["intrasim"] = IntraSentenceSimilarity(self._sentences[1])
-        if self.sample is None and {"selfsim", "intrasim", "anisotropy"} & set(self.metrics):
-            reducers["cosine"] = Anisotropy()
+        with_words = "selfsim" in self.metrics and len(self._word_chunks) == 1
+        reducers = self._cosines(
+            words=self._words(self.selection, self.types) if with_words else None,
+            sentences=self._sentences[1] if "intrasim" in self.metrics else None,
+            all_pairs=self.sample is None and bool({"selfsim", "intrasim", "anisotropy"} & set(self.metrics)),
+        )
         if set(LAYER_METRICS) & set(self.metrics) or ("mev" in self.metrics and self.sample is None):
             reducers["moments"] = Moments()
         if not reducers:
             return {layer: {} for layer in self.selection.layers}
         return self._reduced(self.selection, reducers)
 
+    def _cosines(
+        self, *, words: Grouping | None = None, sentences: Grouping | None = None, all_pairs: bool = False
+    ) -> dict[str, Reducer[Any]]:
+        """What finds the cosines asked for: in one reading where the processor can, else each by itself."""
+        if words is None and sentences is None and not all_pairs:
+            return {}
+        fused = self.computing["precision"] == "float32" and choose_device(self.computing["device"]).type == "cpu"
+        if fused and (sentences is None or sentences.contiguous):
+            return {"cosines": FusedCosines(words=words, sentences=sentences)}
+        reducers: dict[str, Reducer[Any]] = {"anisotropy": Anisotropy()} if all_pairs else {}
+        if words is not None:
+            reducers["selfsim"] = SelfSimilarity(words)
+        if sentences is not None:
+            reducers["intrasim"] = IntraSentenceSimilarity(sentences)
+        return reducers
+
     def _reduced(self, selection: Selection, reducers: dict[str, Reducer[Any]]) -> dict[int, dict[str, Any]]:
-        return reduce(selection, reducers, progress=self._advance_from(self._done), **self.computing)
+        found = reduce(selection, reducers, progress=self._advance_from(self._done), **self.computing)
+        for figures in found.values():
+            if "cosines" in figures:
+                figures.update(vars(figures.pop("cosines")))
+        return found
 
     def _self_similarities(self, found: dict[int, dict[str, Any]]) -> dict[int, NDArray[np.float64]]:
         if len(self._word_chunks) == 1:
@@ -230,8 +250,7 @@ class _Study:
         parts: dict[int, list[NDArray[np.float64]]] = {layer: [] for layer in self.selection.layers}
         for types in self._word_chunks:
             chunk = self._rows_of(types)
-            reducers = {"selfsim": SelfSimilarity(self._words(chunk, types))}
-            for layer, figures in self._reduced(chunk, reducers).items():
+            for layer, figures in self._reduced(chunk, self._cosines(words=self._words(chunk, types))).items():
                 parts[layer].append(figures["selfsim"])
         return {layer: np.concatenate(values) for layer, values in parts.items()}
 
@@ -249,7 +268,7 @@ class _Study:
 
     def _cosine(self, layer: int, found: dict[str, Any]) -> float:
         if self.sample is None:
-            return float(found["cosine"])
+            return float(found["anisotropy"])
         vectors = torch.from_numpy(self.selection.store.gather(self.sample, layer).astype(np.float64))
         lengths = torch.linalg.vector_norm(vectors, dim=1)
         units = vectors / torch.where(lengths > 0, lengths, 1)[:, None]

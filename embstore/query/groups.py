@@ -48,6 +48,12 @@ class Grouping:
         """How many occurrences each group has, int64 [count]."""
         return np.bincount(self.codes[self.codes >= 0], minlength=self.count)
 
+    @property
+    def contiguous(self) -> bool:
+        """Whether each group's occurrences follow each other, in order of the groups."""
+        codes = self.codes[self.codes >= 0]
+        return bool((codes[1:] >= codes[:-1]).all())
+
     def members(self, batch: Batch) -> Members:
         key = batch.start, len(batch)
         found = self._kept.get(key)

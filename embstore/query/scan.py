@@ -40,15 +40,19 @@ class Scope:
 class Batch:
     """Some vectors of one layer, good until the next ones come.
 
-    `vectors`: [n, hidden_size] in the precision asked for. `rows`: int64 [n], their rows of the store. `start`:
-    which of the selection's occurrences the first one is.
+    `vectors`: [n, hidden_size] in the precision asked for, made when first asked for. `stored`: the same as they were
+    read, numpy, perhaps not finite. `rows`: int64 [n], their rows of the store. `start`: which of the selection's
+    occurrences the first one is.
     """
 
-    def __init__(self, layer: int, start: int, rows: NDArray[np.int64], vectors: torch.Tensor) -> None:
+    def __init__(
+        self, layer: int, start: int, rows: NDArray[np.int64], stored: NDArray[Any], room: torch.Tensor
+    ) -> None:
         self.layer = layer
         self.start = start
         self.rows = rows
-        self.vectors = vectors
+        self.stored = stored
+        self._room = room
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,11 +62,27 @@ class Batch:
         """Which of the selection's occurrences these are."""
         return slice(self.start, self.start + len(self.rows))
 
-    @cached_property
+    @property
+    def vectors(self) -> torch.Tensor:
+        return self._measured[0]
+
+    @property
     def norms(self) -> torch.Tensor:
         """The vectors' Euclidean lengths, [n]."""
-        norms: torch.Tensor = torch.linalg.vector_norm(self.vectors, dim=1)
-        return norms
+        return self._measured[1]
+
+    @cached_property
+    def _measured(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The vectors and their lengths; raises NonFiniteError for a value that is not finite."""
+        vectors = self._room[: len(self.rows)].copy_(torch.from_numpy(self.stored))
+        norms = torch.linalg.vector_norm(vectors, dim=1)
+        if not bool(torch.isfinite(norms.sum())):
+            _refuse_non_finite(self.layer, self.rows, vectors)
+        return vectors, norms
+
+    def require_finite(self) -> None:
+        """Raise NonFiniteError where `stored` has a value that is not finite, or too long a vector for float32."""
+        assert self._measured
 
     @cached_property
     def unit_scale(self) -> torch.Tensor:
@@ -135,24 +155,19 @@ class Reduction:
         room = torch.empty(self.block_rows, part.store.hidden_size, dtype=self.dtype, device=self.device)
         place = start
         for block in part.iter_blocks(block_rows=self.block_rows):
-            vectors = room[: len(block.rows)].copy_(torch.from_numpy(block.vectors))
-            batch = Batch(layer, place, block.rows, vectors)
-            require_finite(batch)
-            yield batch
+            yield Batch(layer, place, block.rows, block.vectors, room)
             place += len(block.rows)
 
 
-def require_finite(batch: Batch) -> None:
-    """Raise NonFiniteError for a row with a value that is not finite."""
-    if bool(torch.isfinite(batch.norms.sum())):
-        return
-    wrong = torch.nonzero(~torch.isfinite(batch.vectors).all(dim=1))
+def _refuse_non_finite(layer: int, rows: NDArray[np.int64], vectors: torch.Tensor) -> None:
+    """Raise NonFiniteError for vectors of which a sum of lengths is not finite."""
+    wrong = torch.nonzero(~torch.isfinite(vectors).all(dim=1))
     if len(wrong):
-        row = int(batch.rows[int(wrong[0])])
+        row = int(rows[int(wrong[0])])
         raise NonFiniteError(
-            f"layer {batch.layer}, row {row} holds a value that is not finite: run embstore verify, or leave it out"
+            f"layer {layer}, row {row} holds a value that is not finite: run embstore verify, or leave it out"
         )
-    raise NonFiniteError(f"layer {batch.layer} holds vectors too long for float32: choose the precision float64")
+    raise NonFiniteError(f"layer {layer} holds vectors too long for float32: choose the precision float64")
 
 
 def reduce(

@@ -18,7 +18,8 @@ def mean_cosine(sums: torch.Tensor, nonzero: torch.Tensor, counts: torch.Tensor)
     `nonzero`: how many of the vectors were not zero, each having cosine 1 with itself.
     """
     pairs = counts * (counts - 1)
-    return (torch.linalg.vecdot(sums, sums) - nonzero) / torch.where(pairs > 0, pairs, torch.nan)
+    squares: torch.Tensor = torch.linalg.vecdot(sums, sums)
+    return (squares - nonzero) / torch.where(pairs > 0, pairs, torch.nan)
 
 
 @dataclass

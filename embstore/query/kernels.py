@@ -1,0 +1,99 @@
+"""Loops that no chain of array operations can fuse, compiled by Numba; each thread runs its own without the lock.
+
+A kernel is compiled when it first runs (some seconds) and kept beside the package, or in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_HALF_LIMIT = np.float32(65536)  # what an infinite or NaN float16 turns into, or more
+_TO_HALF = np.float32(2.0**112)
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def add_cosine_block(  # type: ignore[no-untyped-def]
+    half,  # uint16 [n, d], the bits of float16; or [0, d]
+    full,  # float32 [n, d]; or [0, d]
+    bits,  # int32 [d], the same memory as `row`
+    row,  # float32 [d]
+    word_codes,  # int64 [n], the word of each vector, -1 for none; or [0]
+    word_sums,  # float64 [w, d]
+    word_nonzero,  # float64 [w]
+    sentence_codes,  # int64 [n], never falling but for -1; or [0]
+    sentence_sizes,  # int64 [s]
+    sentence_values,  # float64 [s]
+    run,  # int64 [2]: the sentence being read, and how many of its vectors have come
+    run_sums,  # float32 [2, d]: the sum of its vectors, and of its unit vectors
+    first,  # int64 [2]: the like of a sentence that had begun before this part did; -1 for none
+    first_sums,  # float32 [2, d]
+    total,  # float32 [d]
+):
+    """Add vectors to sums of unit vectors by word, by sentence and in all, each read once.
+
+    Returns how many were not zero, or -1 where one is not finite or too long for float32.
+    """
+    count = half.shape[0] + full.shape[0]
+    size = row.shape[0]
+    found = 0
+    for place in range(count):
+        square = np.float32(0)
+        if half.shape[0]:
+            for at in range(size):
+                stored = np.int32(half[place, at])
+                bits[at] = ((stored & 0x7FFF) << 13) | ((stored & 0x8000) << 16)
+            for at in range(size):
+                row[at] *= _TO_HALF
+                square += row[at] * row[at]
+            if not square < _HALF_LIMIT * _HALF_LIMIT:
+                for at in range(size):
+                    if not abs(row[at]) < _HALF_LIMIT:
+                        return -1
+        else:
+            for at in range(size):
+                row[at] = full[place, at]
+                square += row[at] * row[at]
+            if not square < np.inf:
+                return -1
+        scale = np.float32(0)
+        if square > 0:
+            scale = np.float32(1) / np.sqrt(square)
+            found += 1
+        for at in range(size):
+            total[at] += row[at] * scale
+        if word_codes.shape[0] and word_codes[place] >= 0:
+            word = word_codes[place]
+            for at in range(size):
+                word_sums[word, at] += row[at] * scale
+            if square > 0:
+                word_nonzero[word] += 1
+        if sentence_codes.shape[0] and sentence_codes[place] >= 0:
+            sentence = sentence_codes[place]
+            if sentence != run[0]:
+                _close(run, run_sums, sentence_sizes, sentence_values, first, first_sums)
+                run[0] = sentence
+                run[1] = 0
+                run_sums[:] = 0
+            run[1] += 1
+            for at in range(size):
+                run_sums[0, at] += row[at]
+                run_sums[1, at] += row[at] * scale
+    return found
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _close(run, run_sums, sizes, values, first, first_sums):  # type: ignore[no-untyped-def]
+    """Set the value of the sentence just read, or keep it as the one that had begun before."""
+    if run[0] < 0:
+        return
+    if run[1] < sizes[run[0]]:
+        first[:] = run
+        first_sums[:] = run_sums
+        return
+    square = np.float64(0)
+    dot = np.float64(0)
+    for at in range(run_sums.shape[1]):
+        square += run_sums[0, at] * run_sums[0, at]
+        dot += run_sums[0, at] * run_sums[1, at]
+    values[run[0]] = dot / np.sqrt(square) / run[1] if square > 0 else 0
