@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.query.groups import Grouping
 from embstore.query.scan import Batch, Scope
-from embstore.query.similarity import mean_cosine
 
 _NO_HALVES = np.empty((0, 0), np.uint16)
 _NO_FLOATS = np.empty((0, 0), np.float32)
@@ -55,6 +54,8 @@ class CosineSums:
 
     def begun(self) -> Iterator[tuple[int, NDArray[np.float64], int]]:
         """The sentences that lack some of their vectors here, each given once: code, sums, count."""
+        if self.run.code[0] >= 0:
+            self.total += self.run.sums[1]
         for run in (self.first, self.run):
             code, count = run.code.tolist()
             if code >= 0:
@@ -124,13 +125,13 @@ class FusedCosines:
         return state
 
     def merge(self, state: CosineSums, other: CosineSums) -> CosineSums:
+        begun = [*state.begun(), *other.begun()]
         state.total += other.total
         state.sums += other.sums
         state.word_nonzero += other.word_nonzero
         state.values = np.where(np.isnan(state.values), other.values, state.values)
         state.nonzero += other.nonzero
         state.count += other.count
-        begun = [*state.begun(), *other.begun()]
         for code, sums, count in begun:
             self._add(state, code, sums, count)
         return state
@@ -138,10 +139,12 @@ class FusedCosines:
     def finish(self, state: CosineSums, scope: Scope) -> CosineFigures:
         for code, sums, count in list(state.begun()):
             self._add(state, code, sums, count)
-        selfsim = mean_cosine(*map(torch.from_numpy, (state.sums, state.word_nonzero, self._words.sizes.astype(float))))
-        whole = (torch.tensor(float(number), dtype=torch.float64) for number in (state.nonzero, state.count))
-        anisotropy = float(mean_cosine(torch.from_numpy(state.total), *whole))
-        return CosineFigures(selfsim.numpy(), state.values, anisotropy)
+        squares = np.einsum("ij,ij->i", state.sums, state.sums)
+        return CosineFigures(
+            selfsim=mean_cosines(squares, state.word_nonzero, self._words.sizes.astype(np.float64)),
+            intrasim=state.values,
+            anisotropy=float(mean_cosines(*map(np.float64, (state.total @ state.total, state.nonzero, state.count)))),
+        )
 
     def _add(self, state: CosineSums, code: int, sums: NDArray[np.float64], count: int) -> None:
         """Add what came of a sentence, and close it where none of its vectors is lacking now."""
@@ -153,3 +156,10 @@ class FusedCosines:
             return
         length = float(np.linalg.norm(sums[0]))
         state.values[code] = float(sums[0] @ sums[1]) / length / count if length > 0 else 0.0
+
+
+def mean_cosines(squares: Any, nonzero: Any, counts: Any) -> NDArray[np.float64]:
+    """The mean cosine over all pairs of `counts` vectors, of the squared lengths of their sums at unit length."""
+    pairs = counts * (counts - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(pairs > 0, (squares - nonzero) / pairs, np.nan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +12,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from embstore.allocator import freed_memory_returned
+from embstore.allocator import freed_memory_kept, freed_memory_returned
 from embstore.errors import InvalidValueError
 from embstore.query.cosines import FusedCosines
 from embstore.query.groups import Grouping
@@ -89,7 +88,7 @@ def geometry(
         memory=memory or DEFAULT_MEMORY,
         progress=progress or (lambda done, total: None),
     )
-    with freed_memory_returned() if study.memory < TIGHT_MEMORY else nullcontext():
+    with freed_memory_returned() if study.memory < TIGHT_MEMORY else freed_memory_kept():
         return pl.concat(list(study.frames()))
 
 
@@ -141,8 +140,8 @@ class _Study:
         if selfsim is not None:
             yield self._word_frame("selfsim", layer, selfsim, cosine)
         if "intrasim" in self.metrics:
-            sentences, grouping = self._sentences
-            yield _frame("intrasim", layer, sentences.astype(str), grouping.sizes, found["intrasim"], cosine)
+            items, grouping = self._sentences
+            yield _frame("intrasim", layer, items, grouping.sizes, found["intrasim"], cosine)
         if "mev" in self.metrics:
             yield self._word_frame("mev", layer, self._mev(layer), self._mev_baseline(layer, found))
         count = len(self.selection.rows)
@@ -172,7 +171,7 @@ class _Study:
         return np.asarray(counts[self.types])
 
     @cached_property
-    def _sentences(self) -> tuple[NDArray[np.int64], Grouping]:
+    def _sentences(self) -> tuple[pl.Series, Grouping]:
         """The sentences of which two or more words are selected, and each occurrence's among them."""
         sentence = np.asarray(self.selection.store.index.sentence[self.selection.rows])
         known, inverse, counts = np.unique(sentence, return_inverse=True, return_counts=True)
@@ -182,7 +181,8 @@ class _Study:
                 f"no sentence of {self.selection.store.path} has two words that are selected, which intra-sentence "
                 "similarity needs: choose more words or other metrics"
             )
-        return known[counts > 1], Grouping(numbers[inverse], int((counts > 1).sum()))
+        items = pl.Series(known[counts > 1]).cast(pl.String)
+        return items, Grouping(numbers[inverse], int((counts > 1).sum()))
 
     @cached_property
     def _word_chunks(self) -> list[NDArray[np.int64]]:
@@ -295,18 +295,18 @@ class _Study:
 
     def _word_frame(self, metric: str, layer: int, values: NDArray[np.float64], baseline: float | None) -> pl.DataFrame:
         enough = self._word_counts > 1 if metric == "selfsim" else np.ones(len(self.types), bool)
-        return _frame(metric, layer, self._forms[enough], self._word_counts[enough], values[enough], baseline)
+        return _frame(metric, layer, self._forms.filter(enough), self._word_counts[enough], values[enough], baseline)
 
     @cached_property
-    def _forms(self) -> NDArray[np.str_]:
+    def _forms(self) -> pl.Series:
         words = self.selection.store.index.words
-        return np.array([words[int(number)] for number in self.types], dtype=object)
+        return pl.Series([words[int(number)] for number in self.types], dtype=pl.String)
 
 
 def _frame(
     metric: str,
     layer: int,
-    items: NDArray[Any],
+    items: pl.Series,
     counts: NDArray[np.int64],
     values: NDArray[np.float64],
     baseline: float | None,
@@ -315,9 +315,9 @@ def _frame(
     known = values[~np.isnan(values)]
     mean = float(known.mean()) if len(known) else float("nan")
     columns = {
-        "item": ["", *items.tolist()],
-        "count": [len(known), *counts.tolist()],
-        "value": np.append(mean, values),
+        "item": pl.concat([pl.Series([""]), items.alias("")]),
+        "count": np.insert(counts, 0, len(known)),
+        "value": np.insert(values, 0, mean),
     }
     return _completed(metric, layer, pl.DataFrame(columns), baseline)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ class Grouping:
     _kept: dict[tuple[int, int], Members] = field(default_factory=dict)
     _kept_nbytes: int = 0
 
-    @property
+    @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """How many occurrences each group has, int64 [count]."""
         return np.bincount(self.codes[self.codes >= 0], minlength=self.count)

@@ -28,7 +28,7 @@ def add_cosine_block(  # type: ignore[no-untyped-def]
     run_sums,  # float32 [2, d]: the sum of its vectors, and of its unit vectors
     first,  # int64 [2]: the like of a sentence that had begun before this part did; -1 for none
     first_sums,  # float32 [2, d]
-    total,  # float32 [d]
+    total,  # float32 [d]; the unit vectors of `run` are not in it yet
 ):
     """Add vectors to sums of unit vectors by word, by sentence and in all, each read once.
 
@@ -60,33 +60,36 @@ def add_cosine_block(  # type: ignore[no-untyped-def]
         if square > 0:
             scale = np.float32(1) / np.sqrt(square)
             found += 1
-        for at in range(size):
-            total[at] += row[at] * scale
         if word_codes.shape[0] and word_codes[place] >= 0:
             word = word_codes[place]
             for at in range(size):
                 word_sums[word, at] += row[at] * scale
             if square > 0:
                 word_nonzero[word] += 1
-        if sentence_codes.shape[0] and sentence_codes[place] >= 0:
-            sentence = sentence_codes[place]
-            if sentence != run[0]:
-                _close(run, run_sums, sentence_sizes, sentence_values, first, first_sums)
-                run[0] = sentence
-                run[1] = 0
-                run_sums[:] = 0
-            run[1] += 1
+        if not (sentence_codes.shape[0] and sentence_codes[place] >= 0):
             for at in range(size):
-                run_sums[0, at] += row[at]
-                run_sums[1, at] += row[at] * scale
+                total[at] += row[at] * scale
+            continue
+        sentence = sentence_codes[place]
+        if sentence != run[0]:
+            _close(run, run_sums, sentence_sizes, sentence_values, first, first_sums, total)
+            run[0] = sentence
+            run[1] = 0
+            run_sums[:] = 0
+        run[1] += 1
+        for at in range(size):
+            run_sums[0, at] += row[at]
+            run_sums[1, at] += row[at] * scale
     return found
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def _close(run, run_sums, sizes, values, first, first_sums):  # type: ignore[no-untyped-def]
+def _close(run, run_sums, sizes, values, first, first_sums, total):  # type: ignore[no-untyped-def]
     """Set the value of the sentence just read, or keep it as the one that had begun before."""
     if run[0] < 0:
         return
+    for at in range(total.shape[0]):
+        total[at] += run_sums[1, at]
     if run[1] < sizes[run[0]]:
         first[:] = run
         first_sums[:] = run_sums

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Selection, Store
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
-BLOCK_NBYTES = 2 * 2**20  # of float32: a thread's block and what is made of it stay in its cache
+BLOCK_NBYTES = 4 * 2**20  # of float32: a thread's block and what is made of it stay in its cache
 
 State = TypeVar("State")
 
@@ -204,12 +204,18 @@ def reduce(
 
     results = {}
     with _one_thread_each(len(parts)) as begin, ThreadPoolExecutor(len(parts), "embstore-scan", begin) as pool:
-        for layer in selection.layers:
-            futures = [pool.submit(reduction.run, layer, *part, progress=advance) for part in parts]
-            states = futures[0].result()
-            for future in futures[1:]:
-                states = reduction.merge(states, future.result())
+
+        def begun(layer: int) -> list[Future[dict[str, Any]]]:
+            return [pool.submit(reduction.run, layer, *part, progress=advance) for part in parts]
+
+        following = begun(selection.layers[0])
+        for layer, next_layer in zip_longest(selection.layers, selection.layers[1:]):
+            futures, following = following, [] if next_layer is None else begun(next_layer)
+            states = futures.pop(0).result()
+            while futures:
+                states = reduction.merge(states, futures.pop(0).result())
             results[layer] = reduction.finish(layer, states)
+            del states
     return results
 
 
