@@ -47,7 +47,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    table = Table(header_style="bold", box=None, pad_edge=False)
     for name in rows[0] if rows else []:
         numeric = all(isinstance(row[name], int | float | None) for row in rows)
         table.add_column(
@@ -55,7 +55,10 @@ def print_table(
         )
     for row in rows:
         table.add_row(*(Text.from_ansi(_cell(value)) for value in row.values()))
-    Console(width=width(), highlight=False).print(table)
+    console = Console(width=width(), highlight=False)
+    if title is not None:
+        console.print(Text(title, style="bold"))
+    console.print(table)
 
 
 def _cell(value: Any) -> str:

@@ -143,7 +143,7 @@ class FusedCosines:
         return CosineFigures(
             selfsim=mean_cosines(squares, state.word_nonzero, self._words.sizes.astype(np.float64)),
             intrasim=state.values,
-            anisotropy=float(mean_cosines(*map(np.float64, (state.total @ state.total, state.nonzero, state.count)))),
+            anisotropy=float(mean_cosines(state.total @ state.total, state.nonzero, state.count)),
         )
 
     def _add(self, state: CosineSums, code: int, sums: NDArray[np.float64], count: int) -> None:
