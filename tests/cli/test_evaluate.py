@@ -70,7 +70,8 @@ def test_coverage_is_told_once_where_it_is_the_same(run: Run) -> None:
     assert first == ["system", "one", "two", "coverage"]
 
 
-def test_the_papers_table_beside(run: Run) -> None:
+def test_the_papers_table_beside(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     out = run("evaluate", *ALL, "--paper").out
     assert "Ethayarajh 2019, Table 1, as printed" in out
     line = next(line for line in out.splitlines() if line.startswith("BERT, Layer 1 "))

@@ -22,7 +22,7 @@ ORDER = ["DET", "NOUN", "VERB", "ADV", "DET", "NOUN"]
 def test_there_is_a_test_for_every_example() -> None:
     tested = Path(__file__).read_text()
     assert all(f'"{path.name}"' in tested for path in EXAMPLES.glob("*.py"))
-    assert len(list(EXAMPLES.glob("*.py"))) == 3
+    assert len(list(EXAMPLES.glob("*.py"))) == 4
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,17 @@ def test_read_without_embstore(store: Path) -> None:
     assert f"row {first['occurrence']}: sentence {first['sentence']}, word {first['position']} of it" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["extract_and_select.py", "train_with_torch.py", "read_without_embstore.py"])
+def test_own_reducer(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "own_reducer.py"))["main"](str(store))
+    means = es.open(store).select(layers=2).vectors(dtype="float64")[0].mean(0)
+    farthest = np.argsort(-np.abs(means))[:3]
+    told = ", ".join(f"{place} ({means[place]:+.2f})" for place in farthest)
+    assert f"layer 2: features farthest from zero on average: {told}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["extract_and_select.py", "train_with_torch.py", "read_without_embstore.py", "own_reducer.py"]
+)
 def test_without_arguments_an_example_says_how_it_is_run(name: str) -> None:
     done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False)
     assert done.returncode == 1
