@@ -1,0 +1,176 @@
+"""The loops of exact search, compiled by Numba: rows read as float32, products with few queries, running best ones."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_HALF_LIMIT = np.float32(65536)  # what an infinite or NaN float16 turns into, or more
+_TO_HALF = np.float32(2.0**112)
+_LEAST = np.float32(1e-30)  # a sum of squares below which some may be lost
+_CANCELLED = np.float32(64)  # a vector so many times shorter than what was taken from it is left to float64
+_CHUNK = 64
+COSINE, PRODUCT, DISTANCE = 0, 1, 2
+FINE, UNSURE, BAD = 0, 1, 2
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _square(row):  # type: ignore[no-untyped-def]
+    total = np.float32(0)
+    for at in range(row.shape[0]):
+        total += row[at] * row[at]
+    return total
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _largest(row):  # type: ignore[no-untyped-def]
+    """The largest magnitude, infinite where one is not finite."""
+    largest = np.float32(0)
+    for at in range(row.shape[0]):
+        if not abs(row[at]) < np.inf:
+            return np.float32(np.inf)
+        largest = max(largest, abs(row[at]))
+    return largest
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _read_row(half, full, place, bits, row):  # type: ignore[no-untyped-def]
+    """Read a row of float16 bits or float32 as float32 into `row`, whose memory `bits` is too; False: not finite."""
+    size = row.shape[0]
+    if not half.shape[0]:
+        for at in range(size):
+            row[at] = full[place, at]
+        return True
+    for at in range(size):
+        stored = np.int32(half[place, at])
+        bits[at] = ((stored & 0x7FFF) << 13) | ((stored & 0x8000) << 16)
+    square = np.float32(0)
+    for at in range(size):
+        row[at] *= _TO_HALF
+        square += row[at] * row[at]
+    return square < _HALF_LIMIT * _HALF_LIMIT or _largest(row) < _HALF_LIMIT
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _place_row(half, full, place, metric, mean, mean_length, components, bits, row, bias):  # type: ignore[no-untyped-def]
+    """Put a vector less mean and components into `row`, at length one for COSINE; half its square is the bias of
+    DISTANCE: product less bias orders as the distance does. Returns FINE, UNSURE or BAD (not finite, too long), and
+    the vector's square."""
+    size = row.shape[0]
+    bias[place] = 0
+    if not _read_row(half, full, place, bits, row):
+        return BAD, np.float32(0)
+    for at in range(mean.shape[0]):
+        row[at] -= mean[at]
+    square = _square(row)
+    taken = np.sqrt(square) + 2 * mean_length
+    for component in range(components.shape[0]):
+        along = 0.0
+        for at in range(size):
+            along += np.float64(row[at]) * components[component, at]
+        for at in range(size):
+            row[at] -= np.float32(along * components[component, at])
+    if components.shape[0]:
+        square = _square(row)
+    if metric != COSINE:
+        if not square < np.inf:
+            return BAD, square
+        bias[place] = square / 2 if metric == DISTANCE else np.float32(0)
+        return FINE, square
+    if not (_LEAST < square < np.inf):
+        largest = _largest(row)
+        if mean.shape[0] or not largest < np.inf:
+            return UNSURE if largest < np.inf else BAD, square
+        if largest == 0:
+            return FINE, square
+        for at in range(size):
+            row[at] /= largest
+        square = _square(row)
+    elif mean.shape[0] and taken > _CANCELLED * np.sqrt(square):
+        return UNSURE, square
+    scale = np.float32(1) / np.sqrt(square)
+    for at in range(size):
+        row[at] *= scale
+    return FINE, square
+
+
+@njit(cache=True, nogil=True)
+def place_block(half, full, metric, mean, mean_length, components, bits, placed, bias, state):  # type: ignore[no-untyped-def]
+    """Place every row of a block (float16 bits or float32, the other empty) in `placed` float32 [n, d].
+
+    `bits`: int32 [n, d], the memory of `placed`. `state`: uint8 [n], FINE, UNSURE or BAD. Returns the largest square.
+    """
+    longest = np.float32(0)
+    for place in range(half.shape[0] + full.shape[0]):
+        state[place], square = _place_row(
+            half, full, place, metric, mean, mean_length, components, bits[place], placed[place], bias
+        )
+        longest = max(longest, square)
+    return longest
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def multiply_block(half, full, metric, mean, mean_length, components, bits, row, bias, state, queries, scores):  # type: ignore[no-untyped-def]
+    """As place_block, a row at a time, each multiplied with a few queries at once: scores float32 [q, n]."""
+    longest = np.float32(0)
+    for place in range(half.shape[0] + full.shape[0]):
+        state[place], square = _place_row(half, full, place, metric, mean, mean_length, components, bits, row, bias)
+        longest = max(longest, square)
+        for query in range(queries.shape[0]):
+            score = np.float32(0)
+            for at in range(row.shape[0]):
+                score += row[at] * queries[query, at]
+            scores[query, place] = score
+    return longest
+
+
+@njit(cache=True, nogil=True, fastmath={"nnan", "reassoc", "contract", "nsz"})
+def keep_best(scores, bias, state, rows, row_groups, query_groups, best_scores, best_rows):  # type: ignore[no-untyped-def]
+    """Keep the best `scores - bias` [q, n] of each query in heaps [q, m] whose first is the least.
+
+    `row_groups` int64 [g, n] and `query_groups` int64 [g, q]: a row in its query's group is left out.
+    """
+    count = scores.shape[1]
+    for query in range(scores.shape[0]):
+        least = best_scores[query, 0]
+        for start in range(0, count, _CHUNK):
+            stop = min(start + _CHUNK, count)
+            largest = np.float32(-np.inf)
+            for place in range(start, stop):
+                largest = max(largest, scores[query, place] - bias[place])
+            if not largest > least:
+                continue
+            for place in range(start, stop):
+                score = scores[query, place] - bias[place]
+                if not score > least or state[place] != FINE:
+                    continue
+                if _left_out(row_groups, query_groups, query, place):
+                    continue
+                _replace_least(best_scores[query], best_rows[query], score, rows[place])
+                least = best_scores[query, 0]
+
+
+@njit(cache=True, nogil=True)
+def _left_out(row_groups, query_groups, query, place):  # type: ignore[no-untyped-def]
+    for group in range(row_groups.shape[0]):
+        if query_groups[group, query] >= 0 and row_groups[group, place] == query_groups[group, query]:
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _replace_least(scores, rows, score, row):  # type: ignore[no-untyped-def]
+    """Put a score in place of the first of a heap, the least, and let it sink."""
+    size = scores.shape[0]
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        if below + 1 < size and scores[below + 1] < scores[below]:
+            below += 1
+        if scores[below] >= score:
+            break
+        scores[at], rows[at] = scores[below], rows[below]
+        at = below
+    scores[at], rows[at] = score, row
