@@ -63,7 +63,7 @@ def demo(
     print("\n5. Make one vector a word, for all its senses: what lies nearest, by layer\n")
     print_table(_nearest_words(store, words))
 
-    print("\n6. See: the senses apart, and how contextual each layer is (anisotropy, self-similarity ...)\n")
+    print("\n6. See: the senses apart, and how contextual each layer is\n")
     es.plot.save(es.plot.sense_map(_mapped(store, agreement), layers=_three(store.layers)), out / "senses.png")
     shapes = es.summarize_geometry(es.geometry(store))
     es.plot.save(es.plot.geometry_figure({MODEL_NAME: shapes}), out / "geometry.png")
