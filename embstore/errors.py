@@ -81,6 +81,16 @@ class StoreDamagedError(EmbstoreError, RuntimeError):
     """The store's bytes are not what was committed."""
 
 
+class SearchIndexError(EmbstoreError, ValueError):
+    """An index is stale, damaged or of another store; the message says how to build it again."""
+
+    exit_status = 2
+
+
+class SearchIndexNotFoundError(SearchIndexError, FileNotFoundError):
+    """The store has no such index."""
+
+
 class MissingRowsError(EmbstoreError, LookupError):
     """Rows were asked for that have not been written yet."""
 

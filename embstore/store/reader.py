@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -91,6 +92,13 @@ class Store:
     def finished(self) -> bool:
         """Whether every row is written and the writer has tidied up after itself."""
         return self.committed_rows == self.rows and self._reader.settled()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over what made the store and what was committed: another one where any vector is another."""
+        center = self._reader.arrays.get("center")
+        made = f"{self.metadata.recipe_sha256} {None if center is None else center.crc32c} "
+        return hashlib.sha256(made.encode() + self._records.astype("<u8").tobytes()).hexdigest()
 
     @cached_property
     def center(self) -> NDArray[np.float32] | None:

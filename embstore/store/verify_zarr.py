@@ -21,6 +21,7 @@ from embstore.store.verification import check_attribute, check_index, check_reco
 from embstore.store.writer import committed
 from embstore.store.zarr_format import (
     FOLDED_FILE,
+    INDEXES,
     NODE,
     TEMPORARY,
     chunk_file,
@@ -62,12 +63,13 @@ def verify_zarr(path: Path, findings: Findings) -> int:
 
 
 def _files(path: Path) -> dict[str, int]:
+    """The size of every file by its name; search indexes keep checksums of their own."""
     files = {}
     for folder, _, names in os.walk(path):
         for name in names:
             file = Path(folder, name)
             files[file.relative_to(path).as_posix()] = file.lstat().st_size
-    return files
+    return {name: size for name, size in files.items() if not name.startswith(f"{INDEXES}/")}
 
 
 def _read(path: Path, name: str, findings: Findings) -> bytes | None:

@@ -18,6 +18,7 @@ from embstore.store.metadata import Metadata, StoredArray, document
 
 NODE = "zarr.json"
 TEMPORARY = "commits/.tmp"  # inside an array, where no Zarr tool looks for members
+INDEXES = "hidden_states/.index"  # the search indexes, likewise; they are no part of the store
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
