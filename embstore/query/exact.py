@@ -7,29 +7,33 @@ decided by a second reading, so that the answer is that of float64, equals by th
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.query.scan import choose_device
+from embstore.query.searched import ArrayVectors as ArrayVectors
+from embstore.query.searched import StoreVectors as StoreVectors
+from embstore.query.searched import Vectors as Vectors
+from embstore.query.searched import halves_or_floats, refuse
 from embstore.query.space import Space, unit_rows
-from embstore.store import Selection, Store
 
 FEW_QUERIES = 6  # up to so many, rows are multiplied as they are read
 BLOCK_NBYTES = 2**21  # of float32
-QUERY_TILE = 256
+QUERY_TILE = 128
+ROOM = 256  # candidates that wait until the best of them are chosen
 RESCORED_NBYTES = 2**26
-MORE = 16  # candidates beyond k
+MORE = 112  # candidates beyond k: the more, the rarer a second reading
 _METRIC = {"cosine": 0, "ip": 1, "l2": 2}
-Block = tuple[NDArray[np.int64], NDArray[np.float32] | NDArray[np.float16]]
+_UNSURE, _BAD = 1, 2
 
 
 @dataclass(frozen=True)
@@ -49,54 +53,6 @@ class Exclusion:
 
     of_rows: NDArray[np.int64]
     of_queries: NDArray[np.int64]
-
-
-class Vectors(Protocol):
-    """What is searched: `count` vectors of `hidden_size` features, float16 or float32."""
-
-    count: int
-    hidden_size: int
-
-    def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32] | NDArray[np.float16]: ...
-    def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]: ...
-
-
-class StoreVectors:
-    """The vectors of one layer of a store, by its rows."""
-
-    def __init__(self, store: Store, layer: int) -> None:
-        self.store = store
-        self.layer = store.select(layers=layer).layers[0]
-        self.count = store.rows
-        self.hidden_size = store.hidden_size
-
-    def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32] | NDArray[np.float16]:
-        return self.store.gather(rows, self.layer)
-
-    def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
-        chosen = Selection(self.store, layers=(self.layer,), filters=(), start=rows)
-        for block in chosen.iter_blocks(block_rows=block_rows):
-            yield block.rows, block.vectors
-
-
-class ArrayVectors:
-    """Vectors in memory, float16 or float32 [n, feature]."""
-
-    def __init__(self, array: ArrayLike) -> None:
-        held = np.asarray(array)
-        if held.ndim != 2 or not held.size:
-            raise InvalidValueError(f"vectors must be [n, feature] with one or more rows, not of shape {held.shape}")
-        self._array = held if held.dtype in (np.float16, np.float32) else held.astype(np.float32)
-        self.count, self.hidden_size = held.shape
-
-    def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32] | NDArray[np.float16]:
-        return self._array[rows]
-
-    def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
-        whole = len(rows) == self.count
-        for start in range(0, len(rows), block_rows):
-            part = rows[start : start + block_rows]
-            yield part, self._array[start : start + block_rows] if whole else self._array[part]
 
 
 def exact_search(
@@ -120,26 +76,26 @@ def exact_search(
     Raises InvalidValueError, MissingRowsError for rows not yet written, NonFiniteError.
     """
     space = Space() if space is None else space
-    asked = _checked_queries(queries, vectors.hidden_size, space)
+    asked = checked_queries(queries, vectors.hidden_size, space)
     if k < 1:
         raise InvalidValueError(f"k {k} is not allowed: give 1 or more")
     candidates = np.arange(vectors.count) if rows is None else np.asarray(rows, np.int64)
     if (candidates[1:] <= candidates[:-1]).any():
         raise InvalidValueError("rows must ascend, each given once: sort them")
     search = Search(vectors, asked, k, space, candidates, tuple(exclude), progress)
-    chosen = choose_device(device)
     if not len(candidates):
         return search.hits(np.full((len(asked), 1), -1))
-    if chosen.type != "cpu":
-        from embstore.query.exact_torch import torch_candidates
+    if device == "cpu":  # no torch is loaded for a few queries: it takes longer than they do
+        return search.decided(*search.candidates(threads))
+    from embstore.query.exact_torch import torch_candidates
+    from embstore.query.scan import choose_device
 
-        best_scores, best_rows = torch_candidates(search, chosen)
-    else:
-        best_scores, best_rows = search.candidates(threads)
-    return search.decided(best_scores, best_rows)
+    chosen = choose_device(device)
+    found = search.candidates(threads) if chosen.type == "cpu" else torch_candidates(search, chosen)
+    return search.decided(*found)
 
 
-def _checked_queries(queries: ArrayLike, hidden_size: int, space: Space) -> NDArray[np.float64]:
+def checked_queries(queries: ArrayLike, hidden_size: int, space: Space) -> NDArray[np.float64]:
     array = np.asarray(queries, np.float64)
     array = array[None] if array.ndim == 1 else array
     if array.ndim != 2 or array.shape[1] != hidden_size:
@@ -196,7 +152,8 @@ class Search:
         if len(parts) == 1:
             found = [_best_of_part(self, *parts[0])]
         else:
-            with ThreadPoolExecutor(len(parts), "embstore-search", partial(torch.set_num_threads, 1)) as pool:
+            begin = partial(_torch().set_num_threads, 1) if len(self.queries) > FEW_QUERIES else None
+            with ThreadPoolExecutor(len(parts), "embstore-search", begin) as pool:
                 found = [future.result() for future in [pool.submit(_best_of_part, self, *part) for part in parts]]
         scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*found, strict=True))
         if scores.shape[1] > self.kept:
@@ -207,7 +164,7 @@ class Search:
     def _parts(self, threads: int | None) -> list[tuple[int, int]]:
         if threads is not None and threads < 1:
             raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
-        wanted = min(threads or torch.get_num_threads(), max(1, len(self.rows) // 4096))
+        wanted = min(threads or _cores(), max(1, len(self.rows) // 4096))
         edges = [len(self.rows) * part // wanted for part in range(wanted + 1)]
         return list(pairwise(edges))
 
@@ -252,15 +209,25 @@ class Search:
         out = np.full(rows.shape, np.nan)
         step = max(1, RESCORED_NBYTES // (8 * max(1, rows.shape[1]) * self.vectors.hidden_size))
         for start in range(0, len(rows), step):
-            part = rows[start : start + step]
-            known = part >= 0
-            if not known.any():
-                continue
-            wanted, inverse = np.unique(part[known], return_inverse=True)
-            placed = self.space.place(self.vectors.gather(wanted))
-            owners = np.nonzero(known)[0] + start
-            out[start : start + step][known] = self.space.pair_scores(self.queries[owners], placed[inverse])
+            known = rows[start : start + step] >= 0
+            if known.any():
+                wanted, places = np.unique(rows[start : start + step][known], return_inverse=True)
+                owners = np.nonzero(known)[0] + start
+                out[start : start + step][known] = self._pair_scores(self.vectors.gather(wanted), owners, places)
         return out
+
+    def _pair_scores(
+        self, vectors: NDArray[Any], owners: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """The scores of queries `owners` with vectors `places`, pair by pair."""
+        if len(self.mean):
+            return self.space.pair_scores(self.queries[owners], self.space.place(vectors)[places])
+        scores = np.empty(len(owners))
+        row = np.empty(self.vectors.hidden_size, np.float32)
+        score_pairs: Any = _kernels().score_pairs
+        block = halves_or_floats(vectors)
+        score_pairs(*block, _METRIC[self.space.metric], self.queries, owners, places, row.view(np.int32), row, scores)
+        return scores
 
     def _best(self, rows: NDArray[np.int64], scores: NDArray[np.float64], k: int) -> Hits:
         key = np.where(np.isnan(scores), np.inf, scores if self.space.ascending else -scores)
@@ -305,13 +272,20 @@ def _excluded(search: Search, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _best_of_part(search: Search, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    from embstore.query.search_kernels import keep_best
-
-    scores = np.full((len(search.queries), search.kept), -np.inf, np.float32)
+    """What may be among the `kept` best of some rows: scores and rows [q, room], -inf and -1 for none."""
+    keep_best: Any = _kernels().keep_best
+    count = len(search.queries)
+    room = min(search.kept + ROOM, max(stop - start, search.kept) + 1)
+    scores = np.full((count, room), -np.inf, np.float32)
     rows = np.full(scores.shape, -1)
+    filled, least = np.zeros(count, np.int64), np.full(count, -np.inf, np.float32)
     for tile, block_rows, products, bias, state in _blocks(search, search.rows[start:stop]):
         groups = search.row_groups(block_rows), np.ascontiguousarray(search.query_groups[:, tile])
-        keep_best(products, bias, state, block_rows, *groups, scores[tile], rows[tile])
+        own = bias if search.space.metric == "l2" else bias[:0]
+        found = scores[tile], rows[tile], filled[tile], least[tile]
+        keep_best(products, own, state, block_rows, *groups, search.kept, *found)
+    spent = np.arange(room) >= filled[:, None]
+    scores[spent], rows[spent] = -np.inf, -1
     return scores, rows
 
 
@@ -329,22 +303,17 @@ def _blocks(
     search: Search, rows: NDArray[np.int64]
 ) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]]]:
     """Yield (queries, rows, products float32 [q, n], bias [n], state [n]), all queries of a block after each other."""
-    from embstore.query import search_kernels
-    from embstore.query.search_kernels import BAD, UNSURE
-
     size, count = search.vectors.hidden_size, len(search.queries)
     few = count <= FEW_QUERIES
-    multiply_block: Any = search_kernels.multiply_block
-    place_block: Any = search_kernels.place_block
+    multiply_block: Any = _kernels().multiply_block
+    place_block: Any = _kernels().place_block
     block_rows = min(max(1, BLOCK_NBYTES // (4 * size)), max(1, len(rows)))
     placed = np.empty((1 if few else block_rows, size), np.float32)
     bias, state = np.empty(block_rows, np.float32), np.empty(block_rows, np.uint8)
     products = np.empty((min(count, QUERY_TILE), block_rows), np.float32)
-    no_half, no_full = np.empty((0, size), np.uint16), np.empty((0, size), np.float32)
     settings = (_METRIC[search.space.metric], search.mean, np.float32(search.mean_length), search.components)
     for held, stored in search.vectors.blocks(rows, block_rows):
-        n, read = len(held), np.ascontiguousarray(stored)
-        block = (read.view(np.uint16), no_full) if read.dtype == np.float16 else (no_half, read)
+        n, block = len(held), halves_or_floats(stored)
         if few:
             square = multiply_block(
                 *block, *settings, placed.view(np.int32)[0], placed[0], bias, state, search.queries32, products[:, :n]
@@ -352,10 +321,10 @@ def _blocks(
         else:
             square = place_block(*block, *settings, placed.view(np.int32), placed, bias, state)
         if state[:n].any():
-            bad = np.flatnonzero(state[:n] == BAD)
+            bad = np.flatnonzero(state[:n] == _BAD)
             if len(bad):
-                refuse(int(held[bad[0]]), read[bad[0]])
-            search.unsure.append(held[state[:n] == UNSURE])
+                refuse(int(held[bad[0]]), stored[bad[0]])
+            search.unsure.append(held[state[:n] == _UNSURE])
         search.longest = max(search.longest, float(square) ** 0.5)
         if few:
             yield slice(0, count), held, products[:count, :n], bias[:n], state[:n]
@@ -367,6 +336,7 @@ def _blocks(
                     if n == block_rows
                     else np.empty((tile.stop - tile.start, n), np.float32)
                 )
+                torch = _torch()
                 torch.mm(
                     torch.from_numpy(search.queries32[tile]), torch.from_numpy(placed[:n]).T, out=torch.from_numpy(out)
                 )
@@ -374,7 +344,21 @@ def _blocks(
         search.advance(n)
 
 
-def refuse(row: int, vector: NDArray[np.float32] | NDArray[np.float16]) -> None:
-    if not np.isfinite(vector).all():
-        raise NonFiniteError(f"row {row} holds a value that is not finite: leave it out, or run embstore verify")
-    raise NonFiniteError(f"row {row} is too long a vector for float32: choose the metric cosine, or scale it down")
+def _cores() -> int:
+    """How many threads work side by side: as many as torch takes, where it is loaded."""
+    if "torch" in sys.modules:
+        return int(_torch().get_num_threads())
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else os.cpu_count() or 1
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _kernels() -> Any:
+    from embstore.query import search_kernels
+
+    return search_kernels

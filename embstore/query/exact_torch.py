@@ -17,7 +17,7 @@ _CANCELLED = 64.0
 
 def torch_candidates(search: Search, device: torch.device) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """The best of each query in float32, in no order: scores and rows [q, kept]; raises as `exact_search` does."""
-    from embstore.query.exact import refuse
+    from embstore.query.searched import refuse
 
     size = search.vectors.hidden_size
     queries = torch.from_numpy(search.queries32).to(device)

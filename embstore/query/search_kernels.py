@@ -125,29 +125,65 @@ def multiply_block(half, full, metric, mean, mean_length, components, bits, row,
 
 
 @njit(cache=True, nogil=True, fastmath={"nnan", "reassoc", "contract", "nsz"})
-def keep_best(scores, bias, state, rows, row_groups, query_groups, best_scores, best_rows):  # type: ignore[no-untyped-def]
-    """Keep the best `scores - bias` [q, n] of each query in heaps [q, m] whose first is the least.
+def keep_best(scores, bias, state, rows, row_groups, query_groups, kept, best_scores, best_rows, filled, least):  # type: ignore[no-untyped-def]
+    """Add to each query's candidates what may be among its `kept` best by `scores` [q, n] less `bias` [n] (or [0]).
 
-    `row_groups` int64 [g, n] and `query_groups` int64 [g, q]: a row in its query's group is left out.
+    `best_scores`, `best_rows` [q, room] hold `filled` [q] of them; once full, the `kept` best stay and `least` [q] is
+    the least of them. `row_groups` int64 [g, n] and `query_groups` int64 [g, q]: a row in its query's group is left out.
     """
     count = scores.shape[1]
+    biased = bias.shape[0] > 0
     for query in range(scores.shape[0]):
-        least = best_scores[query, 0]
+        row_scores = scores[query]
+        if biased:
+            for place in range(count):
+                row_scores[place] -= bias[place]
+        limit = least[query]
         for start in range(0, count, _CHUNK):
             stop = min(start + _CHUNK, count)
             largest = np.float32(-np.inf)
             for place in range(start, stop):
-                largest = max(largest, scores[query, place] - bias[place])
-            if not largest > least:
+                largest = max(largest, row_scores[place])
+            if not largest > limit:
                 continue
             for place in range(start, stop):
-                score = scores[query, place] - bias[place]
-                if not score > least or state[place] != FINE:
+                if not row_scores[place] > limit or state[place] != FINE:
                     continue
                 if _left_out(row_groups, query_groups, query, place):
                     continue
-                _replace_least(best_scores[query], best_rows[query], score, rows[place])
-                least = best_scores[query, 0]
+                best_scores[query, filled[query]] = row_scores[place]
+                best_rows[query, filled[query]] = rows[place]
+                filled[query] += 1
+                if filled[query] == best_scores.shape[1]:
+                    limit = _select(best_scores[query], best_rows[query], kept)
+                    filled[query] = kept
+        least[query] = limit
+
+
+@njit(cache=True, nogil=True)
+def _select(scores, rows, kept):  # type: ignore[no-untyped-def]
+    """Move the `kept` largest scores and their rows to the front; return the least of them."""
+    first, last = 0, scores.shape[0] - 1
+    while first < last:
+        pivot = scores[(first + last) // 2]
+        left, right = first, last
+        while left <= right:
+            while scores[left] > pivot:
+                left += 1
+            while scores[right] < pivot:
+                right -= 1
+            if left <= right:
+                scores[left], scores[right] = scores[right], scores[left]
+                rows[left], rows[right] = rows[right], rows[left]
+                left += 1
+                right -= 1
+        if kept - 1 <= right:
+            last = right
+        elif kept - 1 >= left:
+            first = left
+        else:
+            break
+    return scores[:kept].min()
 
 
 @njit(cache=True, nogil=True)
@@ -158,19 +194,24 @@ def _left_out(row_groups, query_groups, query, place):  # type: ignore[no-untype
     return False
 
 
-@njit(cache=True, nogil=True)
-def _replace_least(scores, rows, score, row):  # type: ignore[no-untyped-def]
-    """Put a score in place of the first of a heap, the least, and let it sink."""
-    size = scores.shape[0]
-    at = 0
-    while True:
-        below = 2 * at + 1
-        if below >= size:
-            break
-        if below + 1 < size and scores[below + 1] < scores[below]:
-            below += 1
-        if scores[below] >= score:
-            break
-        scores[at], rows[at] = scores[below], rows[below]
-        at = below
-    scores[at], rows[at] = score, row
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def score_pairs(half, full, metric, queries, owners, places, bits, row, scores):  # type: ignore[no-untyped-def]
+    """The scores of pairs in float64: query `owners[i]` (at length one for COSINE) and vector `places[i]` of a block.
+
+    Every pair goes the same way, so that equal vectors have equal scores; DISTANCE is Euclidean.
+    """
+    for pair in range(owners.shape[0]):
+        query = queries[owners[pair]]
+        _read_row(half, full, places[pair], bits, row)
+        product, square, distance = 0.0, 0.0, 0.0
+        for at in range(row.shape[0]):
+            value = np.float64(row[at])
+            product += value * query[at]
+            square += value * value
+            distance += (value - query[at]) * (value - query[at])
+        if metric == COSINE:
+            scores[pair] = product / np.sqrt(square) if square > 0 else 0.0
+        elif metric == DISTANCE:
+            scores[pair] = np.sqrt(distance)
+        else:
+            scores[pair] = product

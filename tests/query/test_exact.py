@@ -166,12 +166,12 @@ def test_bad_input_in_one_line() -> None:
 
 def test_what_float32_cannot_decide_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(7)
-    vectors = np.repeat(rng.normal(size=(5, D)), 100, 0).astype(np.float32)
+    vectors = np.repeat(rng.normal(size=(5, D)), 300, 0).astype(np.float32)
     read: list[int] = []
     again = Search._read_again
     monkeypatch.setattr(Search, "_read_again", lambda self, *a: (read.append(len(a[1])), again(self, *a))[1])
     monkeypatch.setattr(exact, "RESCORED_NBYTES", 4096)
-    found = exact_search(ArrayVectors(vectors), vectors[[250, 3]], k=50)
+    found = exact_search(ArrayVectors(vectors), vectors[[750, 3]], k=50)
     assert read == [2]
-    assert found.rows[0].tolist() == list(range(200, 250))
+    assert found.rows[0].tolist() == list(range(600, 650))
     assert found.rows[1].tolist() == list(range(50))
