@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
+    from embstore.query.clusters import Clusters
     from embstore.query.senses import LabelledOccurrences
     from embstore.query.sentence import SentenceSimilarity
 
@@ -45,6 +47,7 @@ GEOMETRY_PANELS = (
         ("adjusted", "adjusted_low", "adjusted_high"),
     ),
 )
+UNNAMED = ("in none", "no label")  # of a map, in grey
 WRITTEN_CELLS = 16  # layers up to which a map of layers has its figures written in
 
 
@@ -114,6 +117,65 @@ def principal_plane(vectors: NDArray[Any]) -> NDArray[np.float64]:
         plane = np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))
     signs = np.sign(plane[np.abs(plane).argmax(0), np.arange(2)])
     return np.asarray(plane * np.where(signs == 0, 1, signs))
+
+
+def cluster_map(clusters: Clusters, *, method: str = "pca", seed: int = 0) -> Figure:
+    """Draw a word's occurrences in two dimensions, by cluster and, where they have labels, by label beside it.
+
+    `method`: pca, the first two principal components, or umap (the extra `umap`), which the `seed` is for.
+    """
+    if method not in MAPS:
+        raise InvalidValueError(f"unknown method {method!r} of a map; allowed are {', '.join(MAPS)}")
+    points = MAPS[method](clusters.vectors, seed)
+    pyplot = _pyplot()
+    numbers, labels = clusters.occurrences["cluster"].to_list(), clusters.occurrences["label"].to_list()
+    panels = [("cluster", ["in none" if number < 0 else f"cluster {number}" for number in numbers])]
+    if any(label is not None for label in labels):
+        panels.append(("label", ["no label" if label is None else str(label) for label in labels]))
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(3.9 * len(panels) + 0.4, 3.9), squeeze=False, layout="constrained"
+    )
+    for (title, names), axis in zip(panels, axes[0], strict=True):
+        _scatter(axis, points, names)
+        axis.set_title(f"by {title}", fontsize=10)
+    figure.suptitle(f"{_plain(clusters.word)}, {_layer_name(clusters.layer)} ({clusters.method})", fontsize=12)
+    return figure  # type: ignore[no-any-return]
+
+
+def _scatter(axis: Any, points: NDArray[np.float64], names: Sequence[str]) -> None:
+    """Points in colour and shape by name, the most frequent first; those of no name grey, past the palette alike."""
+    counts = Counter(name for name in names if name not in UNNAMED)
+    shown = [name for name, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    if len(shown) > len(PALETTE):
+        shown = shown[: len(PALETTE) - 1]
+    rest = [name for name in dict.fromkeys(names) if name not in shown]
+    groups = {name: [name] for name in shown}
+    if others := [name for name in rest if name not in UNNAMED]:
+        groups[f"{len(others)} others"] = others
+    groups |= {name: [name] for name in rest if name in UNNAMED}
+    for number, (title, members) in enumerate(groups.items()):
+        mask = np.isin(names, members)
+        grey = number >= len(shown)
+        color = "#999999" if grey else PALETTE[number]
+        marker = "." if grey else MARKERS[number]
+        axis.scatter(*points[mask].T, s=24, alpha=0.8, linewidths=0, color=color, marker=marker,
+                     label=f"{_plain(title)} ({int(mask.sum())})")  # fmt: skip
+    axis.set(xticks=[], yticks=[])
+    axis.margins(0.08)
+    axis.spines[:].set_color("#bbbbbb")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), frameon=False, fontsize=8, ncols=2, handletextpad=0.1)
+
+
+def _umap(vectors: NDArray[Any], seed: int) -> NDArray[np.float64]:
+    from embstore.query.maps import umap_plane
+
+    return umap_plane(vectors, seed=seed)
+
+
+MAPS: dict[str, Callable[[NDArray[Any], int], NDArray[np.float64]]] = {
+    "pca": lambda vectors, _seed: principal_plane(vectors),
+    "umap": _umap,
+}
 
 
 def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Figure:

@@ -17,13 +17,14 @@ ALLOWED = {
     "errors": set(),
     "schemas": set(),
     "allocator": set(),
+    "kmeans": set(),
     "corpus": {"errors"},
     "wordvectors": {"errors", "corpus"},
-    "evaluation": {"errors", "corpus", "wordvectors"},
+    "evaluation": {"errors", "corpus", "kmeans", "wordvectors"},
     "store": {"errors", "schemas"},
     "models": {"errors", "store", "corpus", "wordvectors"},
     "extraction": {"allocator", "errors", "corpus", "store", "models", "schemas", "wordvectors"},
-    "query": {"allocator", "errors", "store", "schemas", "wordvectors"},
+    "query": {"allocator", "errors", "kmeans", "store", "schemas", "wordvectors"},
     "plot": {"errors", "store", "query"},
     "cli": {
         "errors",
@@ -46,6 +47,9 @@ ONE_HOME = {
     "zarr": "store",
     "h5py": "store",
     "numba": "query",
+    "sklearn": "query",
+    "umap": "query",
+    "faiss": "query",
 }
 ALSO = {("models", "h5py")}  # ELMo's published weights are HDF5
 HEAVY = [
@@ -55,6 +59,8 @@ HEAVY = [
     "h5py",
     "faiss",
     "numba",
+    "sklearn",
+    "umap",
     "polars",
     "numpy",
     "matplotlib",

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from embstore.evaluation import Lexicon, Score, analogies
 from embstore.evaluation.analogies import Analogies
-from embstore.evaluation.categories import Categories, purity, spherical_kmeans
+from embstore.evaluation.categories import Categories
 from embstore.evaluation.lexicon import unit_rows
 from embstore.evaluation.ranks import spearman
 from embstore.evaluation.relations import MaxDiff, Relation, Relations, maxdiff_accuracy, read_maxdiff, read_ratings
 from embstore.evaluation.similarity import SimilarityPairs
+from embstore.kmeans import purity, spherical_kmeans
 from embstore.wordvectors import WordVectors
 from tests.evaluation import oracle
 
