@@ -27,6 +27,7 @@ from embstore.query.searched import halves_or_floats, refuse
 from embstore.query.space import Space, unit_rows
 
 FEW_QUERIES = 6  # up to so many, rows are multiplied as they are read
+FEW_WITHOUT_TORCH = 64  # which takes longer to load than to do without
 BLOCK_NBYTES = 2**21  # of float32
 QUERY_TILE = 128
 ROOM = 256  # candidates that wait until the best of them are chosen
@@ -138,6 +139,11 @@ class Search:
         self.longest = 0.0
         self._done = 0
 
+    @property
+    def few(self) -> bool:
+        """Whether rows are multiplied as they are read."""
+        return len(self.queries) <= (FEW_QUERIES if "torch" in sys.modules else FEW_WITHOUT_TORCH)
+
     def row_groups(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.array([group.of_rows[rows] for group in self.exclude], np.int64).reshape(len(self.exclude), len(rows))
 
@@ -152,7 +158,7 @@ class Search:
         if len(parts) == 1:
             found = [_best_of_part(self, *parts[0])]
         else:
-            begin = partial(_torch().set_num_threads, 1) if len(self.queries) > FEW_QUERIES else None
+            begin = partial(_torch().set_num_threads, 1) if not self.few else None
             with ThreadPoolExecutor(len(parts), "embstore-search", begin) as pool:
                 found = [future.result() for future in [pool.submit(_best_of_part, self, *part) for part in parts]]
         scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*found, strict=True))
@@ -304,7 +310,7 @@ def _blocks(
 ) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]]]:
     """Yield (queries, rows, products float32 [q, n], bias [n], state [n]), all queries of a block after each other."""
     size, count = search.vectors.hidden_size, len(search.queries)
-    few = count <= FEW_QUERIES
+    few = search.few
     multiply_block: Any = _kernels().multiply_block
     place_block: Any = _kernels().place_block
     block_rows = min(max(1, BLOCK_NBYTES // (4 * size)), max(1, len(rows)))

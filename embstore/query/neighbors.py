@@ -44,9 +44,9 @@ def neighbors(
     """Find the k nearest neighbours of words, occurrences or vectors, exactly; one row a neighbour, nearest first.
 
     Over a layer of a store (the last if not given): `query, rank, score, occurrence, word, sentence, position`, the
-    label columns, `text` (the sentence), `marked` (its word in brackets), `store`, `layer`. `query` is the row of the
-    occurrence asked about, the word for `pool="mean"`, else the number of the vector. Over WordVectors: `query, rank,
-    score, word`.
+    label columns (`label_` before a name that is taken), `text` (the sentence), `marked` (its word in brackets),
+    `store`, `layer`. `query` is the row of the occurrence asked about, the word for `pool="mean"`, else the number of
+    the vector. Over WordVectors: `query, rank, score, word`.
 
     `word`: each of its occurrences is a query, or with `pool="mean"` their mean. `occurrence`: rows of the store.
     `vectors`: [q, feature], as the store has them. An occurrence is not its own neighbour, nor a word in WordVectors;
@@ -182,7 +182,7 @@ class _Asking:
         query, rank = np.nonzero(found)
         rows = hits.rows[found]
         contexts = Selection(self.store, layers=(self.layer,), filters=(), start=rows).contexts()
-        contexts = contexts.drop("subwords", "source").with_columns(pl.Series("marked", marked(contexts)))
+        contexts = contexts.drop("subwords", "source")
         told = pl.DataFrame(
             {
                 "query": pl.Series([queries.names[number] for number in query.tolist()]),
@@ -190,6 +190,9 @@ class _Asking:
                 "score": hits.scores[found],
             }
         )
+        taken = {"query", "rank", "score", "marked", "store", "layer"}
+        contexts = contexts.rename({name: f"label_{name}" for name in contexts.columns if name in taken})
+        contexts = contexts.with_columns(pl.Series("marked", marked(contexts), dtype=pl.String))
         where = {"store": pl.lit(str(self.store.path)), "layer": pl.lit(self.layer, pl.Int64)}
         return pl.concat([told, contexts], how="horizontal").with_columns(**where)
 
