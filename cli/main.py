@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from embstore import __version__
 from embstore.errors import EmbstoreError, EmbstoreWarning
-from embstore_cli import bench, demo, evaluate, extract, geometry, static, store
+from embstore_cli import bench, demo, evaluate, extract, geometry, senses, static, store
 
 
 class Interrupted(Exception):
@@ -69,6 +69,7 @@ extract.add_to(app)
 store.add_to(app)
 geometry.add_to(app)
 static.add_to(app)
+senses.add_to(app)
 evaluate.add_to(app)
 bench.add_to(app)
 

@@ -191,7 +191,7 @@ def import_(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float16 (default), float32, bfloat16 or int8.")] = None,
 ) -> None:
-    """Make a store of hidden states that NeuroX or AllenNLP extracted."""
+    """Make a store of what NeuroX or AllenNLP extracted."""
     sentences = None if corpus is None else (sentence.words for sentence in es.open_corpus(corpus))
     with progress_bar("import", total=None, unit="rows") as advance:
         written = es.import_hdf5(source, store, corpus=sentences, layers=layers, dtype=dtype, progress=advance)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteError
 from embstore.kmeans import spherical_kmeans
+from embstore.query.neighbors import marked
 from embstore.query.space import space_of, unit_rows
 from embstore.store import Selection, Store
 
@@ -270,17 +271,10 @@ def _occurrences(
         "position",
         labels.alias("label"),
         "text",
-        pl.Series("marked", [mark(**row) for row in contexts.select("text", "word", "position").to_dicts()], pl.String),
+        pl.Series("marked", marked(contexts)),
     )
     rank = pl.int_range(1, pl.len() + 1).over("cluster")
     return table.select("cluster", pl.when(pl.col("cluster") >= 0).then(rank).alias("rank"), pl.exclude("cluster"))
-
-
-def mark(text: str, word: str, position: int) -> str:
-    """A sentence with the word (or phrase) that begins at a position in brackets."""
-    words = text.split(" ")
-    stop = position + word.count(" ") + 1
-    return " ".join([*words[:position], f"[{' '.join(words[position:stop])}]", *words[stop:]])
 
 
 def _summary(occurrences: pl.DataFrame) -> pl.DataFrame:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
 from embstore.query.exact import ArrayVectors, Exclusion, StoreVectors, Vectors, exact_search
+from embstore.query.neighbors import array_space
 from embstore.query.scan import selected
 from embstore.query.space import Space, space_of
 from embstore.store import Selection, Store
@@ -147,7 +148,7 @@ def _each(
     if isinstance(source, WordVectors):
         if layers is not None:
             raise InvalidValueError("static vectors have no layers: leave layers out")
-        space = _space_of_array(source.vectors, metric, center, components)
+        space = array_space(source.vectors, metric=metric, center=center, components=components)
         return [_Searched(ArrayVectors(source.vectors), np.arange(len(source)), space, None)]
     selection = selected(source, layers)
     rows = np.unique(selection.rows)
@@ -160,23 +161,6 @@ def _each(
         )
         for layer in selection.layers
     ]
-
-
-def _space_of_array(vectors: NDArray[np.float32], metric: str, center: bool, components: int) -> Space:
-    """As `space_of`, of vectors in memory."""
-    if not 0 <= components < vectors.shape[1]:
-        raise InvalidValueError(
-            f"components {components} is not allowed: vectors of {vectors.shape[1]} numbers have 0 to "
-            f"{vectors.shape[1] - 1}"
-        )
-    if not center and not components:
-        return Space(metric)
-    mean = vectors.mean(0, dtype=np.float64)
-    if not components:
-        return Space(metric, mean)
-    centered = vectors - mean
-    directions = np.linalg.eigh(centered.T @ centered)[1][:, ::-1][:, :components].T
-    return Space(metric, mean, np.ascontiguousarray(directions))
 
 
 def _table(

@@ -1,0 +1,199 @@
+"""`embstore senses`, `knn` and `hubness`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import polars as pl
+import pytest
+
+import embstore as es
+from embstore.query.clusters import cluster_occurrences
+from embstore.query.hubness import hubness
+from embstore.query.labelling import knn_labels
+from embstore.wordvectors import WordVectors, write_word_vectors
+from tests.cli.conftest import Ran, Work
+from tests.query.test_clusters import planted
+from tests.query.test_separability import write_senses
+from tests.store_making import make_store
+
+
+@pytest.fixture
+def folder(work: Work) -> Work:
+    write_senses(work / "senses.zarr", planted())
+    make_store(work / "labels.zarr", sentences=40)
+    return work
+
+
+def valid(ran: Ran, schema: str) -> Any:
+    """What was printed, held against a schema."""
+    assert (ran.status, ran.err) == (0, "")
+    printed = json.loads(ran.out)
+    against = json.loads(resources.files("embstore.schemas").joinpath(f"{schema}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(against)
+    jsonschema.validate(printed, against)
+    return printed
+
+
+def read(path: Path) -> pl.DataFrame:
+    return {".csv": pl.read_csv, ".parquet": pl.read_parquet, ".json": pl.read_json}[path.suffix](path)
+
+
+def test_senses_prints_clusters_and_their_sentences(folder: Work) -> None:
+    ran = folder.run("senses", "senses.zarr", "bank", "--label", "class", "-n", "2")
+    assert (ran.status, ran.err) == (0, "")
+    found = cluster_occurrences(es.open(folder / "senses.zarr"), "bank", layer=2, label="class")
+    assert ran.out.splitlines()[0] == (
+        f"bank in layer 2: 29 occurrences, 3 clusters (kmeans), silhouette {found.silhouette:.2f}, "
+        "purity 1.00 (of one cluster 0.48)"
+    )
+    for number in range(3):
+        assert f"cluster {number}: nearest its centre" in ran.out
+    printed = [int(line.split()[0]) for line in ran.out.splitlines() if " sentence " in line or "sentence" in line]
+    assert printed == found.nearest(2)["occurrence"].to_list()
+
+
+def test_senses_as_json(folder: Work) -> None:
+    printed = valid(folder.run("senses", "senses.zarr", "bank", "--label", "class", "--json", "-n", "3"), "senses")
+    found = cluster_occurrences(es.open(folder / "senses.zarr"), "bank", layer=2, label="class")
+    assert [row["count"] for row in printed["clusters"]] == [14, 9, 6]
+    assert [[near["occurrence"] for near in row["nearest"]] for row in printed["clusters"]] == [
+        found.nearest(3).filter(pl.col("cluster") == number)["occurrence"].to_list() for number in range(3)
+    ]
+    unlabelled = valid(folder.run("senses", "senses.zarr", "bank", "--json", "--clusters", "1", "-n", "0"), "senses")
+    assert (unlabelled["purity"], unlabelled["silhouette"]) == (None, None)
+
+
+def test_senses_by_hdbscan_as_json(folder: Work) -> None:
+    pytest.importorskip("sklearn")
+    options = ("--method", "hdbscan", "--min-size", "3", "--center")
+    printed = valid(folder.run("senses", "labels.zarr", "new york", "--layer", "5", "--json", *options), "senses")
+    store = es.open(folder / "labels.zarr")
+    found = cluster_occurrences(store, "new york", layer=5, method="hdbscan", min_size=3, center=True)
+    assert [row["cluster"] for row in printed["clusters"]] == found.summary["cluster"].to_list()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
+def test_senses_writes_every_occurrence(suffix: str, folder: Work) -> None:
+    ran = folder.run("senses", "labels.zarr", "bank", "-l", "0", "--out", f"bank{suffix}", "--clusters", "3")
+    assert (ran.status, ran.err) == (0, "")
+    found = cluster_occurrences(es.open(folder / "labels.zarr"), "bank", layer=0, clusters=3).occurrences
+    table = read(folder / f"bank{suffix}")
+    assert table.columns == found.columns
+    for name in ("cluster", "rank", "occurrence", "marked"):
+        assert table[name].to_list() == found[name].to_list()
+
+
+@pytest.mark.parametrize("name", ["map.png", "map.svg", "map.pdf"])
+def test_senses_draws_a_map(name: str, folder: Work) -> None:
+    ran = folder.run("senses", "senses.zarr", "bank", "--label", "class", "--plot", name)
+    assert (ran.status, ran.err) == (0, "")
+    assert (folder / name).stat().st_size > 1000
+
+
+def test_knn_prints_a_row_a_layer(folder: Work) -> None:
+    ran = folder.run("knn", "labels.zarr", "--label", "upos", "-k", "3")
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "upos of the 3 nearest, leave-one-word-out, cosine"
+    assert [line.split()[0] for line in lines[2:]] == ["0", "2", "5"]
+    accuracy = knn_labels(es.open(folder / "labels.zarr"), label="upos", k=3, layers=5)["value"][0]
+    assert float(lines[-1].split()[1]) == pytest.approx(accuracy, rel=1e-3)
+
+
+def test_knn_reads_lists_of_either_form(folder: Work) -> None:
+    folder.write("train.tsv", "@the@\t-upos.x=3 -upos.y=1\n@new_york@\t-upos.x=2\n")
+    folder.write("test.txt", "bank\nriver\n")
+    ran = folder.run("knn", "labels.zarr", "--label", "upos", "--train", "train.tsv", "--test", "test.txt", "--json")
+    printed = valid(ran, "knn")
+    store = es.open(folder / "labels.zarr")
+    found = knn_labels(store, label="upos", train_words=["the", "new york"], test_words=["bank", "river"])
+    assert printed == found.to_dicts()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
+def test_knn_writes_the_frame(suffix: str, folder: Work) -> None:
+    ran = folder.run("knn", "labels.zarr", "--label", "upos", "--split", "within-word", "--out", f"knn{suffix}")
+    assert (ran.status, ran.err) == (0, "")
+    found = knn_labels(es.open(folder / "labels.zarr"), label="upos", split="within-word")
+    table = read(folder / f"knn{suffix}")
+    assert table.columns == found.columns
+    assert table["value"].to_list() == pytest.approx(found["value"].to_list())
+
+
+def test_hubness_compares_raw_and_centered(folder: Work) -> None:
+    ran = folder.run("hubness", "labels.zarr", "--layers", "0,5", "-k", "4", "--components", "1", "--json")
+    printed = valid(ran, "hubness")
+    assert list(dict.fromkeys(row["space"] for row in printed)) == [
+        "cosine",
+        "cosine, centered",
+        "cosine, 1 component out",
+    ]
+    store = es.open(folder / "labels.zarr")
+    found = hubness(store, layers=[0, 5], k=4, center=True, top=5)
+    assert [row for row in printed if row["space"] == "cosine, centered"] == found.to_dicts()
+
+
+def test_hubness_prints_a_row_a_layer_and_space(folder: Work) -> None:
+    ran = folder.run("hubness", "labels.zarr", "-k", "4", "--sample", "20", "--top", "1", "--out", "hubs.csv")
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["0", "0", "2", "2", "5", "5"]
+    assert len(read(folder / "hubs.csv")) == 3 * 2 * 3
+
+
+def test_hubness_of_word_vectors(folder: Work) -> None:
+    vectors = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    write_word_vectors(WordVectors(tuple(f"word{n}" for n in range(50)), vectors), folder / "words.txt")
+    printed = valid(folder.run("hubness", "words.txt", "-k", "5", "--json"), "hubness")
+    assert {row["layer"] for row in printed} == {None}
+    assert {row["item"] for row in printed if row["metric"] == "k_occurrence"} <= {f"word{n}" for n in range(50)}
+    assert folder.run("hubness", "words.txt", "-k", "5").out.splitlines()[1].startswith("space")
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        ("senses senses.zarr bamk", ["'bamk'", "'bank'"]),
+        ("senses senses.zarr bank --layer 9", ["layer 9"]),
+        ("senses senses.zarr bank --clusters 99", ["clusters 99", "29 occurrences"]),
+        ("senses senses.zarr bank --method spectral", ["'spectral'", "hdbscan"]),
+        ("senses senses.zarr bank --label sense", ["'sense'", "class"]),
+        ("senses senses.zarr bank --plot map.jpeg", ["map.jpeg", ".png"]),
+        ("senses senses.zarr bank --out table.xls", ["table.xls", ".csv"]),
+        ("senses none.zarr bank", ["none.zarr"]),
+        ("knn labels.zarr", ["--label"]),
+        ("knn labels.zarr --label sense", ["'sense'", "upos"]),
+        ("knn labels.zarr --label upos -k 0", ["k 0", "1 or more"]),
+        ("knn labels.zarr --label upos -k 9999", ["k 9999", "labelled occurrences"]),
+        ("knn labels.zarr --label upos --split random", ["'random'", "within-word"]),
+        ("knn labels.zarr --label upos --split words", ["which words"]),
+        ("knn labels.zarr --label upos --test none.txt", ["none.txt"]),
+        ("knn labels.zarr --label upos --train both.txt --test both.txt", ["'bank'", "(2 such)"]),
+        ("knn labels.zarr --label upos --test empty.txt", ["empty.txt", "no word"]),
+        ("knn labels.zarr --label upos --test broken.tsv", ["broken.tsv:1"]),
+        ("knn labels.zarr --label upos --layers 7", ["layer 7"]),
+        ("hubness labels.zarr -k 0", ["k 0", "1 or more"]),
+        ("hubness labels.zarr -k 9999", ["k 9999", "others"]),
+        ("hubness labels.zarr --components 6", ["components 6"]),
+        ("hubness words.txt --layers 3", ["words.txt", "no layers"]),
+        ("hubness none.txt", ["none.txt"]),
+        ("hubness labels.zarr --sample 0", ["sample 0"]),
+    ],
+)
+def test_bad_input_is_one_line(command: str, parts: list[str], folder: Work) -> None:
+    folder.write("both.txt", "bank\nriver\n")
+    folder.write("empty.txt", "\n")
+    folder.write("broken.tsv", "@bank@\tupos\n")
+    before = set(folder.contents())
+    ran = folder.run(*command.split())
+    assert ran.status == 2
+    assert ran.err.count("\n") == 1
+    for part in parts:
+        assert part in ran.err
+    assert set(folder.contents()) == before
