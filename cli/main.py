@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from embstore import __version__
 from embstore.errors import EmbstoreError, EmbstoreWarning
-from embstore_cli import bench, demo, evaluate, extract, geometry, senses, static, store
+from embstore_cli import bench, demo, evaluate, extract, geometry, index, neighbors, senses, static, store
 
 
 class Interrupted(Exception):
@@ -68,8 +68,10 @@ demo.add_to(app)
 extract.add_to(app)
 store.add_to(app)
 geometry.add_to(app)
+neighbors.add_to(app)
 static.add_to(app)
 senses.add_to(app)
+index.add_to(app)
 evaluate.add_to(app)
 bench.add_to(app)
 

@@ -25,6 +25,7 @@ ALLOWED = {
     "models": {"errors", "store", "corpus", "wordvectors"},
     "extraction": {"allocator", "errors", "corpus", "store", "models", "schemas", "wordvectors"},
     "query": {"allocator", "errors", "kmeans", "store", "schemas", "wordvectors"},
+    "nearest": {"errors", "corpus", "store", "models", "extraction", "query", "wordvectors"},
     "plot": {"errors", "store", "query"},
     "cli": {
         "errors",
@@ -35,6 +36,7 @@ ALLOWED = {
         "models",
         "extraction",
         "query",
+        "nearest",
         "plot",
         "schemas",
     },

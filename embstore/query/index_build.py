@@ -24,6 +24,7 @@ from embstore.errors import (
 from embstore.query.index_files import (
     CHECKED_NBYTES,
     FAISS,
+    LONGEST,
     RECIPE,
     SPACE,
     IndexInfo,
@@ -39,6 +40,7 @@ from embstore.query.index_files import (
     read_space,
     require_fresh,
     stored_file,
+    tidy,
     write_info,
     write_space,
 )
@@ -60,7 +62,6 @@ from embstore.store import Store
 from embstore.store.files import fsync, fsync_folder, remove, storing
 
 BLOCK_ROWS = 8192  # added at a time, always from a multiple of it on
-LONGEST = "longest.json"
 Progress = Callable[[int, int], object]
 
 
@@ -81,10 +82,15 @@ def make_index(
     progress: Progress | None = None,
 ) -> str:
     """Build what `build_index` describes, where it is not there already, and return its name."""
+    if threads is not None and threads < 1:
+        raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
     recipe = _recipe(store, layer, kind, metric, center, components, train_sample, seed, memory)
     name = default_name(recipe) if name is None else checked_name(name)
     folder = folder_of(store) / name
-    if not _is_there(store, folder, recipe):
+    if _is_there(store, folder, recipe):
+        with storing(folder):
+            tidy(folder)
+    else:
         with building(folder) as new, faiss_threads(threads), storing(new):
             _Build(store, recipe, new, checkpoint_seconds, progress).run(name)
             store.refresh()
@@ -179,7 +185,6 @@ class _Build:
             software={"embstore": version("embstore"), "faiss": str(faiss_package().__version__)},
         )
         write_info(self.new, info)
-        remove(self.new / LONGEST)
 
     def _begin(self) -> None:
         """Keep what another run has left only if it was building the same."""
@@ -242,7 +247,8 @@ class _Build:
                 began = time.monotonic()
                 place_file(self.new / LONGEST, json.dumps(longest).encode())  # first: it may know more rows
                 self._checkpoint(index)
-                due = time.monotonic() + max(self.checkpoint_seconds, 10 * (time.monotonic() - began))
+                writing = time.monotonic() - began
+                due = time.monotonic() + (self.checkpoint_seconds and max(self.checkpoint_seconds, 10 * writing))
             if self.progress is not None:
                 self.progress(done, recipe.rows)
         return longest

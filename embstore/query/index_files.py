@@ -24,7 +24,8 @@ from embstore.store.zarr_format import INDEXES
 
 FORMAT_VERSION = 1
 CHECKED_NBYTES = 2**30  # up to so many a file is held against its checksum whenever it is opened
-METADATA, SPACE, FAISS, RECIPE = "index.json", "space.npz", "index.faiss", "recipe.json"
+METADATA, SPACE, FAISS = "index.json", "space.npz", "index.faiss"
+RECIPE, LONGEST = "recipe.json", "longest.json"  # while it is built
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ def remove_index(store: Store, name: str) -> None:
         raise not_found(store, name)
     with storing(folder):
         remove(building)
+        remove(_old(folder))
         remove(folder)
         if not os.listdir(folder.parent):
             folder.parent.rmdir()
@@ -261,11 +263,20 @@ def building(folder: Path) -> Iterator[Path]:
 
 def put_in_place(folder: Path) -> None:
     """Give a built index its name, in place of one that was there."""
-    old = folder.with_name(f".{folder.name}.old")
-    remove(old)
+    tidy(folder)
     if folder.is_dir():
-        os.rename(folder, old)
+        os.rename(folder, _old(folder))
     os.rename(building_folder(folder), folder)
-    remove(folder / RECIPE)
     fsync_folder(folder.parent)
-    remove(old)
+    tidy(folder)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what is of no use once an index is built, and the index that stood in its place."""
+    remove(_old(folder))
+    for name in (RECIPE, LONGEST):
+        remove(folder / name)
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")

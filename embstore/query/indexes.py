@@ -46,7 +46,7 @@ __all__ = ["IndexInfo", "IndexState", "LayerIndex", "build_index", "list_indexes
 
 FEW_ROWS = 10_000  # so few candidates are compared one by one
 MOST_FETCHED = 2048  # candidates of a query, beyond which reading the layer is as good
-MORE = 8  # candidates beyond k
+MORE = 2  # candidates beyond k
 MANY_MORE = 64  # where these are to show that nothing nearer was left out
 
 
