@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from embstore.extraction.plan import plan as plan
     from embstore.models import load_encoder as load_encoder
     from embstore.models.subword_table import subword_table_vectors as subword_table_vectors
+    from embstore.nearest import neighbors as neighbors
     from embstore.query.bench import bench_query as bench_query
     from embstore.query.cka import linear_cka as linear_cka
     from embstore.query.geometry import geometry as geometry
@@ -76,6 +77,7 @@ _HOME = {
     "plan": ("embstore.extraction.plan", "plan"),
     "load_encoder": ("embstore.models", "load_encoder"),
     "subword_table_vectors": ("embstore.models.subword_table", "subword_table_vectors"),
+    "neighbors": ("embstore.nearest", "neighbors"),
     "Batch": ("embstore.query.scan", "Batch"),
     "Reducer": ("embstore.query.scan", "Reducer"),
     "Reduction": ("embstore.query.scan", "Reduction"),

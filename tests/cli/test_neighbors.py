@@ -1,0 +1,105 @@
+"""`embstore neighbors`: what it prints, writes and refuses; cold, it loads no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import resources
+
+import jsonschema
+import numpy as np
+import polars as pl
+import pytest
+
+import embstore as es
+from embstore.wordvectors import WordVectors, write_word_vectors
+from tests.cli.conftest import Work
+
+
+def word_of(work: Work) -> str:
+    """A word of several occurrences."""
+    contexts = es.open(work / "store.zarr").occurrences
+    counts = contexts.group_by(pl.col("word").cast(pl.String)).len().sort("len", "word", descending=[True, False])
+    return str(counts["word"][0])
+
+
+def test_it_prints_each_query_with_its_sentence(work: Work) -> None:
+    word = word_of(work)
+    ran = work.run("neighbors", "store.zarr", word, "-k", "3", "--layer", "1", "--queries", "1")
+    assert (ran.status, ran.err) == (0, "")
+    row = int(es.open(work / "store.zarr").select(words=word).rows[0])
+    assert ran.out.startswith(f"layer 1, row {row}: ")
+    assert f"[{word}]" in ran.out.splitlines()[0]
+    assert f"more occurrences of {word}: see --queries" in ran.out
+    found = es.neighbors(es.open(work / "store.zarr"), occurrence=row, layer=1, k=3)
+    for score in found["score"]:
+        assert f"{score:.3f}" in ran.out
+
+
+def test_json_follows_the_schema_and_files_hold_the_same(work: Work) -> None:
+    word = word_of(work)
+    arguments = ("neighbors", "store.zarr", word, "-k", "4", "--queries", "0", "--other-words", "--out", "n.csv")
+    ran = work.run(*arguments, "--json")
+    assert (ran.status, ran.err) == (0, "")
+    rows = json.loads(ran.out)
+    schema = json.loads(resources.files("embstore.schemas").joinpath("neighbors.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(rows, schema)
+    assert (
+        rows
+        == es.neighbors(es.open(work / "store.zarr"), word, k=4, same_word=False)
+        .with_columns(store=pl.lit("store.zarr"))
+        .to_dicts()
+    )
+    assert pl.read_csv(work / "n.csv").height == len(rows)
+    assert all(row["word"] != word for row in rows)
+
+
+def test_a_new_sentence_and_the_mean(work: Work) -> None:
+    word = word_of(work)
+    ran = work.run("neighbors", "store.zarr", "--text", f"so [{word}] it is", "-k", "2")
+    assert (ran.status, ran.err) == (0, "")
+    assert f"so [{word}] it is" in ran.out
+    ran = work.run("neighbors", "store.zarr", word, "--mean", "-k", "2")
+    assert f"{word}, the mean of its occurrences" in ran.out
+
+
+def test_a_file_of_word_vectors(work: Work) -> None:
+    vectors = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    write_word_vectors(WordVectors(tuple("abcdefghi"), vectors), work / "vectors.txt")
+    ran = work.run("neighbors", "vectors.txt", "c", "-k", "2")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.splitlines()[0] == "c"
+    assert len(ran.out.strip().splitlines()) == 4
+    ran = work.run("neighbors", "vectors.txt", "c", "--layer", "1")
+    assert (ran.status, ran.out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "nothing is asked about"),
+        (("the", "--row", "3"), "--row 3 says what is asked about"),
+        (("--row", "99999"), "there is no row 99999"),
+        (("the", "--queries", "-1"), "--queries -1 is not allowed"),
+        (("the", "--label", "upos"), "--label upos is not COLUMN=VALUE"),
+        (("the", "-k", "0"), "k 0 is not allowed"),
+        (("the", "--out", "x.txt"), "no known suffix"),
+        (("zzzz",), "the store has no word 'zzzz'"),
+    ],
+)
+def test_bad_input(arguments: tuple[str, ...], says: str, work: Work) -> None:
+    ran = work.run("neighbors", "store.zarr", *arguments)
+    assert (ran.status, ran.out) == (2, "")
+    assert says in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_few_queries_load_neither_torch_nor_transformers(work: Work) -> None:
+    code = (
+        "import sys; import embstore as es\n"
+        f"es.neighbors(es.open({str(work / 'store.zarr')!r}), occurrence=[0, 1], k=3)\n"
+        "assert not {'torch', 'transformers', 'faiss', 'zarr'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
