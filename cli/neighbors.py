@@ -51,6 +51,9 @@ def neighbors(
     other_sentences: Annotated[
         bool, typer.Option("--other-sentences", help="Leave the words of the same sentence out.")
     ] = False,
+    index: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Search this index of the store: see embstore index.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="With --text: where the store's model is now.")
     ] = None,
@@ -60,7 +63,7 @@ def neighbors(
 ) -> None:
     """Find the nearest neighbours of a word in context.
 
-    Every answer is exact. In a file of word vectors the neighbours are words.
+    Answers are exact, but for --index. In a file of word vectors the neighbours are words.
     """
     require_out(out)
     if queries < 0:
@@ -87,6 +90,7 @@ def neighbors(
         pool="mean" if mean else "each",
         same_word=not other_words,
         same_sentence=not other_sentences,
+        index=index,
         device=device,
         **space,
     )

@@ -19,6 +19,8 @@ from embstore.wordvectors import WordVectors
 if TYPE_CHECKING:
     import polars as pl
 
+    from embstore.query.indexes import LayerIndex
+
 POOLS = ("each", "mean")
 
 
@@ -37,23 +39,25 @@ def neighbors(
     labels: Mapping[str, str | Iterable[str]] | None = None,
     same_word: bool = True,
     same_sentence: bool = True,
+    index: LayerIndex | str | None = None,
     device: str = "cpu",
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> pl.DataFrame:
-    """Find the k nearest neighbours of words, occurrences or vectors, exactly; one row a neighbour, nearest first.
+    """Find the k nearest neighbours of words, occurrences or vectors, nearest first; exact without an index.
 
-    Over a layer of a store (the last if not given): `query, rank, score, occurrence, word, sentence, position`, the
-    label columns (`label_` before a name that is taken), `text` (the sentence), `marked` (its word in brackets),
-    `store`, `layer`. `query` is the row of the occurrence asked about, the word for `pool="mean"`, else the number of
-    the vector. Over WordVectors: `query, rank, score, word`.
+    One row a neighbour. Over a layer of a store (the last if not given): `query, rank, score, occurrence, word,
+    sentence, position`, the label columns (`label_` before a name that is taken), `text` (the sentence), `marked` (its
+    word in brackets), `store`, `layer`. `query` is the row of the occurrence asked about, the word for `pool="mean"`,
+    else the number of the vector. Over WordVectors: `query, rank, score, word`.
 
     `word`: each of its occurrences is a query, or with `pool="mean"` their mean. `occurrence`: rows of the store.
     `vectors`: [q, feature], as the store has them. An occurrence is not its own neighbour, nor a word in WordVectors;
     with `pool="mean"` the word's own occurrences are found too. Candidates are all occurrences of a store, or those of
     a selection; `labels` keeps those with these labels, `same_word=False` and `same_sentence=False` leave out those of
     the query's own word (form) and sentence. `metric`: cosine, ip (inner product) or l2 (score: the distance).
-    `center` and `components` take the layer's mean and first principal components away, from queries too.
+    `center` and `components` take the layer's mean and first principal components away, from queries too. `index`: an
+    index of that layer and space, or its name: quicker where there are millions of rows, and nearly all that is near.
 
     Raises InvalidValueError in one line: an unknown word (near spellings are named), a layer not stored, k of less than
     1 or more than there are candidates, no candidate left.
@@ -75,12 +79,16 @@ def neighbors(
     queries = asking.queries(word, occurrence, vectors, pool)
     exclude = asking.exclusions(queries, same_word=same_word, same_sentence=same_sentence)
     _require_k(k, len(asking.rows), "occurrences")
-    space = space_of(asking.selection, asking.layer, metric=metric, center=center, components=components)
+    if index is not None:
+        opened = asking.fitting(index, metric=metric, center=center, components=components)
+        rows = None if len(asking.rows) == asking.store.rows else asking.rows
+        hits = opened.search(queries.vectors, k=k, rows=rows, exclude=exclude, threads=threads)
+        return asking.table(queries, hits)
     hits = exact_search(
         StoreVectors(asking.store, asking.layer),
         queries.vectors,
         k=k,
-        space=space,
+        space=space_of(asking.selection, asking.layer, metric=metric, center=center, components=components),
         rows=asking.rows,
         exclude=exclude,
         device=device,
@@ -126,6 +134,28 @@ class _Asking:
             self.rows = np.intersect1d(self.rows, self.store.select(labels=self.labels).rows)
         if not len(self.rows):
             raise InvalidValueError(f"no occurrence of {self.store.path} is left to be found: choose other conditions")
+
+    def fitting(self, index: LayerIndex | str, *, metric: str, center: bool, components: int) -> LayerIndex:
+        """The index, opened; raises InvalidValueError where it is of another layer or space."""
+        from embstore.query.indexes import open_index
+
+        opened = open_index(self.store, name=index) if isinstance(index, str) else index
+        recipe = opened.info.recipe
+        made = {
+            "layer": recipe.layer,
+            "metric": recipe.metric,
+            "center": recipe.center,
+            "components": recipe.components,
+        }
+        asked = {"layer": self.layer, "metric": metric, "center": center, "components": components}
+        if components:
+            made["center"] = center
+        for option, value in asked.items():
+            if made[option] != value:
+                raise InvalidValueError(
+                    f"the index {opened.name} has {option} {made[option]}, not {value}: ask the same, or leave it out"
+                )
+        return opened
 
     @property
     def selection(self) -> Selection:

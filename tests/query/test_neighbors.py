@@ -199,3 +199,19 @@ def test_an_unknown_word_of_a_table() -> None:
         es.neighbors(table, "bank", k=2)
     with pytest.raises(InvalidValueError, match="no occurrences, layers or labels"):
         es.neighbors(table, "bank", layer=1)
+
+
+def test_through_an_index(store: es.Store) -> None:
+    pytest.importorskip("faiss", reason="indexes need faiss")
+    from embstore.query.indexes import build_index
+
+    build_index(store, 2, kind="flat", name="flat2")
+    for options in ({}, {"same_word": False}, {"labels": {"upos": "NOUN"}}):
+        exact = es.neighbors(store, "bank", layer=2, k=5, **options)
+        found = es.neighbors(store, "bank", layer=2, k=5, index="flat2", **options)
+        np.testing.assert_allclose(found["score"], exact["score"], rtol=1e-12)
+        assert found.drop("score").equals(exact.drop("score"))
+    with pytest.raises(InvalidValueError, match="the index flat2 has layer 2, not 1"):
+        es.neighbors(store, "bank", layer=1, k=5, index="flat2")
+    with pytest.raises(InvalidValueError, match="the index flat2 has center False, not True"):
+        es.neighbors(store, "bank", layer=2, k=5, index="flat2", center=True)
