@@ -79,6 +79,9 @@ def index(
     require_out(out)
     if out is not None and not recall:
         raise InvalidValueError(f"--out {out} takes the table of --recall: give that too")
+    for option, value in (("--k", k), ("--queries", queries)):
+        if value < 1:
+            raise InvalidValueError(f"{option} {value} is not allowed: give 1 or more")
     opened = es.open(store)
     if list_ or remove is not None:
         from embstore.query.indexes import list_indexes, remove_index

@@ -33,6 +33,7 @@ from embstore.query.index_files import (
     check_files,
     checked_name,
     default_name,
+    discard,
     folder_of,
     place_file,
     put_in_place,
@@ -92,12 +93,20 @@ def make_index(
             tidy(folder)
     else:
         with building(folder) as new, faiss_threads(threads), storing(new):
-            _Build(store, recipe, new, checkpoint_seconds, progress).run(name)
-            store.refresh()
-            if not store.finished or store.digest != recipe.digest:
-                raise SearchIndexError(f"{store.path} was written while it was indexed: run the same command again")
+            try:
+                _Build(store, recipe, new, checkpoint_seconds, progress).run(name)
+                _require_unchanged(store, recipe)
+            except (InvalidValueError, NonFiniteError, SearchIndexError):  # these would come again
+                discard(new)
+                raise
             put_in_place(folder)
     return name
+
+
+def _require_unchanged(store: Store, recipe: Recipe) -> None:
+    store.refresh()
+    if not store.finished or store.digest != recipe.digest:
+        raise SearchIndexError(f"{store.path} was written while it was indexed: run the same command again")
 
 
 def _recipe(

@@ -138,9 +138,7 @@ def remove_index(store: Store, name: str) -> None:
     with storing(folder):
         remove(building)
         remove(_old(folder))
-        remove(folder)
-        if not os.listdir(folder.parent):
-            folder.parent.rmdir()
+        discard(folder)
 
 
 def not_found(store: Store, name: str) -> SearchIndexNotFoundError:
@@ -276,6 +274,13 @@ def tidy(folder: Path) -> None:
     remove(_old(folder))
     for name in (RECIPE, LONGEST):
         remove(folder / name)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder, and that of all indexes where it was the last."""
+    remove(folder)
+    if not os.listdir(folder.parent):
+        folder.parent.rmdir()
 
 
 def _old(folder: Path) -> Path:

@@ -44,6 +44,7 @@ from embstore.store import Store
 
 __all__ = ["IndexInfo", "IndexState", "LayerIndex", "build_index", "list_indexes", "open_index", "remove_index"]
 
+FEW_NUMBERS = 2**18  # in vectors that are scored again: no more need no kernel
 FEW_ROWS = 10_000  # so few candidates are compared one by one
 MOST_FETCHED = 2048  # candidates of a query, beyond which reading the layer is as good
 MORE = 2  # candidates beyond k
@@ -236,6 +237,15 @@ class LayerIndex:
             return _Run(self, given, asked, k, rows, tuple(exclude), rescore, threads).run(effort)
 
 
+class _FewPairs(Search):
+    """Scores few pairs without the kernels, which take longer to load than to do without."""
+
+    def _pair_scores(
+        self, vectors: NDArray[Any], owners: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        return self.space.pair_scores(self.queries[owners], self.space.place(vectors)[places])
+
+
 class _Run:
     """One search: rounds of ever more candidates for the queries that still lack some."""
 
@@ -322,17 +332,17 @@ class _Run:
             rows = np.where((group.of_rows[rows] == own) & (own >= 0), -1, rows)
         if not self.rescore:
             return self.as_found(scores, rows)
-        search = self.scoring(pending)
-        hits = search.hits(rows)
+        hits = self.scoring(pending, rows.size).hits(rows)
         enough = hits.rows[:, -1] >= 0
         if complete:
             enough = exhausted | (enough & self.certain(pending, hits, last))
         return hits, enough
 
-    def scoring(self, pending: NDArray[np.int64]) -> Search:
+    def scoring(self, pending: NDArray[np.int64], pairs: int) -> Search:
         groups = tuple(Exclusion(group.of_rows, group.of_queries[pending]) for group in self.exclude)
         rows = np.empty(0, np.int64) if self.rows is None else self.rows
-        return Search(self.index.vectors, self.queries[pending], self.k, self.index.space, rows, groups, None)
+        kind = _FewPairs if pairs * self.index.store.hidden_size <= FEW_NUMBERS else Search
+        return kind(self.index.vectors, self.queries[pending], self.k, self.index.space, rows, groups, None)
 
     def as_found(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[Hits, NDArray[np.bool_]]:
         values = scores.astype(np.float64)

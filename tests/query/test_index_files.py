@@ -192,6 +192,19 @@ def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert build_index(store, LAYER, kind="flat").search(np.ones(12), k=1).rows.shape == (1, 1)
 
 
+def test_a_store_that_is_written_meanwhile_is_not_indexed(tmp_path: Path) -> None:
+    store = example(rows=600, seed=1).make(tmp_path / "s.zarr")
+
+    def write(done: int, total: int) -> None:
+        if done == total:
+            rewritten(store.path)
+
+    with pytest.raises(SearchIndexError, match="was written while it was indexed: run the same command again"):
+        build_index(store, 3, kind="flat", progress=write)
+    assert list_indexes(store) == []
+    assert build_index(store, 3, kind="flat").info.recipe.digest == store.digest
+
+
 def rewritten(path: Path) -> Store:
     """The same store with other vectors in one partition."""
     made = example(rows=600, seed=1)
