@@ -128,8 +128,10 @@ def cluster_map(clusters: Clusters, *, method: str = "pca", seed: int = 0) -> Fi
         raise InvalidValueError(f"unknown method {method!r} of a map; allowed are {', '.join(MAPS)}")
     points = MAPS[method](clusters.vectors, seed)
     pyplot = _pyplot()
-    numbers, labels = clusters.occurrences["cluster"].to_list(), clusters.occurrences["label"].to_list()
-    panels = [("cluster", ["in none" if number < 0 else f"cluster {number}" for number in numbers])]
+    numbers, labels = (clusters.occurrences[name].to_list() for name in ("cluster", "label"))
+    panels = [
+        (f"cluster ({clusters.method})", ["in none" if number < 0 else f"cluster {number}" for number in numbers])
+    ]
     if any(label is not None for label in labels):
         panels.append(("label", ["no label" if label is None else str(label) for label in labels]))
     figure, axes = pyplot.subplots(
@@ -138,7 +140,7 @@ def cluster_map(clusters: Clusters, *, method: str = "pca", seed: int = 0) -> Fi
     for (title, names), axis in zip(panels, axes[0], strict=True):
         _scatter(axis, points, names)
         axis.set_title(f"by {title}", fontsize=10)
-    figure.suptitle(f"{_plain(clusters.word)}, {_layer_name(clusters.layer)} ({clusters.method})", fontsize=12)
+    figure.suptitle(f"{_plain(clusters.word)}, {_layer_name(clusters.layer)}: {MAP_NAMES[method]}", fontsize=12)
     return figure  # type: ignore[no-any-return]
 
 
@@ -176,6 +178,7 @@ MAPS: dict[str, Callable[[NDArray[Any], int], NDArray[np.float64]]] = {
     "pca": lambda vectors, _seed: principal_plane(vectors),
     "umap": _umap,
 }
+MAP_NAMES = {"pca": "the first two principal components", "umap": "map by UMAP"}
 
 
 def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Figure:
@@ -303,6 +306,33 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     _legend(figure, axes)
+    return figure  # type: ignore[no-any-return]
+
+
+def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
+    """Draw recall against queries per second, a line an index, as `measure_recall` gives them; exact search dashed."""
+    pyplot = _pyplot()
+    figure, axis = pyplot.subplots(figsize=(5.6, 3.8), layout="constrained")
+    exact = []
+    for number, (name, frame) in enumerate(frames.items()):
+        _require_columns(frame, ("setting", "recall", "queries_per_second"), f"the frame of {name}")
+        tried = frame.filter(frame["setting"] != "exact search").sort("recall")
+        color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+        rates, recalls = _floats(tried, "queries_per_second"), _floats(tried, "recall")
+        axis.plot(recalls, rates, color=color, marker=marker, markersize=4.5, linewidth=1.6, label=_plain(name))
+        for setting, recall, rate in zip(tried["setting"], recalls, rates, strict=True):
+            axis.annotate(setting, (recall, rate), xytext=(4, 4), textcoords="offset points", fontsize=7, color=color)
+        exact += frame.filter(frame["setting"] == "exact search")["queries_per_second"].to_list()
+    if exact:
+        axis.axhline(float(np.median(exact)), color="#555555", linestyle="--", linewidth=1, label="exact search")
+    axis.set_yscale("log")
+    axis.set_xlabel("recall of the nearest", fontsize=9)
+    axis.set_ylabel("queries a second", fontsize=9)
+    axis.tick_params(labelsize=8)
+    axis.grid(color="#eeeeee")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=9)
     return figure  # type: ignore[no-any-return]
 
 

@@ -174,3 +174,21 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         plot.cka_map(frame)
     with pytest.raises(InvalidValueError, match="no word or no layer to draw"):
         plot.heat_map(SentenceSimilarity((), (0,), np.empty((1, 0, 0))))
+
+
+def test_recall_curve_draws_each_index_and_exact_search() -> None:
+    frame = pl.DataFrame(
+        {
+            "setting": ["nprobe=4", "nprobe=16", "exact search"],
+            "recall": [0.7, 0.95, 1.0],
+            "queries_per_second": [9000.0, 4000.0, 800.0],
+            "k": [10, 10, 10],
+        }
+    )
+    axis = plot.recall_curve({"ivf": frame, "hnsw": frame}).axes[0]
+    drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines}
+    assert drawn["ivf"] == drawn["hnsw"] == ([0.7, 0.95], [9000, 4000])
+    assert drawn["exact search"][1] == [800, 800]
+    assert [text.get_text() for text in axis.texts][:2] == ["nprobe=4", "nprobe=16"]
+    with pytest.raises(InvalidValueError, match="the frame of ivf has no column 'recall'"):
+        plot.recall_curve({"ivf": frame.drop("recall")})

@@ -129,7 +129,7 @@ def keep_best(scores, bias, state, rows, row_groups, query_groups, kept, best_sc
     """Add to each query's candidates what may be among its `kept` best by `scores` [q, n] less `bias` [n] (or [0]).
 
     `best_scores`, `best_rows` [q, room] hold `filled` [q] of them; once full, the `kept` best stay and `least` [q] is
-    the least of them. `row_groups` int64 [g, n] and `query_groups` int64 [g, q]: a row in its query's group is left out.
+    the least of them. `row_groups` int64 [g, n] and `query_groups` int64 [g, q]: a row of its query's group is out.
     """
     count = scores.shape[1]
     biased = bias.shape[0] > 0
