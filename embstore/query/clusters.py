@@ -90,12 +90,11 @@ def cluster_occurrences(
     _check(method, clusters, min_size, sample, label, selection.store)
     rows = _sampled(selection.rows, sample, seed)
     _check_count(word, len(rows), method, clusters, min_size)
-    space = space_of(source, layer, center=center, components=components)
     stored = selection.store.gather(rows, layer)
     if not np.isfinite(stored).all():
         row = int(rows[~np.isfinite(stored).all(1)][0])
         raise NonFiniteError(f"layer {layer}, row {row} holds a value that is not finite: run embstore verify")
-    placed = space.place(stored)
+    placed = space_of(source, layer, center=center, components=components).place(stored)
     unit = unit_rows(placed)
     tried: dict[int, float | None] = {}
     if method == "hdbscan":
@@ -105,9 +104,21 @@ def cluster_occurrences(
     else:
         found = spherical_kmeans(unit, clusters, seed=seed)
     found = _largest_first(found)
-    if not tried:
-        tried = {int(found.max()) + 1: _mean(silhouettes(unit, found))}
-    return _told(selection.store, word, layer, method, rows, placed, unit, found, tried, label)
+    scores, values = _scores(unit, found), silhouettes(unit, found)
+    order = np.lexsort((rows, -scores, np.where(found < 0, len(rows), found)))
+    table = _occurrences(selection.store, rows[order], found[order], scores[order], values[order], label)
+    tried = tried or {int(found.max()) + 1: _mean(values)}
+    whose = pl.lit(word).alias("word"), pl.lit(layer).alias("layer")
+    return Clusters(
+        word=word,
+        layer=layer,
+        method=method,
+        occurrences=table.select(*whose, pl.all()),
+        summary=_summary(table).select(*whose, pl.all()),
+        tried=pl.DataFrame(list(tried.items()), schema={"clusters": pl.Int64, "silhouette": pl.Float64}, orient="row"),
+        vectors=placed[order],
+        silhouette=_mean(values),
+    )
 
 
 def silhouettes(unit: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -211,36 +222,6 @@ def _largest_first(clusters: NDArray[np.int64]) -> NDArray[np.int64]:
     numbers = np.full(int(names.max(initial=-1)) + 2, -1)
     numbers[names[order]] = np.arange(len(order))
     return numbers[clusters]
-
-
-def _told(
-    store: Store,
-    word: str,
-    layer: int,
-    method: str,
-    rows: NDArray[np.int64],
-    placed: NDArray[np.float64],
-    unit: NDArray[np.float64],
-    clusters: NDArray[np.int64],
-    tried: dict[int, float | None],
-    label: str | None,
-) -> Clusters:
-    scores = _scores(unit, clusters)
-    values = silhouettes(unit, clusters)
-    order = np.lexsort((rows, -scores, np.where(clusters < 0, len(rows), clusters)))
-    occurrences = _occurrences(store, rows[order], clusters[order], scores[order], values[order], label)
-    return Clusters(
-        word=word,
-        layer=layer,
-        method=method,
-        occurrences=occurrences.select(pl.lit(word).alias("word"), pl.lit(layer).alias("layer"), pl.all()),
-        summary=_summary(occurrences).select(pl.lit(word).alias("word"), pl.lit(layer).alias("layer"), pl.all()),
-        tried=pl.DataFrame(
-            {"clusters": list(tried), "silhouette": list(tried.values())}, schema_overrides={"silhouette": pl.Float64}
-        ),
-        vectors=placed[order],
-        silhouette=_mean(values),
-    )
 
 
 def _scores(unit: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
