@@ -220,7 +220,7 @@ class _Build:
                 remove(file)
         index = new_index(self.recipe.factory, self.recipe.hidden_size, self.recipe.metric)
         if not index.is_trained:
-            train(index, self._sample(space), self.recipe.seed)
+            train(index, self._sample(space), metric=self.recipe.metric, seed=self.recipe.seed)
         self._checkpoint(index)
         return index
 

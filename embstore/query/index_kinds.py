@@ -124,13 +124,16 @@ def _cause(error: Exception) -> str:
     return " ".join(str(error).rpartition("Error: ")[2].split())[:120] or "no cause given"
 
 
-def train(index: Any, sample: NDArray[np.float32], seed: int) -> None:
+def train(index: Any, sample: NDArray[np.float32], *, metric: str, seed: int) -> None:
     """Train an index on a sample [n, feature]. Raises InvalidValueError where that is too small."""
     faiss = faiss_package()
     lists = faiss.try_extract_index_ivf(index)
+    if lists is not None:
+        # faiss would also do so for ip, but there it puts most of a layer that has a mean in a few lists
+        lists.cp.spherical = metric == "cosine"
     for part in () if lists is None else (lists, getattr(faiss.downcast_index(lists), "pq", None)):
         if part is not None:
-            part.cp.seed = seed + 1  # faiss takes 0 for no seed
+            part.cp.seed = seed % 2**31
             part.cp.min_points_per_centroid = 1
     try:
         index.train(sample)

@@ -63,6 +63,18 @@ def test_every_dtype_is_searched_as_it_reads(dtype: str, metric: str, tmp_path: 
     require_nearest(hits.rows, hits.scores, scores_by_hand(queries, made.values[0], metric), metric=metric)
 
 
+@pytest.mark.parametrize("kind", ["SQfp16", "IVF3,SQfp16", "Flat"])
+@pytest.mark.parametrize("metric", METRICS)
+def test_vectors_that_float16_cannot_tell_apart_are_told_apart(tmp_path: Path, metric: str, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    near = rng.normal(size=(1, 12)) + 1e-4 * rng.normal(size=(500, 12))
+    made = write_words(tmp_path / "s.zarr", [("near", near), ("far", rng.normal(size=(100, 12)))], dtype="float32")
+    index = build_index(made.store, LAYER, kind=kind, metric=metric, threads=1)
+    queries = made.values[0][::25]
+    hits = index.search(queries, k=5, **all_lists(index))
+    require_nearest(hits.rows, hits.scores, scores_by_hand(queries, made.values[0], metric), metric=metric)
+
+
 @pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "hnsw", "OPQ4,IVF4,PQ4x4,RFlat", "PCA6,HNSW8"])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("rescore", [True, False])
