@@ -60,7 +60,7 @@ def demo(
     print("\n4. Look: an occurrence, and the one that lies nearest to it in the last layer\n")
     print_table(_nearest(store, words))
 
-    print("\n5. Make one vector a word, for all its senses: what lies nearest, by layer\n")
+    print("\n5. Make one vector a word, for all its senses: its nearest words, by layer\n")
     print_table(_nearest_words(store, words))
 
     print("\n6. See: the senses apart, and how contextual each layer is\n")
