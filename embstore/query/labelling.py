@@ -163,15 +163,17 @@ def _word_by_word(
     asking: Asking, layer: int, k: int, space: Space, device: str
 ) -> Iterator[tuple[NDArray[np.int64], Hits]]:
     """The neighbours of each query among the candidates of its own pool, which are few."""
-    waiting: list[NDArray[np.int64]] = []
-    pools = groups_of(asking.pool)
-    for number, members in enumerate(pools):
-        waiting.append(asking.candidates[members])
-        if sum(map(len, waiting)) < WORDS_AT_ONCE and number + 1 < len(pools):
-            continue
-        vectors = asking.selection.store.gather(np.concatenate(waiting), layer)
-        for rows, own in zip(waiting, np.split(vectors, np.cumsum([len(rows) for rows in waiting])[:-1]), strict=True):
-            asked = np.flatnonzero(np.isin(rows, asking.queries))
+    store = asking.selection.store
+    is_asked = np.zeros(store.rows, bool)
+    is_asked[asking.queries] = True
+    pools = [asking.candidates[members] for members in groups_of(asking.pool)]
+    batch = np.cumsum([len(rows) for rows in pools]) // WORDS_AT_ONCE
+    for number in np.unique(batch).tolist():
+        together = pools[np.searchsorted(batch, number) : np.searchsorted(batch, number, "right")]
+        vectors = store.gather(np.concatenate(together), layer)
+        edges = np.cumsum([len(rows) for rows in together])[:-1]
+        for rows, own in zip(together, np.split(vectors, edges), strict=True):
+            asked = np.flatnonzero(is_asked[rows])
             if not len(asked):
                 continue
             left = asking.left[rows]
@@ -181,7 +183,6 @@ def _word_by_word(
             )
             places = np.searchsorted(asking.queries, rows[asked])
             yield places, Hits(np.where(hits.rows < 0, -1, rows[hits.rows]), hits.scores)
-        waiting = []
 
 
 def _vote(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

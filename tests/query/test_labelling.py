@@ -168,6 +168,17 @@ def test_a_sample_is_of_those_asked(store: Store) -> None:
     assert within.equals(full.filter(pl.col("occurrence").is_in(within["occurrence"].implode())))
 
 
+def test_words_are_searched_in_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = knn_predictions(store, label="class", layer=2, split="within-word", k=2)
+    for size in (1, 7, 30):
+        monkeypatch.setattr("embstore.query.labelling.WORDS_AT_ONCE", size)
+        assert knn_predictions(store, label="class", layer=2, split="within-word", k=2).equals(whole)
+    monkeypatch.setattr("embstore.query.labelling.QUERIES_AT_ONCE", 11)
+    one = knn_predictions(store, label="class", layer=2, k=2)
+    monkeypatch.setattr("embstore.query.labelling.QUERIES_AT_ONCE", 1000)
+    assert one.equals(knn_predictions(store, label="class", layer=2, k=2))
+
+
 def test_sentences_of_the_same_words_are_one(tmp_path: Path) -> None:
     """Without that the twin of a sentence, which always has the same label, would answer."""
     told: Told = [("bank", "x", [1.0, 0]), ("bank", "y", [1.0, 0.1]), ("bank", "x", [0.0, 1]), ("bank", "y", [0.1, 1])]
