@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from embstore.nearest import neighbors as neighbors
     from embstore.query.bench import bench_query as bench_query
     from embstore.query.cka import linear_cka as linear_cka
+    from embstore.query.clusters import cluster_occurrences as cluster_occurrences
     from embstore.query.geometry import geometry as geometry
+    from embstore.query.hubness import hubness as hubness
+    from embstore.query.indexes import build_index as build_index
+    from embstore.query.indexes import open_index as open_index
+    from embstore.query.labelling import knn_labels as knn_labels
+    from embstore.query.labelling import knn_predictions as knn_predictions
+    from embstore.query.recall import measure_recall as measure_recall
     from embstore.query.scan import Batch as Batch
     from embstore.query.scan import Reducer as Reducer
     from embstore.query.scan import Reduction as Reduction
@@ -77,6 +84,13 @@ _HOME = {
     "plan": ("embstore.extraction.plan", "plan"),
     "load_encoder": ("embstore.models", "load_encoder"),
     "subword_table_vectors": ("embstore.models.subword_table", "subword_table_vectors"),
+    "cluster_occurrences": ("embstore.query.clusters", "cluster_occurrences"),
+    "hubness": ("embstore.query.hubness", "hubness"),
+    "build_index": ("embstore.query.indexes", "build_index"),
+    "open_index": ("embstore.query.indexes", "open_index"),
+    "knn_labels": ("embstore.query.labelling", "knn_labels"),
+    "knn_predictions": ("embstore.query.labelling", "knn_predictions"),
+    "measure_recall": ("embstore.query.recall", "measure_recall"),
     "neighbors": ("embstore.nearest", "neighbors"),
     "Batch": ("embstore.query.scan", "Batch"),
     "Reducer": ("embstore.query.scan", "Reducer"),

@@ -19,6 +19,7 @@ FLAT_ROWS = 50_000  # up to so many a flat index answers in a few milliseconds
 HALF_LIMIT = 65504.0
 LINKS = 32  # of an HNSW node to others in each layer above the lowest, which has twice as many
 POINTS_A_LIST = 50  # that the lists of an IVF index are learnt from; faiss asks for 39 at least
+POINTS_A_CODE = 64  # of the training sample for a code of ivfpq; 256 take most of the time of building it
 LEAST_POINTS = 39
 LEAST_LISTS_PROBED = 8
 EF = 64
@@ -131,10 +132,13 @@ def train(index: Any, sample: NDArray[np.float32], *, metric: str, seed: int) ->
     if lists is not None:
         # faiss would also do so for ip, but there it puts most of a layer that has a mean in a few lists
         lists.cp.spherical = metric == "cosine"
-    for part in () if lists is None else (lists, getattr(faiss.downcast_index(lists), "pq", None)):
+    codes = None if lists is None else getattr(faiss.downcast_index(lists), "pq", None)
+    for part in (lists, codes):
         if part is not None:
             part.cp.seed = seed % 2**31
-            part.cp.min_points_per_centroid = 1
+            part.cp.min_points_per_centroid = 1  # faiss would only warn of fewer than 39
+    if codes is not None:
+        codes.cp.max_points_per_centroid = POINTS_A_CODE
     try:
         index.train(sample)
     except RuntimeError as error:
