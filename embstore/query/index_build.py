@@ -54,6 +54,7 @@ from embstore.query.index_kinds import (
     new_index,
     parameters_of,
     plan_index,
+    prepare,
     read_index,
     train,
     write_index,
@@ -219,6 +220,7 @@ class _Build:
             except StoreDamagedError:
                 remove(file)
         index = new_index(self.recipe.factory, self.recipe.hidden_size, self.recipe.metric)
+        prepare(index, self.recipe.kind)
         if not index.is_trained:
             train(index, self._sample(space), metric=self.recipe.metric, seed=self.recipe.seed)
         self._checkpoint(index)

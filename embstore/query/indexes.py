@@ -303,8 +303,8 @@ class _Run:
 
     def complete(self, effort: Effort) -> bool:
         """Whether so much effort looks at every row, at its vector and not at a code of it."""
-        lists = self.index.info.parameters.get("nlist")
-        return self.rescore and self.whole and (lists is None or (effort.nprobe or 0) >= lists)
+        lists = self.index.info.parameters.get("nlist", 0)
+        return self.rescore and self.whole and effort.ef is None and (effort.nprobe or 0) >= lists
 
     def candidates(
         self, pending: NDArray[np.int64], fetch: int, effort: Effort
