@@ -14,7 +14,7 @@ from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.query.groups import Grouping
 from embstore.query.scan import Batch, Scope
 
-_NO_HALVES = np.empty((0, 0), np.uint16)
+_NO_HALVES = np.empty((0, 0), np.int16)
 _NO_FLOATS = np.empty((0, 0), np.float32)
 _NO_CODES = np.empty(0, np.int64)
 
@@ -98,7 +98,7 @@ class FusedCosines:
         half = stored.dtype == np.float16
         state.block_total[:] = 0
         found = add_cosine_block(
-            stored.view(np.uint16) if half else _NO_HALVES,
+            stored.view(np.int16) if half else _NO_HALVES,
             _NO_FLOATS if half else stored.astype(np.float32, copy=False),
             state.row.view(np.int32),
             state.row,

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -32,7 +33,7 @@ BLOCK_NBYTES = 2**21  # of float32
 QUERY_TILE = 128
 ROOM = 256  # candidates that wait until the best of them are chosen
 RESCORED_NBYTES = 2**26
-MORE = 112  # candidates beyond k: the more, the rarer a second reading
+MORE = 48  # candidates beyond k: the more, the rarer a second reading
 _METRIC = {"cosine": 0, "ip": 1, "l2": 2}
 _UNSURE, _BAD = 1, 2
 
@@ -158,8 +159,10 @@ class Search:
         if len(parts) == 1:
             found = [_best_of_part(self, *parts[0])]
         else:
-            begin = partial(_torch().set_num_threads, 1) if not self.few else None
-            with ThreadPoolExecutor(len(parts), "embstore-search", begin) as pool:
+            with (
+                _one_thread_each(self.few) as begin,
+                ThreadPoolExecutor(len(parts), "embstore-search", begin) as pool,
+            ):
                 found = [future.result() for future in [pool.submit(_best_of_part, self, *part) for part in parts]]
         scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*found, strict=True))
         if scores.shape[1] > self.kept:
@@ -299,7 +302,7 @@ def _products(search: Search, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray
     """Rows and their scores in float32 with all queries, block by block; -inf for those left to float64."""
     waiting: list[NDArray[np.float32]] = []
     for tile, block_rows, products, bias, state in _blocks(search, rows):
-        waiting.append(np.where(state == 0, products - bias, -np.inf).astype(np.float32))
+        waiting.append(np.where(state == 0, products.T - bias, -np.inf).astype(np.float32))
         if tile.stop >= len(search.queries):
             yield block_rows, np.concatenate(waiting)
             waiting = []
@@ -308,7 +311,7 @@ def _products(search: Search, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray
 def _blocks(
     search: Search, rows: NDArray[np.int64]
 ) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]]]:
-    """Yield (queries, rows, products float32 [q, n], bias [n], state [n]), all queries of a block after each other."""
+    """Yield (queries, rows, products float32 [n, q], bias [n], state [n]), all queries of a block after each other."""
     size, count = search.vectors.hidden_size, len(search.queries)
     few = search.few
     multiply_block: Any = _kernels().multiply_block
@@ -316,13 +319,14 @@ def _blocks(
     block_rows = min(max(1, BLOCK_NBYTES // (4 * size)), max(1, len(rows)))
     placed = np.empty((1 if few else block_rows, size), np.float32)
     bias, state = np.empty(block_rows, np.float32), np.empty(block_rows, np.uint8)
-    products = np.empty((min(count, QUERY_TILE), block_rows), np.float32)
+    products = np.empty((block_rows, count if few else min(count, QUERY_TILE)), np.float32)
+    torch: Any = None if few else _torch()
     settings = (_METRIC[search.space.metric], search.mean, np.float32(search.mean_length), search.components)
     for held, stored in search.vectors.blocks(rows, block_rows):
         n, block = len(held), halves_or_floats(stored)
         if few:
             square = multiply_block(
-                *block, *settings, placed.view(np.int32)[0], placed[0], bias, state, search.queries32, products[:, :n]
+                *block, *settings, placed.view(np.int32)[0], placed[0], bias, state, search.queries32, products[:n]
             )
         else:
             square = place_block(*block, *settings, placed.view(np.int32), placed, bias, state)
@@ -333,19 +337,13 @@ def _blocks(
             search.unsure.append(held[state[:n] == _UNSURE])
         search.longest = max(search.longest, float(square) ** 0.5)
         if few:
-            yield slice(0, count), held, products[:count, :n], bias[:n], state[:n]
+            yield slice(0, count), held, products[:n], bias[:n], state[:n]
         else:
             for start in range(0, count, QUERY_TILE):
                 tile = slice(start, min(start + QUERY_TILE, count))
-                out = (
-                    products[: tile.stop - tile.start, :n]
-                    if n == block_rows
-                    else np.empty((tile.stop - tile.start, n), np.float32)
-                )
-                torch = _torch()
-                torch.mm(
-                    torch.from_numpy(search.queries32[tile]), torch.from_numpy(placed[:n]).T, out=torch.from_numpy(out)
-                )
+                width = tile.stop - start
+                out = products[:n] if width == products.shape[1] else np.empty((n, width), np.float32)
+                torch.mm(*map(torch.from_numpy, (placed[:n], search.queries32[tile].T)), out=torch.from_numpy(out))
                 yield tile, held, out, bias[:n], state[:n]
         search.advance(n)
 
@@ -356,6 +354,19 @@ def _cores() -> int:
         return int(_torch().get_num_threads())
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return int(asked) if asked.isdecimal() and int(asked) else os.cpu_count() or 1
+
+
+@contextmanager
+def _one_thread_each(few: bool) -> Iterator[Callable[[], None] | None]:
+    """Threads side by side multiply with one each; yields what each of them begins with."""
+    if few:
+        yield None
+        return
+    threads = _torch().get_num_threads()
+    try:
+        yield partial(_torch().set_num_threads, 1)
+    finally:
+        _torch().set_num_threads(threads)  # threads made later, and this one, take what was set last
 
 
 def _torch() -> Any:

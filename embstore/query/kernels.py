@@ -10,11 +10,12 @@ from numba import njit
 
 _HALF_LIMIT = np.float32(65536)  # what an infinite or NaN float16 turns into, or more
 _TO_HALF = np.float32(2.0**112)
+_HALF_BITS = np.int32(-0x70002000)  # 0x8FFFE000: sign, exponent and mantissa of a float16 within a float32
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
 def add_cosine_block(  # type: ignore[no-untyped-def]
-    half,  # uint16 [n, d], the bits of float16; or [0, d]
+    half,  # int16 [n, d], the bits of float16; or [0, d]
     full,  # float32 [n, d]; or [0, d]
     bits,  # int32 [d], the same memory as `row`
     row,  # float32 [d]
@@ -41,8 +42,7 @@ def add_cosine_block(  # type: ignore[no-untyped-def]
         square = np.float32(0)
         if half.shape[0]:
             for at in range(size):
-                stored = np.int32(half[place, at])
-                bits[at] = ((stored & 0x7FFF) << 13) | ((stored & 0x8000) << 16)
+                bits[at] = (np.int32(half[place, at]) << 13) & _HALF_BITS
             for at in range(size):
                 row[at] *= _TO_HALF
                 square += row[at] * row[at]

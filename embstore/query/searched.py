@@ -37,6 +37,11 @@ class StoreVectors:
         return self.store.gather(rows, self.layer)
 
     def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
+        first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+        if last - first == len(rows):
+            for start, vectors in self.store.scan(self.layer, first, last, block_rows=block_rows):
+                yield np.arange(start, start + len(vectors)), vectors
+            return
         chosen = Selection(self.store, layers=(self.layer,), filters=(), start=rows)
         for block in chosen.iter_blocks(block_rows=block_rows):
             yield block.rows, block.vectors
@@ -62,12 +67,12 @@ class ArrayVectors:
             yield part, self._array[start : start + block_rows] if whole else self._array[part]
 
 
-def halves_or_floats(vectors: NDArray[Any]) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
+def halves_or_floats(vectors: NDArray[Any]) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
     """Vectors as the kernels take them: the bits of float16 or float32, the other empty."""
     held = np.ascontiguousarray(vectors)
     if held.dtype == np.float16:
-        return held.view(np.uint16), np.empty((0, held.shape[1]), np.float32)
-    return np.empty((0, held.shape[1]), np.uint16), held
+        return held.view(np.int16), np.empty((0, held.shape[1]), np.float32)
+    return np.empty((0, held.shape[1]), np.int16), held
 
 
 def refuse(row: int, vector: NDArray[np.float32] | NDArray[np.float16]) -> None:
