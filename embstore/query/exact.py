@@ -136,6 +136,8 @@ class Search:
         self.query_groups = np.array([group.of_queries for group in self.exclude], np.int64).reshape(
             len(self.exclude), len(self.queries)
         )
+        # No part needs what lies below the best of another; whichever writes last, it is no more than the truth.
+        self.least = np.full(len(self.queries), -np.inf, np.float32)
         self.unsure: list[NDArray[np.int64]] = []
         self.longest = 0.0
         self._done = 0
@@ -179,11 +181,14 @@ class Search:
 
     def decided(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Hits:
         """The hits among candidates, and beyond them where float32 leaves a doubt."""
+        least = scores.min(1)
+        if scores.shape[1] > self.k:  # who float32 has far below the k-th is not among the k
+            kth = np.partition(scores, -self.k, axis=1)[:, -self.k]
+            rows = np.where(scores >= (kth - 2 * self.rounding)[:, None], rows, -1)
         unsure = np.concatenate([np.empty(0, np.int64), *self.unsure])
         if len(unsure):
             rows = np.concatenate([rows, np.where(_excluded(self, unsure), -1, unsure)], 1)
         hits = self.hits(rows)
-        least = scores.min(1)
         last = hits.rows[:, -1] >= 0
         worst = np.where(last, self.comparable(hits.scores[:, -1]), -np.inf)
         doubtful = np.flatnonzero((least > -np.inf) & (least.astype(np.float64) + self.rounding >= worst))
@@ -287,11 +292,11 @@ def _best_of_part(search: Search, start: int, stop: int) -> tuple[NDArray[np.flo
     room = min(search.kept + ROOM, max(stop - start, search.kept) + 1)
     scores = np.full((count, room), -np.inf, np.float32)
     rows = np.full(scores.shape, -1)
-    filled, least = np.zeros(count, np.int64), np.full(count, -np.inf, np.float32)
+    filled = np.zeros(count, np.int64)
     for tile, block_rows, products, bias, state in _blocks(search, search.rows[start:stop]):
         groups = search.row_groups(block_rows), np.ascontiguousarray(search.query_groups[:, tile])
         own = bias if search.space.metric == "l2" else bias[:0]
-        found = scores[tile], rows[tile], filled[tile], least[tile]
+        found = scores[tile], rows[tile], filled[tile], search.least[tile]
         keep_best(products, own, state, block_rows, *groups, search.kept, *found)
     spent = np.arange(room) >= filled[:, None]
     scores[spent], rows[spent] = -np.inf, -1
