@@ -73,6 +73,7 @@ def made(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
     """Run the command in this process."""
+    monkeypatch.setenv("COLUMNS", "120")  # pytest-xdist hands on the width of its own terminal
     from embstore_cli.main import run as run_application
 
     def call(*arguments: object) -> Ran:
