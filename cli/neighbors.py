@@ -33,10 +33,14 @@ def neighbors(
     text: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Ask about a word in a new sentence, by [brackets] or WORD.")
     ] = None,
+    batch: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Ask about every word of a text file, one a line, or vector of a .npy file."),
+    ] = None,
     queries: Annotated[
-        int, typer.Option(metavar="N", help="Ask about the first N occurrences of WORD; 0: all of them.")
+        int, typer.Option(metavar="N", help="Ask about the first N occurrences of a word; 0: all of them.")
     ] = SHOWN_QUERIES,
-    mean: Annotated[bool, typer.Option("--mean", help="Ask about the mean of WORD's occurrences.")] = False,
+    mean: Annotated[bool, typer.Option("--mean", help="Ask about the mean of a word's occurrences.")] = False,
     metric: Annotated[
         Literal["cosine", "ip", "l2"], typer.Option(metavar="NAME", help="cosine, ip (inner product) or l2 (distance).")
     ] = "cosine",
@@ -69,20 +73,26 @@ def neighbors(
     if queries < 0:
         raise InvalidValueError(f"--queries {queries} is not allowed: give 0 or more")
     space: dict[str, Any] = {"k": count, "metric": metric, "center": center, "components": components}
+    if batch is not None and (word is not None or row is not None or text is not None):
+        raise InvalidValueError(f"--batch {batch} says what is asked about: leave WORD, --row and --text out")
+    words, vectors = _read_batch(batch) if batch is not None else (None if word is None else [word], None)
     if not _is_store(source):
         if row is not None or text is not None or mean or layer is not None or label or other_words or other_sentences:
-            raise InvalidValueError(
-                f"{source} holds word vectors: only WORD, -k, --metric and --center can be asked of it"
-            )
-        table = es.neighbors(es.read_word_vectors(source), word, **space)
+            raise InvalidValueError(f"{source} holds word vectors: ask by WORD, -k, --metric, --center or --components")
+        table = es.neighbors(es.read_word_vectors(source), words, vectors=vectors, **space)
         _show(table, out, as_json)
         return
     store = es.open(source)
-    chosen, occurrence, more = _asked(store, word, row, text, mean, queries)
+    chosen, occurrence, more = None, None, ""
+    if vectors is None:
+        chosen, occurrence, more = _asked(store, words, row, text, mean, queries)
+    elif mean:
+        raise InvalidValueError("--mean is of words of the store: give a text file of words")
     table = es.neighbors(
         store,
         chosen,
         occurrence=occurrence,
+        vectors=vectors,
         text=text,
         model=model,
         layer=layer,
@@ -94,7 +104,27 @@ def neighbors(
         device=device,
         **space,
     )
-    _show(table, out, as_json, store=store, more=more, text=text)
+    _show(table, out, as_json, store=store, more=more, text=text, numbered=vectors is not None)
+
+
+def _read_batch(path: Path) -> tuple[list[str] | None, Any]:
+    """The words of a text file, or the vectors of a .npy file."""
+    import numpy as np
+
+    if not path.is_file():
+        raise InvalidValueError(f"--batch {path} is no file: give words, one a line, or an array as .npy")
+    if path.suffix == ".npy":
+        try:
+            return None, np.load(path, allow_pickle=False)
+        except (ValueError, OSError):
+            raise InvalidValueError(f"--batch {path} holds no array of numbers: write it with numpy.save") from None
+    try:
+        words = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise InvalidValueError(f"--batch {path} is not UTF-8 text: give words, one a line") from None
+    if not words:
+        raise InvalidValueError(f"--batch {path} has no word: give words, one a line")
+    return list(dict.fromkeys(words)), None
 
 
 def _is_store(path: Path) -> bool:
@@ -102,24 +132,27 @@ def _is_store(path: Path) -> bool:
 
 
 def _asked(
-    store: es.Store, word: str | None, row: int | None, text: str | None, mean: bool, queries: int
-) -> tuple[str | None, list[int] | None, str]:
-    """The word or the occurrences to ask about, and what is said of those left out."""
-    if word is None and row is None and text is None:
-        raise InvalidValueError("nothing is asked about: give a WORD, --row or --text")
-    if row is not None and (word is not None or text is not None):
+    store: es.Store, words: list[str] | None, row: int | None, text: str | None, mean: bool, queries: int
+) -> tuple[str | list[str] | None, list[int] | None, str]:
+    """The words or the occurrences to ask about, and what is said of those left out."""
+    if words is None and row is None and text is None:
+        raise InvalidValueError("nothing is asked about: give a WORD, --row, --text or --batch")
+    if row is not None and (words is not None or text is not None):
         raise InvalidValueError(f"--row {row} says what is asked about: leave WORD and --text out")
     if row is not None:
         return None, [row], ""
-    if text is not None or mean:
-        if text is not None and mean:
+    if text is not None:
+        if mean:
             raise InvalidValueError("--mean is of a word of the store: leave --text or --mean out")
-        return word, None, ""
-    assert word is not None
-    rows = store.select(words=word).rows.tolist()
-    chosen = rows[: queries or len(rows)]
-    more = len(rows) - len(chosen)
-    return None, chosen, f"{more:,} more occurrences of {word}: see --queries" if more else ""
+        return None if words is None else words[0], None, ""
+    assert words is not None
+    if mean:
+        return words, None, ""
+    found = [store.select(words=word).rows.tolist() for word in words]
+    chosen = [number for rows in found for number in rows[: queries or len(rows)]]
+    more = sum(map(len, found)) - len(chosen)
+    named = words[0] if len(words) == 1 else "these words"
+    return None, chosen, f"{more:,} more occurrences of {named}: see --queries" if more else ""
 
 
 def _labels(given: list[str]) -> dict[str, list[str]]:
@@ -140,6 +173,7 @@ def _show(
     store: es.Store | None = None,
     more: str = "",
     text: str | None = None,
+    numbered: bool = False,
 ) -> None:
     if out is not None:
         write_table(table, out)
@@ -152,7 +186,9 @@ def _show(
             shown = [{"word": row["word"], "score": _score(row)} for row in rows]
             print_table(shown, title=str(rows[0]["query"]), right=("score",))
         else:
-            _print_concordance(rows, title=f"layer {rows[0]['layer']}, {text or _of(store, rows[0]['query'])}")
+            query = rows[0]["query"]
+            asked = text or (f"vector {query}" if numbered else _of(store, query))
+            _print_concordance(rows, title=f"layer {rows[0]['layer']}, {asked}")
         print()
     if more:
         print(f"... {more}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError
 from embstore.query import neighbors as stored
@@ -24,6 +24,7 @@ def neighbors(
     source: Store | Selection | WordVectors,
     word: str | list[str] | None = None,
     *,
+    vectors: ArrayLike | None = None,
     text: str | None = None,
     model: str | Path | None = None,
     layer: int | None = None,
@@ -33,7 +34,7 @@ def neighbors(
 
     `text`: a sentence with one word in [brackets], or in which `word` stands once; it is encoded as the store's own
     sentences were, and asked about as query 0. `model`: where that model is now, if it is no longer where it was. All
-    else is as in `embstore.query.neighbors.neighbors`: `occurrence`, `vectors`, `k` (10), `metric` (cosine), `center`,
+    else is as in `embstore.query.neighbors.neighbors`: `occurrence`, `k` (10), `metric` (cosine), `center`,
     `components`, `pool`, `labels`, `same_word`, `same_sentence`, `device`, `threads`, `progress`.
 
     Raises InvalidValueError, and ModelError where the store's model cannot be loaded.
@@ -41,15 +42,17 @@ def neighbors(
     if text is None:
         if model is not None:
             raise InvalidValueError("model says what encodes a new sentence: give text too")
-        return stored.neighbors(source, word, layer=layer, **options)
+        return stored.neighbors(source, word, vectors=vectors, layer=layer, **options)
+    if vectors is not None:
+        raise InvalidValueError("give a text or vectors, not both")
     if isinstance(source, WordVectors):
         raise InvalidValueError("word vectors have no model that encodes a sentence: give a word, or a store")
     if word is not None and not isinstance(word, str):
         raise InvalidValueError("a sentence is asked about by one word: give one")
     store = source if isinstance(source, Store) else source.store
     chosen = source.layers[-1] if layer is None else store.select(layers=layer).layers[0]
-    vector = encode_word(store, text, word, layer=chosen, model=model)
-    return stored.neighbors(source, vectors=vector, layer=chosen, **options)
+    encoded = encode_word(store, text, word, layer=chosen, model=model)
+    return stored.neighbors(source, vectors=encoded, layer=chosen, **options)
 
 
 def encode_word(

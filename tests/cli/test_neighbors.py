@@ -76,12 +76,37 @@ def test_a_file_of_word_vectors(work: Work) -> None:
     assert (ran.status, ran.out) == (2, "")
 
 
+def test_a_batch_of_words_or_vectors(work: Work) -> None:
+    store = es.open(work / "store.zarr")
+    words = [str(word) for word in dict.fromkeys(store.occurrences["word"].cast(pl.String))][:4]
+    (work / "words.txt").write_text("\n".join([*words, words[0], ""]), "utf-8")
+    ran = work.run("neighbors", "store.zarr", "--batch", "words.txt", "-k", "2", "--queries", "0", "--json")
+    assert (ran.status, ran.err) == (0, "")
+    rows = [row for word in words for row in store.select(words=word).rows.tolist()]
+    assert (
+        json.loads(ran.out)
+        == es.neighbors(store, occurrence=rows, k=2).with_columns(store=pl.lit("store.zarr")).to_dicts()
+    )
+    assert [line for line in work.run("neighbors", "store.zarr", "--batch", "words.txt", "--mean").out.splitlines()
+            if line.endswith("the mean of its occurrences")] == [
+        f"layer {store.layers[-1]}, {word}, the mean of its occurrences" for word in words
+    ]  # fmt: skip
+    vectors = store.gather(np.array([3, 5]), store.layers[-1])
+    np.save(work / "vectors.npy", vectors)
+    ran = work.run("neighbors", "store.zarr", "--batch", "vectors.npy", "-k", "1", "--json")
+    assert [row["occurrence"] for row in json.loads(ran.out)] == [3, 5]
+    assert "vector 1" in work.run("neighbors", "store.zarr", "--batch", "vectors.npy", "-k", "1").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ((), "nothing is asked about"),
         (("the", "--row", "3"), "--row 3 says what is asked about"),
         (("--row", "99999"), "there is no row 99999"),
+        (("--batch", "none.txt"), "--batch none.txt is no file"),
+        (("the", "--batch", "store.zarr"), "leave WORD, --row and --text out"),
+        (("--batch", "corpus.txt"), "the store has no word"),
         (("the", "--queries", "-1"), "--queries -1 is not allowed"),
         (("the", "--label", "upos"), "--label upos is not COLUMN=VALUE"),
         (("the", "-k", "0"), "k 0 is not allowed"),
