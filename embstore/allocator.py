@@ -29,7 +29,7 @@ def freed_memory_kept() -> Iterator[None]:
 def freed_memory_returned() -> Iterator[None]:
     """Let glibc give freed memory back at once inside the block, where each thread would keep tens of MiB.
 
-    Slower by a fifth or so where blocks of a few MiB come and go. Does nothing where freed_memory_kept does not.
+    Slower by about a third where blocks of a few MiB come and go. Does nothing where freed_memory_kept does not.
     """
     with _thresholds(mapped=512 << 10, kept=1 << 20):
         yield

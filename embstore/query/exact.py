@@ -139,7 +139,7 @@ class Search:
         # No part needs what lies below the best of another; whichever writes last, it is no more than the truth.
         self.least = np.full(len(self.queries), -np.inf, np.float32)
         self.unsure: list[NDArray[np.int64]] = []
-        self.longest = 0.0
+        self.lengths = [0.0]  # the longest vector of each block; a list, which threads may add to at once
         self._done = 0
 
     @property
@@ -203,7 +203,7 @@ class Search:
         unit = float(np.finfo(np.float32).eps) / 2
         if self.space.metric == "cosine":
             return np.full(len(self.queries), (size + 8 + (512 if len(self.mean) else 0)) * unit)
-        longest = self.longest + 2 * self.mean_length
+        longest = max(self.lengths) + 2 * self.mean_length
         bias = longest**2 if self.space.metric == "l2" else 0.0
         return np.asarray((size + 8) * unit * (np.linalg.norm(self.queries, axis=1) * longest + bias) + 1e-37)
 
@@ -340,7 +340,7 @@ def _blocks(
             if len(bad):
                 refuse(int(held[bad[0]]), stored[bad[0]])
             search.unsure.append(held[state[:n] == _UNSURE])
-        search.longest = max(search.longest, float(square) ** 0.5)
+        search.lengths.append(float(square) ** 0.5)
         if few:
             yield slice(0, count), held, products[:n], bias[:n], state[:n]
         else:

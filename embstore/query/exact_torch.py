@@ -61,7 +61,7 @@ def _placed(search: Search, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.
     lengths = torch.linalg.vector_norm(vectors, dim=1)
     none = torch.zeros_like(lengths)
     if search.space.metric != "cosine":
-        search.longest = max(search.longest, float(lengths.max()))
+        search.lengths.append(float(lengths.max()))
         bias = lengths.square() / 2 if search.space.metric == "l2" else none
         return vectors, bias, none.bool()
     unsure = taken > _CANCELLED * lengths if len(search.mean) else none.bool()

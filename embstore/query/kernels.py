@@ -1,6 +1,7 @@
 """Loops that no chain of array operations can fuse, compiled by Numba; each thread runs its own without the lock.
 
-A kernel is compiled when it first runs (some seconds) and kept beside the package, or in the user's cache folder.
+A kernel is compiled when it first runs (some seconds) and kept beside the package, or in the user's cache folder. That
+cache knows one file only: so each file of kernels reads float16 for itself.
 """
 
 from __future__ import annotations

@@ -175,3 +175,12 @@ def test_what_float32_cannot_decide_is_read_again(monkeypatch: pytest.MonkeyPatc
     assert read == [2]
     assert found.rows[0].tolist() == list(range(600, 650))
     assert found.rows[1].tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("count", [2, 80])
+def test_the_longest_vector_of_every_thread_counts(count: int) -> None:
+    vectors = np.random.default_rng(8).normal(size=(9000, D)).astype(np.float32)
+    vectors[[10, 8990]] *= [[50], [90]]
+    search = Search(ArrayVectors(vectors), vectors[:count].astype(float), 3, Space("ip"), np.arange(9000), (), None)
+    search.candidates(2)
+    assert max(search.lengths) == pytest.approx(np.linalg.norm(vectors, axis=1).max(), rel=1e-5)
