@@ -8,17 +8,19 @@ from typing import Annotated
 import typer
 
 import embstore as es
+from embstore.errors import InvalidValueError
 from embstore_cli.extract import BatchSubwords, Compute, Corpus, Device, Layers, Model, Pooling
 from embstore_cli.help import Command
 from embstore_cli.output import AsJson, print_json, print_table
 from embstore_cli.store import StorePath
 
-bench = typer.Typer(help="Measure extraction and reading on this machine.", no_args_is_help=True)
+bench = typer.Typer(help="Measure extraction, reading and search on this machine.", no_args_is_help=True)
 
 
 def add_to(app: typer.Typer) -> None:
     bench.command("extract", cls=Command)(extract)
     bench.command("query", cls=Command)(query)
+    bench.command("neighbors", cls=Command)(neighbors)
     app.add_typer(bench, name="bench")
 
 
@@ -71,3 +73,29 @@ def query(
         print_json(rows)
     else:
         print_table(rows, title=str(store))
+
+
+def neighbors(
+    store: StorePath,
+    layer: Annotated[int | None, typer.Option(metavar="N", help="The layer to search (the last one stored).")] = None,
+    k: Annotated[int, typer.Option("-k", "--k", metavar="N", help="Neighbours of each query.")] = 10,
+    queries: Annotated[
+        str, typer.Option(metavar="N,N", help="How many queries are asked at once, one row of the table each.")
+    ] = "1,32,1000",
+    repeats: Annotated[int, typer.Option(metavar="N", help="Runs of each; the median is printed.")] = 5,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the rows that are asked about.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Time exact search beside a flat faiss index in memory."""
+    counts = [_count(part) for part in queries.split(",")]
+    rows = es.bench_neighbors(store, layer=layer, k=k, queries=counts, repeats=repeats, seed=seed)
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, title=str(store))
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal() or not int(text):
+        raise InvalidValueError(f"--queries {text.strip()!r} is no number of queries: give some like 1,32,1000")
+    return int(text)

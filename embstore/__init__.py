@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from embstore.models import load_encoder as load_encoder
     from embstore.models.subword_table import subword_table_vectors as subword_table_vectors
     from embstore.nearest import neighbors as neighbors
+    from embstore.query.bench import bench_neighbors as bench_neighbors
     from embstore.query.bench import bench_query as bench_query
     from embstore.query.cka import linear_cka as linear_cka
     from embstore.query.clusters import cluster_occurrences as cluster_occurrences
@@ -111,6 +112,7 @@ _HOME = {
     "distinct_contexts": ("embstore.query.words", "distinct_contexts"),
     "eligible_types": ("embstore.query.words", "eligible_types"),
     "TorchDataset": ("embstore.query.torch_dataset", "TorchDataset"),
+    "bench_neighbors": ("embstore.query.bench", "bench_neighbors"),
     "bench_query": ("embstore.query.bench", "bench_query"),
     "cosine_neighbors": ("embstore.query.senses", "cosine_neighbors"),
     "label_agreement": ("embstore.query.senses", "label_agreement"),

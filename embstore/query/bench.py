@@ -1,19 +1,25 @@
-"""How fast a store is read here, beside numpy on the same layer in memory."""
+"""How fast a store is read and searched here, beside numpy and faiss on the same layer in memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
+from embstore.query.exact import StoreVectors, exact_search
+from embstore.query.space import Space
 from embstore.store import Store, open_store
 
 GATHERED_ROWS = (50, 1_000, 100_000)
+ASKED_QUERIES = (1, 32, 1_000)
+REST_S = 0.3
 
 
 def bench_query(
@@ -43,6 +49,59 @@ def bench_query(
     copies = _median_ms(lambda: np.copyto(copy, held), repeats)
     rows.append(_row("scan", opened.rows, _median_ms(lambda: _scan(opened, chosen), repeats), "numpy copy", copies))
     return rows
+
+
+def bench_neighbors(
+    store: str | Path,
+    *,
+    layer: int | None = None,
+    k: int = 10,
+    queries: Sequence[int] = ASKED_QUERIES,
+    repeats: int = 5,
+    threads: int | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Time exact search by inner product; one row a number of queries: `queries, ms, beside, beside_ms, ratio`.
+
+    `ms` is the median of the repeats. Beside it runs, in turn, a flat index of faiss over a float32 copy of the layer
+    in memory, or a product in numpy where faiss is not installed. The queries are rows of the layer.
+    """
+    if repeats < 1:
+        raise InvalidValueError(f"repeats {repeats} is not allowed: give 1 or more")
+    if not queries or min(queries) < 1:
+        raise InvalidValueError(f"queries {list(queries)} are not allowed: give numbers of 1 or more")
+    opened = open_store(store)
+    searched = StoreVectors(opened, opened.layers[-1] if layer is None else layer)
+    copy = opened.gather(np.arange(opened.rows), searched.layer).astype(np.float32)
+    beside, search_copy = _peer(copy, k)
+    rng = np.random.default_rng(seed)
+    rows: list[dict[str, Any]] = []
+    for count in queries:
+        asked = copy[rng.integers(0, opened.rows, count)]
+        ours = partial(exact_search, searched, asked, k=k, space=Space("ip"), threads=threads)
+        theirs = partial(search_copy, asked)
+        ours(), theirs()
+        # Each rests before its turn: the threads of the one before spin on for a while.
+        taken = [[_rested_ms(run) for run in (ours, theirs)] for _ in range(repeats)]
+        ms, beside_ms = (median(column) for column in zip(*taken, strict=True))
+        row = {"queries": count, "rows": opened.rows, "ms": ms, "beside": beside, "beside_ms": beside_ms}
+        rows.append({**row, "ratio": ms / beside_ms})
+    return rows
+
+
+def _peer(copy: NDArray[np.float32], k: int) -> tuple[str, Callable[[NDArray[np.float32]], object]]:
+    try:
+        import faiss
+    except ImportError:
+        return "numpy x @ q, argpartition", lambda asked: np.argpartition(-(asked @ copy.T), min(k, len(copy)) - 1)
+    index = faiss.IndexFlatIP(copy.shape[1])
+    index.add(copy)
+    return "faiss IndexFlatIP", lambda asked: index.search(asked, k)
+
+
+def _rested_ms(action: Callable[[], object]) -> float:
+    time.sleep(REST_S)
+    return _ms(action)
 
 
 def _row(read: str, rows: int, ms: float, beside: str, beside_ms: float) -> dict[str, Any]:

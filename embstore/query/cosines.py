@@ -100,7 +100,6 @@ class FusedCosines:
         found = add_cosine_block(
             stored.view(np.int16) if half else _NO_HALVES,
             _NO_FLOATS if half else stored.astype(np.float32, copy=False),
-            state.row.view(np.int32),
             state.row,
             self._words.codes[batch.places],
             state.sums,

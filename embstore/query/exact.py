@@ -27,7 +27,7 @@ from embstore.query.searched import Vectors as Vectors
 from embstore.query.searched import halves_or_floats, refuse
 from embstore.query.space import Space, unit_rows
 
-FEW_QUERIES = 6  # up to so many, rows are multiplied as they are read
+FEW_QUERIES = 12  # up to so many, rows are multiplied as they are read
 FEW_WITHOUT_TORCH = 64  # which takes longer to load than to do without
 BLOCK_NBYTES = 2**21  # of float32
 QUERY_TILE = 128
@@ -227,10 +227,10 @@ class Search:
             if known.any():
                 wanted, places = np.unique(rows[start : start + step][known], return_inverse=True)
                 owners = np.nonzero(known)[0] + start
-                out[start : start + step][known] = self._pair_scores(self.vectors.gather(wanted), owners, places)
+                out[start : start + step][known] = self.pair_scores(self.vectors.gather(wanted), owners, places)
         return out
 
-    def _pair_scores(
+    def pair_scores(
         self, vectors: NDArray[Any], owners: NDArray[np.int64], places: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """The scores of queries `owners` with vectors `places`, pair by pair."""
@@ -240,7 +240,7 @@ class Search:
         row = np.empty(self.vectors.hidden_size, np.float32)
         score_pairs: Any = _kernels().score_pairs
         block = halves_or_floats(vectors)
-        score_pairs(*block, _METRIC[self.space.metric], self.queries, owners, places, row.view(np.int32), row, scores)
+        score_pairs(*block, _METRIC[self.space.metric], self.queries, owners, places, row, scores)
         return scores
 
     def _best(self, rows: NDArray[np.int64], scores: NDArray[np.float64], k: int) -> Hits:
@@ -330,11 +330,9 @@ def _blocks(
     for held, stored in search.vectors.blocks(rows, block_rows):
         n, block = len(held), halves_or_floats(stored)
         if few:
-            square = multiply_block(
-                *block, *settings, placed.view(np.int32)[0], placed[0], bias, state, search.queries32, products[:n]
-            )
+            square = multiply_block(*block, *settings, placed[0], bias, state, search.queries32, products[:n])
         else:
-            square = place_block(*block, *settings, placed.view(np.int32), placed, bias, state)
+            square = place_block(*block, *settings, placed, bias, state)
         if state[:n].any():
             bad = np.flatnonzero(state[:n] == _BAD)
             if len(bad):

@@ -240,7 +240,7 @@ class LayerIndex:
 class _FewPairs(Search):
     """Scores few pairs without the kernels, which take longer to load than to do without."""
 
-    def _pair_scores(
+    def pair_scores(
         self, vectors: NDArray[Any], owners: NDArray[np.int64], places: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         return self.space.pair_scores(self.queries[owners], self.space.place(vectors)[places])

@@ -1,7 +1,6 @@
 """Loops that no chain of array operations can fuse, compiled by Numba; each thread runs its own without the lock.
 
-A kernel is compiled when it first runs (some seconds) and kept beside the package, or in the user's cache folder. That
-cache knows one file only: so each file of kernels reads float16 for itself.
+A kernel is compiled when it first runs (some seconds) and kept beside the package, or in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -9,16 +8,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-_HALF_LIMIT = np.float32(65536)  # what an infinite or NaN float16 turns into, or more
-_TO_HALF = np.float32(2.0**112)
-_HALF_BITS = np.int32(-0x70002000)  # 0x8FFFE000: sign, exponent and mantissa of a float16 within a float32
+from embstore.query.halves import float_of_half
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
 def add_cosine_block(  # type: ignore[no-untyped-def]
     half,  # int16 [n, d], the bits of float16; or [0, d]
     full,  # float32 [n, d]; or [0, d]
-    bits,  # int32 [d], the same memory as `row`
     row,  # float32 [d]
     word_codes,  # int64 [n], the word of each vector, -1 for none; or [0]
     word_sums,  # float64 [w, d]
@@ -43,20 +39,14 @@ def add_cosine_block(  # type: ignore[no-untyped-def]
         square = np.float32(0)
         if half.shape[0]:
             for at in range(size):
-                bits[at] = (np.int32(half[place, at]) << 13) & _HALF_BITS
-            for at in range(size):
-                row[at] *= _TO_HALF
+                row[at] = float_of_half(half[place, at])
                 square += row[at] * row[at]
-            if not square < _HALF_LIMIT * _HALF_LIMIT:
-                for at in range(size):
-                    if not abs(row[at]) < _HALF_LIMIT:
-                        return -1
         else:
             for at in range(size):
                 row[at] = full[place, at]
                 square += row[at] * row[at]
-            if not square < np.inf:
-                return -1
+        if not square < np.inf:
+            return -1
         scale = np.float32(0)
         if square > 0:
             scale = np.float32(1) / np.sqrt(square)

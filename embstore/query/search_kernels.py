@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-_HALF_LIMIT = np.float32(65536)  # what an infinite or NaN float16 turns into, or more
-_TO_HALF = np.float32(2.0**112)
-_HALF_BITS = np.int32(-0x70002000)  # 0x8FFFE000: sign, exponent and mantissa of a float16 within a float32
+from embstore.query.halves import float_of_half
+
 _LEAST = np.float32(1e-30)  # a sum of squares below which some may be lost
 _CANCELLED = np.float32(64)  # a vector so many times shorter than what was taken from it is left to float64
 _CHUNK = 16
@@ -35,36 +34,31 @@ def _largest(row):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def _read_row(half, full, place, bits, row):  # type: ignore[no-untyped-def]
-    """Read a row of float16 bits or float32 as float32 into `row`, whose memory `bits` is too; return its square.
-
-    It is NaN for float16 that is not finite.
-    """
+def _read_row(half, full, place, row):  # type: ignore[no-untyped-def]
+    """Read a row of float16 bits or float32 as float32 into `row`; return its square."""
     size = row.shape[0]
     square = np.float32(0)
-    if not half.shape[0]:
+    if half.shape[0]:
         for at in range(size):
-            row[at] = full[place, at]
-            square += row[at] * row[at]
-        return square
-    for at in range(size):
-        bits[at] = (np.int32(half[place, at]) << 13) & _HALF_BITS  # the sign, extended, is bit 31 too
-    for at in range(size):
-        row[at] *= _TO_HALF
-        square += row[at] * row[at]
-    if square < _HALF_LIMIT * _HALF_LIMIT or _largest(row) < _HALF_LIMIT:
-        return square
-    return np.float32(np.nan)
+            value = float_of_half(half[place, at])
+            row[at] = value
+            square += value * value
+    else:
+        for at in range(size):
+            value = full[place, at]
+            row[at] = value
+            square += value * value
+    return square
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def _place_row(half, full, place, metric, mean, mean_length, components, bits, row, bias):  # type: ignore[no-untyped-def]
+def _place_row(half, full, place, metric, mean, mean_length, components, row, bias):  # type: ignore[no-untyped-def]
     """Put a vector less mean and components into `row`, at length one for COSINE; half its square is the bias of
     DISTANCE: product less bias orders as the distance does. Returns FINE, UNSURE or BAD (not finite, too long), and
     the vector's square."""
     size = row.shape[0]
     bias[place] = 0
-    square = _read_row(half, full, place, bits, row)
+    square = _read_row(half, full, place, row)
     if half.shape[0] and not square < np.inf:
         return BAD, np.float32(0)
     if mean.shape[0]:
@@ -103,26 +97,49 @@ def _place_row(half, full, place, metric, mean, mean_length, components, bits, r
 
 
 @njit(cache=True, nogil=True)
-def place_block(half, full, metric, mean, mean_length, components, bits, placed, bias, state):  # type: ignore[no-untyped-def]
+def place_block(half, full, metric, mean, mean_length, components, placed, bias, state):  # type: ignore[no-untyped-def]
     """Place every row of a block (float16 bits or float32, the other empty) in `placed` float32 [n, d].
 
-    `bits`: int32 [n, d], the memory of `placed`. `state`: uint8 [n], FINE, UNSURE or BAD. Returns the largest square.
+    `state`: uint8 [n], FINE, UNSURE or BAD. Returns the largest square.
     """
     longest = np.float32(0)
     for place in range(half.shape[0] + full.shape[0]):
-        state[place], square = _place_row(
-            half, full, place, metric, mean, mean_length, components, bits[place], placed[place], bias
-        )
+        state[place], square = _place_row(half, full, place, metric, mean, mean_length, components, placed[place], bias)
         longest = max(longest, square)
     return longest
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def multiply_block(half, full, metric, mean, mean_length, components, bits, row, bias, state, queries, scores):  # type: ignore[no-untyped-def]
+def _multiply_halves(half, queries, scores):  # type: ignore[no-untyped-def]
+    """Multiply one vector, the bits of float16, with a few queries as it is read; return its square."""
+    square = np.float32(0)
+    for query in range(queries.shape[0]):
+        own = queries[query]
+        score, square = np.float32(0), np.float32(0)
+        for at in range(half.shape[0]):
+            value = float_of_half(half[at])
+            score += value * own[at]
+            square += value * value
+        scores[query] = score
+    return square
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def multiply_block(half, full, metric, mean, mean_length, components, row, bias, state, queries, scores):  # type: ignore[no-untyped-def]
     """As place_block, a row at a time, each multiplied with a few queries at once: scores float32 [n, q]."""
     longest = np.float32(0)
+    as_stored = half.shape[0] > 0 and not mean.shape[0] and not components.shape[0]
     for place in range(half.shape[0] + full.shape[0]):
-        state[place], square = _place_row(half, full, place, metric, mean, mean_length, components, bits, row, bias)
+        if as_stored:
+            square = _multiply_halves(half[place], queries, scores[place])
+            if _LEAST < square < np.inf:
+                state[place], longest = FINE, max(longest, square)
+                bias[place] = square / 2 if metric == DISTANCE else np.float32(0)
+                scale = np.float32(1) / np.sqrt(square) if metric == COSINE else np.float32(1)
+                for query in range(queries.shape[0]):
+                    scores[place, query] *= scale
+                continue
+        state[place], square = _place_row(half, full, place, metric, mean, mean_length, components, row, bias)
         longest = max(longest, square)
         for query in range(queries.shape[0]):
             score = np.float32(0)
@@ -206,14 +223,14 @@ def _select(scores, rows, kept):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def score_pairs(half, full, metric, queries, owners, places, bits, row, scores):  # type: ignore[no-untyped-def]
+def score_pairs(half, full, metric, queries, owners, places, row, scores):  # type: ignore[no-untyped-def]
     """The scores of pairs in float64: query `owners[i]` (at length one for COSINE) and vector `places[i]` of a block.
 
     Every pair goes the same way, so that equal vectors have equal scores; DISTANCE is Euclidean.
     """
     for pair in range(owners.shape[0]):
         query = queries[owners[pair]]
-        _read_row(half, full, places[pair], bits, row)
+        _read_row(half, full, places[pair], row)
         product, square, distance = 0.0, 0.0, 0.0
         for at in range(row.shape[0]):
             value = np.float64(row[at])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,3 +68,25 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
         es.bench_query(tmp_path / "store.zarr", repeats=0)
     with pytest.raises(InvalidValueError, match="layer 9 is not stored"):
         es.bench_query(tmp_path / "store.zarr", layer=9)
+
+
+def test_search_is_timed_beside_a_flat_index_and_without_faiss_beside_numpy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_store(tmp_path / "store.zarr", sentences=60)
+    monkeypatch.setattr("embstore.query.bench.REST_S", 0.0)
+    for peer in ("faiss IndexFlatIP", "numpy x @ q, argpartition"):
+        rows = es.bench_neighbors(tmp_path / "store.zarr", layer=made.store.layers[0], k=3, queries=[1, 20], repeats=2)
+        assert [(row["queries"], row["rows"], row["beside"]) for row in rows] == [
+            (1, made.store.rows, peer),
+            (20, made.store.rows, peer),
+        ]
+        assert all(row["ratio"] == pytest.approx(row["ms"] / row["beside_ms"]) for row in rows)
+        monkeypatch.setitem(sys.modules, "faiss", None)
+
+
+@pytest.mark.parametrize("options", [{"queries": [0]}, {"queries": []}, {"repeats": 0}, {"layer": 9}, {"k": 0}])
+def test_bad_options_of_the_search_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    make_store(tmp_path / "store.zarr", sentences=5)
+    with pytest.raises(InvalidValueError, match=r"not allowed|is not stored"):
+        es.bench_neighbors(tmp_path / "store.zarr", **options)

@@ -24,7 +24,7 @@ def kernel_total(half: np.ndarray) -> tuple[int, np.ndarray]:
     row, total, none = np.zeros(size, np.float32), np.zeros(size, np.float32), np.empty(0, np.int64)
     code, sums = np.array([-1, 0]), np.zeros((2, size), np.float32)
     found = add_cosine_block(
-        half.view(np.int16), np.empty((0, size), np.float32), row.view(np.int32), row,
+        half.view(np.int16), np.empty((0, size), np.float32), row,
         none, np.zeros((0, size)), np.zeros(0), none, none, np.zeros(0), code, sums, code.copy(), sums.copy(), total,
     )  # fmt: skip
     return found, total
