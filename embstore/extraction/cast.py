@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
-from embstore.extraction.partition import Window
+from embstore.extraction.partition import Passage
 from embstore.models.encoder import Pooled
 from embstore.store import Layout, quantize
 
@@ -46,18 +46,29 @@ class Cast:
             buffer["scale"] = torch.empty(len(layout.layers), rows, dtype=torch.float32)
         return buffer
 
-    def into(self, buffer: Mapping[str, torch.Tensor], pooled: Pooled, *, offset: int, window: Window) -> None:
-        """Put the vectors into their rows, `offset` rows down; raises NonFiniteError for what cannot be kept."""
+    def check(self, pooled: Pooled, passage: Passage) -> None:
+        """Raise NonFiniteError for vectors that cannot be kept."""
         low, high = torch.aminmax(pooled.vectors)
         if not (-self._largest <= low.item() and high.item() <= self._largest):
-            raise NonFiniteError(self._complaint(pooled, window))
-        rows = torch.from_numpy(pooled.rows + offset)
+            raise NonFiniteError(self._complaint(pooled, passage))
+
+    def into(
+        self,
+        buffer: Mapping[str, torch.Tensor],
+        vectors: torch.Tensor,
+        rows: NDArray[np.int64],
+        sources: NDArray[np.int64] | None,
+    ) -> None:
+        """Put vectors into rows of a buffer; `sources`: which vector each row gets, None for one each."""
+        for name, array in self._stored(vectors).items():
+            values = array if sources is None else array.index_select(1, torch.from_numpy(sources))
+            buffer[name].index_copy_(1, torch.from_numpy(rows), values)
+
+    def _stored(self, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
         if self._center is None:
-            buffer["hidden_states"].index_copy_(1, rows, pooled.vectors.to(self._dtype))
-            return
-        arrays = quantize(pooled.vectors.float().numpy(), self._center)
-        for name, array in arrays.items():
-            buffer[name].index_copy_(1, rows, torch.from_numpy(array))
+            return {"hidden_states": vectors.to(self._dtype)}
+        arrays = quantize(vectors.float().numpy(), self._center)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def arrays(self, buffer: Mapping[str, torch.Tensor], rows: int) -> dict[str, NDArray[Any]]:
         """The first `rows` rows of a buffer as the store's writer takes them."""
@@ -65,13 +76,13 @@ class Cast:
             return {"hidden_states": buffer["hidden_states"][:, :rows].view(torch.uint16).numpy()}
         return {name: array[:, :rows].numpy() for name, array in buffer.items()}
 
-    def _complaint(self, pooled: Pooled, window: Window) -> str:
+    def _complaint(self, pooled: Pooled, passage: Passage) -> str:
         bad = ~(pooled.vectors.abs() <= self._largest)
         layer, row, _ = (int(axis[0]) for axis in torch.nonzero(bad, as_tuple=True))
         value = float(pooled.vectors[layer, row][bad[layer, row]][0])
-        span = int(pooled.rows[row])
-        sentence = window.first_sentence + int(window.spans.sentence[span])
-        where = f"layer {self._layout.layers[layer]}, sentence {sentence}, row {window.first_row + span}"
+        place = passage.row_of(int(pooled.rows[row]))
+        sentence = int(passage.sentence_of_row[place])
+        where = f"layer {self._layout.layers[layer]}, sentence {sentence}, row {passage.first_row + place}"
         if np.isfinite(value):
             return f"{where}: {value:,.0f} is beyond float16's 65,504: choose dtype float32 or bfloat16"
         return f"{where}: the model gives {value}: check its weights, or compute in float32"

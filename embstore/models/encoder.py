@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -132,4 +132,44 @@ class Encoder(Protocol):
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of weights and of one batch's activations."""
+        ...
+
+
+@runtime_checkable
+class WindowedEncoder(Encoder, Protocol):
+    """An encoder that knows windows: it can mask words, and batch sentences of one length without a mask.
+
+    `causal`: whether a subword sees only those before it.
+    """
+
+    @property
+    def causal(self) -> bool: ...
+
+    def encode(
+        self,
+        tokenized: Tokenized,
+        spans: Spans,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        batch_subwords: int,
+        attention_window: int | None = None,
+    ) -> Iterator[Pooled]:
+        """As `Encoder.encode`; with `attention_window` words see words at most so many words away."""
+        ...
+
+    def self_check(
+        self,
+        tokenized: Tokenized,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        attention_window: int | None = None,
+        equal_lengths: bool = False,
+    ) -> float:
+        """As `Encoder.self_check`; with `equal_lengths` no batching but "equal" is settled on.
+
+        With `attention_window` the plain pass has its mask written by hand, and a word beyond it must not change a
+        vector of layer 1.
+        """
         ...

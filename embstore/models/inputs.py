@@ -16,6 +16,18 @@ from embstore.models.batches import Batch, Batching
 from embstore.models.tokens import Specials, ragged_indices
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+NO_WORD = -1
+
+
+@dataclass(frozen=True)
+class WordWindow:
+    """An attention window: a word sees the words at most `reach` words away.
+
+    `words`: int32 [ids], the number of the word that each subword belongs to, ascending within a sentence.
+    """
+
+    words: NDArray[np.int32]
+    reach: int
 
 
 @dataclass(frozen=True)
@@ -60,27 +72,34 @@ class InputMaker:
         return np.concatenate([self.specials.prefix, ids, self.specials.suffix]).astype(np.int64)
 
     def batch(
-        self, batch: Batch, ids: NDArray[np.int32], starts: NDArray[np.int64], lengths: NDArray[np.int64], how: Batching
+        self,
+        batch: Batch,
+        ids: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        how: Batching,
+        window: WordWindow | None = None,
     ) -> dict[str, Any]:
         """Return the arguments for a batch of sentences.
 
         `starts`, `lengths`: for each sentence of the batch its run in `ids`, specials not counted.
+        `window`: what a word may attend to, None for its whole sentence.
         """
         total = lengths + self.specials.count
         first = batch.rows * batch.shape[1] + batch.columns
         inputs: dict[str, Any] = {"input_ids": self._ids(batch, ids, starts, lengths, first)}
         if self.takes_types:
             inputs["token_type_ids"] = self._types(batch, lengths, first)
-        if how != "equal":
-            within = ragged_indices(np.zeros_like(total), total)
-            places = ragged_indices(first, total)
-            if self.position_offset is not None:
-                positions = np.full(batch.shape[0] * batch.shape[1], self.position_offset, np.int64)
-                positions[places] += within
-                inputs["position_ids"] = self._to_device(positions, batch.shape)
+        if how != "equal" and self.position_offset is not None:
+            positions = np.full(batch.shape[0] * batch.shape[1], self.position_offset, np.int64)
+            positions[ragged_indices(first, total)] += ragged_indices(np.zeros_like(total), total)
+            inputs["position_ids"] = self._to_device(positions, batch.shape)
+        if how != "equal" or window is not None:
             owners = np.zeros(batch.shape[0] * batch.shape[1], np.int32)
-            owners[places] = np.repeat(np.arange(1, len(total) + 1, dtype=np.int32), total)
-            inputs["attention_mask"] = self._mask(self._to_device(owners, batch.shape), how)
+            owners[ragged_indices(first, total)] = np.repeat(np.arange(1, len(total) + 1, dtype=np.int32), total)
+            inputs["attention_mask"] = self._mask(
+                self._to_device(owners, batch.shape), how, self._within(batch, starts, lengths, first, window)
+            )
         return inputs | self.fixed()
 
     def _ids(
@@ -119,19 +138,46 @@ class InputMaker:
     def _to_device(self, flat: NDArray[Any], shape: tuple[int, int]) -> torch.Tensor:
         return torch.from_numpy(flat.reshape(shape)).to(self.device)
 
-    def _mask(self, owners: torch.Tensor, how: Batching) -> torch.Tensor | dict[str, torch.Tensor]:
+    def _within(
+        self,
+        batch: Batch,
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        first: NDArray[np.int64],
+        window: WordWindow | None,
+    ) -> torch.Tensor | None:
+        """Return which positions the words of a batch may attend to: bool [rows, 1, columns, columns]."""
+        if window is None:
+            return None
+        flat = np.full(batch.shape[0] * batch.shape[1], NO_WORD, np.int32)
+        flat[ragged_indices(first + len(self.specials.prefix), lengths)] = window.words[ragged_indices(starts, lengths)]
+        return seen_words(self._to_device(flat, batch.shape), window.reach)
+
+    def _mask(
+        self, owners: torch.Tensor, how: Batching, within: torch.Tensor | None
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return what may attend to what; `owners` [rows, columns] is 0 where nothing stands.
 
-        Packed: added to the scores, so that eager and fused attention read it alike (eager attention adds a
-        boolean mask as 0 and 1). Empty positions attend to each other, lest a row have nothing to attend to.
+        Packed, or with attention windows: added to the scores, so that eager and fused attention read it alike
+        (eager attention adds a boolean mask as 0 and 1). Empty positions attend to each other, lest a row have
+        nothing to attend to.
         """
-        if how == "padded":
+        if how == "padded" and within is None:
             return (owners > 0).long()
         allowed = owners[:, None, :, None] == owners[:, None, None, :]
+        if within is not None:
+            allowed &= within
         place = torch.arange(owners.shape[1], device=self.device)
-        distance = place[:, None] - place[None, :]
+        return self.added(allowed, place[:, None] - place[None, :])
+
+    def added(self, allowed: torch.Tensor, distance: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return the mask that is added to the scores: `allowed` [rows, 1, positions, positions] and the model's own.
+
+        `distance` [positions, positions]: how far the key stands before the query. A model whose layers differ gets
+        a mask of each kind.
+        """
         if self.causal:
-            allowed &= distance >= 0
+            allowed = allowed & (distance >= 0)
         near = allowed
         if self.window is not None:
             near = allowed & ((distance < self.window) if self.causal else (distance.abs() <= self.window))
@@ -142,6 +188,17 @@ class InputMaker:
     def _additive(self, allowed: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(allowed.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(~allowed, torch.finfo(self.dtype).min)
+
+
+def seen_words(words: torch.Tensor, reach: int) -> torch.Tensor:
+    """Return what an attention window lets see: bool [rows, 1, positions, positions], queries before keys.
+
+    `words`: int [rows, positions], the number of the word at each position, NO_WORD for a special subword. Words see
+    those at most `reach` away and the special subwords; these see only each other, lest they carry words further.
+    """
+    special = words == NO_WORD
+    near = (words[:, None, :, None] - words[:, None, None, :]).abs() <= reach
+    return special[:, None, None, :] | (near & ~special[:, None, :, None])
 
 
 def forward_parameters(model: nn.Module) -> frozenset[str]:

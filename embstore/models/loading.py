@@ -52,6 +52,17 @@ class Loaded:
     missing: dict[str, torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder of a model: its revision on the hub, weight files, configuration and tokenizer."""
+
+    folder: Path
+    revision: str | None
+    files: list[Path]
+    config: Any
+    tokenizer: Any
+
+
 def choose_device(device: str) -> torch.device:
     """Return the device of that name, "auto" for CUDA where there is one; raises ModelError without it."""
     if device == "auto":
@@ -91,14 +102,18 @@ def use_threads(threads: int | None) -> None:
 
 def load(model: str | Path, *, device: torch.device, dtype: torch.dtype, revision: str | None) -> Loaded:
     """Load a model folder or a model of the Hugging Face hub; every failure is a ModelError of one line."""
-    with _quiet():
-        folder, revision = _folder(model, revision)
-        files = _weight_files(folder)
-        config = _config(folder)
-        tokenizer = _tokenizer(folder)
-        network, missing = _network(folder, config, dtype)
+    found = open_checkpoint(model, revision=revision)
+    with quiet():
+        network, missing = _network(found.folder, found.config, dtype)
     network = network.to(device).eval()
-    return Loaded(network, tokenizer, str(model), revision, sha256_of(files), missing)
+    return Loaded(network, found.tokenizer, str(model), found.revision, sha256_of(found.files), missing)
+
+
+def open_checkpoint(model: str | Path, *, revision: str | None) -> Checkpoint:
+    """Find a model folder, or fetch one from the hub, and read all but its weights; raises ModelError."""
+    with quiet():
+        folder, revision = _folder(model, revision)
+        return Checkpoint(folder, revision, _weight_files(folder), _config(folder), _tokenizer(folder))
 
 
 def _folder(model: str | Path, revision: str | None) -> tuple[Path, str | None]:
@@ -182,15 +197,7 @@ def _tokenizer(folder: Path) -> Any:
 def _network(folder: Path, config: Any, dtype: torch.dtype) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     text_encoders = transformers.AutoModelForTextEncoding
     kind = text_encoders if type(config) in text_encoders._model_mapping else transformers.AutoModel
-    try:
-        try:
-            network, report = _from_pretrained(kind, folder, config, dtype, "sdpa")
-        except (ValueError, ImportError) as error:
-            if "attention" not in str(error):
-                raise
-            network, report = _from_pretrained(kind, folder, config, dtype, "eager")
-    except Exception as error:
-        raise ModelError(f"the model in {str(folder)!r} cannot be loaded: {_line(error)}") from error
+    network, report = read_network(kind, folder, config, dtype)
     missing = _missing(network, report)
     _refuse_broken_weights(network, missing, folder)
     if getattr(config, "is_encoder_decoder", False) and kind is transformers.AutoModel:
@@ -198,8 +205,23 @@ def _network(folder: Path, config: Any, dtype: torch.dtype) -> tuple[nn.Module, 
     return network, missing
 
 
+def read_network(
+    kind: Any, folder: Path, config: Any, dtype: torch.dtype, **more: Any
+) -> tuple[Any, Mapping[str, Any]]:
+    """Read a network of that Auto class, with fused attention where it has one, and what the files lacked."""
+    try:
+        try:
+            return _from_pretrained(kind, folder, config, dtype, "sdpa", **more)
+        except (ValueError, ImportError) as error:
+            if "attention" not in str(error):
+                raise
+            return _from_pretrained(kind, folder, config, dtype, "eager", **more)
+    except Exception as error:
+        raise ModelError(f"the model in {str(folder)!r} cannot be loaded: {_line(error)}") from error
+
+
 def _from_pretrained(
-    kind: Any, folder: Path, config: Any, dtype: torch.dtype, attention: str
+    kind: Any, folder: Path, config: Any, dtype: torch.dtype, attention: str, **more: Any
 ) -> tuple[Any, Mapping[str, Any]]:
     loaded: tuple[Any, Mapping[str, Any]] = kind.from_pretrained(
         folder,
@@ -209,6 +231,7 @@ def _from_pretrained(
         use_safetensors=True,
         trust_remote_code=False,
         output_loading_info=True,
+        **more,
     )
     return loaded
 
@@ -247,7 +270,7 @@ def _line(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep transformers and the hub from writing progress bars and advice while something is loaded."""
     chatter: Any = transformers.utils.logging
     hub: Any = huggingface_hub.utils

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import ModelError
-from embstore.models.encoder import Encoder, Pooling, Spans, Tokenized
+from embstore.models.batches import Batching
+from embstore.models.encoder import Encoder, Pooled, Pooling, Spans, Tokenized
 from embstore.models.plain import plain_vectors
 from embstore.models.tokens import PROBES, indptr
 
@@ -24,19 +26,28 @@ LONGEST_WINDOW = 4096
 
 
 def settle_batching(
-    encoder: TransformerEncoder, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling
+    encoder: TransformerEncoder,
+    tokenized: Tokenized,
+    *,
+    layers: Sequence[int],
+    pooling: Pooling,
+    attention_window: int | None,
+    batchings: Sequence[Batching],
 ) -> float:
-    """Set the encoder's batching to the first that reproduces the plain pass; see `Encoder.self_check`."""
+    """Set the encoder's batching to the first of `batchings` that reproduces the plain pass."""
     sample = _with_long_sentences(encoder, tokenized)
     spans = word_spans(sample, encoder.info.max_subwords)
-    expected = plain_vectors(encoder, sample, spans, layers=layers, pooling=pooling)
+    expected = plain_vectors(
+        encoder, sample, spans, layers=layers, pooling=pooling, attention_window=attention_window
+    )
     require_finite(encoder, expected, layers)
     allowed = TOLERANCE[encoder.compute_dtype]
     before = encoder.batching
-    found = _try_batchings(encoder, sample, spans, layers, pooling, expected)
+    trial = _Trial(encoder, sample, spans, layers, pooling, attention_window, expected)
+    found = trial.run(batchings)
     if min(found.values()) > allowed and encoder.linears.nbytes:
         encoder.linears.drop()
-        found = _try_batchings(encoder, sample, spans, layers, pooling, expected)
+        found = trial.run(batchings)
     batching, difference = list(found.items())[-1]
     if difference <= allowed:
         encoder.use_batching(batching)
@@ -49,27 +60,43 @@ def settle_batching(
     )
 
 
-def _try_batchings(
-    encoder: TransformerEncoder,
-    sample: Tokenized,
-    spans: Spans,
-    layers: Sequence[int],
-    pooling: Pooling,
-    expected: NDArray[np.float32],
-) -> dict[str, float]:
-    """Return the relative difference of each batching tried, the last one tried being within bounds or none."""
-    found: dict[str, float] = {}
-    for batching in encoder.batchings:
-        encoder.use_batching(batching)
-        try:
-            found[batching] = vectors_apart(encoder, sample, spans, layers, pooling, expected)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # the model cannot take such a batch at all
-            found[batching] = float("inf")
-        if found[batching] <= TOLERANCE[encoder.compute_dtype]:
-            break
-    return found
+@dataclass(frozen=True)
+class _Trial:
+    """Sentences and the vectors that the plain pass gives them."""
+
+    encoder: TransformerEncoder
+    sample: Tokenized
+    spans: Spans
+    layers: Sequence[int]
+    pooling: Pooling
+    attention_window: int | None
+    expected: NDArray[np.float32]
+
+    def run(self, batchings: Sequence[Batching]) -> dict[str, float]:
+        """Return the relative difference of each batching tried, the last one tried being within bounds or none."""
+        found: dict[str, float] = {}
+        for batching in batchings:
+            self.encoder.use_batching(batching)
+            try:
+                found[batching] = self._apart()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # the model cannot take such a batch at all
+                found[batching] = float("inf")
+            if found[batching] <= TOLERANCE[self.encoder.compute_dtype]:
+                break
+        return found
+
+    def _apart(self) -> float:
+        passes = self.encoder.encode(
+            self.sample,
+            self.spans,
+            layers=self.layers,
+            pooling=self.pooling,
+            batch_subwords=BATCH_SUBWORDS,
+            attention_window=self.attention_window,
+        )
+        return largest_difference(passes, self.expected)
 
 
 def require_finite(encoder: Encoder, expected: NDArray[np.float32], layers: Sequence[int]) -> None:
@@ -91,9 +118,15 @@ def vectors_apart(
     expected: NDArray[np.float32],
 ) -> float:
     """Return the largest difference between `encode` and `expected`, relative to the largest value of the layer."""
+    passes = encoder.encode(sample, spans, layers=layers, pooling=pooling, batch_subwords=BATCH_SUBWORDS)
+    return largest_difference(passes, expected)
+
+
+def largest_difference(passes: Iterable[Pooled], expected: NDArray[np.float32]) -> float:
+    """Return the largest difference of any vector from `expected`, relative to the largest value of the layer."""
     scale = np.abs(expected).max(axis=(1, 2), initial=0)
     worst = 0.0
-    for pooled in encoder.encode(sample, spans, layers=layers, pooling=pooling, batch_subwords=BATCH_SUBWORDS):
+    for pooled in passes:
         vectors = pooled.vectors.float().numpy()
         apart = np.abs(vectors - expected[:, pooled.rows]).max(axis=(1, 2), initial=0)
         if not np.isfinite(apart).all():

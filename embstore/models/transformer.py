@@ -15,6 +15,7 @@ from embstore.models.batches import BATCHINGS, ROW_CAPACITY, Batch, Batching, fi
 from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
 from embstore.models.inputs import (
     InputMaker,
+    WordWindow,
     attention_window,
     forward_parameters,
     is_causal,
@@ -29,6 +30,7 @@ from embstore.models.pooling import Pool, check_pooling
 from embstore.models.selfcheck import settle_batching
 from embstore.models.stopwatch import Stopwatch, stopwatch
 from embstore.models.tokens import SubwordTokenizer
+from embstore.models.windowcheck import require_window_kept
 from embstore.models.work import Passed, Work, collected, to_host
 
 _PROBE_POSITIONS = 7
@@ -96,6 +98,11 @@ class TransformerEncoder:
         return self.inputs.specials.count
 
     @property
+    def causal(self) -> bool:
+        """Tell whether a subword sees only those before it."""
+        return self.inputs.causal
+
+    @property
     def times(self) -> StageTimes:
         return self._times
 
@@ -119,11 +126,19 @@ class TransformerEncoder:
         return self._tokenizer.piece(index)
 
     def encode(
-        self, tokenized: Tokenized, spans: Spans, *, layers: Sequence[int], pooling: Pooling, batch_subwords: int
+        self,
+        tokenized: Tokenized,
+        spans: Spans,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        batch_subwords: int,
+        attention_window: int | None = None,
     ) -> Iterator[Pooled]:
         """Run the model over all sentences that have a span and yield their vectors, each span once.
 
-        Sentences longer than `info.max_subwords` are cut there. Raises InvalidValueError for a layer that the
+        With `attention_window` a word attends, at every layer, to the words at most so many words away and to the
+        special subwords, which attend only to each other. Sentences longer than `info.max_subwords` are cut there. Raises InvalidValueError for a layer that the
         model has not, and for a span that is empty or reaches beyond its sentence or the cut.
         """
         wanted = self._check_layers(layers)
@@ -131,16 +146,37 @@ class TransformerEncoder:
         if batch_subwords < 1:
             raise InvalidValueError(f"batch_subwords is {batch_subwords}; it must be 1 or more")
         work = Work.of(tokenized, spans, self.info.max_subwords)
-        return self._encode(work, wanted, pooling, batch_subwords)
+        window = None if attention_window is None else WordWindow(work.word_numbers(), attention_window)
+        return self._encode(work, wanted, pooling, batch_subwords, window)
 
-    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling) -> float:
+    def self_check(
+        self,
+        tokenized: Tokenized,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        attention_window: int | None = None,
+        equal_lengths: bool = False,
+    ) -> float:
         """Hold the batchings against the plain pass, on these sentences and on long ones made of their words.
 
         Keeps the first of packed, padded and equal whose largest difference, relative to the largest value of
         the layer, is at most 2e-5 (5e-3 in half precision), and returns that difference. Raises ModelError
-        where none is, or where the plain pass gives values that are not finite.
+        where none is, or where the plain pass gives values that are not finite. `equal_lengths`: only equal is
+        tried. `attention_window`: the mask of the plain pass is written by hand; ModelError where the model does not
+        keep to it.
         """
-        return settle_batching(self, tokenized, layers=self._check_layers(layers), pooling=check_pooling(pooling))
+        wanted, pooling = self._check_layers(layers), check_pooling(pooling)
+        if attention_window is not None:
+            require_window_kept(self, tokenized, attention_window)
+        return settle_batching(
+            self,
+            tokenized,
+            layers=wanted,
+            pooling=pooling,
+            attention_window=attention_window,
+            batchings=("equal",) if equal_lengths else self.batchings,
+        )
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of weights and of one batch's activations, from above."""
@@ -155,7 +191,7 @@ class TransformerEncoder:
         positions = max(batch_subwords, width)
         kept = self.info.num_hidden_layers + 1 if not self._tap.blocks else len(set(layers))
         activations = positions * size * (8 * hidden + 3 * inner + kept * hidden)
-        masks = positions * width * (size + 4) * max(1, len(self.inputs.layer_types))
+        masks = positions * width * (size + 12) * max(1, len(self.inputs.layer_types))
         scores = 0 if config._attn_implementation == "sdpa" else 3 * positions * width * heads * size
         weights: int = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return weights + self.linears.nbytes + activations + masks + scores
@@ -180,7 +216,7 @@ class TransformerEncoder:
             raise
         except Exception as error:
             raise ModelError(f"the model {loaded.name!r} cannot be used: {' '.join(str(error).split())}") from error
-        window, kinds = attention_window(config)
+        sliding, kinds = attention_window(config)
         padding = getattr(config, "pad_token_id", None)
         maker = InputMaker(
             parameters=parameters,
@@ -189,7 +225,7 @@ class TransformerEncoder:
             padding_id=padding if isinstance(padding, int) and 0 <= padding < vocabulary else 0,
             position_offset=offset,
             causal=causal,
-            window=window,
+            window=sliding,
             layer_types=kinds,
             device=self.device,
             dtype=self.dtype,
@@ -215,21 +251,30 @@ class TransformerEncoder:
             raise InvalidValueError(f"the layers {list(chosen)} must be one or more, each named once")
         return chosen
 
-    def _encode(self, work: Work, layers: tuple[int, ...], pooling: Pooling, size: int) -> Iterator[Pooled]:
+    def _encode(
+        self, work: Work, layers: tuple[int, ...], pooling: Pooling, size: int, window: WordWindow | None
+    ) -> Iterator[Pooled]:
         how = self._batching
         lengths = work.lengths + self.inputs.specials.count
         batches = lay_out(lengths, how=how, batch_subwords=size, row_capacity=self.row_capacity)
         clock = stopwatch(self.device)
-        passes = (self._run(work, batch, layers, pooling, how, clock) for batch in batches)
+        passes = (self._run(work, batch, layers, pooling, how, window, clock) for batch in batches)
         return collected(passes, clock, self._times, ahead=self.device.type != "cpu")
 
     @torch.inference_mode()
     def _run(
-        self, work: Work, batch: Batch, layers: tuple[int, ...], pooling: Pooling, how: Batching, clock: Stopwatch
+        self,
+        work: Work,
+        batch: Batch,
+        layers: tuple[int, ...],
+        pooling: Pooling,
+        how: Batching,
+        window: WordWindow | None,
+        clock: Stopwatch,
     ) -> Passed:
         begun = clock.mark()
         chosen = batch.sentences
-        inputs = self.inputs.batch(batch, work.ids, work.starts[chosen], work.lengths[chosen], how)
+        inputs = self.inputs.batch(batch, work.ids, work.starts[chosen], work.lengths[chosen], how, window)
         rows, starts, lengths = work.spans_of(batch, before=len(self.inputs.specials.prefix))
         pool = Pool(starts, lengths, pooling=pooling, device=self.device)
         out = torch.empty(len(layers), len(rows), self.info.hidden_size, dtype=self.dtype, device=self.device)

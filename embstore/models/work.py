@@ -58,10 +58,21 @@ def to_host(vectors: torch.Tensor) -> torch.Tensor:
 
 
 class Work:
-    """The sentences that have spans, each with its run of ids and its run of spans."""
+    """The sentences that have spans, each with its run of ids and its run of spans.
 
-    def __init__(self, ids: NDArray[np.int32], starts: NDArray[np.int64], lengths: NDArray[np.int64], spans: Spans):
+    `word_indptr`: int64 [words + 1], the runs of ids that are words.
+    """
+
+    def __init__(
+        self,
+        ids: NDArray[np.int32],
+        word_indptr: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        spans: Spans,
+    ):
         self.ids = ids
+        self.word_indptr = word_indptr
         self.starts = starts
         self.lengths = lengths
         self._spans = spans
@@ -88,7 +99,12 @@ class Work:
                 f"{int(lengths[sentence])} subwords within the model's limit"
             )
         chosen = np.unique(spans.sentence)
-        return cls(tokenized.ids, bounds[:-1][chosen], lengths[chosen], spans)
+        return cls(tokenized.ids, tokenized.word_indptr, bounds[:-1][chosen], lengths[chosen], spans)
+
+    def word_numbers(self) -> NDArray[np.int32]:
+        """Return the number of the word that each id belongs to."""
+        words = np.diff(self.word_indptr)
+        return np.repeat(np.arange(len(words), dtype=np.int32), words)
 
     def spans_of(self, batch: Batch, *, before: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return a batch's spans: their rows, their first positions in the batch, their lengths."""

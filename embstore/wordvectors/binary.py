@@ -43,7 +43,7 @@ def read_binary(source: Source, *, limit: int | None) -> WordVectors:
             if stop > len(data):
                 break
             vectors[len(words)] = np.frombuffer(data, "<f4", dimensions, space + 1)
-            words.append(_word(source, data[start:space], len(words)))
+            words.append(word_of(source, data[start:space], len(words)))
             start = stop
         data = data[start:]
     if wanted == promised and (data + source.take(2)).strip(b"\n"):
@@ -55,7 +55,7 @@ def read_binary(source: Source, *, limit: int | None) -> WordVectors:
     return WordVectors(tuple(words), vectors)
 
 
-def _word(source: Source, word: bytes, row: int) -> str:
+def word_of(source: Source, word: bytes, row: int) -> str:
     if not word:
         raise source.error(f"word {row + 1} is empty: not this format, or the dimensions in the header are wrong")
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, WordVectorsError, WordVectorsNotFoundError
 from embstore.wordvectors.binary import read_binary
@@ -34,7 +35,7 @@ def read_word_vectors(path: str | Path, *, format: Format = "auto", limit: int |
         raise InvalidValueError(f"limit {limit} is not allowed: give 1 or more, or None for all words")
     source = Source(path)
     if format == "auto":
-        format = _format_of(source)
+        format = format_of(source)
     if format == "npy":
         return _read_npy(path, limit)
     if format == "binary":
@@ -53,7 +54,7 @@ def vocabulary_path(path: Path) -> Path:
     return path.with_suffix(".vocab")
 
 
-def _format_of(source: Source) -> Format:
+def format_of(source: Source) -> Format:
     start = source.ahead(2**12)
     if start.startswith(NPY_MAGIC):
         return "npy"
@@ -65,6 +66,16 @@ def _format_of(source: Source) -> Format:
 
 
 def _read_npy(path: Path, limit: int | None) -> WordVectors:
+    words, stored = open_npy(path)
+    with np.errstate(over="ignore"):
+        vectors = np.array(stored[:limit], np.float32)
+    if (row := first_not_finite(vectors)) is not None:
+        raise WordVectorsError(f"{path}: the vector of {words[row]!r} (row {row}) has NaN or infinity in it")
+    return WordVectors(tuple(words[:limit]), vectors)
+
+
+def open_npy(path: Path) -> tuple[list[str], NDArray[Any]]:
+    """Open an array of vectors, memory-mapped, and read its words; numbers are not looked at."""
     vocabulary = vocabulary_path(path)
     try:
         stored = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -75,17 +86,13 @@ def _read_npy(path: Path, limit: int | None) -> WordVectors:
     if not isinstance(stored, np.ndarray) or stored.ndim != 2 or stored.dtype.kind != "f" or not stored.size:
         shape = getattr(stored, "shape", "of several arrays")
         raise WordVectorsError(f"{path}: the array is {shape}: it must hold floats [words, dimensions]")
-    words = _read_vocabulary(vocabulary, beside=path)
+    words = read_vocabulary(vocabulary, beside=path)
     if len(words) != len(stored):
         raise WordVectorsError(f"{vocabulary}: {len(words)} words for the {len(stored)} vectors of {path.name}")
-    with np.errstate(over="ignore"):
-        vectors = np.array(stored[:limit], np.float32)
-    if (row := first_not_finite(vectors)) is not None:
-        raise WordVectorsError(f"{path}: the vector of {words[row]!r} (row {row}) has NaN or infinity in it")
-    return WordVectors(tuple(words[:limit]), vectors)
+    return words, stored
 
 
-def _read_vocabulary(path: Path, *, beside: Path) -> list[str]:
+def read_vocabulary(path: Path, *, beside: Path) -> list[str]:
     source = Source(path)
     content = bytearray()
     try:

@@ -49,8 +49,8 @@ def read_text(source: Source, *, header: bool, limit: int | None) -> WordVectors
     if not header:
         if source.ahead(len(_BOM)) == _BOM:
             source.take(len(_BOM))
-        dimensions = _dimensions_of(source)
-    lines = _Lines(source, dimensions, first_line=2 if header else 1)
+        dimensions = dimensions_of(source)
+    lines = Lines(source, dimensions, first_line=2 if header else 1)
     words: list[str] = []
     found: list[NDArray[np.float32]] = []
     while (limit is None or len(words) < limit) and (block := source.lines(BLOCK_NBYTES)):
@@ -58,7 +58,7 @@ def read_text(source: Source, *, header: bool, limit: int | None) -> WordVectors
         words += more
         found.append(vectors)
     wanted = min(count for count in (limit, promised, len(words)) if count is not None)
-    _check_count(source, promised, len(words), limit)
+    check_count(source, promised, len(words), limit)
     vectors = np.concatenate(found)[:wanted]
     words = words[:wanted]
     if (row := first_not_finite(vectors)) is not None:
@@ -69,7 +69,7 @@ def read_text(source: Source, *, header: bool, limit: int | None) -> WordVectors
     return WordVectors(tuple(words), vectors)
 
 
-def _check_count(source: Source, promised: int | None, found: int, limit: int | None) -> None:
+def check_count(source: Source, promised: int | None, found: int, limit: int | None) -> None:
     if promised is None or (limit is not None and limit <= min(found, promised)):
         return
     if found < promised:
@@ -82,7 +82,7 @@ def _check_count(source: Source, promised: int | None, found: int, limit: int | 
         )
 
 
-def _dimensions_of(source: Source) -> int:
+def dimensions_of(source: Source) -> int:
     """The numbers of the first line, without taking it."""
     nbytes = 2**12
     while b"\n" not in (seen := source.ahead(nbytes)) and len(seen) == nbytes:
@@ -93,7 +93,7 @@ def _dimensions_of(source: Source) -> int:
     return len(fields) - 1
 
 
-class _Lines:
+class Lines:
     """A parser of lines of one word and so many numbers: whole blocks at once, line by line where one is unusual."""
 
     def __init__(self, source: Source, dimensions: int, *, first_line: int) -> None:
@@ -108,7 +108,7 @@ class _Lines:
         """The words of a block of whole lines, and their vectors."""
         if b" \n" in block:  # fastText ends its lines with a space
             block = block.replace(b" \n", b"\n")
-        parsed = None if self._ended or self._schema is None else self._parse_at_once(block)
+        parsed = None if self._ended or self._schema is None else self.parse_at_once(block)
         if parsed is None:
             head, _, tail = (block, b"", b"") if self._schema is not None else block.partition(b"\n")
             parsed = self._parse_each(head)  # a first line that fits shows that the count of columns is sound
@@ -121,7 +121,7 @@ class _Lines:
         self._done += len(parsed[0])
         return parsed
 
-    def _parse_at_once(self, block: bytes) -> tuple[list[str], NDArray[np.float32]] | None:
+    def parse_at_once(self, block: bytes) -> tuple[list[str], NDArray[np.float32]] | None:
         """Parse a block in which nothing is unusual, else None."""
         try:
             frame = pl.read_csv(block, has_header=False, separator=" ", quote_char=None, schema=self._schema)
@@ -141,13 +141,13 @@ class _Lines:
                 continue
             if self._ended:
                 raise self.source.error("an empty line before it: a line is a word and its numbers", line=number)
-            word, vector = self._parse_line(line, number)
+            word, vector = self.parse_line(line, number)
             words.append(word)
             vectors.append(vector)
         with np.errstate(over="ignore"):
             return words, np.array(vectors, np.float32).reshape(len(words), self.dimensions)
 
-    def _parse_line(self, line: bytes, number: int) -> tuple[str, list[float]]:
+    def parse_line(self, line: bytes, number: int) -> tuple[str, list[float]]:
         fields = [field for field in line.rstrip().split(b" ") if field]
         word, values = fields[0], fields[1:]
         beyond = len(values) - self.dimensions
