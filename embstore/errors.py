@@ -91,6 +91,16 @@ class SearchIndexNotFoundError(SearchIndexError, FileNotFoundError):
     """The store has no such index."""
 
 
+class ProbeBankError(EmbstoreError, ValueError):
+    """Saved probes are damaged or of a newer format; the message says what to do."""
+
+    exit_status = 2
+
+
+class ProbeBankNotFoundError(ProbeBankError, FileNotFoundError):
+    """There are no saved probes at the path."""
+
+
 class MissingRowsError(EmbstoreError, LookupError):
     """Rows were asked for that have not been written yet."""
 

@@ -26,6 +26,7 @@ ALLOWED = {
     "extraction": {"allocator", "errors", "corpus", "store", "models", "schemas", "wordvectors"},
     "query": {"allocator", "errors", "kmeans", "store", "schemas", "wordvectors"},
     "nearest": {"errors", "corpus", "store", "models", "extraction", "query", "wordvectors"},
+    "probe": {"allocator", "errors", "query", "schemas", "store", "wordvectors"},
     "plot": {"errors", "store", "query"},
     "cli": {
         "errors",
@@ -38,6 +39,7 @@ ALLOWED = {
         "query",
         "nearest",
         "plot",
+        "probe",
         "schemas",
     },
 }

@@ -1,0 +1,1 @@
+"""Probes: classifiers on frozen vectors, trained many at a time."""
