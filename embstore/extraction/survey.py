@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from embstore.corpus import Sentence
 from embstore.extraction.spool import Spool
-from embstore.models.encoder import Encoder, Tokenized
+from embstore.models.encoder import Encoder, Spans, Tokenized
+from embstore.models.selective import Selective
 from embstore.store.metadata import Dropped
 
 BLOCK_SENTENCES = 4096
 NO_SUBWORD = "no subword: the tokenizer makes nothing of the word"
 TOO_LONG = "beyond the length limit"
+NO_VECTOR = "no vector: the table of words has none"
 NOT_CHOSEN = "not chosen: left out by the options that say which occurrences to keep"
 EXAMPLES = 5
 
@@ -90,6 +92,9 @@ def _survey_block(found: Survey, block: Sequence[Sentence], encoder: Encoder, *,
     forms = _forms(block, units)
     _count_dropped(found, units, forms, (units.stop <= units.start) & (units.stop <= limit), NO_SUBWORD)
     _count_dropped(found, units, forms, units.stop > limit, TOO_LONG)
+    lacking = _lacking(encoder, tokenized, units, usable)
+    _count_dropped(found, units, forms, lacking, NO_VECTOR)
+    usable &= ~lacking
     lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr])
     found.subwords += int(np.minimum(lengths, limit).sum())
     found.longest = max(found.longest, int(lengths.max(initial=0)))
@@ -165,6 +170,15 @@ def _spool_sentences(found: Survey, block: Sequence[Sentence], units: _Units) ->
     found.digest.update(lengths.tobytes())
     found.digest.update(joined)
     found.digest.update(units.words.tobytes())
+
+
+def _lacking(encoder: Encoder, tokenized: Tokenized, units: _Units, usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Say which usable units the encoder has no vector for."""
+    lacking = np.zeros(len(usable), np.bool_)
+    if isinstance(encoder, Selective):
+        spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
+        lacking[usable] = encoder.lacking(tokenized, spans)
+    return lacking
 
 
 def _spool_labels(found: Survey, block: Sequence[Sentence], units: _Units, usable: NDArray[np.bool_]) -> None:

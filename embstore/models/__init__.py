@@ -19,19 +19,28 @@ def load_encoder(
     revision: str | None = None,
     threads: int | None = None,
 ) -> Encoder:
-    """Load the encoder of a model folder or of a model of the Hugging Face hub.
+    """Load the encoder of a model folder, of a model of the Hugging Face hub, or one without context.
 
-    A folder with `*options.json` and `*weights.hdf5`, and no `config.json`, is ELMo as published.
+    A folder with `*options.json` and `*weights.hdf5`, and no `config.json`, is ELMo as published. Without context
+    are a file of word vectors ("FILE" or "vectors:FILE"), "random:DIMENSIONS" and "subwords:MODEL", a model's own
+    table of subwords; "bag:" before any of these gives every word the mean over its sentence. After a file
+    "?missing=drop" leaves words without a vector out, and "?seed=N" seeds those that are drawn.
 
     `device`: auto (CUDA where there is one), cpu, cuda, cuda:N or mps. `compute_dtype`: auto (float16 on CUDA,
     float32 elsewhere), float32, float16 or bfloat16. `revision`: of a hub model. `threads`: CPU threads of torch.
     Only safetensors weights are read and no code from the folder is run. Raises ModelError, in one line, for
     all that keeps the model from being used.
     """
+    from embstore.models.context_free import load_context_free
     from embstore.models.elmo import load_elmo
     from embstore.models.elmo_weights import find_elmo
+    from embstore.models.static_names import parse_static_name
     from embstore.models.transformer import load_transformer
 
+    if (named := parse_static_name(model)) is not None:
+        return load_context_free(
+            named, name=str(model), device=device, compute_dtype=compute_dtype, revision=revision, threads=threads
+        )
     if (files := find_elmo(model)) is not None:
         return load_elmo(files, name=str(model), device=device, compute_dtype=compute_dtype, threads=threads)
     return load_transformer(model, device=device, compute_dtype=compute_dtype, revision=revision, threads=threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,6 +70,12 @@ class WordVectors:
         """The words of these rows, in this order; each row once."""
         chosen = np.asarray(rows, np.int64)
         return type(self)(tuple(self.words[row] for row in chosen.tolist()), self.vectors[chosen])
+
+    def sha256(self) -> str:
+        """Hash words and vectors."""
+        digest = hashlib.sha256("\n".join(self.words).encode("utf-8", "surrogatepass"))
+        digest.update(self.vectors.data)
+        return digest.hexdigest()
 
     @cached_property
     def _places(self) -> dict[str, int]:
