@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from embstore import __version__
 from embstore.errors import EmbstoreError, EmbstoreWarning
-from embstore_cli import bench, demo, evaluate, extract, geometry, index, neighbors, senses, static, store
+from embstore_cli import bench, demo, evaluate, extract, finetune, geometry, index, neighbors, senses, static, store
 
 
 class Interrupted(Exception):
@@ -73,6 +73,7 @@ static.add_to(app)
 senses.add_to(app)
 index.add_to(app)
 evaluate.add_to(app)
+finetune.add_to(app)
 bench.add_to(app)
 
 

@@ -366,3 +366,29 @@ def _require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> No
     for name in names:
         if name not in frame.columns:
             raise InvalidValueError(f"{what} has no column {name!r}: it has {', '.join(frame.columns) or 'none'}")
+
+
+def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
+    """Draw the cosines of `attention_similarity` by head and layer, layer 1 at the bottom; darker is less alike."""
+    pyplot = _pyplot()
+    _require_columns(frame, ("layer", "head", "value"), "the frame of an attention map")
+    if frame.is_empty():
+        raise InvalidValueError("the frame of an attention map has no row: give what attention_similarity returns")
+    layers, heads = (sorted(frame[name].unique().to_list()) for name in ("layer", "head"))
+    values = np.full((len(layers), len(heads)), np.nan)
+    for layer, head, value in frame.select("layer", "head", "value").iter_rows():
+        values[layers.index(layer), heads.index(head)] = value
+    figure, axis = pyplot.subplots(
+        figsize=(0.34 * len(heads) + 1.7, max(1.6, 0.34 * len(layers)) + 0.9), layout="constrained"
+    )
+    image = axis.imshow(values, vmin=min(0.0, np.nanmin(values)), vmax=1, cmap="gray", origin="lower", aspect="auto")
+    axis.set_xlabel("head", fontsize=10)
+    axis.set_ylabel("layer", fontsize=10)
+    axis.set_xticks(range(len(heads)), heads, fontsize=8)
+    axis.set_yticks(range(len(layers)), layers, fontsize=8)
+    axis.tick_params(length=0)
+    axis.set_title(_plain(title or "Self-attention weights of two models"), fontsize=11)
+    bar = figure.colorbar(image, ax=axis, aspect=18, pad=0.02)
+    bar.set_label("cosine", fontsize=9)
+    bar.outline.set_visible(False)
+    return figure  # type: ignore[no-any-return]
