@@ -60,9 +60,11 @@ class Cast:
         sources: NDArray[np.int64] | None,
     ) -> None:
         """Put vectors into rows of a buffer; `sources`: which vector each row gets, None for one each."""
-        for name, array in self._stored(vectors).items():
-            values = array if sources is None else array.index_select(1, torch.from_numpy(sources))
-            buffer[name].index_copy_(1, torch.from_numpy(rows), values)
+        if not len(rows):
+            return
+        chosen = vectors if sources is None else vectors.index_select(1, torch.from_numpy(sources))
+        for name, array in self._stored(chosen).items():
+            buffer[name].index_copy_(1, torch.from_numpy(rows), array)
 
     def _stored(self, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
         if self._center is None:

@@ -13,10 +13,10 @@ SAMPLE_ROWS = 4096
 def center_of(plan: Plan) -> NDArray[np.float32]:
     """Return float32 [layer, feature]: the mean of the first rows of the plan, the same for the same plan."""
     layout, options = plan.layout, plan.options
+    reader = plan.reader((options.context_window,))
     total = np.zeros((len(layout.layers), layout.hidden_size))
     rows = min(layout.rows, SAMPLE_ROWS)
-    store = options.contexts.index(options.context_window)
-    for passage in plan.reader().passages(0, rows, plan.encoder):
+    for passage in reader.passages(0, rows, plan.encoder):
         for pooled in plan.encoder.encode(
             passage.tokenized,
             passage.spans,
@@ -25,9 +25,7 @@ def center_of(plan: Plan) -> NDArray[np.float32]:
             batch_subwords=options.batch_subwords,
             **options.encoding,
         ):
-            sources, rows_of_spans = passage.rows_of(store, pooled.rows)
-            counts = np.bincount(sources, minlength=len(pooled.rows)) if sources is not None else None
-            vectors = pooled.vectors.double().numpy()
-            total += vectors.sum(1) if counts is None else np.einsum("lnd,n->ld", vectors, counts)
-            del rows_of_spans
+            sources, _ = passage.rows_of(0, pooled.rows)
+            vectors = pooled.vectors.double()
+            total += (vectors if sources is None else vectors[:, sources]).sum(1).numpy()
     return (total / rows).astype(np.float32)

@@ -6,30 +6,30 @@ import os
 import resource
 import shutil
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from embstore.errors import StorageError
 from embstore.extraction.options import Options
-from embstore.extraction.partition import WINDOW_NBYTES, truncated
+from embstore.extraction.partition import PASSAGE_NBYTES, PartitionReader, passage_words, truncated
 from embstore.extraction.survey import Survey
-from embstore.models.encoder import Encoder, Spans, Tokenized
-from embstore.store import Index, Metadata
+from embstore.extraction.workload import count_windows, first_sentences, positions_a_second, windows_of_typical_lengths
+from embstore.models.encoder import Encoder
+from embstore.store import Index, Layout, Metadata
 
 BUFFERS = 2  # a partition is filled while the one before it is written
-WINDOW_FACTOR = 40  # bytes held a byte of text: words as objects, subword ids, spans
-CALIBRATION_BATCHES = 3
+MOST_BUFFERED_NBYTES = 2**30  # of several stores together; beyond it each has one buffer
+PASSAGE_FACTOR = 40  # bytes held a byte of text: words as objects, subword ids, spans
+WINDOW_WORD_NBYTES = 160  # held a word of the windows of a passage: what is cut, what is run, what waits
 
 
 @dataclass(frozen=True)
 class Estimate:
     """`store_nbytes` on disk, `memory_nbytes` at the peak (main memory), `free_nbytes` where the store will stand.
 
-    `seconds`: time of the forward passes from a calibration, None where none was made.
+    `seconds`: time of the forward passes from a calibration, None where none was made. `subwords_to_run`: what the
+    model is given, equal windows once, special subwords not counted; `counted`: not projected from a sample.
     """
 
     store_nbytes: int
@@ -38,6 +38,8 @@ class Estimate:
     folder: str
     subwords_per_second: float | None
     seconds: float | None
+    subwords_to_run: int
+    counted: bool
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -46,10 +48,13 @@ class Estimate:
             "free_nbytes": self.free_nbytes,
             "subwords_per_second": self.subwords_per_second,
             "seconds": self.seconds,
+            "subwords_to_run": self.subwords_to_run,
+            "subwords_counted": self.counted,
         }
 
     def lines(self) -> list[tuple[str, str]]:
         told = [
+            ("to run", f"{self.subwords_to_run:,} subwords" + ("" if self.counted else ", projected from a sample")),
             ("on disk", f"{size(self.store_nbytes)} of {size(self.free_nbytes)} free in {self.folder}"),
             ("peak memory", size(self.memory_nbytes)),
         ]
@@ -57,11 +62,12 @@ class Estimate:
             told.append(("time", f"{duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
         return told
 
-    def require_space(self) -> None:
-        """Raise StorageError where the store would not fit."""
-        if self.store_nbytes > self.free_nbytes:
+    def require_space(self, *, fresh: float = 1.0) -> None:
+        """Raise StorageError where the store would not fit; `fresh`: the share of it that does not stand yet."""
+        needed = round(fresh * self.store_nbytes)
+        if needed > self.free_nbytes:
             raise StorageError(
-                f"the store needs {size(self.store_nbytes)}, but {self.folder} has {size(self.free_nbytes)} free: "
+                f"the store needs {size(needed)}, but {self.folder} has {size(self.free_nbytes)} free: "
                 "choose fewer layers or words, or another folder"
             )
 
@@ -73,24 +79,37 @@ def estimate(
     options: Options,
     *,
     index: Index,
+    reader: PartitionReader,
     limit: int,
     store: str | Path | None,
     calibrate: bool,
+    stores: int = 1,
 ) -> Estimate:
-    """Project bytes, memory and time of an extraction."""
+    """Project the bytes of a store, and memory and time of an extraction into `stores` of its shape at once."""
     layout = metadata.layout
     folder = existing_folder(store)
-    rate = None
+    size = options.batch_subwords
+    if options.cuts_windows:
+        work = count_windows(reader, layout, encoder, seed=options.seed)
+        subwords, positions, counted = work.subwords, work.positions, work.counted
+        sample = windows_of_typical_lengths(work.sample, specials=encoder.num_specials, batch_subwords=size)
+    else:
+        chosen = len(index.texts.data) / max(1, found.spool.length("text"))  # sentences without a row are not run
+        subwords, counted = round(found.subwords * chosen), len(index.texts) == found.sentences
+        positions = subwords + len(index.texts) * encoder.num_specials
+        sample = first_sentences(truncated(encoder.tokenize(found.sample), limit), batch_subwords=size)
+    seconds = None
     if calibrate:
-        tokenized = truncated(encoder.tokenize(found.sample), limit)
-        rate = calibrated_rate(encoder, tokenized, layers=layout.layers, options=options)
+        seconds = positions / positions_a_second(encoder, sample, layers=layout.layers, options=options)
     return Estimate(
         store_nbytes=layout.rows * layout.row_nbytes + index_nbytes(index),
-        memory_nbytes=memory_nbytes(metadata, encoder, options),
+        memory_nbytes=memory_nbytes(metadata, encoder, options, stores=stores),
         free_nbytes=shutil.disk_usage(folder).free,
         folder=str(folder),
-        subwords_per_second=rate,
-        seconds=None if rate is None else found.subwords / rate,
+        subwords_per_second=None if seconds is None else subwords / seconds,
+        seconds=seconds,
+        subwords_to_run=subwords,
+        counted=counted,
     )
 
 
@@ -100,12 +119,21 @@ def index_nbytes(index: Index) -> int:
     return sum(column.nbytes for column in index.arrays().values()) + by_word
 
 
-def memory_nbytes(metadata: Metadata, encoder: Encoder, options: Options) -> int:
-    """The peak: what the process holds now, the partition buffers, a window of text and the batch in work."""
+def buffers_of(layout: Layout, *, stores: int) -> int:
+    """How many buffers each store has: one is filled while the other is written, where memory allows it."""
+    if stores > 1 and BUFFERS * stores * layout.partition_nbytes > MOST_BUFFERED_NBYTES:
+        return 1
+    return BUFFERS
+
+
+def memory_nbytes(metadata: Metadata, encoder: Encoder, options: Options, *, stores: int) -> int:
+    """The peak: what the process holds now, the partition buffers, a passage of text and the batch in work."""
     layout = metadata.layout
-    buffers = min(BUFFERS, layout.partitions) * layout.partition_nbytes
+    buffers = stores * min(buffers_of(layout, stores=stores), layout.partitions) * layout.partition_nbytes
     batch = encoder.projected_nbytes(layers=layout.layers, batch_subwords=options.batch_subwords)
-    growing = buffers + batch + WINDOW_FACTOR * WINDOW_NBYTES
+    growing = buffers + batch + PASSAGE_FACTOR * PASSAGE_NBYTES
+    if options.cuts_windows:
+        growing += WINDOW_WORD_NBYTES * passage_words(options.batch_subwords)
     return max(peak_nbytes(), resident_nbytes() + growing)
 
 
@@ -122,30 +150,6 @@ def resident_nbytes() -> int:
     except OSError:
         return peak_nbytes()
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def calibrated_rate(encoder: Encoder, tokenized: Tokenized, *, layers: tuple[int, ...], options: Options) -> float:
-    """Subwords per second of the encoder over a few batches of the sample, the first one not counted."""
-    base = tokenized.word_indptr[tokenized.sentence_indptr]
-    lengths = np.diff(base)
-    ends = np.cumsum(lengths)
-    count = int(np.searchsorted(ends, CALIBRATION_BATCHES * options.batch_subwords)) + 1
-    sentences = np.flatnonzero(lengths[:count])
-    sample = Tokenized(
-        tokenized.ids[: base[min(count, len(lengths))]],
-        tokenized.word_indptr[: tokenized.sentence_indptr[min(count, len(lengths))] + 1],
-        tokenized.sentence_indptr[: count + 1],
-    )
-    spans = Spans(sentences, np.zeros(len(sentences), np.int64), np.ones(len(sentences), np.int64))
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        for _pooled in encoder.encode(
-            sample, spans, layers=layers, pooling=options.pooling, batch_subwords=options.batch_subwords
-        ):
-            pass
-        seconds.append(time.perf_counter() - start)
-    return float(lengths[:count].sum()) / seconds[-1]
 
 
 def existing_folder(path: str | Path | None) -> Path:

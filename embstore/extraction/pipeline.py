@@ -1,12 +1,12 @@
-"""From a plan to a committed store: windows, vectors, partition buffers, shards."""
+"""From a plan to a committed store: passages, vectors, partition buffers, shards."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from embstore.allocator import freed_memory_kept
 from embstore.errors import InvalidValueError, NonFiniteError, StoreDamagedError, StoreFormatError
 from embstore.extraction.cast import Cast
 from embstore.extraction.center import center_of
-from embstore.extraction.partition import PartitionReader, Window
+from embstore.extraction.estimate import buffers_of
+from embstore.extraction.partition import Passage
 from embstore.extraction.plan import Plan
 from embstore.extraction.prefetch import prefetched
 from embstore.extraction.recipe import require_same_recipe
@@ -54,7 +55,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an extraction is: rows in the store, of how many, and subwords run in this call."""
+    """How far an extraction is: rows in its stores, of how many, and subwords run in this call."""
 
     rows: int
     total_rows: int
@@ -78,33 +79,48 @@ def extract(
     writes it, NonFiniteError where a hidden state cannot be stored, StorageError where the disk is full; what is
     committed by then stays.
     """
-    path = Path(store)
-    _undo_swap(path)
-    damaged: list[int] = []
-    begun = not os.path.exists(path) and _create(plan, path)
-    if repair and not begun:
-        damaged = _mend_layout(plan, path)
-    standing = Store(open_reader(path))
-    require_same_recipe(plan.metadata, standing.metadata, path=str(path))
-    if standing.finished and not damaged and not StoreLock(path).file.exists():
-        return standing  # with nothing left to tidy, so that it may stand where nothing can be written
+    return extract_together([plan], [Path(store)], repair=repair, progress=progress, timings=timings)[0]
+
+
+def extract_together(
+    plans: Sequence[Plan],
+    paths: Sequence[Path],
+    *,
+    repair: bool = False,
+    progress: Callable[[Progress], object] | None = None,
+    timings: Timings | None = None,
+) -> list[Store]:
+    """Carry out plans that differ in their context window alone, one pass for all of them; see `extract`.
+
+    A partition that any of the stores lacks is encoded for all of them, so that the batches, and with them the
+    bits, are those of a run that was never interrupted.
+    """
+    for path in paths:
+        _undo_swap(path)
+    _refuse_others(plans, paths)
+    standing = [_stand(plan, path, repair=repair) for plan, path in zip(plans, paths, strict=True)]
+    open_ones = [store for store in standing if not store.at_rest]
+    if not open_ones:
+        return [open_store(path) for path in paths]
     began = time.perf_counter()
-    with StoreWriter(path) as writer:
-        if damaged:
-            writer.discard(damaged)
-        todo = writer.missing()
+    with ExitStack() as stack:
+        targets = [_Target(store, stack.enter_context(StoreWriter(store.path))) for store in open_ones]
+        for target in targets:
+            if target.standing.damaged:
+                target.writer.discard(target.standing.damaged)
+            target.missing = target.writer.missing()
         try:
-            if todo:
-                _Extraction(plan, writer, todo, timings or Timings(), progress).run()
+            if any(target.missing for target in targets):
+                _Extraction(plans, targets, timings or Timings(), progress).run()
         except NonFiniteError:
-            if begun and len(writer.missing()) == plan.layout.partitions:
-                os.rename(path, new_path(path))  # nothing is in it, and nothing can be
-                remove(new_path(path))
+            for target in targets:
+                target.remove_if_empty()
             raise
-        writer.finish()
+        for target in targets:
+            target.writer.finish()
     if timings is not None:
         timings.wall = time.perf_counter() - began
-    return open_store(path)
+    return [open_store(path) for path in paths]
 
 
 def _undo_swap(path: Path) -> None:
@@ -112,6 +128,40 @@ def _undo_swap(path: Path) -> None:
     if os.path.lexists(old_path(path)):
         with StoreLock(path):
             pass
+
+
+def _refuse_others(plans: Sequence[Plan], paths: Sequence[Path]) -> None:
+    """Where one of several stores cannot be resumed, say so before another is begun."""
+    if len(plans) == 1:
+        return
+    for plan, path in zip(plans, paths, strict=True):
+        if os.path.exists(path):
+            with suppress(StoreDamagedError, StoreFormatError):  # repair may mend them
+                require_same_recipe(plan.metadata, open_reader(path).metadata, path=str(path))
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """A store as it stands before an extraction; `begun`: laid out in this call; `at_rest`: nothing is to do."""
+
+    plan: Plan
+    path: Path
+    begun: bool
+    damaged: list[int]
+    at_rest: bool
+
+
+def _stand(plan: Plan, path: Path, *, repair: bool) -> _Standing:
+    """Lay a store out, or see that the one that stands there is the plan's."""
+    damaged: list[int] = []
+    begun = not os.path.exists(path) and _create(plan, path)
+    if repair and not begun:
+        damaged = _mend_layout(plan, path)
+    store = Store(open_reader(path))
+    require_same_recipe(plan.metadata, store.metadata, path=str(path))
+    # with nothing left to tidy, so that it may stand where nothing can be written
+    at_rest = store.finished and not damaged and not StoreLock(path).file.exists()
+    return _Standing(plan, path, begun, damaged, at_rest)
 
 
 def _create(plan: Plan, path: Path) -> bool:
@@ -141,66 +191,91 @@ def _mend_layout(plan: Plan, path: Path) -> list[int]:
     return []
 
 
+class _Target:
+    """A store that is being written: which partitions it lacks, and how floats become its numbers."""
+
+    def __init__(self, standing: _Standing, writer: StoreWriter) -> None:
+        self.standing = standing
+        self.writer = writer
+        self.missing: list[int] = []
+        self.context = standing.plan.options.contexts.index(standing.plan.options.context_window)
+        self.cast = Cast(standing.plan.layout, center=Store(open_reader(writer.path)).center)
+
+    def remove_if_empty(self) -> None:
+        """Remove a store that this call began, in which nothing is and nothing can be."""
+        if self.standing.begun and len(self.writer.missing()) == self.standing.plan.layout.partitions:
+            path = self.standing.path
+            os.rename(path, new_path(path))
+            remove(new_path(path))
+
+
+_Buffer = dict[str, torch.Tensor]
+
+
 class _Extraction:
-    """One run over the partitions to do: windows arrive from one thread, shards leave through another."""
+    """One run over the partitions to do: passages arrive from one thread, shards leave through another."""
 
     def __init__(
         self,
-        plan: Plan,
-        writer: StoreWriter,
-        todo: list[int],
+        plans: Sequence[Plan],
+        targets: Sequence[_Target],
         timings: Timings,
         progress: Callable[[Progress], object] | None,
     ) -> None:
-        self._plan = plan
-        self._layout = plan.layout
-        self._writer = writer
-        self._todo = todo
+        self._plan = plans[0]
+        self._layout = self._plan.layout
+        self._encoder = self._plan.encoder
+        self._targets = targets
+        self._todo = sorted({partition for target in targets for partition in target.missing})
         self._timings = timings
         self._progress = progress
-        self._reader = PartitionReader(plan.index, unit=plan.options.unit, limit=plan.limit)
-        self._cast = Cast(self._layout, center=Store(open_reader(writer.path)).center)
-        self._done = self._layout.rows - sum(stop - start for start, stop in map(self._layout.span, todo))
+        self._total = self._layout.rows * len(plans)
+        lacking = [partition for target in targets for partition in target.missing]
+        self._done = self._total - sum(stop - start for start, stop in map(self._layout.span, lacking))
 
     def run(self) -> None:
-        before = StageTimes(**vars(self._plan.encoder.times))
-        buffers = [self._cast.buffer() for _ in range(min(2, len(self._todo)))]
+        before = StageTimes(**vars(self._encoder.times))
+        if self._encoder.batching != (batching := self._plan.metadata.extraction["batching"]):
+            self._encoder.use_batching(batching)  # another plan may have settled on another in the meantime
+        turns = min(buffers_of(self._layout, stores=len(self._targets)), len(self._todo))
+        buffers = [[target.cast.buffer() for target in self._targets] for _ in range(turns)]
         pending: list[Future[None]] = []
         with (
             freed_memory_kept(),
             ThreadPoolExecutor(1, "embstore-write") as disk,
-            closing(prefetched(self._windows())) as windows,
+            closing(prefetched(self._passages())) as passages,
         ):
             turn = 0
-            for partition, window, last in self._timed(windows):
-                if len(pending) == len(buffers):
+            for partition, passage, last in self._timed(passages):
+                if len(pending) == turns:
                     self._wait(pending.pop(0))
-                vectors = buffers[turn % len(buffers)]
-                self._encode(partition, window, vectors)
+                filled = buffers[turn % turns]
+                self._encode(partition, passage, filled)
                 if last:
-                    pending.append(disk.submit(self._write, partition, vectors))
+                    pending.append(disk.submit(self._write, partition, filled))
                     turn += 1
             for future in pending:
                 self._wait(future)
-        for stage, seconds in vars(self._plan.encoder.times).items():
+        for stage, seconds in vars(self._encoder.times).items():
             setattr(self._timings.stages, stage, seconds - getattr(before, stage))
 
-    def _windows(self) -> Iterator[tuple[int, Window, bool]]:
-        """The windows of all partitions to do, each with its partition and whether it is that one's last."""
+    def _passages(self) -> Iterator[tuple[int, Passage, bool]]:
+        """The passages of all partitions to do, each with its partition and whether it is that one's last."""
+        reader = self._plan.reader()
         for partition in self._todo:
             start, stop = self._layout.span(partition)
-            held: Window | None = None
-            for window in self._reader.windows(start, stop, self._plan.encoder):
+            held: Passage | None = None
+            for passage in reader.passages(start, stop, self._encoder):
                 if held is not None:
                     yield partition, held, False
-                held = window
+                held = passage
             assert held is not None
             yield partition, held, True
 
-    def _timed(self, windows: Iterator[tuple[int, Window, bool]]) -> Iterator[tuple[int, Window, bool]]:
+    def _timed(self, passages: Iterator[tuple[int, Passage, bool]]) -> Iterator[tuple[int, Passage, bool]]:
         while True:
             start = time.perf_counter()
-            item = next(windows, None)
+            item = next(passages, None)
             self._timings.waited_for_text += time.perf_counter() - start
             if item is None:
                 return
@@ -211,41 +286,52 @@ class _Extraction:
         future.result()
         self._timings.waited_for_disk += time.perf_counter() - start
 
-    def _encode(self, partition: int, window: Window, buffer: dict[str, torch.Tensor]) -> None:
-        """Run the encoder over a window and cast its vectors into the partition's buffer."""
-        options, layout = self._plan.options, self._layout
-        offset = window.first_row - layout.span(partition)[0]
+    def _encode(self, partition: int, passage: Passage, buffers: Sequence[_Buffer]) -> None:
+        """Run the encoder over a passage and cast its vectors into the partition's buffers."""
+        options = self._plan.options
+        writing = [
+            (target, buffer)
+            for target, buffer in zip(self._targets, buffers, strict=True)
+            if partition in target.missing
+        ]
+        offset = passage.first_row - self._layout.span(partition)[0]
         seen = 0
-        for pooled in self._plan.encoder.encode(
-            window.tokenized,
-            window.spans,
-            layers=layout.layers,
+        for pooled in self._encoder.encode(
+            passage.tokenized,
+            passage.spans,
+            layers=self._layout.layers,
             pooling=options.pooling,
             batch_subwords=options.batch_subwords,
+            **options.encoding,
         ):
             start = time.perf_counter()
-            self._cast.into(buffer, pooled, offset=offset, window=window)
+            writing[0][0].cast.check(pooled, passage)
+            for target, buffer in writing:
+                sources, rows = passage.rows_of(target.context, pooled.rows)
+                target.cast.into(buffer, pooled.vectors, rows + offset, sources)
+                self._done += len(rows)
+                self._timings.rows += len(rows)
             self._timings.cast += time.perf_counter() - start
             seen += len(pooled.rows)
-            self._done += len(pooled.rows)
             self._tell()
-        if seen != len(window.spans.sentence):
+        if seen != len(passage.spans.sentence):
             raise StoreDamagedError(
-                f"the model returned {seen} of {len(window.spans.sentence)} vectors from row {window.first_row} on: "
+                f"the model returned {seen} of {len(passage.spans.sentence)} vectors from row {passage.first_row} on: "
                 "the encoder is at fault; nothing of this partition was written"
             )
-        self._timings.rows += seen
-        self._timings.subwords += len(window.tokenized.ids)
+        self._timings.subwords += len(passage.tokenized.ids)
         self._tell()
 
     def _tell(self) -> None:
         if self._progress is not None:
-            self._progress(Progress(self._done, self._layout.rows, self._timings.subwords))
+            self._progress(Progress(self._done, self._total, self._timings.subwords))
 
-    def _write(self, partition: int, buffer: dict[str, torch.Tensor]) -> None:
+    def _write(self, partition: int, buffers: Sequence[_Buffer]) -> None:
         start = time.perf_counter()
         first, last = self._layout.span(partition)
-        arrays = self._cast.arrays(buffer, last - first)
-        self._writer.write(partition, arrays)
+        for target, buffer in zip(self._targets, buffers, strict=True):
+            if partition in target.missing:
+                arrays = target.cast.arrays(buffer, last - first)
+                target.writer.write(partition, arrays)
+                self._timings.nbytes += sum(array.nbytes for array in arrays.values())
         self._timings.write += time.perf_counter() - start
-        self._timings.nbytes += sum(array.nbytes for array in arrays.values())

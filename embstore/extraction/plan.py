@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from embstore.corpus import Corpus, Sentence, open_corpus
+from embstore.corpus import Corpus
 from embstore.corpus.keep import Keep
-from embstore.errors import CorpusError, InvalidValueError
 from embstore.extraction.estimate import Estimate, estimate
-from embstore.extraction.options import UNLIMITED_LENGTH, Options, parse_layers
-from embstore.extraction.rows import index_of
-from embstore.extraction.spool import Spool
-from embstore.extraction.survey import Survey, survey
+from embstore.extraction.options import Options, window_name
+from embstore.extraction.partition import PartitionReader
+from embstore.extraction.reading import Reading, read
 from embstore.extraction.versions import software
-from embstore.models import load_encoder
-from embstore.models.encoder import Encoder, Pooling
+from embstore.extraction.windows import Context
+from embstore.models.encoder import Encoder, Pooling, WindowedEncoder
 from embstore.store import Index, Layout, Metadata
-
-CHECK_SENTENCES = 8
 
 
 @dataclass
@@ -40,11 +36,15 @@ class Plan:
     words: int
     subwords: int
     limit: int
-    spool: Spool
+    reading: Reading
 
     @cached_property
     def layout(self) -> Layout:
         return self.metadata.layout
+
+    def reader(self, contexts: tuple[Context, ...] | None = None) -> PartitionReader:
+        """What makes sentences and spans of the rows; `contexts`: other windows than those of the plan."""
+        return reader_of(self.index, self.encoder, self.options, contexts=contexts, limit=self.limit)
 
     def as_json(self) -> dict[str, Any]:
         """The plan's figures, valid against `schemas/plan.schema.json`."""
@@ -61,6 +61,8 @@ class Plan:
             "layers": list(self.layout.layers),
             "hidden_size": self.layout.hidden_size,
             "dtype": self.layout.dtype,
+            "context_window": self.options.context_window,
+            "attention_window": self.options.attention_window,
             "partitions": self.layout.partitions,
             "partition_rows": self.layout.partition_rows,
             "dropped": [
@@ -71,6 +73,10 @@ class Plan:
         }
 
     def __str__(self) -> str:
+        return self.described(self._windows_told(), self.estimate)
+
+    def described(self, windows: list[tuple[str, str]], estimate: Estimate) -> str:
+        """The plan as lines of text, with what is said of its windows and its cost."""
         layout = self.layout
         lines = [
             (
@@ -82,13 +88,23 @@ class Plan:
             ("words", f"{self.words:,}"),
             ("subwords", f"{self.subwords:,}"),
             ("occurrences", f"{layout.rows:,} of {len(self.index.words):,} types"),
+            *windows,
             *((f"dropped: {drop.reason}", _named(drop.count, drop.examples)) for drop in self.metadata.dropped),
             ("layers", f"{', '.join(map(str, layout.layers))} x {layout.hidden_size} {layout.dtype}"),
             ("partitions", f"{layout.partitions:,} of {layout.partition_rows:,} rows"),
-            *self.estimate.lines(),
+            *estimate.lines(),
         ]
         width = min(34, max(len(name) for name, _ in lines))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+    def _windows_told(self) -> list[tuple[str, str]]:
+        options = self.options
+        told = []
+        if options.attention_window is not None:
+            told.append(("attention window", f"{options.attention_window} words left and right"))
+        if options.cuts_windows:
+            told.append(("context window", f"{window_name(options.context_window)} words left and right"))
+        return told
 
 
 def _named(count: int, examples: tuple[str, ...]) -> str:
@@ -102,6 +118,8 @@ def plan(
     layers: str | Iterable[int] = "all",
     unit: str = "word",
     pooling: Pooling = "mean",
+    context_window: int | None = None,
+    attention_window: int | None = None,
     keep: Keep | None = None,
     dtype: str = "float16",
     max_length: int | None = None,
@@ -122,6 +140,8 @@ def plan(
 
     `corpus`: a path, an open corpus, or an iterable of sentences. `model`: a local folder, a hub name, or an
     encoder. `layers`: "all", "last", "0,6-12" or numbers. `keep`: which occurrences get a row (default: all).
+    `context_window`: give the model only so many words left and right of each target; `attention_window`: give it
+    the sentence, each word of which attends to the words so many words away; None: all of the sentence.
     `max_length` and `batch_subwords` count subwords, special ones included. `store`: where the store will stand,
     for the free space; `calibrate`: time a batch to project the whole.
 
@@ -133,92 +153,103 @@ def plan(
         keep=keep or Keep(),
         dtype=dtype,
         max_length=max_length,
-        batch_subwords=2048 if batch_subwords is None else batch_subwords,
         seed=seed,
+        context_window=context_window,
+        attention_window=attention_window,
     )
-    source = open_corpus(
-        corpus, format=format, split=split, normalize=normalize, columns=columns, **_given(encoding=encoding)
+    reading = read(
+        corpus,
+        model=model,
+        options=options,
+        layers=layers,
+        batch_subwords=batch_subwords,
+        masks_words=attention_window is not None,
+        format=format,
+        split=split,
+        normalize=normalize,
+        columns=columns,
+        encoding=encoding,
+        device=device,
+        compute_dtype=compute_dtype,
+        progress=progress,
     )
-    encoder = _loaded(model, device=device, compute_dtype=compute_dtype)
-    if batch_subwords is None:
-        options = replace(options, batch_subwords=encoder.default_batch_subwords)
-    chosen = parse_layers(layers, num_hidden_layers=encoder.info.num_hidden_layers)
-    limit = _limit(encoder, options.max_length)
-    spool = Spool()
-    found = survey(source, encoder, limit=limit, keep_ids=unit == "subword", spool=spool, progress=progress)
-    index, dropped = index_of(found, keep=options.keep, unit=unit, encoder=encoder)
-    if not len(index.type):
-        reasons = "; ".join(f"{drop.count:,} {drop.reason}" for drop in dropped)
-        raise CorpusError(f"{source.name}: no word is left to extract of {found.words:,} ({reasons})")
-    tokenized = encoder.tokenize(_check_sentences(found))
-    encoder.self_check(tokenized, layers=chosen, pooling=pooling)
-    metadata = _metadata(source, found, encoder, options, chosen, len(index.type), limit)
-    metadata = replace(metadata, dropped=dropped)
-    cost = estimate(metadata, found, encoder, options, store=store, calibrate=calibrate, index=index, limit=limit)
+    return planned(reading, reading.options, store=store, calibrate=calibrate)
+
+
+def planned(
+    reading: Reading,
+    options: Options,
+    *,
+    store: str | Path | None,
+    calibrate: bool,
+    stores: int = 1,
+) -> Plan:
+    """Make a plan of what was read; `stores`: how many are filled together, for the memory."""
+    encoder, index = reading.encoder, reading.index
+    _settle(reading, options)
+    metadata = _metadata(reading, options)
+    cost = estimate(
+        metadata,
+        reading.found,
+        encoder,
+        options,
+        index=index,
+        reader=reader_of(index, encoder, options, contexts=None, limit=reading.limit),
+        limit=reading.limit,
+        store=store,
+        calibrate=calibrate,
+        stores=stores,
+    )
     return Plan(
         metadata=metadata,
         index=index,
         options=options,
         estimate=cost,
         encoder=encoder,
-        sentences=found.sentences,
-        words=found.words,
-        subwords=found.subwords,
-        limit=limit,
-        spool=spool,
+        sentences=reading.found.sentences,
+        words=reading.found.words,
+        subwords=reading.found.subwords,
+        limit=reading.limit,
+        reading=reading,
     )
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+def reader_of(
+    index: Index, encoder: Encoder, options: Options, *, contexts: tuple[Context, ...] | None, limit: int
+) -> PartitionReader:
+    return PartitionReader(
+        index,
+        unit=options.unit,
+        limit=limit,
+        contexts=options.contexts if contexts is None else contexts,
+        causal=isinstance(encoder, WindowedEncoder) and encoder.causal,
+        batch_subwords=options.batch_subwords,
+    )
 
 
-def _loaded(model: str | Path | Encoder, *, device: str, compute_dtype: str) -> Encoder:
-    if isinstance(model, str | Path):
-        return load_encoder(model, device=device, compute_dtype=compute_dtype)
-    return model
+def _settle(reading: Reading, options: Options) -> None:
+    """Have the encoder check itself and settle its batching, windows of one length standing together."""
+    encoder = reading.encoder
+    tokenized = encoder.tokenize(reading.check_sentences())
+    if not isinstance(encoder, WindowedEncoder):
+        encoder.self_check(tokenized, layers=reading.layers, pooling=options.pooling)
+        return
+    encoder.self_check(
+        tokenized,
+        layers=reading.layers,
+        pooling=options.pooling,
+        attention_window=options.attention_window,
+        equal_lengths=options.cuts_windows,
+    )
 
 
-def _limit(encoder: Encoder, max_length: int | None) -> int:
-    """The longest sentence in subwords, specials not counted."""
-    own = encoder.info.max_subwords
-    if max_length is None:
-        return UNLIMITED_LENGTH if own is None else own
-    limit = max_length - encoder.num_specials
-    if limit < 1:
-        raise InvalidValueError(
-            f"max length {max_length} leaves no room for words: the model adds {encoder.num_specials} special "
-            f"subwords to a sentence; give {encoder.num_specials + 1} or more"
-        )
-    if own is not None and limit > own:
-        raise InvalidValueError(
-            f"max length {max_length} is more than the model takes: give {own + encoder.num_specials} or less"
-        )
-    return limit
-
-
-def _check_sentences(found: Survey) -> list[list[str]]:
-    """A few sentences of every length for the encoder's self-check."""
-    ordered = sorted(found.sample, key=len)
-    step = max(1, len(ordered) // CHECK_SENTENCES)
-    return ordered[::-1][::step][:CHECK_SENTENCES]
-
-
-def _metadata(
-    source: Iterable[Sentence],
-    found: Survey,
-    encoder: Encoder,
-    options: Options,
-    layers: tuple[int, ...],
-    rows: int,
-    limit: int,
-) -> Metadata:
-    assert isinstance(source, Corpus)
-    info = encoder.info
-    layout = Layout.of(rows=rows, layers=layers, hidden_size=info.hidden_size, dtype=options.dtype)
+def _metadata(reading: Reading, options: Options) -> Metadata:
+    encoder, found, source = reading.encoder, reading.found, reading.source
+    info, rows = encoder.info, len(reading.index.type)
+    layout = Layout.of(rows=rows, layers=reading.layers, hidden_size=info.hidden_size, dtype=options.dtype)
     return Metadata(
         rows=rows,
-        layers=layers,
+        layers=reading.layers,
         hidden_size=info.hidden_size,
         dtype=options.dtype,
         partition_rows=layout.partition_rows,
@@ -233,9 +264,10 @@ def _metadata(
         },
         extraction={
             **options.as_json(),
-            "max_length": limit + encoder.num_specials,
+            "max_length": reading.limit + encoder.num_specials,
             "batching": encoder.batching,
             "compute_dtype": encoder.compute_dtype,
         },
+        dropped=reading.dropped,
         software=software(),
     )

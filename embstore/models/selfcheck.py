@@ -37,9 +37,7 @@ def settle_batching(
     """Set the encoder's batching to the first of `batchings` that reproduces the plain pass."""
     sample = _with_long_sentences(encoder, tokenized)
     spans = word_spans(sample, encoder.info.max_subwords)
-    expected = plain_vectors(
-        encoder, sample, spans, layers=layers, pooling=pooling, attention_window=attention_window
-    )
+    expected = plain_vectors(encoder, sample, spans, layers=layers, pooling=pooling, attention_window=attention_window)
     require_finite(encoder, expected, layers)
     allowed = TOLERANCE[encoder.compute_dtype]
     before = encoder.batching

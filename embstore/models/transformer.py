@@ -138,8 +138,9 @@ class TransformerEncoder:
         """Run the model over all sentences that have a span and yield their vectors, each span once.
 
         With `attention_window` a word attends, at every layer, to the words at most so many words away and to the
-        special subwords, which attend only to each other. Sentences longer than `info.max_subwords` are cut there. Raises InvalidValueError for a layer that the
-        model has not, and for a span that is empty or reaches beyond its sentence or the cut.
+        special subwords, which attend only to each other. Sentences longer than `info.max_subwords` are cut there.
+        Raises InvalidValueError for a layer that the model has not, and for a span that is empty or reaches beyond
+        its sentence or the cut.
         """
         wanted = self._check_layers(layers)
         pooling = check_pooling(pooling)

@@ -160,7 +160,7 @@ def test_partitions_meet_inside_sentences(
     tmp_path: Path, suffix: str, unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_partitions(monkeypatch)
-    monkeypatch.setattr("embstore.extraction.partition.WINDOW_NBYTES", 500)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 500)
     sentences = many(200)
     plan, store = extracted(tmp_path / f"s{suffix}", sentences, unit=unit)
     assert plan.layout.partitions >= 4

@@ -439,7 +439,7 @@ def tree_bytes(path: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, unit, monkeypatch):
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
-    monkeypatch.setattr("embstore.extraction.partition.WINDOW_NBYTES", 700)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)
     text = corpus(tmp_path / "corpus.txt")
     plan = es.plan(text, model=folder, dtype="float32", unit=unit, device="cpu", batch_subwords=64)
     store = es.extract(plan, tmp_path / f"store{suffix}")

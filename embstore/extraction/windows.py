@@ -1,0 +1,180 @@
+"""Context windows: the words around each target as sentences of their own, those that are equal only once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.models.encoder import Spans, Tokenized
+
+Context: TypeAlias = int | None  # words left and right of the target; None: the whole sentence
+
+_Numbers = NDArray[np.int64]
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2**64
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What each row is pooled from: subwords `[start, stop)` of its sentence, counted from the sentence's first.
+
+    `words_from`, `words_to`: the words that it consists of, counted over all sentences.
+    """
+
+    sentence: _Numbers
+    start: _Numbers
+    stop: _Numbers
+    words_from: _Numbers
+    words_to: _Numbers
+
+    def __getitem__(self, rows: slice) -> Targets:
+        return Targets(
+            self.sentence[rows], self.start[rows], self.stop[rows], self.words_from[rows], self.words_to[rows]
+        )
+
+
+@dataclass(frozen=True)
+class Fan:
+    """Which rows of a store get the vector of a span; many where windows are equal. `span_of_row`: int64 [rows]."""
+
+    span_of_row: _Numbers
+    _rows: _Numbers
+    _indptr: _Numbers
+
+    @classmethod
+    def of(cls, span_of_row: _Numbers, spans: int) -> Fan:
+        rows = np.argsort(span_of_row, kind="stable")
+        return cls(span_of_row, rows, np.searchsorted(span_of_row[rows], np.arange(spans + 1)))
+
+    def rows_of(self, spans: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Return, for all rows of some spans, the place of its span among them, and the row."""
+        counts = self._indptr[spans + 1] - self._indptr[spans]
+        return np.repeat(np.arange(len(spans)), counts), self._rows[_runs(self._indptr[spans], counts)]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Distinct windows as sentences, the spans in them, and for each width asked for which row has which span."""
+
+    tokenized: Tokenized
+    spans: Spans
+    fans: tuple[Fan, ...]
+
+
+def cut_windows(tokenized: Tokenized, targets: Targets, widths: Sequence[Context], *, causal: bool) -> Windows:
+    """Cut the window of every target and width; equal ones become one, whatever target and width they come from.
+
+    Equal are windows of the same subwords, split into words alike. For a `causal` model what stands right of a
+    target says nothing, so that windows that begin at one place become one, which ends with the last target.
+    """
+    base = tokenized.word_indptr[tokenized.sentence_indptr[targets.sentence]]
+    start, stop = base + targets.start, base + targets.stop
+    bounds = [_bounds(tokenized, targets, width) for width in widths]
+    begin = tokenized.word_indptr[np.concatenate([first for first, _ in bounds])]
+    end = tokenized.word_indptr[np.concatenate([last for _, last in bounds])]
+    if causal:
+        end = np.tile(tokenized.word_indptr[targets.words_to], len(widths))
+        begins, place = np.unique(begin, return_inverse=True)
+        ends = np.zeros(len(begins), np.int64)
+        np.maximum.at(ends, place, end)
+    else:
+        size = len(tokenized.ids) + 1
+        places, place = np.unique(begin * size + end, return_inverse=True)
+        begins, ends = places // size, places % size
+    kept, same = _equal_runs(tokenized, begins, ends)
+    window = same[place]
+    longest = int((ends - begins).max(initial=0)) + 1
+    many = len(widths)
+    from_start, from_stop = np.tile(start, many) - begins[place], np.tile(stop, many) - begins[place]
+    keys, span = np.unique((window * longest + from_start) * longest + from_stop, return_inverse=True)
+    spans = Spans(keys // longest**2, keys // longest % longest, keys % longest)
+    fans = tuple(Fan.of(rows, len(keys)) for rows in np.split(span, many))
+    return Windows(_as_sentences(tokenized, begins[kept], ends[kept]), spans, fans)
+
+
+def _bounds(tokenized: Tokenized, targets: Targets, width: Context) -> tuple[_Numbers, _Numbers]:
+    """The words `[first, last)` of each target's window."""
+    first = tokenized.sentence_indptr[targets.sentence]
+    last = tokenized.sentence_indptr[targets.sentence + 1]
+    if width is None:
+        return first, last
+    return np.maximum(first, targets.words_from - width), np.minimum(last, targets.words_to + width)
+
+
+def _equal_runs(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """Find equal runs of subwords: the first of each kind, ascending, and for every run which of these it equals.
+
+    Runs are told apart by a polynomial in their subwords, which prefix sums give for all runs at once; those that
+    agree in it are then compared in full.
+    """
+    content = 2 * tokenized.ids.astype(np.int64)
+    heads = tokenized.word_indptr[:-1][np.diff(tokenized.word_indptr) > 0]
+    content[heads] += 1
+    sums = _fingerprints(content, begins, ends)
+    _, first, kind = np.unique(sums, return_index=True, return_inverse=True)
+    like = first[kind]
+    lengths = ends - begins
+    doubtful = np.flatnonzero((lengths != lengths[like]) & (like != np.arange(len(like))))
+    like[doubtful] = doubtful
+    others = np.flatnonzero(like != np.arange(len(like)))
+    ours, theirs = _runs(begins[others], lengths[others]), _runs(begins[like[others]], lengths[others])
+    differs = np.add.reduceat(content[ours] != content[theirs], _starts(lengths[others])) if len(others) else others
+    wrong = others[np.flatnonzero(differs)]
+    like[wrong] = wrong
+    return np.unique(like, return_inverse=True)
+
+
+def _fingerprints(content: _Numbers, begins: _Numbers, ends: _Numbers) -> NDArray[np.uint64]:
+    """A number for each run that equal runs share: the sum of mixed content times powers of a factor."""
+    powers = np.full(len(content) + 1, _FACTOR, np.uint64)
+    powers[0] = 1
+    np.multiply.accumulate(powers, out=powers)
+    inverses = np.full(len(content) + 1, pow(int(_FACTOR), -1, 2**64), np.uint64)
+    inverses[0] = 1
+    np.multiply.accumulate(inverses, out=inverses)
+    sums = np.zeros(len(content) + 1, np.uint64)
+    np.cumsum(_mixed(content.astype(np.uint64)) * powers[:-1], out=sums[1:])
+    return _mixed((sums[ends] - sums[begins]) * inverses[begins] + (ends - begins).astype(np.uint64))
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread numbers over all 64 bits."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9) + _FACTOR
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def _as_sentences(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> Tokenized:
+    """Copy runs of subwords, each of whole words, as sentences of their own."""
+    first = np.searchsorted(tokenized.word_indptr, begins, "right") - 1
+    last = np.searchsorted(tokenized.word_indptr, ends, "left")
+    words = _runs(first, last - first)
+    return Tokenized(
+        ids=tokenized.ids[_runs(begins, ends - begins)],
+        word_indptr=_indptr(tokenized.word_indptr[words + 1] - tokenized.word_indptr[words]),
+        sentence_indptr=_indptr(last - first),
+    )
+
+
+def select_sentences(tokenized: Tokenized, chosen: _Numbers) -> Tokenized:
+    """Copy some sentences that have subwords."""
+    base = tokenized.word_indptr[tokenized.sentence_indptr]
+    return _as_sentences(tokenized, base[chosen], base[chosen + 1])
+
+
+def _starts(lengths: _Numbers) -> _Numbers:
+    return np.cumsum(lengths) - lengths
+
+
+def _runs(starts: _Numbers, lengths: _Numbers) -> _Numbers:
+    """The numbers of runs `[start, start + length)`, one run after the other."""
+    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - _starts(lengths), lengths)
+
+
+def _indptr(lengths: _Numbers) -> _Numbers:
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
