@@ -13,7 +13,21 @@ from typer.core import TyperGroup
 
 from embstore import __version__
 from embstore.errors import EmbstoreError, EmbstoreWarning
-from embstore_cli import bench, demo, evaluate, extract, finetune, geometry, index, neighbors, senses, static, store
+from embstore_cli import (
+    bench,
+    demo,
+    evaluate,
+    extract,
+    finetune,
+    geometry,
+    index,
+    neighbors,
+    probe,
+    senses,
+    static,
+    store,
+    vectors,
+)
 
 
 class Interrupted(Exception):
@@ -70,7 +84,9 @@ store.add_to(app)
 geometry.add_to(app)
 neighbors.add_to(app)
 static.add_to(app)
+vectors.add_to(app)
 senses.add_to(app)
+probe.add_to(app)
 index.add_to(app)
 evaluate.add_to(app)
 finetune.add_to(app)

@@ -199,7 +199,7 @@ def _plain(bank: ProbeBank) -> dict[str, torch.Tensor]:
     """Weights and biases apart, as other programs expect them: [layer, seed, output, ...]."""
     shape = bank.shape
     sizes = (len(shape.layers), len(shape.seeds), len(shape.outputs))
-    held = {name: tensor.cpu().unflatten(1, sizes[1:]) for name, tensor in bank.weights.items()}
+    held = {name: tensor.cpu().view(*sizes, *tensor.shape[2:]) for name, tensor in bank.weights.items()}
     first = "weight" if shape.kind == "linear" else "hidden"
     columns = held.pop(first)
     prefix = "" if shape.kind == "linear" else "hidden."

@@ -278,18 +278,24 @@ def _split(
     return split_words(train, test, dev=dev, dev_share=dev_share, seed=seed)
 
 
-def _named(stores: Stores) -> dict[str, Store | Selection]:
-    """Stores by name: as given, or by their files, told apart by a number where two are the same."""
-    if isinstance(stores, Mapping):
-        return dict(stores)
-    listed = [stores] if isinstance(stores, Store | Selection) else list(stores)
-    named: dict[str, Store | Selection] = {}
-    for each in listed:
-        path = each.path if isinstance(each, Store) else each.store.path
+def named_stores(paths: Sequence[Path]) -> dict[str, Path]:
+    """Stores by the name of their file, with a number where two are called the same."""
+    named: dict[str, Path] = {}
+    for path in paths:
         name, number = path.stem, 2
         while name in named:
             name, number = f"{path.stem}-{number}", number + 1
-        named[name] = each
+        named[name] = path
+    return named
+
+
+def _named(stores: Stores) -> dict[str, Store | Selection]:
+    if isinstance(stores, Mapping):
+        named = dict(stores)
+    else:
+        listed = [stores] if isinstance(stores, Store | Selection) else list(stores)
+        paths = [each.path if isinstance(each, Store) else each.store.path for each in listed]
+        named = dict(zip(named_stores(paths), listed, strict=True))
     if not named:
         raise InvalidValueError("no store is given to probe: give one or more")
     return named

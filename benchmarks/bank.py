@@ -1,0 +1,259 @@
+"""A bank of probes against a loop over them, and against the machine's matrix products, in one run.
+
+python benchmarks/bank.py STORE --train train.tsv --test test.tsv --out benchmarks/results/bank.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from measure import Target, interleaved, machine, paired_ratios, peak_nbytes, table, targets_table, timed, write_json
+from numpy.typing import NDArray
+
+import embstore as es
+from embstore.corpus.pse import read_word_classes
+from embstore.probe.bank import Output, Shape
+from embstore.probe.examples import HeldExamples
+from embstore.probe.splits import split_words
+from embstore.probe.tasks import Source
+from embstore.probe.training import LabelledExamples, Training, train_bank
+
+SQUARE = 2048  # rows and columns of the products that the machine is measured by
+LABEL = "class"
+Labelled = tuple[LabelledExamples, tuple[str, ...], tuple[int, ...]]
+
+
+def learnt(store: es.Store, train: str, test: str) -> Labelled:
+    """All contexts of the train words, their classes, and the layers."""
+    split = split_words(read_word_classes(train), read_word_classes(test))
+    source = Source(store.select(), split, label=LABEL, level="context", max_contexts=None, seed=0)
+    classes = tuple(source.classes()[0])
+    return source.part("train", classes).with_control(None), classes, store.layers
+
+
+def first(data: LabelledExamples, count: int) -> LabelledExamples:
+    """So many of the examples, spread over all."""
+    places = np.linspace(0, len(data) - 1, count).astype(np.int64)
+    return replace(data, examples=_Chosen(data.examples, places), kind=data.kind[places])
+
+
+class _Chosen:
+    """Some examples of others."""
+
+    def __init__(self, examples: Any, places: NDArray[np.int64]) -> None:
+        self._examples, self._places = examples, places
+        self.width, self.dtype = examples.width, examples.dtype
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, places: NDArray[np.int64], layers: Any, out: NDArray[Any], /) -> None:
+        self._examples.read(self._places[places], layers, out)
+
+
+def in_memory(data: LabelledExamples, layers: tuple[int, ...]) -> dict[int, NDArray[np.float32]]:
+    """What a loop holds: float32 of each layer."""
+    held = {}
+    for layer in layers:
+        out = np.empty((1, len(data), data.examples.width), data.examples.dtype)
+        data.examples.read(np.arange(len(data)), [layer], out)
+        held[layer] = out[0].astype(np.float32)
+    return held
+
+
+def module_of(kind: str, width: int, units: int) -> torch.nn.Module:
+    if kind == "linear":
+        return torch.nn.Linear(width, 1)
+    return torch.nn.Sequential(torch.nn.Linear(width, units), torch.nn.ReLU(), torch.nn.Linear(units, 1))
+
+
+def one_probe(
+    module: torch.nn.Module, vectors: torch.Tensor, target: torch.Tensor, training: Training, epochs: int
+) -> None:
+    """Train one probe as one would by hand, over the batches that the bank takes."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=training.learning_rate)
+    criterion = torch.nn.BCEWithLogitsLoss()
+    for epoch in range(1, epochs + 1):
+        order = torch.from_numpy(np.random.default_rng((training.order_seed, epoch)).permutation(len(target)))
+        for places in order.split(training.batch_size):
+            optimizer.zero_grad()
+            criterion(module(vectors[places])[:, 0], target[places]).backward()
+            optimizer.step()
+
+
+def loop(
+    kind: str,
+    units: int,
+    data: LabelledExamples,
+    held: dict[int, NDArray[np.float32]],
+    training: Training,
+    device: str = "cpu",
+) -> None:
+    """All probes, one after the other; vectors of a layer and targets are converted once."""
+    targets = torch.from_numpy(data.targets[data.kind]).float().t().contiguous().to(device)
+    for array in held.values():
+        vectors = torch.from_numpy(array).to(device)
+        for target in targets:
+            module = module_of(kind, vectors.shape[1], units).to(device)
+            one_probe(module, vectors, target, training, training.epochs)
+
+
+def one_thread(call: Callable[[], object]) -> float:
+    """Seconds of a call with one thread: so small products may gain nothing from more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return timed(call)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def products_rate(device: str = "cpu", size: int = SQUARE, repeats: int = 5) -> float:
+    """Multiply-adds times two a second of square float32 products, the median of a few."""
+    one = torch.randn(size, size, device=device)
+    out = torch.empty_like(one)
+
+    def multiply() -> None:
+        torch.mm(one, one, out=out)
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    multiply()
+    return 2 * size**3 / median(timed(multiply) for _ in range(repeats))
+
+
+def needed(shape: Shape, examples: int) -> float:
+    """The floating-point operations that training takes at least: one product forward, one for the gradient."""
+    probes = len(shape.layers) * shape.probes
+    return 4.0 * examples * probes * (shape.width * max(1, shape.hidden_size) + shape.hidden_size)
+
+
+def shape_of(kind: str, classes: tuple[str, ...], layers: tuple[int, ...], width: int, units: int) -> Shape:
+    outputs = tuple(Output(LABEL, name) for name in classes)
+    return Shape(kind, layers, (0,), outputs, width, units if kind == "mlp" else 0)
+
+
+def train_seconds(shape: Shape, data: LabelledExamples, training: Training, device: str = "cpu") -> float:
+    """Seconds of a training, first weights included."""
+    began = time.perf_counter()
+    train_bank(shape, data, training=training, device=torch.device(device), memory=2**36)
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def linear(arguments: argparse.Namespace, labelled: Labelled) -> tuple[dict[str, Any], list[Target]]:
+    """One epoch of the bank, streamed from the store, and of the loop, from memory."""
+    data, classes, layers = labelled
+    shape = shape_of("linear", classes, layers, data.examples.width, 0)
+    training = Training(epochs=1, batch_size=arguments.batch, patience=None)
+    held = in_memory(data, layers)
+    cases: dict[str, Callable[[int], float]] = {
+        "bank, from the store": lambda _: train_seconds(shape, data, training),
+        "bank, from memory": lambda _: train_seconds(shape, replace(data, examples=HeldExamples(held)), training),
+        "loop over probes": lambda _: timed(partial(loop, "linear", 0, data, held, training)),
+        "loop, one thread": lambda _: one_thread(partial(loop, "linear", 0, data, held, training)),
+    }
+    torch.optim.Adam([torch.zeros(1)])  # what it imports counts for none
+    train_seconds(shape, first(data, 4 * arguments.batch), training)
+    times = interleaved(cases, repeats=arguments.repeats, tell=True)
+    best = min(("loop over probes", "loop, one thread"), key=lambda name: times[name].median)
+    ratio = median(paired_ratios(times[best], times["bank, from the store"]))
+    print(table([f"{len(layers) * shape.probes} linear probes, one epoch", "seconds"],
+                [(name, each.median) for name, each in times.items()]) + "\n")  # fmt: skip
+    figures = {name: each.as_json() for name, each in times.items()}
+    return figures | {"ratio": ratio}, [Target("linear: time of the faster loop, of the bank's", ratio, 15, True)]
+
+
+def hidden(arguments: argparse.Namespace, labelled: Labelled) -> tuple[dict[str, Any], list[Target]]:
+    """Steps of probes with a hidden layer beside square products; Adam and reading are counted in.
+
+    What so many steps take is what twice as many take less than they do: so drawing first weights is not counted.
+    """
+    data, classes, layers = labelled
+    shape = shape_of("mlp", classes, layers, data.examples.width, arguments.hidden)
+    training = Training(epochs=1, batch_size=arguments.batch_mlp, patience=None)
+    once = first(data, arguments.steps * arguments.batch_mlp)
+    twice = first(data, 2 * len(once))
+    cases: dict[str, Callable[[int], float]] = {
+        "products": lambda _: 2 * SQUARE**3 / products_rate(),
+        "bank": lambda _: train_seconds(shape, once, training),
+        "bank, twice": lambda _: train_seconds(shape, twice, training),
+    }
+    times = interleaved(cases, repeats=arguments.repeats, tell=True)
+    flops = needed(shape, len(once))
+    rates = [2 * SQUARE**3 / seconds for seconds in times["products"].seconds]
+    pairs = zip(times["bank"].seconds, times["bank, twice"].seconds, strict=True)
+    steps = [flops / (more - less) for less, more in pairs]
+    share = median(one / other for one, other in zip(steps, rates, strict=True))
+    with_drawing = median(2 * flops / seconds for seconds in times["bank, twice"].seconds)
+    rows = [
+        ("square products", median(rates) / 1e9, 1.0),
+        ("bank, its steps", median(steps) / 1e9, share),
+        (f"bank, {2 * arguments.steps} steps and its first weights", with_drawing / 1e9, with_drawing / median(rates)),
+    ]
+    print(table([f"{len(layers) * shape.probes} probes of {arguments.hidden} units", "GFLOP/s", "share"], rows) + "\n")
+    figures: dict[str, Any] = {name: each.as_json() for name, each in times.items()}
+    figures |= {"share": share, "products_per_second": median(rates), "steps_per_second": median(steps)}
+    figures |= {"parameters": len(layers) * shape.probes * shape.parameters, "peak_nbytes": peak_nbytes()}
+    return figures, [Target("mlp: share of the rate of square products", share, 0.6, True)]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("store")
+    parser.add_argument("--train", required=True, help="list of words with their classes, as Wiki-PSE has them")
+    parser.add_argument("--test", required=True)
+    parser.add_argument("--batch", type=int, default=Training.batch_size, help="examples a step, linear")
+    parser.add_argument("--batch-mlp", type=int, default=Training.batch_size, help="examples a step, mlp")
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=12, help="steps of the probes with a hidden layer")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", help="JSON file to write")
+    return parser.parse_args()
+
+
+def parts(arguments: argparse.Namespace, labelled: Labelled) -> Iterator[tuple[str, dict[str, Any], list[Target]]]:
+    for name, run in (("linear", linear), ("mlp", hidden)):
+        figures, targets = run(arguments, labelled)
+        yield name, figures, targets
+
+
+def main() -> None:
+    arguments = parse()
+    described = machine()
+    store = es.open(arguments.store)
+    labelled = learnt(store, arguments.train, arguments.test)
+    data, classes, layers = labelled
+    print(
+        f"{len(data):,} contexts x {len(layers)} layers x {store.hidden_size} {store.dtype}, {len(classes)} classes\n"
+    )
+    results: dict[str, Any] = {}
+    targets: list[Target] = []
+    for name, figures, met in parts(arguments, labelled):
+        results[name] = figures
+        targets += met
+    print(targets_table(targets))
+    write_json(
+        arguments.out,
+        {
+            "benchmark": "bank",
+            "machine": described,
+            "data": {"contexts": len(data), "layers": len(layers), "width": store.hidden_size, "classes": len(classes)},
+            "settings": {"batch": arguments.batch, "batch_mlp": arguments.batch_mlp, "hidden": arguments.hidden},
+            **results,
+            "targets": [target.as_json() for target in targets],
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
