@@ -31,9 +31,9 @@ def load_encoder(
     Only safetensors weights are read and no code from the folder is run. Raises ModelError, in one line, for
     all that keeps the model from being used.
     """
-    from embstore.models.context_free import load_context_free
     from embstore.models.elmo import load_elmo
     from embstore.models.elmo_weights import find_elmo
+    from embstore.models.static_loading import load_context_free
     from embstore.models.static_names import parse_static_name
     from embstore.models.transformer import load_transformer
 

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, ModelError, WordVectorsError
+from embstore.errors import InvalidValueError, ModelError
+from embstore.models.bags import Asked, Bags
 from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
-from embstore.models.loading import choose_device, choose_dtype, load, use_threads
 from embstore.models.plain import pooled as pooled_by_hand
 from embstore.models.pooling import check_pooling
 from embstore.models.selfcheck import TOLERANCE, word_spans
-from embstore.models.static_names import Missing, StaticName
-from embstore.models.static_rows import StaticRows, SubwordRows, WordRows
+from embstore.models.static_rows import StaticRows
 from embstore.models.stopwatch import Stopwatch, stopwatch
 from embstore.models.tokens import PROBES, indptr, ragged_indices
 from embstore.models.work import Passed, Work, collected, to_host
-from embstore.wordvectors import WordVectors
-from embstore.wordvectors.drawn import DrawnVectors
-from embstore.wordvectors.lookup import VectorTable, held_table
-from embstore.wordvectors.tables import open_vector_table
 
 BATCHING = "packed"
 BATCH_SUBWORDS = {"cpu": 4096, "cuda": 65536}
@@ -105,7 +99,8 @@ class ContextFreeEncoder:
 
         A phrase that the table has as one lacks nothing; in a bag a span needs a word of its own that has a vector.
         """
-        starts, lengths = _runs(tokenized, spans)
+        base = tokenized.word_indptr[tokenized.sentence_indptr[spans.sentence]]
+        starts, lengths = base + spans.start, spans.stop - spans.start
         lacks = self._static.lacking(tokenized.ids)
         counts = indptr((~lacks).astype(np.int64))
         empty: NDArray[np.bool_] = counts[starts + lengths] == counts[starts]
@@ -127,7 +122,8 @@ class ContextFreeEncoder:
         if batch_subwords < 1:
             raise InvalidValueError(f"batch_subwords is {batch_subwords}; it must be 1 or more")
         Work.of(tokenized, spans, None)  # refuses spans that make no sense
-        return self._encode(tokenized, spans, pooling, batch_subwords)
+        asked = Asked.of(tokenized, spans, self.lacking(tokenized, spans) if self._bag else None)
+        return self._encode(asked, pooling, batch_subwords)
 
     def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling) -> float:
         """Hold the vectors against those of a plain loop over spans and words.
@@ -163,119 +159,74 @@ class ContextFreeEncoder:
         if list(layers) != [0]:
             raise InvalidValueError(f"the layers {list(layers)} are not allowed; {self.info.name!r} has layer 0 alone")
 
-    def _encode(self, tokenized: Tokenized, spans: Spans, pooling: Pooling, size: int) -> Iterator[Pooled]:
+    def _encode(self, asked: Asked, pooling: Pooling, size: int) -> Iterator[Pooled]:
         clock = stopwatch(self.device)
-        lookup = self._bags if self._bag else self._words
-        passes = (lookup(tokenized, spans, part, pooling, clock) for part in self._parts(tokenized, spans, size))
+        parts = asked.by_sentences(size) if self._bag else asked.by_spans(size)
+        passes = (
+            self._bags(asked, part, clock) if self._bag else self._words(asked, part, pooling, clock) for part in parts
+        )
         return collected(passes, clock, self._times, ahead=self.device.type == "cuda")
 
-    def _parts(self, tokenized: Tokenized, spans: Spans, size: int) -> Iterator[slice]:
-        """Cut the spans where about `size` subwords are full: those of the spans, in a bag those of sentences."""
-        if self._bag:
-            first = np.flatnonzero(np.diff(spans.sentence, prepend=-1))  # the first span of each sentence
-            bounds = tokenized.word_indptr[tokenized.sentence_indptr]
-            ends = np.cumsum(np.diff(bounds)[spans.sentence[first]])
-            begins = np.append(first, len(spans.sentence))
-        else:
-            ends = np.cumsum(spans.stop - spans.start)
-            begins = np.arange(len(ends) + 1)
-        at, before = 0, 0
-        while at < len(ends):
-            end = max(at + 1, int(np.searchsorted(ends, before + size, side="right")))
-            yield slice(int(begins[at]), int(begins[end]))
-            at, before = end, int(ends[end - 1])
-
     @torch.inference_mode()
-    def _words(self, tokenized: Tokenized, spans: Spans, part: slice, pooling: Pooling, clock: Stopwatch) -> Passed:
+    def _words(self, asked: Asked, part: slice, pooling: Pooling, clock: Stopwatch) -> Passed:
         begun = clock.mark()
-        starts, lengths = _runs(tokenized, Spans(spans.sentence[part], spans.start[part], spans.stop[part]))
-        ids = tokenized.ids
+        ids, starts, lengths = asked.ids, asked.starts[part], asked.lengths[part]
+        rows = np.arange(part.start, part.stop)
         several = np.flatnonzero(lengths > 1)
         if not len(several):
-            index = self._static.rows(ids[starts])
-            return self._passed(index, None, None, np.arange(part.start, part.stop), pooling, clock, begun)
+            return self._passed(self._static.rows(ids[starts]), None, rows, pooling, clock, begun)
         phrases = self._static.phrases(ids, starts[several], lengths[several])
         joined, split = several[phrases >= 0], several[phrases < 0]
-        members = ragged_indices(starts[split], lengths[split])
-        rows = self._static.rows(np.concatenate([ids[starts], phrases[phrases >= 0], ids[members]]))
-        index, of_phrases, of_members = np.split(rows, np.cumsum([len(starts), len(joined)]))
-        index[joined] = of_phrases
-        bags = of_members, lengths[split]
+        first = ids[starts]
+        first[joined] = phrases[phrases >= 0]
         single = np.ones(len(starts), np.bool_)
         single[split] = False
-        order = np.concatenate([np.flatnonzero(single), split]) + part.start
-        return self._passed(index[single], *bags, order, pooling, clock, begun)
+        members = ids[ragged_indices(starts[split], lengths[split])]
+        found = self._static.rows(np.concatenate([first[single], members]))
+        alone, together = np.split(found, [int(single.sum())])
+        order = np.concatenate([rows[single], rows[split]])
+        return self._passed(alone, (together, lengths[split]), order, pooling, clock, begun)
 
     @torch.inference_mode()
-    def _bags(self, tokenized: Tokenized, spans: Spans, part: slice, pooling: Pooling, clock: Stopwatch) -> Passed:
+    def _bags(self, asked: Asked, part: slice, clock: Stopwatch) -> Passed:
         begun = clock.mark()
-        chosen = Spans(spans.sentence[part], spans.start[part], spans.stop[part])
-        sentences, of_span = np.unique(chosen.sentence, return_inverse=True)
-        bounds = tokenized.word_indptr[tokenized.sentence_indptr]
-        lengths = np.diff(bounds)[sentences]
-        members = self._static.rows(tokenized.ids[ragged_indices(bounds[sentences], lengths)])
-        index, offsets, empty = self._bag_tensors(members, lengths)
+        sentence = asked.sentence[part]
+        new = np.diff(sentence, prepend=-1) != 0
+        starts, stops = asked.bounds[sentence[new]], asked.bounds[sentence[new] + 1]
+        members = self._static.rows(asked.ids[ragged_indices(starts, stops - starts)])
+        bag = Bags.of(members, stops - starts, self.device)
+        of_span = torch.from_numpy(np.cumsum(new) - 1).to(self.device)
+        lacking = torch.from_numpy(np.flatnonzero(asked.lacking[part])).to(self.device)
         made = clock.mark()
-        means = torch.nn.functional.embedding_bag(index, self._static.matrix, offsets, mode="mean")
-        means[empty] = torch.nan
-        vectors = means[torch.from_numpy(of_span).to(self.device)]
-        lacking = torch.from_numpy(np.flatnonzero(self.lacking(tokenized, chosen))).to(self.device)
+        vectors = bag.pooled(self._static.matrix, "mean").index_select(0, of_span)
         vectors[lacking] = torch.nan
         ran = clock.mark()
-        rows = np.arange(part.start, part.stop)
-        return Passed(Pooled(rows, to_host(vectors[None])), begun, made, ran, clock.mark(), [])
+        pooled = Pooled(np.arange(part.start, part.stop), to_host(vectors[None]))
+        return Passed(pooled, begun, made, ran, clock.mark(), [])
 
     def _passed(
         self,
-        single: _Indices,
-        members: _Indices | None,
-        lengths: _Indices | None,
+        alone: _Indices,
+        together: tuple[_Indices, _Indices] | None,
         order: _Indices,
         pooling: Pooling,
         clock: Stopwatch,
         begun: object,
     ) -> Passed:
-        """Gather the rows of spans of one subword, then pool those of several."""
+        """Gather the rows of spans of one subword, then pool those of several: their rows, and how many each has."""
         matrix = self._static.matrix
-        index = torch.from_numpy(np.maximum(single, 0)).to(self.device)
-        unknown = torch.from_numpy(np.flatnonzero(single < 0)).to(self.device)
+        index = torch.from_numpy(np.maximum(alone, 0)).to(self.device)
+        unknown = torch.from_numpy(np.flatnonzero(alone < 0)).to(self.device)
+        bags = None if together is None else Bags.of(*together, self.device)
         made = clock.mark()
         out = torch.empty(1, len(order), matrix.shape[1], dtype=matrix.dtype, device=self.device)
-        torch.index_select(matrix, 0, index, out=out[0, : len(single)])
+        torch.index_select(matrix, 0, index, out=out[0, : len(alone)])
         if len(unknown):
             out[0, unknown] = torch.nan
-        if members is not None and lengths is not None and len(lengths):
-            out[0, len(single) :] = self._pool(members, lengths, pooling)
+        if bags is not None:
+            out[0, len(alone) :] = bags.pooled(matrix, pooling)
         ran = clock.mark()
         return Passed(Pooled(order, to_host(out)), begun, made, ran, clock.mark(), [])
-
-    def _pool(self, members: _Indices, lengths: _Indices, pooling: Pooling) -> torch.Tensor:
-        """Pool runs of rows, those that are -1 left out."""
-        matrix = self._static.matrix
-        index, offsets, empty = self._bag_tensors(members, lengths)
-        if pooling in ("first", "last"):
-            if not len(index):
-                return matrix.new_full((len(lengths), matrix.shape[1]), torch.nan)
-            ends = torch.cat([offsets[1:], offsets.new_tensor([len(index)])]) - 1
-            place = offsets if pooling == "first" else ends
-            vectors = matrix[index[place.clamp(0, len(index) - 1)]]
-        else:
-            vectors = torch.nn.functional.embedding_bag(index, matrix, offsets, mode=pooling)
-        vectors[empty] = torch.nan
-        return vectors
-
-    def _bag_tensors(self, members: _Indices, lengths: _Indices) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the rows in bags without -1, where each bag begins, and which bags are empty."""
-        kept = members >= 0
-        if not kept.all():
-            counts = indptr(kept.astype(np.int64))
-            ends = np.cumsum(lengths)
-            lengths = counts[ends] - counts[ends - lengths]
-            members = members[kept]
-        offsets = np.cumsum(lengths) - lengths
-        empty = np.flatnonzero(lengths == 0)
-        index, starts, none = (torch.from_numpy(array).to(self.device) for array in (members, offsets, empty))
-        return index, starts, none
 
     def _plain(self, tokenized: Tokenized, spans: Spans, pooling: Pooling) -> NDArray[np.float32]:
         """Return the vectors of spans [spans, hidden_size], one after the other; NaN where there is none."""
@@ -291,81 +242,3 @@ class ContextFreeEncoder:
             elif found and not self._bag:
                 vectors[row] = pooled_by_hand(torch.from_numpy(np.array(found)), pooling)
         return vectors
-
-
-def _runs(tokenized: Tokenized, spans: Spans) -> tuple[_Indices, _Indices]:
-    """Return where the subwords of spans begin in `ids`, and how many they are."""
-    base = tokenized.word_indptr[tokenized.sentence_indptr[spans.sentence]]
-    return base + spans.start, spans.stop - spans.start
-
-
-def word_vector_encoder(
-    vectors: WordVectors | VectorTable | str | Path,
-    *,
-    name: str | None = None,
-    missing: Missing = "random",
-    seed: int = 0,
-    bag: bool = False,
-    device: str = "auto",
-    compute_dtype: str = "auto",
-    threads: int | None = None,
-) -> ContextFreeEncoder:
-    """Make an encoder of word vectors: of a file of any kind, or of vectors in memory.
-
-    `missing`: words that have no vector are drawn from N(0, I), seeded by `seed` and the word ("random"), or get no
-    row ("drop"). `bag`: every word gets the mean over the words of its sentence. A word is looked up as it is
-    spelled, then lower-cased; a phrase as one entry, its words joined by "_" or a space, else its words are pooled.
-
-    Raises WordVectorsError for a file that cannot be read, ModelError for a device that is not there.
-    """
-    if missing not in ("random", "drop"):
-        raise InvalidValueError(f"missing {missing!r} is not allowed: choose random or drop")
-    if isinstance(vectors, WordVectors):
-        table: VectorTable = held_table(vectors, sha256=vectors.sha256())
-    else:
-        table = vectors if isinstance(vectors, VectorTable) else open_vector_table(vectors)
-    chosen = choose_device(device)
-    use_threads(threads)
-    dtype = torch.float32 if compute_dtype == "auto" else choose_dtype(compute_dtype, chosen)
-    rows = WordRows(table, missing=missing, seed=seed, device=chosen, dtype=dtype)
-    return ContextFreeEncoder(rows, name=name or _name(vectors), bag=bag)
-
-
-def _name(vectors: WordVectors | VectorTable | str | Path) -> str:
-    return str(vectors) if isinstance(vectors, str | Path) else "word vectors"
-
-
-def load_context_free(
-    named: StaticName, *, name: str, device: str, compute_dtype: str, revision: str | None, threads: int | None
-) -> ContextFreeEncoder:
-    """Load an encoder without context; see `embstore.models.load_encoder`."""
-    if named.kind == "subwords":
-        chosen = choose_device(device)
-        use_threads(threads)
-        dtype = torch.float32 if compute_dtype == "auto" else choose_dtype(compute_dtype, chosen)
-        loaded = load(named.target, device=chosen, dtype=dtype, revision=revision)
-        return ContextFreeEncoder(SubwordRows(loaded), name=name, bag=named.bag)
-    if revision is not None:
-        raise InvalidValueError(f"revision {revision!r} is of models of the hub; {name!r} is none")
-    try:
-        table = (
-            DrawnVectors(int(named.target), seed=named.seed)
-            if named.kind == "random"
-            else open_vector_table(named.target)
-        )
-    except WordVectorsError as error:
-        if not named.plain:
-            raise
-        raise ModelError(
-            f"the model {named.target!r} is a file; give the folder of a model, or a file of word vectors: {error}"
-        ) from error
-    return word_vector_encoder(
-        table,
-        name=name,
-        missing=named.missing,
-        seed=named.seed,
-        bag=named.bag,
-        device=device,
-        compute_dtype=compute_dtype,
-        threads=threads,
-    )

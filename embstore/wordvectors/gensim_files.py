@@ -15,7 +15,6 @@ from embstore.errors import MissingPackageError, WordVectorsError
 from embstore.wordvectors.lookup import VectorTable, array_table
 from embstore.wordvectors.mapped import sha256_of_files
 
-SUFFIXES = (".kv", ".model", ".wordvectors")
 # A pickle may name any function and have it run: these are all that gensim's models are made of.
 _ALLOWED = {
     "builtins": {"hash", "int", "object", "set", "frozenset"},

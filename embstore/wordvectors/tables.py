@@ -35,7 +35,7 @@ def open_vector_table(path: str | Path) -> VectorTable:
         if stored != start:
             raise WordVectorsError(f"{path}: a compressed fastText model cannot be mapped: decompress it first")
         return FastTextTable(path, sha256=sha256_of_files([path]))
-    if start.startswith(_PICKLE) or path.suffix in gensim_files.SUFFIXES:
+    if start.startswith(_PICKLE):
         return gensim_files.open_gensim(path)
     format = format_of(Source(path))
     if format == "npy":
