@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +13,10 @@ from embstore.errors import InvalidValueError, StorageError
 from embstore_cli.help import Command
 from embstore_cli.output import AsJson, print_json
 from embstore_cli.progress import progress_bar
+from embstore_cli.windows import AttentionWindow, ContextWindow, places, windows_asked
+
+if TYPE_CHECKING:
+    from embstore.extraction.sweep import WindowPlan
 
 UnitName = Literal["word", "subword"]
 PoolingName = Literal["mean", "first", "last", "max"]
@@ -143,6 +147,8 @@ def plan(
     layers: Layers = "all",
     unit: Unit = "word",
     pooling: Pooling = "mean",
+    context_window: ContextWindow = None,
+    attention_window: AttentionWindow = None,
     dtype: Dtype = "float16",
     words: Words = None,
     labelled: Labelled = False,
@@ -184,6 +190,8 @@ def extract(
     layers: Layers = "all",
     unit: Unit = "word",
     pooling: Pooling = "mean",
+    context_window: ContextWindow = None,
+    attention_window: AttentionWindow = None,
     dtype: Dtype = "float16",
     words: Words = None,
     labelled: Labelled = False,
@@ -205,10 +213,17 @@ def extract(
     The same command again goes on where an earlier one ended. A store that other options or another corpus or
     model made is left as it is.
     """
-    _require_place(store, repair=repair)
-    made = _plan(**_without(locals(), "repair", "as_json"))
+    given = _without(locals(), "repair", "as_json")
+    from embstore.extraction.sweep import extract_windows
+
+    asked = windows_asked(context_window, attention_window)
+    paths = places(store, asked)
+    for path in paths.values():
+        _require_place(path, repair=repair)
+    made = _plan(**given)
     if not as_json:
         print(made, flush=True)
+    total = made.layout.rows if isinstance(made, es.Plan) else made.rows
     done = 0
 
     def tell(state: es.Progress) -> None:
@@ -217,17 +232,22 @@ def extract(
         advance(done)
 
     try:
-        with progress_bar("extract", total=made.layout.rows, unit="words") as advance:
-            written = es.extract(made, store, repair=repair, progress=tell)
+        with progress_bar("extract", total=total, unit="words") as advance:
+            if isinstance(made, es.Plan):
+                written = {path: es.extract(made, path, repair=repair, progress=tell) for path in paths.values()}
+            else:
+                stores = extract_windows(made, store, repair=repair, progress=tell)
+                written = {paths[window]: one for window, one in stores.items()}
     except KeyboardInterrupt as error:
-        kept = f"; what {store} holds is kept: the same command again goes on" if store.exists() else ""
-        raise type(error)(
-            f"{str(error) or 'interrupted'} at {done:,} of {made.layout.rows:,} occurrences{kept}"
-        ) from None
+        begun = [str(path) for path in paths.values() if path.exists()]
+        kept = f"; what {', '.join(begun)} holds is kept: the same command again goes on" if begun else ""
+        raise type(error)(f"{str(error) or 'interrupted'} at {done:,} of {total:,} occurrences{kept}") from None
     if as_json:
-        print_json({"store": str(store), "rows": written.rows, "plan": made.as_json()})
-    else:
-        print(f"{store} holds {written.rows:,} occurrences in {_layers(len(written.layers))}, all committed")
+        told = [{"store": str(path), "rows": one.rows} for path, one in written.items()]
+        print_json({**(told[0] if isinstance(made, es.Plan) else {"stores": told}), "plan": made.as_json()})
+        return
+    for path, one in written.items():
+        print(f"{path} holds {one.rows:,} occurrences in {_layers(len(one.layers))}, all committed")
 
 
 def _require_place(store: Path, *, repair: bool) -> None:
@@ -264,9 +284,14 @@ def _plan(
     labelled: bool,
     label: str | None,
     seed: int,
+    context_window: str | None,
+    attention_window: str | None,
     **options: Any,
-) -> es.Plan:
+) -> es.Plan | WindowPlan:
     from embstore.corpus import read_word_list
+    from embstore.extraction.sweep import plan_windows
+
+    kind, windows = windows_asked(context_window, attention_window)
 
     keep = es.Keep(
         words=None if words is None else read_word_list(words),
@@ -284,10 +309,9 @@ def _plan(
             read += sentences
             advance(read)
 
-        return es.plan(
-            corpus,
-            keep=keep,
-            seed=seed,
-            progress=count,
-            **options,
-        )
+        options |= {"keep": keep, "seed": seed, "progress": count}
+        if len(windows) > 1:
+            options[f"{kind}_windows"] = windows
+            return plan_windows(corpus, **options)
+        options[f"{kind}_window"] = windows[0]
+        return es.plan(corpus, **options)
