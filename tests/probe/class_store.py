@@ -1,0 +1,96 @@
+"""Small stores of words with classes, in one layer of which the class of an occurrence can be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+
+CLASSES = ("animal", "food", "place")
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A store, and its contents: of each row word and class ("" for none), and `vectors` [layer, row, feature]."""
+
+    store: Store
+    words: list[str]
+    classes: list[str]
+    vectors: np.ndarray
+
+    @property
+    def lists(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        """Words of two lists, train and test, with their classes: every third word is a test word."""
+        found: dict[str, set[str]] = {}
+        for word, name in zip(self.words, self.classes, strict=True):
+            if name:
+                found.setdefault(word, set()).add(name)
+        listed = {word: sorted(found[word]) for word in sorted(found)}
+        test = {word: listed[word] for number, word in enumerate(listed) if number % 3 == 2}
+        return {word: names for word, names in listed.items() if word not in test}, test
+
+
+def make(
+    path: Path,
+    *,
+    words: int = 60,
+    layers: tuple[int, ...] = (0, 1, 4),
+    planted: int | None = 1,
+    width: int = 8,
+    dtype: str = "float32",
+    labelled: bool = True,
+    seed: int = 0,
+) -> Made:
+    """Write words of one or two classes, 1 to 9 occurrences of each; those of layer `planted` lie by their class."""
+    rng = np.random.default_rng(seed)
+    rows: list[tuple[int, int]] = []
+    for word in range(words):
+        own = rng.permutation(len(CLASSES))[: 1 + (word % 4 == 0)]
+        rows += [(word, int(rng.choice(own))) for _ in range(rng.integers(1, 10))]
+        rows += [(word, -1)] * (word % 5 == 0)
+    order = rng.permutation(len(rows))
+    types, codes = np.array(rows, np.int32)[order].T
+    count = len(rows)
+    vectors = rng.normal(size=(len(layers), count, width)).astype(np.float32)
+    if planted is not None:
+        places = 3 * rng.normal(size=(len(CLASSES) + 1, width))
+        vectors[layers.index(planted)] += places[codes].astype(np.float32)
+    sentence = np.arange(count, dtype=np.int64) // 3
+    sentences = int(sentence[-1]) + 1
+    index = Index(
+        type=types,
+        sentence=sentence,
+        position=(np.arange(count) % 3).astype(np.int32),
+        subwords=np.ones(count, np.int16),
+        words=Strings.of([f"word {number}" for number in range(words)]),
+        texts=Strings.of([f"text {number}" for number in range(sentences)]),
+        indptr=np.minimum(np.arange(sentences + 1) * 3, count).astype(np.int64),
+        source=np.arange(sentences, dtype=np.int64),
+        labels={"class": Labels(codes, Strings.of(CLASSES))} if labelled else {},
+    )
+    metadata = Metadata(
+        rows=count,
+        layers=layers,
+        hidden_size=width,
+        dtype=dtype,
+        partition_rows=256,
+        model={"name": "none"},
+        corpus={"name": "none"},
+        extraction={"unit": "word"},
+    )
+    stored = vectors.astype(dtype)
+    create_store(path, metadata=metadata, index=index)
+    with StoreWriter(path) as writer:
+        for partition in writer.missing():
+            start, stop = metadata.layout.span(partition)
+            writer.write(partition, {"hidden_states": np.ascontiguousarray(stored[:, start:stop])})
+        writer.finish()
+    return Made(
+        open_store(path),
+        [f"word {number}" for number in types.tolist()],
+        ["" if code < 0 else CLASSES[code] for code in codes.tolist()],
+        stored.astype(np.float32),
+    )
