@@ -23,6 +23,7 @@ from embstore_cli import (
     index,
     neighbors,
     probe,
+    recipe,
     senses,
     static,
     store,
@@ -87,6 +88,7 @@ static.add_to(app)
 vectors.add_to(app)
 senses.add_to(app)
 probe.add_to(app)
+recipe.add_to(app)
 index.add_to(app)
 evaluate.add_to(app)
 finetune.add_to(app)

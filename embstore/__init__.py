@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from embstore.query.torch_dataset import TorchDataset as TorchDataset
     from embstore.query.words import distinct_contexts as distinct_contexts
     from embstore.query.words import eligible_types as eligible_types
+    from embstore.recipes.zhao2020 import zhao2020 as zhao2020
     from embstore.store import Selection as Selection
     from embstore.store import Store as Store
     from embstore.store import export as export
@@ -117,6 +118,7 @@ _HOME = {
     "cosine_neighbors": ("embstore.query.senses", "cosine_neighbors"),
     "label_agreement": ("embstore.query.senses", "label_agreement"),
     "labelled_occurrences": ("embstore.query.senses", "labelled_occurrences"),
+    "zhao2020": ("embstore.recipes.zhao2020", "zhao2020"),
     "Selection": ("embstore.store", "Selection"),
     "Store": ("embstore.store", "Store"),
     "export": ("embstore.store", "export"),

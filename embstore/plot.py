@@ -51,7 +51,7 @@ UNNAMED = ("in none", "no label")  # of a map, in grey
 WRITTEN_CELLS = 16  # layers up to which a map of layers has its figures written in
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
@@ -70,7 +70,7 @@ def save(figure: Figure, path: str | Path) -> None:
         figure.savefig(path, dpi=160, bbox_inches="tight")
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
-    _pyplot().close(figure)
+    pyplot().close(figure)
 
 
 def _plain(text: str) -> str:
@@ -83,7 +83,7 @@ def sense_map(words: Sequence[LabelledOccurrences], *, layers: Sequence[int]) ->
 
     Each panel shows the first two principal components of the word's centred vectors; a colour and shape a label.
     """
-    pyplot = _pyplot()
+    pyplot = pyplot()
     figure, axes = pyplot.subplots(
         len(words), len(layers), figsize=(2.6 * len(layers) + 1.6, 2.4 * len(words)), squeeze=False
     )
@@ -127,7 +127,7 @@ def cluster_map(clusters: Clusters, *, method: str = "pca", seed: int = 0) -> Fi
     if method not in MAPS:
         raise InvalidValueError(f"unknown method {method!r} of a map; allowed are {', '.join(MAPS)}")
     points = MAPS[method](clusters.vectors, seed)
-    pyplot = _pyplot()
+    pyplot = pyplot()
     numbers, labels = (clusters.occurrences[name].to_list() for name in ("cluster", "label"))
     panels = [
         (f"cluster ({clusters.method})", ["in none" if number < 0 else f"cluster {number}" for number in numbers])
@@ -183,7 +183,7 @@ MAP_NAMES = {"pca": "the first two principal components", "umap": "map by UMAP"}
 
 def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Figure:
     """Draw how similar the words of a sentence are to each other, a panel a layer."""
-    pyplot = _pyplot()
+    pyplot = pyplot()
     words, layers = similarity.words, similarity.layers
     if not words or not layers:
         raise InvalidValueError("there is no word or no layer to draw: choose a sentence and layers that have some")
@@ -237,7 +237,7 @@ def _layer_name(layer: int) -> str:
 
 def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Figure:
     """Draw linear CKA, as `linear_cka` returns it, over the layers of one store or of two with `names`."""
-    pyplot = _pyplot()
+    pyplot = pyplot()
     _require_columns(frame, ("layer", "other_layer", "value"), "the frame of a CKA map")
     layers, others = (frame[name].unique(maintain_order=True).to_list() for name in ("layer", "other_layer"))
     if not layers:
@@ -282,7 +282,7 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
     if not panels:
         known = ", ".join(panel[0] for panel in GEOMETRY_PANELS)
         raise InvalidValueError(f"there is no metric to draw: give frames with one or more of {known}")
-    pyplot = _pyplot()
+    pyplot = pyplot()
     columns = min(2, len(panels))
     rows = ceil(len(panels) / columns)
     figure, axes = pyplot.subplots(
@@ -311,7 +311,7 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
 
 def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
     """Draw recall against queries per second, a line an index, as `measure_recall` gives them; exact search dashed."""
-    pyplot = _pyplot()
+    pyplot = pyplot()
     figure, axis = pyplot.subplots(figsize=(5.6, 3.8), layout="constrained")
     exact = []
     for number, (name, frame) in enumerate(frames.items()):
@@ -341,7 +341,7 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
     _require_columns(summary, ("store", "task", "layer", "split", "metric", "value"), "the frame of scores")
     held = summary.filter((summary["metric"] == metric) & (summary["item"] == ""))
     held = held.filter(held["split"] == (split or ("test" if "test" in held["split"] else held["split"][0])))
-    pyplot = _pyplot()
+    pyplot = pyplot()
     figure, axis = pyplot.subplots(figsize=(5.6, 3.8), layout="constrained")
     for (store, task), part in held.partition_by("store", "task", as_dict=True, maintain_order=True).items():
         number = held["store"].unique(maintain_order=True).to_list().index(store)
@@ -397,7 +397,7 @@ def _require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> No
 
 def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
     """Draw the cosines of `attention_similarity` by head and layer, layer 1 at the bottom; darker is less alike."""
-    pyplot = _pyplot()
+    pyplot = pyplot()
     _require_columns(frame, ("layer", "head", "value"), "the frame of an attention map")
     if frame.is_empty():
         raise InvalidValueError("the frame of an attention map has no row: give what attention_similarity returns")

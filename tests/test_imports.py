@@ -28,6 +28,7 @@ ALLOWED = {
     "nearest": {"errors", "corpus", "store", "models", "extraction", "query", "wordvectors"},
     "probe": {"allocator", "errors", "query", "schemas", "store", "wordvectors"},
     "plot": {"errors", "store", "query"},
+    "recipes": {"errors", "corpus", "wordvectors", "store", "models", "extraction", "query", "probe", "plot"},
     "cli": {
         "errors",
         "corpus",
@@ -40,6 +41,7 @@ ALLOWED = {
         "nearest",
         "plot",
         "probe",
+        "recipes",
         "schemas",
     },
 }
