@@ -143,7 +143,7 @@ def _print(made: FineTuned) -> None:
     print_table(rows, title=f"{record['task']}: {learnt['examples']:,} sentences, {len(record['labels'])} labels")
     for split, data in record["data"].items():
         if data["labels_cut"]:
-            print(f"{data['labels_cut']:,} labelled words of {split} lie beyond the length and count for nothing")
+            print(f"beyond the length, and neither learnt nor scored: {data['labels_cut']:,} labels of {split}")
     told = "" if record["test"] is None else f", on test {record['test'][record['metric']]:.4f}"
     best = next(row["dev"] for row in record["epochs"] if row["epoch"] == record["best_epoch"])
     print(f"{made.path}: {record['metric']} {best[record['metric']]:.4f} on dev ({dev['labels']:,} labels){told}")

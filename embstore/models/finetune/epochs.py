@@ -61,8 +61,8 @@ class Run:
             network.load_state_dict(type(network).from_pretrained(best, dtype=torch.float32).state_dict())
             if used_cache is not None:  # the Trainer switches it off for good
                 network.config.use_cache = used_cache
+            epochs = _epochs(trainer.state.log_history)
             test = self._scores(trainer, "test") if "test" in self.encoded else None
-        epochs = _epochs(trainer.state.log_history)
         return {
             "labels": list(self.labels),
             "metric": self.task.metric,
@@ -119,7 +119,7 @@ class Run:
             logging_nan_inf_filter=False,
             metric_for_best_model=self.task.metric,
             greater_is_better=True,
-            save_total_limit=1,
+            save_total_limit=2,  # the best and the last; of 1 the Trainer drops the last at its end
             remove_unused_columns=False,
             label_names=["labels"],
             use_cpu=self.device.type == "cpu",

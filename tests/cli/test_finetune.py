@@ -1,0 +1,70 @@
+"""`embstore finetune` and `embstore attention`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+import jsonschema
+import polars as pl
+import pytest
+
+from tests.cli.conftest import Work
+from tests.models.finetune import planted
+
+TUNE = ("--batch-size", 10, "--lr", 2e-3, "--epochs", 2, "--device", "cpu")
+
+
+def schema(name: str) -> Any:
+    return json.loads(resources.files("embstore.schemas").joinpath(f"{name}.schema.json").read_text())
+
+
+def test_fine_tuned_extracted_and_compared(work: Work) -> None:
+    planted.folder(work / "data", "ner", train=20, dev=10)
+    ran = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--scores", "scores.csv")
+    assert (ran.status, ran.err) == (0, "")
+    for text in ("ner: 20 sentences, 2 labels", "loss on train", "f1 on dev", "kept", "tuned: f1 "):
+        assert text in ran.out
+    assert pl.read_csv(work / "scores.csv").columns == ["epoch", "split", "metric", "value", "best"]
+
+    again = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--json")
+    assert (again.status, again.err) == (0, "")
+    jsonschema.validate(json.loads(again.out), schema("finetune"))
+    other = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--max-length", 64)
+    assert (other.status, other.out) == (2, "")
+    assert "max length 128, this command has 64" in other.err
+
+    assert work.run("extract", "corpus.txt", "tuned.zarr", "-m", "tuned", "--pooling", "last").status == 0
+    maps = work.run("attention", "model", "tuned", "corpus.txt", "--json", "--plot", "maps.png", "--out", "maps.csv")
+    assert (maps.status, maps.err) == (0, "")
+    rows = json.loads(maps.out)
+    jsonschema.validate(rows, schema("attention"))
+    assert len(rows) == 12
+    assert (work / "maps.png").read_bytes().startswith(b"\x89PNG")
+    assert pl.read_csv(work / "maps.csv").height == 12
+    shown = work.run("attention", "model", "model", "corpus.txt")
+    assert "cosine of self-attention weights" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("finetune parse data -m model --out tuned", "parse"),
+        ("finetune pos gone -m model --out tuned", "no data at gone"),
+        ("finetune pos corpus.txt -m model --out tuned", "corpus.txt is a file"),
+        ("finetune pos -m model --out tuned", "no train data: name a file with --train"),
+        ("finetune pos -m model --out tuned --scores scores.txt", "--scores scores.txt has no known suffix"),
+        ("finetune pos -m model --out tuned --attention-window -1", "attention window is -1"),
+        ("attention model gone/model/x corpus.txt", "there is no model folder"),
+        ("attention model model gone.txt", "no corpus at gone.txt"),
+        ("attention model model corpus.txt --plot maps.doc", "--plot maps.doc has no known suffix"),
+    ],
+)
+def test_bad_input_is_one_line(command: str, says: str, work: Work) -> None:
+    before = work.contents()
+    ran = work.run(*command.split())
+    assert (ran.status, ran.out) == (2, "")
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
+    assert work.contents() == before
