@@ -173,7 +173,14 @@ def probe_classes(
     splits that are empty; MissingRowsError, NonFiniteError.
     """
     training = Training(epochs, batch_size, learning_rate, patience, data_seed)
+    if data_seed < 0:
+        raise InvalidValueError(f"data_seed {data_seed} is not allowed: give 0 or more")
     words = _split(split, train, test, dev, dev_share, data_seed)
+    _check_splits(splits)
+    if patience is not None and not words.dev:
+        raise InvalidValueError(
+            f"patience {patience} needs dev words to stop by: give some, or a dev_share, or no patience"
+        )
     asking = _Asking(label, level, max_contexts, data_seed)
     chosen_device = choose_device(device)
     named = _named(stores)
@@ -231,6 +238,7 @@ def apply_probes(
     """
     saved = bank if isinstance(bank, SavedBank) else SavedBank.load(bank)
     words = saved.split
+    _check_splits(splits)
     if test is not None:
         words = split_words(words.train, test, dev={w: c for w, c in words.dev.items() if w not in test})
     asking = dict(saved.asking)
@@ -259,6 +267,14 @@ def apply_probes(
         found.banks[name] = fitting
         _score(found, name, fitting.bank, parts, _controls(parts, saved.control), splits, saved.task, chosen_device)
     return found.result()
+
+
+def _check_splits(splits: Sequence[str]) -> None:
+    for name in splits:
+        if name not in PARTS:
+            raise InvalidValueError(f"unknown split {name!r}; allowed are {', '.join(PARTS)}")
+    if not splits:
+        raise InvalidValueError(f"no split is to be scored: give some of {', '.join(PARTS)}")
 
 
 def _split(

@@ -31,7 +31,7 @@ class WordSplit:
             if both:
                 more = f" and {len(both) - 3:,} more" if len(both) > 3 else ""
                 raise InvalidValueError(
-                    f"{', '.join(map(repr, both[:3]))}{more} stand in the {one} and in the {other} words: "
+                    f"{', '.join(map(repr, both[:3]))}{more} {'stands' if len(both) == 1 else 'stand'} in the {one} and in the {other} words: "
                     "a word is either learnt from or asked"
                 )
 

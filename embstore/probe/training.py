@@ -85,6 +85,8 @@ def train_bank(
     Raises InvalidValueError (no example, patience without dev examples), MissingRowsError, NonFiniteError.
     """
     training = training or Training()
+    if memory is not None and memory < 1:
+        raise InvalidValueError(f"memory {memory} is not allowed: give the bytes that may be used, 1 or more")
     device = device or torch.device("cpu")
     if not len(train):
         raise InvalidValueError("there is no example to train probes on")

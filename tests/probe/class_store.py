@@ -54,9 +54,10 @@ def make(
     order = rng.permutation(len(rows))
     types, codes = np.array(rows, np.int32)[order].T
     count = len(rows)
-    vectors = rng.normal(size=(len(layers), count, width)).astype(np.float32)
+    drawn = [np.random.default_rng((seed, layer)).normal(size=(count, width)) for layer in layers]
+    vectors = np.stack(drawn).astype(np.float32)
     if planted is not None:
-        places = 3 * rng.normal(size=(len(CLASSES) + 1, width))
+        places = 3 * np.random.default_rng(seed).normal(size=(len(CLASSES) + 1, width))
         vectors[layers.index(planted)] += places[codes].astype(np.float32)
     sentence = np.arange(count, dtype=np.int64) // 3
     sentences = int(sentence[-1]) + 1
