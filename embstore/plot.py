@@ -83,8 +83,8 @@ def sense_map(words: Sequence[LabelledOccurrences], *, layers: Sequence[int]) ->
 
     Each panel shows the first two principal components of the word's centred vectors; a colour and shape a label.
     """
-    pyplot = pyplot()
-    figure, axes = pyplot.subplots(
+    drawing = pyplot()
+    figure, axes = drawing.subplots(
         len(words), len(layers), figsize=(2.6 * len(layers) + 1.6, 2.4 * len(words)), squeeze=False
     )
     for word, row in zip(words, axes, strict=True):
@@ -127,14 +127,14 @@ def cluster_map(clusters: Clusters, *, method: str = "pca", seed: int = 0) -> Fi
     if method not in MAPS:
         raise InvalidValueError(f"unknown method {method!r} of a map; allowed are {', '.join(MAPS)}")
     points = MAPS[method](clusters.vectors, seed)
-    pyplot = pyplot()
+    drawing = pyplot()
     numbers, labels = (clusters.occurrences[name].to_list() for name in ("cluster", "label"))
     panels = [
         (f"cluster ({clusters.method})", ["in none" if number < 0 else f"cluster {number}" for number in numbers])
     ]
     if any(label is not None for label in labels):
         panels.append(("label", ["no label" if label is None else str(label) for label in labels]))
-    figure, axes = pyplot.subplots(
+    figure, axes = drawing.subplots(
         1, len(panels), figsize=(3.9 * len(panels) + 0.4, 3.9), squeeze=False, layout="constrained"
     )
     for (title, names), axis in zip(panels, axes[0], strict=True):
@@ -183,7 +183,7 @@ MAP_NAMES = {"pca": "the first two principal components", "umap": "map by UMAP"}
 
 def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Figure:
     """Draw how similar the words of a sentence are to each other, a panel a layer."""
-    pyplot = pyplot()
+    drawing = pyplot()
     words, layers = similarity.words, similarity.layers
     if not words or not layers:
         raise InvalidValueError("there is no word or no layer to draw: choose a sentence and layers that have some")
@@ -192,7 +192,7 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
     side = min(max(1.9, 0.17 * len(words) + 0.3), 7.0)
     size = min(9.0, max(3.0, 62 * side / len(words)))
     margin = 0.075 * size / 9 * max(map(len, words)) + 0.3
-    figure, axes = pyplot.subplots(
+    figure, axes = drawing.subplots(
         rows,
         columns,
         figsize=(side * columns + margin + 1.0, (side + 0.3) * rows + margin + 0.4),
@@ -237,7 +237,7 @@ def _layer_name(layer: int) -> str:
 
 def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Figure:
     """Draw linear CKA, as `linear_cka` returns it, over the layers of one store or of two with `names`."""
-    pyplot = pyplot()
+    drawing = pyplot()
     _require_columns(frame, ("layer", "other_layer", "value"), "the frame of a CKA map")
     layers, others = (frame[name].unique(maintain_order=True).to_list() for name in ("layer", "other_layer"))
     if not layers:
@@ -246,7 +246,7 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
     for layer, other, value in frame.select("layer", "other_layer", "value").iter_rows():
         values[others.index(other), layers.index(layer)] = np.nan if value is None else value
     cell = 0.42 if max(values.shape) <= WRITTEN_CELLS else 0.2
-    figure, axis = pyplot.subplots(
+    figure, axis = drawing.subplots(
         figsize=(max(2.4, cell * len(layers)) + 1.6, max(2.2, cell * len(others)) + 0.9), layout="constrained"
     )
     image = axis.imshow(values, vmin=0, vmax=1, cmap="viridis", origin="lower", interpolation="nearest")
@@ -282,10 +282,10 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
     if not panels:
         known = ", ".join(panel[0] for panel in GEOMETRY_PANELS)
         raise InvalidValueError(f"there is no metric to draw: give frames with one or more of {known}")
-    pyplot = pyplot()
+    drawing = pyplot()
     columns = min(2, len(panels))
     rows = ceil(len(panels) / columns)
-    figure, axes = pyplot.subplots(
+    figure, axes = drawing.subplots(
         rows, columns, figsize=(4.4 * columns, 3.0 * rows + 0.5), squeeze=False, layout="constrained"
     )
     for axis in axes.flat[len(panels) :]:
@@ -311,8 +311,8 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
 
 def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
     """Draw recall against queries per second, a line an index, as `measure_recall` gives them; exact search dashed."""
-    pyplot = pyplot()
-    figure, axis = pyplot.subplots(figsize=(5.6, 3.8), layout="constrained")
+    drawing = pyplot()
+    figure, axis = drawing.subplots(figsize=(5.6, 3.8), layout="constrained")
     exact = []
     for number, (name, frame) in enumerate(frames.items()):
         _require_columns(frame, ("setting", "recall", "queries_per_second"), f"the frame of {name}")
@@ -341,8 +341,8 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
     _require_columns(summary, ("store", "task", "layer", "split", "metric", "value"), "the frame of scores")
     held = summary.filter((summary["metric"] == metric) & (summary["item"] == ""))
     held = held.filter(held["split"] == (split or ("test" if "test" in held["split"] else held["split"][0])))
-    pyplot = pyplot()
-    figure, axis = pyplot.subplots(figsize=(5.6, 3.8), layout="constrained")
+    drawing = pyplot()
+    figure, axis = drawing.subplots(figsize=(5.6, 3.8), layout="constrained")
     for (store, task), part in held.partition_by("store", "task", as_dict=True, maintain_order=True).items():
         number = held["store"].unique(maintain_order=True).to_list().index(store)
         color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
@@ -397,7 +397,7 @@ def _require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> No
 
 def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
     """Draw the cosines of `attention_similarity` by head and layer, layer 1 at the bottom; darker is less alike."""
-    pyplot = pyplot()
+    drawing = pyplot()
     _require_columns(frame, ("layer", "head", "value"), "the frame of an attention map")
     if frame.is_empty():
         raise InvalidValueError("the frame of an attention map has no row: give what attention_similarity returns")
@@ -405,7 +405,7 @@ def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figur
     values = np.full((len(layers), len(heads)), np.nan)
     for layer, head, value in frame.select("layer", "head", "value").iter_rows():
         values[layers.index(layer), heads.index(head)] = value
-    figure, axis = pyplot.subplots(
+    figure, axis = drawing.subplots(
         figsize=(0.34 * len(heads) + 1.7, max(1.6, 0.34 * len(layers)) + 0.9), layout="constrained"
     )
     image = axis.imshow(values, vmin=min(0.0, np.nanmin(values)), vmax=1, cmap="gray", origin="lower", aspect="auto")
