@@ -37,12 +37,11 @@ class Study:
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be made: {error.strerror}") from error
+        with suppress(OSError, ValueError):  # of an earlier call
+            self.seconds.update(json.loads(self._times.read_text()))
 
     def store(self, name: str) -> Path:
         return self.folder / "stores" / f"{name}.zarr"
-
-        with suppress(OSError, ValueError):
-            self.seconds.update(json.loads(self._times.read_text()))
 
     @property
     def _times(self) -> Path:
