@@ -15,89 +15,15 @@ from embstore.errors import InvalidValueError
 from embstore.probe.bank import Output, ProbeBank, Shape
 from embstore.probe.bank_files import SavedBank
 from embstore.probe.control import CONTROL, ControlTask
-from embstore.probe.scores import Decisions, decided, scored, verdicts
+from embstore.probe.result import SCHEMA, Asked, ProbeResult
+from embstore.probe.scores import Decisions, decided, scored
 from embstore.probe.splits import PARTS, Words, WordSplit, split_words
 from embstore.probe.tasks import Part, Source
 from embstore.probe.training import Training, train_bank
 from embstore.query.scan import choose_device, selected
 from embstore.store import Selection, Store
 
-SCHEMA = {
-    "store": pl.String,
-    "task": pl.String,
-    "layer": pl.Int64,
-    "split": pl.String,
-    "metric": pl.String,
-    "item": pl.String,
-    "value": pl.Float64,
-    "count": pl.Int64,
-    "seed": pl.Int64,
-}
 Stores = Store | Selection | Sequence[Store | Selection] | Mapping[str, Store | Selection]
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """What the probes of a store decided in one split, of the class task."""
-
-    decisions: Decisions
-    words: tuple[str, ...]
-    frequency: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class ProbeResult:
-    """Scores of probes in `frame`: `store, task, layer, split, metric, item, value, count, seed`.
-
-    `banks`: the probes by store, with what made them. `asked`: the decisions, by store and split. `notes`: what took
-    no part, a line each.
-    """
-
-    frame: pl.DataFrame
-    banks: Mapping[str, SavedBank]
-    asked: Mapping[tuple[str, str], Asked]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def bank(self) -> SavedBank:
-        """The bank, where there is one store."""
-        return self.banks[_only(self.banks)]
-
-    def summary(self) -> pl.DataFrame:
-        """Mean (`value`) and standard deviation over seeds: `deviation`, null for one seed; `seeds`, their number."""
-        keys = ["store", "task", "layer", "split", "metric", "item"]
-        return self.frame.group_by(keys, maintain_order=True).agg(
-            pl.col("value").mean(),
-            pl.col("value").std().alias("deviation"),
-            pl.col("count").first(),
-            pl.len().cast(pl.Int64).alias("seeds"),
-        )
-
-    def predictions(self, layer: int, *, split: str = "test", seed: int | None = None, store: str | None = None) -> Any:
-        """What was decided of each word-class pair (word, at type level): a frame of one row a pair.
-
-        `word, classes` (its own), `frequency, contexts, right` (contexts that its own probes said yes to, the least
-        of them at type level) and `found`, the classes whose probes said yes to it by the rule of half.
-        """
-        name = _only(self.banks) if store is None else store
-        asked, shape = self.asked[name, split], self.banks[name].bank.shape
-        place = shape.layers.index(layer), 0 if seed is None else shape.seeds.index(seed)
-        classes = np.array(self.banks[name].classes, object)
-        held = asked.decisions
-        positives = held.positives[:, place[0], place[1]]
-        right, wrong, _ = verdicts(positives, held.contexts, held.gold)
-        least = np.where(held.gold, positives, np.iinfo(np.int32).max).min(1)
-        return pl.DataFrame(
-            {
-                "word": [asked.words[number] for number in held.word.tolist()],
-                "classes": [classes[row].tolist() for row in held.gold],
-                "frequency": asked.frequency[held.word],
-                "contexts": held.contexts,
-                "right": np.where(held.gold.any(1), least, 0),
-                "found": [classes[row].tolist() for row in right | wrong],
-            },
-            schema_overrides={"classes": pl.List(pl.String), "found": pl.List(pl.String)},
-        )
 
 
 @dataclass(frozen=True)
@@ -246,6 +172,8 @@ def apply_probes(
     if max_contexts != "as trained":
         asking["max_contexts"] = max_contexts
     chosen_device = choose_device(device)
+    wanted = (layers,) if isinstance(layers, int) else saved.bank.shape.layers if layers is None else tuple(layers)
+    fitting = saved.at_layers(wanted)
     found = _Found()
     for name, given in _named(stores).items():
         store = given if isinstance(given, Store) else given.store
@@ -254,14 +182,12 @@ def apply_probes(
                 f"{store.path} has vectors of {store.hidden_size} numbers, the probes were trained on "
                 f"{saved.bank.shape.width}: probes fit only stores of their own width"
             )
-        wanted = (layers,) if isinstance(layers, int) else saved.bank.shape.layers if layers is None else tuple(layers)
         lacking = [layer for layer in wanted if layer not in store.layers]
         if lacking:
             raise InvalidValueError(
                 f"{store.path} has no layer {', '.join(map(str, lacking))}, which there are probes of: choose layers "
                 f"among {', '.join(map(str, store.layers))}"
             )
-        fitting = saved.at_layers(wanted)
         source = Source(selected(given, wanted), words, **asking)
         parts = {part: source.part(part, saved.classes) for part in splits}
         found.banks[name] = fitting
@@ -317,12 +243,6 @@ def _named(stores: Stores) -> dict[str, Store | Selection]:
     return named
 
 
-def _only(banks: Mapping[str, SavedBank]) -> str:
-    if len(banks) > 1:
-        raise InvalidValueError(f"there are {len(banks)} stores: name one of {', '.join(banks)}")
-    return next(iter(banks))
-
-
 def _wanted(part: str, splits: Sequence[str], patience: int | None) -> bool:
     return part in splits or (part == "dev" and patience is not None)
 
@@ -341,7 +261,7 @@ def _classes(source: Source, asked: Sequence[str] | None, name: str, found: _Fou
         )
     if unfit:
         some = ", ".join(unfit[:5]) + (", ..." if len(unfit) > 5 else "")
-        found.notes.append(f"{name}: {len(unfit):,} classes of fewer than two train words have no probe: {some}")
+        found.notes.append(f"{name}: classes of fewer than two train words have no probe ({len(unfit):,}): {some}")
     return tuple(fit)
 
 

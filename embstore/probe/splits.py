@@ -30,8 +30,9 @@ class WordSplit:
             both = sorted(set(self.of(one)) & set(self.of(other)))
             if both:
                 more = f" and {len(both) - 3:,} more" if len(both) > 3 else ""
+                verb = "stands" if len(both) == 1 else "stand"
                 raise InvalidValueError(
-                    f"{', '.join(map(repr, both[:3]))}{more} {'stands' if len(both) == 1 else 'stand'} in the {one} and in the {other} words: "
+                    f"{', '.join(map(repr, both[:3]))}{more} {verb} in the {one} and in the {other} words: "
                     "a word is either learnt from or asked"
                 )
 

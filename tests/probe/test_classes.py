@@ -219,7 +219,7 @@ def test_what_takes_no_part_is_counted(made: Made) -> None:
     lonely = {word: ["animal", "food"] for word in train} | {"word 0": ["place"], "nowhere": ["animal"]}
     found = probe_classes(made.store, train=lonely, test=test, **FAST)
     told = " | ".join(found.notes)
-    assert "made: 1 classes of fewer than two train words have no probe: place" in told
+    assert "made: classes of fewer than two train words have no probe (1): place" in told
     assert "pairs of no class that is probed" in told
     assert found.bank.classes == ("animal", "food")
     assert "word 0" not in made.lists[1]

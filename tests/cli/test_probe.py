@@ -1,0 +1,123 @@
+"""`embstore probe classes` and `embstore probe apply`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import polars as pl
+import pytest
+
+from tests.cli.conftest import Ran, Work
+from tests.probe.class_store import make
+
+ASK = ("--train", "train.tsv", "--test", "test.tsv", "--epochs", 3, "--batch", 16, "--learning-rate", 0.05)
+
+
+def write_list(path: Path, words: dict[str, list[str]]) -> None:
+    """A list as Wiki-PSE writes it."""
+    lines = (
+        f"@{word.replace(' ', '_')}@\t" + " ".join(f"-{name}=1" for name in names) for word, names in words.items()
+    )
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def folder(work: Work) -> Work:
+    made = make(work / "made.zarr")
+    make(work / "other.h5", planted=4)
+    make(work / "narrow.zarr", width=5)
+    train, test = made.lists
+    write_list(work / "train.tsv", train)
+    write_list(work / "test.tsv", test)
+    write_list(work / "lonely.tsv", {word: ["food"] for word in train} | {"word 0": ["place"]})
+    return work
+
+
+def valid(ran: Ran) -> list[dict[str, Any]]:
+    assert (ran.status, ran.err) == (0, "")
+    printed: list[dict[str, Any]] = json.loads(ran.out)
+    schema = json.loads(resources.files("embstore.schemas").joinpath("probe.schema.json").read_text("utf-8"))
+    jsonschema.validate(printed, schema)
+    return printed
+
+
+def test_probes_are_trained_saved_and_applied(folder: Work) -> None:
+    ran = folder.run("probe", "classes", "made.zarr", *ASK, "--save", "bank", "--out", "scores.csv", "--control")
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "linear probes of class, context level"
+    assert lines[1].split("  ")[0] == "layer"
+    for column in ("dev F1", "test F1", "by contexts", "control", "selectivity"):
+        assert column in lines[1]
+    assert [line.split()[0] for line in lines[2:]] == ["0", "1", "4"]
+    frame = pl.read_csv(folder / "scores.csv")
+    applied = valid(folder.run("probe", "apply", "bank", "made.zarr", "--json", "--splits", "dev,test"))
+    assert [row["value"] for row in applied] == frame["value"].to_list()
+    told = folder.run("probe", "apply", "bank", "made.zarr", "other.h5", "--layers", "1,4")
+    assert (told.status, told.err) == (0, "")
+    assert [line.split()[:2] for line in told.out.splitlines()[2:]] == [
+        ["made", "1"], ["made", "4"], ["other", "1"], ["other", "4"],
+    ]  # fmt: skip
+
+
+def test_several_stores_seeds_and_figures(folder: Work) -> None:
+    ran = folder.run(
+        "probe", "classes", "made.zarr", "other.h5", *ASK, "--seeds", "0,5", "--by-class", "--by-frequency",
+        "--plot", "layers.svg", "--save", "banks",
+    )  # fmt: skip
+    assert (ran.status, ran.err) == (0, "")
+    assert "±" in ran.out
+    assert "F1 by class" in ran.out
+    assert "F1 by how often a word occurs in the store" in ran.out
+    assert (folder / "layers.svg").stat().st_size > 1000
+    assert sorted(path.name for path in (folder / "banks").iterdir()) == ["made", "other"]
+    printed = valid(folder.run("probe", "classes", "made.zarr", *ASK, "--json", "--level", "type", "--splits", "test"))
+    assert {row["split"] for row in printed} == {"test"}
+
+
+def test_what_takes_no_part_is_told_on_standard_error(folder: Work) -> None:
+    ran = folder.run("probe", "classes", "made.zarr", "--train", "lonely.tsv", *ASK[2:], "--json", "--level", "type")
+    assert ran.status == 0
+    assert json.loads(ran.out)
+    assert ran.err.splitlines()[0] == ("embstore: made: classes of fewer than two train words have no probe (1): place")
+
+
+def test_bad_input_is_one_line(folder: Work) -> None:
+    assert folder.run("probe", "classes", "made.zarr", *ASK, "--save", "bank").status == 0
+    before = folder.contents()
+    for arguments, message in (
+        (("classes", "none.zarr", *ASK), "there is no store at none.zarr"),
+        (("classes", "made.zarr", "--train", "train.tsv", "--test", "train.tsv"), "in the train and in the test words"),
+        (("classes", "made.zarr", "--train", "none.tsv", "--test", "test.tsv"), "none.tsv"),
+        (("classes", "made.zarr", *ASK, "--label", "upos"), "there is no label column 'upos'"),
+        (("classes", "made.zarr", *ASK, "--layers", "2"), "layer 2 is not stored"),
+        (("classes", "made.zarr", *ASK, "--seeds", "a"), "--seeds 'a' is not allowed: give numbers"),
+        (("classes", "made.zarr", *ASK, "--splits", "all"), "--splits 'all' is not allowed"),
+        (("classes", "made.zarr", *ASK, "--kind", "deep"), "deep"),
+        (("classes", "made.zarr", *ASK, "--save", "model"), "model exists and holds something else than probes"),
+        (("classes", "made.zarr", *ASK, "--plot", "a.txt"), "--plot a.txt has no known suffix"),
+        (("classes", "made.zarr", *ASK, "--dev-share", "0"), "patience 3 needs dev words"),
+        (("classes", "made.zarr"), "Missing option '--train'"),
+        (("apply", "bank", "narrow.zarr"), "narrow.zarr has vectors of 5 numbers, the probes were trained on 8"),
+        (("apply", "model", "made.zarr"), "model holds no saved probes"),
+        (("apply", "bank", "made.zarr", "--layers", "7"), "layer 7 is not stored"),
+        (("apply", "bank", "made.zarr", "--test", "train.tsv"), "in the train and in the test words"),
+    ):
+        ran = folder.run("probe", *arguments)
+        assert (ran.status, ran.out) == (2, ""), arguments
+        assert message in ran.err
+        assert ran.err.startswith("embstore: ")
+        assert ran.err.count("\n") == 1
+    assert folder.contents() == before
+
+
+def test_help_says_what_there_is(folder: Work) -> None:
+    told = folder.run("probe", "--help")
+    assert told.status == 0
+    assert "classes" in told.out
+    assert "apply" in told.out
+    assert folder.run("probe").status in (0, 2)
