@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -41,7 +42,10 @@ def add_to(app: typer.Typer) -> None:
 def classes(
     stores: Annotated[list[Path], typer.Argument(metavar="STORE", help="One or more stores.")],
     train: Annotated[
-        Path, typer.Option(metavar="TSV", help="Words to learn from, with their classes, as Wiki-PSE lists them.")
+        Path,
+        typer.Option(
+            metavar="TSV", help="Words to learn from, as Wiki-PSE lists them with their classes, or one a line."
+        ),
     ],
     test: Annotated[Path, typer.Option(metavar="TSV", help="Words to be asked, none of them in --train.")],
     dev: Annotated[
@@ -99,7 +103,6 @@ def classes(
     require_out(out)
     require_figure(plot, option="--plot")
     numbers = _numbers(seeds)
-    from embstore.corpus.pse import read_word_classes
     from embstore.probe.bank_files import require_free
     from embstore.probe.classes import named_stores, probe_classes
     from embstore.store.layers import chosen_layers
@@ -112,9 +115,9 @@ def classes(
     with progress_bar("probe", total=None, unit="examples") as advance:
         result = probe_classes(
             chosen,
-            train=read_word_classes(train),
-            test=read_word_classes(test),
-            dev=None if dev is None else read_word_classes(dev),
+            train=_words_of(train),
+            test=_words_of(test),
+            dev=None if dev is None else _words_of(dev),
             dev_share=dev_share,
             label=label,
             level=level,
@@ -166,7 +169,6 @@ def apply(
     """
     require_out(out)
     require_figure(plot, option="--plot")
-    from embstore.corpus.pse import read_word_classes
     from embstore.probe.bank_files import SavedBank
     from embstore.probe.classes import apply_probes, named_stores
     from embstore.store.layers import chosen_layers
@@ -175,7 +177,7 @@ def apply(
     result = apply_probes(
         saved,
         {name: es.open(path) for name, path in named_stores(stores).items()},
-        test=None if test is None else read_word_classes(test),
+        test=None if test is None else _words_of(test),
         splits=_parts(splits),
         layers=chosen_layers(layers, saved.bank.shape.layers),
         label=label,
@@ -190,6 +192,18 @@ def _numbers(seeds: str) -> tuple[int, ...]:
         return tuple(int(each) for each in seeds.split(","))
     except ValueError:
         raise InvalidValueError(f"--seeds {seeds!r} is not allowed: give numbers, such as 0 or 1,2,3") from None
+
+
+def _words_of(path: Path) -> dict[str, Iterable[str]]:
+    """The words of a list with their classes, as Wiki-PSE has them; or one a line, whose classes the store has."""
+    from embstore.corpus.lines import Lines
+    from embstore.corpus.lists import read_word_list
+    from embstore.corpus.pse import read_word_classes
+
+    first = next((line for line in Lines(path) if line and not line.isspace()), "")
+    if first.startswith("@") and "\t" in first:
+        return dict(read_word_classes(path))
+    return dict.fromkeys(read_word_list(path), ())
 
 
 def _parts(splits: str) -> tuple[str, ...]:

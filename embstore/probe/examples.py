@@ -87,17 +87,28 @@ def iter_batches(
         examples.read(places, layers, room.numpy())
         return room
 
+    copied: list[torch.cuda.Event | None] = [None] * len(rooms)
+
+    def wait_and_read(number: int) -> torch.Tensor:
+        event = copied[number % len(rooms)]
+        if event is not None:
+            event.synchronize()  # what the room held may still be on its way to the card
+        return read(number)
+
     with ThreadPoolExecutor(1, "embstore-examples") as reader:
-        waiting = [reader.submit(read, number) for number in range(min(READ_AHEAD, len(batches)))]
+        waiting = [reader.submit(wait_and_read, number) for number in range(min(READ_AHEAD, len(batches)))]
         try:
             for number, places in enumerate(batches):
                 vectors = waiting.pop(0).result()
                 shape = (len(layers), len(places), examples.width + 1)
                 out = columns[: int(np.prod(shape))].view(shape)
-                out[:, :, :-1].copy_(vectors)
+                out[:, :, :-1].copy_(vectors.to(device, non_blocking=True))
                 out[:, :, -1] = 1
+                if pinned:
+                    copied[number % len(rooms)] = event = torch.cuda.Event()
+                    event.record()
                 if number + READ_AHEAD < len(batches):
-                    waiting.append(reader.submit(read, number + READ_AHEAD))
+                    waiting.append(reader.submit(wait_and_read, number + READ_AHEAD))
                 yield places, out
         finally:
             for future in waiting:

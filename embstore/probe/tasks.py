@@ -119,7 +119,10 @@ class Source:
         if self.level == "context":
             return {number: tuple(names) for number, names in found.items()}
         listed = self.split.of(part)
-        return {number: listed[self._index.words[number]] or tuple(names) for number, names in found.items()}
+        return {
+            number: listed[self._index.words[number]] or tuple(name for name in names if name)
+            for number, names in found.items()
+        }
 
     def _pairs(self, part: str) -> tuple[_Pairs, int]:
         """The pairs of a split, and how many the lists do not have."""

@@ -79,6 +79,14 @@ def test_several_stores_seeds_and_figures(folder: Work) -> None:
     assert {row["split"] for row in printed} == {"test"}
 
 
+def test_words_one_a_line_have_the_classes_of_the_store(folder: Work) -> None:
+    listed = valid(folder.run("probe", "classes", "made.zarr", *ASK, "--json"))
+    for name in ("train", "test"):
+        words = [line.split("\t")[0].strip("@") for line in (folder / f"{name}.tsv").read_text().splitlines()]
+        folder.write(f"{name}.tsv", "\n".join(words) + "\n")
+    assert valid(folder.run("probe", "classes", "made.zarr", *ASK, "--json")) == listed
+
+
 def test_what_takes_no_part_is_told_on_standard_error(folder: Work) -> None:
     ran = folder.run("probe", "classes", "made.zarr", "--train", "lonely.tsv", *ASK[2:], "--json", "--level", "type")
     assert ran.status == 0
