@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from embstore.recipes.zhao2020 import Scale
 
 LABEL = "class"
+OURS = ("Rand", "BERTw", "skip-gram", "AVG", "BERT")
 OWN = "own"  # the vocabulary of a representation that has a vector for every word
 
 
@@ -86,6 +87,9 @@ class Stores:
 
 def extracted(setting: Setting, vectors: Mapping[str, str | Path]) -> Stores:
     """Extract every representation of the study that is not there yet."""
+    for name in vectors:
+        if name in OURS:
+            raise InvalidValueError(f"vectors {name!r}: the study has a representation of that name: choose another")
     scale = setting.scale
     skipgram = _skipgram(setting)
     size = f"random:{scale.skipgram_size}?seed={scale.seed}"
@@ -100,8 +104,6 @@ def extracted(setting: Setting, vectors: Mapping[str, str | Path]) -> Stores:
     bags_of["P-skip-gram"] = extracted_once(setting, "p-skip-gram", f"bag:vectors:{skipgram}?seed={scale.seed}")
     vocabularies = {}
     for name, file in vectors.items():
-        if name in words or f"P-{name}" in bags_of:
-            raise InvalidValueError(f"vectors {name!r}: the study has a representation of that name: choose another")
         words[name] = extracted_once(setting, f"words-{name}", f"vectors:{file}?missing=drop")
         bags_of[f"P-{name}"] = extracted_once(setting, f"p-words-{name}", f"bag:vectors:{file}?seed={scale.seed}")
         vocabularies[name] = frozenset(words[name].index.words)
@@ -191,6 +193,10 @@ def types(setting: Setting, stores: Stores) -> pl.DataFrame:
     whole = {**{name: s for name, s in stores.words.items() if name not in stores.vocabularies}, **averaged}
     frames = [_probed(setting, "types", whole, level="type", vocabulary=OWN)]
     for name, words in stores.vocabularies.items():
+        lacking = [part for part in PARTS if not _among(setting.split, words).of(part)]
+        if lacking:
+            setting.notes.append(f"{name} has vectors for too few words: none of the {lacking[0]} words, so no table")
+            continue
         shared = {**whole, name: stores.words[name]}
         frames.append(_probed(setting, f"types-{name}", shared, level="type", vocabulary=name, words=words))
     return pl.concat(frames)
