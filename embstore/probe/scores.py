@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.errors import NonFiniteError
 from embstore.probe.bank import ProbeBank
 from embstore.probe.tasks import Part
+from embstore.probe.training import VERIFY
 
 BINS = (1, 2, 5, 10, 30, 100, 300, 1000)  # least frequencies of the bins of words
 
@@ -76,6 +78,11 @@ def decided(bank: ProbeBank, part: Part, *, batch_size: int = 2048) -> NDArray[n
     counts = torch.zeros(len(part.word), probes, dtype=torch.int32, device=device)
     with torch.no_grad():
         for places, logits in bank.iter_logits(part.examples, batch_size=batch_size):
+            if not bool(torch.isfinite(logits.sum())):
+                wrong = int(torch.nonzero(~torch.isfinite(logits.flatten(1).sum(1)))[0])
+                raise NonFiniteError(
+                    f"examples of layer {shape.layers[wrong]} hold values that are not finite: {VERIFY}"
+                )
             said = (logits > 0).view(probes, -1).t().to(torch.int32)
             counts.index_add_(0, torch.from_numpy(part.pair[places]).to(device), said)
     return counts.view(-1, len(shape.layers), len(shape.seeds), len(shape.outputs)).cpu().numpy()

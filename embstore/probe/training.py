@@ -14,6 +14,7 @@ from embstore.probe.bank import Block, ProbeBank, Shape, blocks_of, initial_weig
 from embstore.probe.examples import Examples, iter_batches
 
 MEMORY = 4 * 2**30
+VERIFY = "run embstore verify to see which rows are not"
 COPIES = 4  # of a probe's weights: its own, two of Adam, those of its best epoch
 
 
@@ -178,6 +179,9 @@ class _Group:
                 best_epoch[:] = epoch
                 continue
             losses = self._losses(dev)
+            if not np.isfinite(losses).all():
+                layer = self.layers[int(np.flatnonzero(~np.isfinite(losses).all(1))[0])]
+                raise NonFiniteError(f"dev examples of layer {layer} hold values that are not finite: {VERIFY}")
             better = running & (losses < best)
             self._keep(better)
             best[better], best_epoch[better] = losses[better], epoch
@@ -242,8 +246,8 @@ class _Group:
             if len(wrong):
                 layer = self.layers[int(wrong[0])]
                 raise NonFiniteError(
-                    f"probes of layer {layer} have come to {name}s that are not finite: run embstore verify for values "
-                    "that are not, or give a smaller learning rate"
+                    f"probes of layer {layer} have come to {name}s that are not finite: {VERIFY}, or give a smaller "
+                    "learning rate"
                 )
 
 

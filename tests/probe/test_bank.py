@@ -184,3 +184,7 @@ def test_a_value_that_is_not_finite_is_found(kind: str, units: int) -> None:
     data = replace(examples(30), examples=HeldExamples(vectors))
     with pytest.raises(NonFiniteError, match=r"^probes of layer 3 have come to \w+s that are not finite"):
         train_bank(shape(kind, units), data, training=Training(epochs=1, patience=None))
+    vectors[3][7, 2] = np.inf
+    dev = replace(data, kind=data.kind)
+    with pytest.raises(NonFiniteError, match=r"^dev examples of layer 3 hold values that are not finite"):
+        train_bank(shape(kind, units), examples(30), dev, training=Training(epochs=1))

@@ -13,10 +13,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from embstore.errors import InvalidValueError, MissingRowsError
+from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError
 from embstore.probe.bank import Output, Shape
 from embstore.probe.classes import ProbeResult, apply_probes, probe_classes
 from embstore.probe.examples import HeldExamples
+from embstore.probe.scores import decided
 from embstore.probe.splits import PARTS, split_words
 from embstore.probe.tasks import Source
 from embstore.probe.training import Training, train_bank
@@ -261,3 +262,13 @@ def test_rows_not_yet_written_are_an_error(tmp_path: Path) -> None:
     words = {"train": {"bank": [], "river": [], "the": []}, "test": {"suit": []}}
     with pytest.raises(MissingRowsError):
         probe_classes(made.store, label="upos", dev_share=0.34, epochs=1, **words)
+
+
+def test_examples_that_are_not_finite_are_not_scored(made: Made, result: ProbeResult) -> None:
+    part = Source(
+        made.store.select(), split_words(*made.lists), label="class", level="type", max_contexts=None, seed=0
+    ).part("test", CLASSES)
+    vectors = {layer: np.zeros((len(part.words), 8), np.float32) for layer in made.store.layers}
+    vectors[4][3, 1] = np.nan
+    with pytest.raises(NonFiniteError, match="examples of layer 4 hold values that are not finite"):
+        decided(result.bank.bank, replace(part, examples=HeldExamples(vectors)))
