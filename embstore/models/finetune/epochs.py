@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -84,8 +84,9 @@ class Run:
             takes_types=self.trainable.takes_types,
             causal=self.trainable.causal,
             attention_window=self.settings.attention_window,
+            position_offset=self.trainable.position_offset,
         )
-        trainer = transformers.Trainer(
+        trainer = _Trainer(
             model=self.trainable.network,
             args=arguments,
             data_collator=collator,
@@ -93,7 +94,7 @@ class Run:
             eval_dataset=_by_length(self.encoded["dev"].items),
             compute_metrics=self._metrics,
             preprocess_logits_for_metrics=_likeliest,
-            optimizer_cls_and_kwargs=(torch.optim.Adam, {"lr": self.settings.learning_rate}),
+            optimizer_cls_and_kwargs=(torch.optim.Adam, {"lr": self.settings.learning_rate, "fused": True}),
             callbacks=[_Watch(self.progress)],
         )
         trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
@@ -140,6 +141,18 @@ class Run:
 
     def _scores(self, trainer: Any, split: str) -> dict[str, float]:
         return _without_prefix(trainer.evaluate(_by_length(self.encoded[split].items)))
+
+
+class _Trainer(transformers.Trainer):
+    """Packs examples to learn from; those to be scored keep a row each, by which entities are told."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        packing = self.data_collator
+        self.data_collator = replace(packing, position_offset=None)
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.data_collator = packing
 
 
 class _Watch(transformers.TrainerCallback):

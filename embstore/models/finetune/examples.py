@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.models.batches import ROW_CAPACITY, pack
 from embstore.models.finetune.data import Labelled, Tagged
 from embstore.models.inputs import NO_WORD, seen_words
-from embstore.models.padding import padded, within_specials
-from embstore.models.tokens import SubwordTokenizer
+from embstore.models.padding import within_specials
+from embstore.models.tokens import SubwordTokenizer, ragged_indices
 
 NO_LABEL = -100  # what torch's cross entropy leaves out
 
@@ -101,40 +102,61 @@ def _whole(ids: Sequence[int], cls: int | None, causal: bool) -> int:
 
 @dataclass(frozen=True)
 class Collator:
-    """Puts examples into one batch, padded at the end to the longest.
+    """Puts examples into one batch.
 
-    `attention_window`: None for a mask of padding alone.
+    `position_offset`: the number of the first position; where it is given, examples are packed into rows one after
+    the other, each seeing itself alone, so that little is computed for padding. None: each has a row, filled up at
+    the end. `attention_window`: None for all words.
     """
 
     padding_id: int
     takes_types: bool
     causal: bool
     attention_window: int | None
+    position_offset: int | None = None
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-        lengths = torch.tensor([len(example.ids) for example in examples])
+        lengths = np.array([len(example.ids) for example in examples])
+        if self.position_offset is None:
+            rows, columns = np.arange(len(examples)), np.zeros(len(examples), np.int64)
+        else:
+            rows, columns, _ = pack(lengths, max(ROW_CAPACITY["cpu"], int(lengths.max())))
+        width = int((columns + lengths).max())
+        shape = (int(rows.max()) + 1, width)
+        places = ragged_indices(rows * width + columns, lengths)
+
+        def laid(parts: Sequence[NDArray[np.int64]], fill: int) -> torch.Tensor:
+            flat = np.full(shape[0] * shape[1], fill, np.int64)
+            flat[places] = np.concatenate(parts)
+            return torch.from_numpy(flat.reshape(shape))
+
         batch = {
-            "input_ids": padded([example.ids for example in examples], self.padding_id),
-            "labels": padded([example.labels for example in examples], NO_LABEL),
+            "input_ids": laid([example.ids for example in examples], self.padding_id),
+            "labels": laid([example.labels for example in examples], NO_LABEL),
         }
         if self.takes_types:
-            batch["token_type_ids"] = padded([example.types for example in examples], 0)
-        stands = torch.arange(batch["input_ids"].shape[1]) < lengths[:, None]
-        if self.attention_window is None:
-            batch["attention_mask"] = stands.long()
+            batch["token_type_ids"] = laid([example.types for example in examples], 0)
+        if self.position_offset is not None:
+            numbers = [np.arange(length) + self.position_offset for length in lengths]
+            batch["position_ids"] = laid(numbers, self.position_offset)
+        owners = laid([np.full(length, number) for number, length in enumerate(lengths)], -1)
+        if self.position_offset is None and self.attention_window is None:
+            batch["attention_mask"] = (owners >= 0).long()
         else:
-            words = padded([example.words for example in examples], NO_WORD)
-            batch["attention_mask"] = window_mask(words, stands, reach=self.attention_window, causal=self.causal)
+            words = laid([example.words for example in examples], NO_WORD)
+            batch["attention_mask"] = pair_mask(owners, words, reach=self.attention_window, causal=self.causal)
         return batch
 
 
-def window_mask(words: torch.Tensor, stands: torch.Tensor, *, reach: int, causal: bool) -> torch.Tensor:
-    """Return the mask of an attention window, float32 [rows, 1, positions, positions], to be added to the scores.
+def pair_mask(owners: torch.Tensor, words: torch.Tensor, *, reach: int | None, causal: bool) -> torch.Tensor:
+    """Return the mask of which subword sees which, float32 [rows, 1, positions, positions], added to the scores.
 
-    `words` [rows, positions]: as `seen_words` takes them. `stands`: where a subword stands; empty places see each
-    other alone, lest they see nothing.
+    `owners` [rows, positions]: the example at each place; each sees itself alone. Empty places are one of their own,
+    lest they see nothing. `words`: as `seen_words` takes them. `reach`: of the attention window, None for all.
     """
-    allowed = seen_words(words, reach) & (stands[:, None, :, None] == stands[:, None, None, :])
+    allowed = owners[:, None, :, None] == owners[:, None, None, :]
+    if reach is not None:
+        allowed &= seen_words(words, reach)
     if causal:
-        allowed &= torch.ones(words.shape[1], words.shape[1], dtype=torch.bool).tril()
+        allowed &= torch.ones(owners.shape[1], owners.shape[1], dtype=torch.bool).tril()
     return torch.zeros(allowed.shape).masked_fill_(~allowed, torch.finfo(torch.float32).min)

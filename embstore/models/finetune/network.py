@@ -13,7 +13,7 @@ import transformers
 from torch import nn
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models.finetune.examples import window_mask
+from embstore.models.finetune.examples import pair_mask
 from embstore.models.inputs import attention_window, forward_parameters, is_causal, longest_sentence, position_offset
 from embstore.models.loading import TOKENIZER_FILES, Checkpoint, quiet, read_network
 from embstore.models.tokens import SubwordTokenizer
@@ -26,6 +26,7 @@ _PROBED = 7
 class Trainable:
     """A network with a linear layer over its last hidden states, and what its batches must look like.
 
+    `position_offset`: the number of the first position where sentences may be packed into rows, else None.
     `longest`: subwords of a sentence, special ones included, None where there is no limit.
     """
 
@@ -34,6 +35,7 @@ class Trainable:
     padding_id: int
     takes_types: bool
     causal: bool
+    position_offset: int | None
     longest: int | None
 
 
@@ -88,8 +90,25 @@ def _probed(network: Any, checkpoint: Checkpoint, tokenizer: SubwordTokenizer) -
         takes_types="token_type_ids" in forward_parameters(network)
         and "token_type_ids" in getattr(checkpoint.tokenizer, "model_input_names", ()),
         causal=causal,
+        position_offset=offset if offset is not None and _packs(network, ids, offset, causal) else None,
         longest=None if room is None else room + tokenizer.specials.count,
     )
+
+
+def _packs(network: Any, ids: torch.Tensor, offset: int, causal: bool) -> bool:
+    """Tell whether two sentences in one row give what each gives alone."""
+    if attention_window(network.config)[0] is not None:
+        return False
+    half = ids.shape[1] // 2
+    owners = (torch.arange(ids.shape[1]) >= half).long()[None]
+    positions = torch.cat([torch.arange(half), torch.arange(ids.shape[1] - half)])[None] + offset
+    mask = pair_mask(owners, owners, reach=None, causal=causal)
+    try:
+        together = network(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return False
+    apart = torch.cat([network(input_ids=part).logits for part in (ids[:, :half], ids[:, half:])], dim=1)
+    return torch.allclose(together, apart, atol=1e-4)
 
 
 def _probe_ids(checkpoint: Checkpoint, vocabulary: int) -> torch.Tensor:
@@ -116,7 +135,7 @@ def require_window(trainable: Trainable, checkpoint: Checkpoint) -> None:
     other = ids.clone()
     other[0, -1] = ids[0, 1]
     words = torch.arange(_PROBED)[None]
-    mask = window_mask(words, torch.ones_like(words, dtype=torch.bool), reach=0, causal=trainable.causal)
+    mask = pair_mask(torch.zeros_like(words), words, reach=0, causal=trainable.causal)
     try:
         with torch.no_grad():
             one, two = (trainable.network(input_ids=row, attention_mask=mask).logits[0, 0] for row in (ids, other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +153,25 @@ def test_pairs_are_cut_and_typed_as_the_tokenizer_does(folder: Path) -> None:
     assert example.ids.tolist() == expected["input_ids"]
     assert example.types.tolist() == expected["token_type_ids"]
     assert set(example.types.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "gpt2"])
+@pytest.mark.parametrize("window", [None, 1])
+def test_packed_examples_give_what_each_gives_alone(name: str, window: int | None, tmp_path: Path) -> None:
+    trainable = load_trainable(open_checkpoint(tiny.save(name, tmp_path / name), revision=None), name, ["A", "B"])
+    rows = Collator(trainable.padding_id, trainable.takes_types, trainable.causal, window)
+    packing = replace(rows, position_offset=trainable.position_offset)
+    tagged = [Tagged(words, ["A"] * len(words)) for words in tiny.random_sentences(12, seed=5)]
+    made = tagged_examples(tagged, trainable.tokenizer, NUMBERS, max_length=50).items
+    batch = packing(made)
+    assert batch["input_ids"].numel() < rows(made)["input_ids"].numel()
+    with torch.no_grad():
+        together = trainable.network(**batch)
+        apart = [trainable.network(**rows([example])) for example in made]
+    total = sum((example.labels != NO_LABEL).sum() for example in made)
+    assert int((batch["labels"] != NO_LABEL).sum()) == total
+    losses = sum(float(one.loss) * (each.labels != NO_LABEL).sum() for one, each in zip(apart, made, strict=True))
+    assert float(together.loss) == pytest.approx(losses / total, abs=1e-5)
+    asked = together.logits[batch["labels"] != NO_LABEL]
+    expected = torch.cat([one.logits[0, each.labels != NO_LABEL] for one, each in zip(apart, made, strict=True)])
+    assert torch.allclose(asked.sort(0).values, expected.sort(0).values, atol=1e-4)
