@@ -183,10 +183,15 @@ def planned(
     store: str | Path | None,
     calibrate: bool,
     stores: int = 1,
+    settled: bool = False,
 ) -> Plan:
-    """Make a plan of what was read; `stores`: how many are filled together, for the memory."""
+    """Make a plan of what was read; `stores`: how many are filled together, for the memory.
+
+    `settled`: the encoder has checked itself for such a plan.
+    """
     encoder, index = reading.encoder, reading.index
-    _settle(reading, options)
+    if not settled:
+        _settle(reading, options)
     metadata = _metadata(reading, options)
     cost = estimate(
         metadata,

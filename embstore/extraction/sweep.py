@@ -109,9 +109,15 @@ def plan_windows(
             one = replace(found.options, context_window=window, context_windows=together)
         else:
             one = replace(found.options, attention_window=window)
-        timed = calibrate and (kind == "attention" or not plans)  # context windows cost what the first plan says
-        stores = len(windows) if kind == "context" else 1
-        plans[window] = planned(found, one, store=store, calibrate=timed, stores=stores)
+        shared = kind == "context" and bool(plans)  # what is run, and how, is that of the first plan
+        plans[window] = planned(
+            found,
+            one,
+            store=store,
+            calibrate=calibrate and not shared,
+            stores=len(windows) if kind == "context" else 1,
+            settled=shared,
+        )
     return WindowPlan(kind, plans, _together(kind, list(plans.values())))
 
 

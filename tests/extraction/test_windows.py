@@ -27,9 +27,10 @@ from tests.extraction.test_pipeline import small_partitions, tree_bytes
 from tests.models.oracle import PlainScript
 from tests.models.tiny import SENTENCES as TINY_SENTENCES
 from tests.models.tiny import random_sentences, save
+from tests.models.tiny_elmo import save_elmo
 
 WIDTHS = (0, 1, 2, 8, None)
-KINDS = ("bert", "roberta", "gpt2")
+KINDS = ("bert", pytest.param("roberta", marks=pytest.mark.slow), "gpt2")
 CORPUS = [
     Sentence(["New", "York", "is", "large", "but", "the", "old", "bank", "of", "New", "York"], {}, [(0, 2), (9, 11)]),
     Sentence([*TINY_SENTENCES[6], "cold"], {}, [(1, 4), (15, 17)]),
@@ -144,6 +145,7 @@ def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene:
     assert relative(vectors_of(store), vectors_of(ordinary)) < 2e-5
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_what_each_window_gives_alone(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
     used = scene("gpt2")
     stores = extract_windows(sweep(used), tmp_path / "x.zarr")
@@ -455,3 +457,20 @@ def test_windows_as_text_and_as_names() -> None:
     assert store_path("a/x.zarr", kind="context", window=None) == Path("a/x-full.zarr")
     assert store_path("a/x.h5", kind="attention", window=4) == Path("a/x-a4.h5")
     assert store_path("a/x{window}y.h5", kind="context", window=None) == Path("a/xfully.h5")
+
+
+def test_elmo_has_context_windows_and_no_attention_windows(tmp_path: Path) -> None:
+    folder = save_elmo(tmp_path / "elmo")
+    sentences = [list(words) for words in TINY_SENTENCES[:3]]
+    plan = es.plan(sentences, model=folder, dtype="float32", calibrate=False, context_window=1)
+    store = es.extract(plan, tmp_path / "x.zarr")
+    cut = [words[max(0, place - 1) : place + 2] for words in sentences for place in range(len(words))]
+    alone = es.extract(es.plan(cut, model=folder, dtype="float32", calibrate=False), tmp_path / "y.zarr")
+    rows, at = [], 0
+    for words in sentences:
+        for place in range(len(words)):
+            rows.append(at + min(place, 1))
+            at += min(len(words), place + 2) - max(0, place - 1)
+    assert relative(vectors_of(store), vectors_of(alone)[:, rows]) < 2e-5
+    with pytest.raises(InvalidValueError, match="attention windows need a transformer"):
+        es.plan(sentences, model=folder, calibrate=False, attention_window=1)
