@@ -232,7 +232,8 @@ class ContextFreeEncoder:
         """Return the vectors of spans [spans, hidden_size], one after the other; NaN where there is none."""
         vectors = np.full((len(spans.sentence), self.info.hidden_size), np.nan, np.float32)
         bounds = tokenized.word_indptr[tokenized.sentence_indptr].tolist()
-        single = {number: self._static.plain([number])[0] for number in np.unique(tokenized.ids).tolist()}
+        numbers = np.unique(tokenized.ids).tolist()
+        single = dict(zip(numbers, self._static.plain(numbers), strict=True))
         means: dict[int, NDArray[np.float32]] = {}
         for row, (sentence, start, stop) in enumerate(
             zip(spans.sentence.tolist(), spans.start.tolist(), spans.stop.tolist(), strict=True)
@@ -240,7 +241,8 @@ class ContextFreeEncoder:
             base, end = bounds[sentence], bounds[sentence + 1]
             own = tokenized.ids[base + start : base + stop].tolist()
             if not self._bag:
-                looked = self._static.plain(own) if len(own) > 1 else [single[own[0]]]
+                phrase = self._static.plain_phrase(own) if len(own) > 1 else None
+                looked = [single[number] for number in own] if phrase is None else [phrase]
                 if found := [vector for vector in looked if vector is not None]:
                     vectors[row] = pooled_by_hand(torch.from_numpy(np.array(found)), pooling)
             elif any(single[number] is not None for number in own):

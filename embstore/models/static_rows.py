@@ -64,7 +64,11 @@ class StaticRows(Protocol):
         ...
 
     def plain(self, ids: Sequence[int]) -> list[NDArray[np.float32] | None]:
-        """Return the vectors of a run of ids, looked up one by one; of a phrase, the one that it has as a whole."""
+        """Return the vector of each id, looked up afresh, without `matrix`."""
+        ...
+
+    def plain_phrase(self, ids: Sequence[int]) -> NDArray[np.float32] | None:
+        """Return the vector that a run of ids has as one, looked up afresh."""
         ...
 
 
@@ -137,16 +141,16 @@ class WordRows:
 
     def plain(self, ids: Sequence[int]) -> list[NDArray[np.float32] | None]:
         words = [self._numbers.word(number) for number in ids]
-        if len(words) > 1 and (entry := self._table.phrase(words)) is not None:
-            words = [entry]
-        return [self._plain(word) for word in words]
+        found: dict[str, NDArray[np.float32]] = {}
+        for table in (self._drawn, self._table):  # the table's own vectors come last, and count
+            some = words if table is self._drawn else [word for word in words if self._table.has(word)]
+            if table is not None and some:
+                found |= zip(some, table.vectors_of(some), strict=True)
+        return [found.get(word) for word in words]
 
-    def _plain(self, word: str) -> NDArray[np.float32] | None:
-        table = self._table if self._table.has(word) else self._drawn
-        if table is None:
-            return None
-        vector: NDArray[np.float32] = table.vectors_of([word])[0]
-        return vector
+    def plain_phrase(self, ids: Sequence[int]) -> NDArray[np.float32] | None:
+        entry = self._table.phrase([self._numbers.word(number) for number in ids])
+        return None if entry is None else np.asarray(self._table.vectors_of([entry])[0])
 
     def _read(self, ids: NDArray[np.int32]) -> None:
         """Give ids their rows; raises ModelError for a vector that the dtype cannot hold."""
@@ -218,3 +222,6 @@ class SubwordRows:
 
     def plain(self, ids: Sequence[int]) -> list[NDArray[np.float32] | None]:
         return [np.asarray(self.matrix[index].float().cpu().numpy(), np.float32) for index in ids]
+
+    def plain_phrase(self, ids: Sequence[int]) -> NDArray[np.float32] | None:
+        return None

@@ -89,7 +89,7 @@ def _index_lines(source: Source, data: mmap.mmap, lines: Lines, first: int) -> t
     """Return where every line starts, and one end more, and the words."""
     words: list[str] = []
     starts: list[NDArray[np.int64]] = []
-    ended = False
+    empty = 0
     for begin, block in _blocks_of_lines(data, first):
         bytes_of = np.frombuffer(block, np.uint8)
         ends = np.flatnonzero(bytes_of == _NEWLINE)
@@ -105,16 +105,16 @@ def _index_lines(source: Source, data: mmap.mmap, lines: Lines, first: int) -> t
         for start, stop, space, plain in zip(
             begins.tolist(), ends.tolist(), after.tolist(), usual.tolist(), strict=True
         ):
-            number = lines.first_line + len(words)
-            if plain and space > start:
+            number = lines.first_line + len(words) + empty
+            if plain and space > start and not empty:
                 words.append(_decoded(source, block[start:space], number))
                 continue
             line = block[start:stop]
             if not line.strip():
-                ended = True
+                empty += 1
                 continue
-            if ended:
-                raise source.error("an empty line before it: a line is a word and its numbers", line=number + 1)
+            if empty:
+                raise source.error("an empty line before it: a line is a word and its numbers", line=number)
             words.append(lines.parse_line(line, number)[0])
         starts.append(begins + begin)
     return np.append(np.concatenate(starts), len(data)), words

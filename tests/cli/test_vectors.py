@@ -1,0 +1,68 @@
+"""embstore train-vectors, and stores of what it makes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.wordvectors import read_word_vectors
+from tests.cli.conftest import Work
+
+PSE = "i like @new_york@-place and @rome@-place .\n" * 9 + "@rare_bird@-animal .\n"
+
+
+@pytest.mark.parametrize("name", ["v.bin", pytest.param("v.txt", marks=pytest.mark.slow)])
+def test_train_then_extract(work: Work, name: str) -> None:
+    work.write("corpus.pse", PSE)
+    options = ["--size", "8", "--epochs", "1", "--min-count", "2", "--seed", "4"]
+    told = []
+    for out in (name, f"again-{name}"):
+        told.append(work.run("train-vectors", "corpus.pse", out, *options))
+        assert (told[-1].status, told[-1].err) == (0, "")
+    assert (work / name).read_bytes() == (work / f"again-{name}").read_bytes()
+    assert told[0].out == f"{name} holds the skip-gram vectors of 6 words, 8 numbers each\n"
+    vectors = read_word_vectors(work / name)
+    assert set(vectors.words) == {"i", "like", "new_york", "and", "rome", "."}
+    model = f"vectors:{name}?missing=drop"
+    ran = work.run("extract", "corpus.pse", "v.zarr", "--model", model, "--labelled", "--dtype", "float32")
+    assert (ran.status, ran.err) == (0, "")
+    assert "no vector: the table of words has none" in ran.out
+    store = es.open(work / "v.zarr")
+    assert sorted(set(store.index.words)) == ["new york", "rome"]
+    for word, row in zip(store.index.words, (vectors.place_of("new_york"), vectors.place_of("rome")), strict=True):
+        found = store.select(words=word).vectors()[0]
+        np.testing.assert_array_equal(found, np.repeat(vectors.vectors[[row]], 9, axis=0))
+
+
+def test_json(work: Work) -> None:
+    work.write("corpus.pse", PSE)
+    ran = work.run("train-vectors", "corpus.pse", "v.txt", "--size", 4, "--epochs", 1, "--no-phrases", "--json")
+    told = json.loads(ran.out)
+    assert told == {"corpus": "corpus.pse", "out": "v.txt", "words": 7, "dimensions": 4}
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("train-vectors corpus.txt gone/v.txt", "there is no folder gone"),
+        ("train-vectors corpus.txt v.zarr", "choose another name"),
+        ("train-vectors corpus.txt model", "is a folder"),
+        ("train-vectors corpus.txt v.txt --out-format npy", "a name that ends in .npy"),
+        ("train-vectors corpus.txt v.txt --size 0", "size 0 is not allowed"),
+        ("train-vectors corpus.txt v.txt --min-count 99", "no word occurs 99 times or more"),
+        ("train-vectors gone.txt v.txt", "gone.txt"),
+        ("extract corpus.txt new.zarr --model gone.vec", "there is no file of word vectors 'gone.vec'"),
+        ("extract corpus.txt new.zarr --model random:none", "write random:DIMENSIONS"),
+        ("extract corpus.txt new.zarr --model random:4 --layers 1", "layer 1 does not exist"),
+    ],
+)
+def test_bad_input_is_one_line(work: Work, command: str, says: str) -> None:
+    before = work.contents()
+    ran = work.run(*command.split())
+    assert ran.status == 2
+    assert ran.err.count("\n") == 1
+    assert says in ran.err
+    assert work.contents() == before
