@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
 from embstore.probe.bank import Output, ProbeBank, Shape
 from embstore.probe.bank_files import SavedBank
 from embstore.probe.control import CONTROL, ControlTask
-from embstore.probe.result import SCHEMA, Asked, ProbeResult
+from embstore.probe.result import SCHEMA, Asked
+from embstore.probe.result import ProbeResult as ProbeResult
 from embstore.probe.scores import Decisions, decided, scored
 from embstore.probe.splits import PARTS, Words, WordSplit, split_words
 from embstore.probe.tasks import Part, Source
@@ -34,6 +36,23 @@ class _Asking:
     level: str
     max_contexts: int | None
     seed: int
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """How the probes of every store are trained and scored."""
+
+    asking: _Asking
+    training: Training
+    kind: str
+    hidden_size: int
+    seeds: tuple[int, ...]
+    balance: bool
+    control: bool
+    classes: tuple[str, ...] | None
+    splits: tuple[str, ...]
+    device: torch.device
+    memory: int | None
 
 
 @dataclass
@@ -107,42 +126,67 @@ def probe_classes(
         raise InvalidValueError(
             f"patience {patience} needs dev words to stop by: give some, or a dev_share, or no patience"
         )
-    asking = _Asking(label, level, max_contexts, data_seed)
-    chosen_device = choose_device(device)
+    settings = _Settings(
+        asking=_Asking(label, level, max_contexts, data_seed),
+        training=training,
+        kind=kind,
+        hidden_size=hidden_size if kind == "mlp" else 0,
+        seeds=tuple(seeds),
+        balance=balance,
+        control=control,
+        classes=None if classes is None else tuple(classes),
+        splits=tuple(splits),
+        device=choose_device(device),
+        memory=memory,
+    )
     named = _named(stores)
     found = _Found()
     for number, (name, given) in enumerate(named.items()):
-        selection = selected(given, layers)
-        source = Source(selection, words, label=label, level=level, max_contexts=max_contexts, seed=data_seed)
-        names = _classes(source, classes, name, found)
-        parts = {part: source.part(part, names) for part in PARTS if part == "train" or _wanted(part, splits, patience)}
-        drawn = ControlTask.of(parts["train"], data_seed) if control else None
-        controls = _controls(parts, drawn)
-        outputs = [Output(label, each) for each in names] + [Output(CONTROL, each) for each in names] * control
-        width = selection.store.hidden_size
-        shape = Shape(kind, selection.layers, tuple(seeds), tuple(outputs), width, hidden_size if kind == "mlp" else 0)
-        learnt = parts["train"].with_control(controls.get("train"))
-        stop = parts["dev"].with_control(controls.get("dev")) if patience is not None else None
-        trained = train_bank(
-            shape,
-            learnt,
-            stop,
-            training=training,
-            positive_weight=_balance(learnt.kind, learnt.targets) if balance else None,
-            device=chosen_device,
-            memory=memory,
-            progress=_share(progress, number, len(named)),
-        )
-        found.banks[name] = SavedBank.of(
-            trained,
-            store=selection.store,
-            split=words,
-            training={**asdict(training), "balance": balance},
-            asking=asdict(asking),
-            control=drawn,
-        )
-        _score(found, name, trained.bank, parts, controls, splits, label, chosen_device)
+        told = _share(progress, number, len(named))
+        _probe_store(name, selected(given, layers), words, settings, found, told)
     return found.result()
+
+
+def _probe_store(
+    name: str,
+    selection: Selection,
+    words: WordSplit,
+    settings: _Settings,
+    found: _Found,
+    progress: Callable[[int, int], object] | None,
+) -> None:
+    """Train and score the probes of one store."""
+    source = Source(selection, words, **asdict(settings.asking))
+    names = _classes(source, settings.classes, name, found)
+    wanted = {"train", *settings.splits, *(["dev"] if settings.training.patience is not None else [])}
+    parts = {part: source.part(part, names) for part in PARTS if part in wanted}
+    control = ControlTask.of(parts["train"], settings.asking.seed) if settings.control else None
+    controls = _controls(parts, control)
+    tasks = (settings.asking.label, CONTROL) if settings.control else (settings.asking.label,)
+    outputs = tuple(Output(task, each) for task in tasks for each in names)
+    width = selection.store.hidden_size
+    shape = Shape(settings.kind, selection.layers, settings.seeds, outputs, width, settings.hidden_size)
+    examples = {part: held.with_control(controls.get(part)) for part, held in parts.items()}
+    train = examples["train"]
+    trained = train_bank(
+        shape,
+        train,
+        examples["dev"] if settings.training.patience is not None else None,
+        training=settings.training,
+        positive_weight=_balance(train.kind, train.targets) if settings.balance else None,
+        device=settings.device,
+        memory=settings.memory,
+        progress=progress,
+    )
+    found.banks[name] = SavedBank.of(
+        trained,
+        store=selection.store,
+        split=words,
+        training={**asdict(settings.training), "balance": settings.balance},
+        asking=asdict(settings.asking),
+        control=control,
+    )
+    _score(found, name, trained.bank, parts, controls, settings.splits, settings.asking.label, settings.device)
 
 
 def apply_probes(
@@ -243,10 +287,6 @@ def _named(stores: Stores) -> dict[str, Store | Selection]:
     return named
 
 
-def _wanted(part: str, splits: Sequence[str], patience: int | None) -> bool:
-    return part in splits or (part == "dev" and patience is not None)
-
-
 def _classes(source: Source, asked: Sequence[str] | None, name: str, found: _Found) -> tuple[str, ...]:
     fit, unfit = source.classes()
     if asked is not None:
@@ -292,7 +332,7 @@ def _score(
     controls: Mapping[str, NDArray[np.bool_]],
     splits: Sequence[str],
     task: str,
-    device: Any,
+    device: torch.device,
 ) -> None:
     placed = bank.to(device)
     classes = tuple(dict.fromkeys(output.name for output in bank.shape.outputs))

@@ -105,7 +105,7 @@ def iter_batches(
                 out[:, :, :-1].copy_(vectors.to(device, non_blocking=True))
                 out[:, :, -1] = 1
                 if pinned:
-                    copied[number % len(rooms)] = event = torch.cuda.Event()
+                    copied[number % len(rooms)] = event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                     event.record()
                 if number + READ_AHEAD < len(batches):
                     waiting.append(reader.submit(wait_and_read, number + READ_AHEAD))

@@ -82,7 +82,10 @@ def test_several_stores_seeds_and_figures(folder: Work) -> None:
 def test_words_one_a_line_have_the_classes_of_the_store(folder: Work) -> None:
     listed = valid(folder.run("probe", "classes", "made.zarr", *ASK, "--json"))
     for name in ("train", "test"):
-        words = [line.split("\t")[0].strip("@") for line in (folder / f"{name}.tsv").read_text().splitlines()]
+        words = [
+            line.split("\t")[0].strip("@").replace("_", " ")
+            for line in (folder / f"{name}.tsv").read_text().splitlines()
+        ]
         folder.write(f"{name}.tsv", "\n".join(words) + "\n")
     assert valid(folder.run("probe", "classes", "made.zarr", *ASK, "--json")) == listed
 

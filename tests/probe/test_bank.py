@@ -44,8 +44,15 @@ def logits(trained: Trained, data: LabelledExamples) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("kind", "units"), KINDS)
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("stopping", [False, True])
+@pytest.mark.parametrize(
+    ("weighted", "stopping"),
+    [
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        (False, False),
+    ],
+)
 def test_the_bank_is_its_probes_trained_one_by_one(kind: str, units: int, weighted: bool, stopping: bool) -> None:
     train, dev = examples(150), examples(60, seed=1)
     training = Training(epochs=14, batch_size=32, learning_rate=0.03, patience=2 if stopping else None)
@@ -108,7 +115,7 @@ def test_initial_weights_are_those_of_each_probe_alone() -> None:
 
 
 @pytest.mark.parametrize(("kind", "units"), KINDS)
-@pytest.mark.parametrize("probes", [1, 4, 7])
+@pytest.mark.parametrize("probes", [pytest.param(1, marks=pytest.mark.slow), 4, 7])
 def test_little_memory_trains_the_same_probes_in_turns(kind: str, units: int, probes: int) -> None:
     train, dev = examples(90), examples(40, seed=1)
     training = Training(epochs=3, batch_size=32, patience=1)

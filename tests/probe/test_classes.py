@@ -28,7 +28,7 @@ from tests.store_making import make_store
 FAST: dict[str, Any] = {"epochs": 12, "batch_size": 16, "learning_rate": 0.02}
 
 
-@pytest.fixture(scope="module", params=["zarr", "h5"])
+@pytest.fixture(scope="module", params=["zarr", pytest.param("h5", marks=pytest.mark.slow)])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make(tmp_path_factory.mktemp("stores") / f"made.{request.param}", words=90)
 
