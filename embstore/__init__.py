@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from embstore.corpus import Keep as Keep
     from embstore.corpus import Sentence as Sentence
     from embstore.corpus import open_corpus as open_corpus
+    from embstore.corpus import read_word_classes as read_word_classes
     from embstore.errors import EmbstoreError as EmbstoreError
     from embstore.evaluation import evaluate as evaluate
     from embstore.evaluation import table1 as table1
@@ -22,9 +23,18 @@ if TYPE_CHECKING:
     from embstore.extraction.pipeline import extract as extract
     from embstore.extraction.plan import Plan as Plan
     from embstore.extraction.plan import plan as plan
+    from embstore.extraction.sweep import extract_windows as extract_windows
+    from embstore.extraction.sweep import plan_windows as plan_windows
     from embstore.models import load_encoder as load_encoder
+    from embstore.models.attention_maps import attention_similarity as attention_similarity
+    from embstore.models.finetune import finetune as finetune
+    from embstore.models.static_loading import word_vector_encoder as word_vector_encoder
     from embstore.models.subword_table import subword_table_vectors as subword_table_vectors
     from embstore.nearest import neighbors as neighbors
+    from embstore.probe.bank_files import SavedBank as SavedBank
+    from embstore.probe.classes import ProbeResult as ProbeResult
+    from embstore.probe.classes import apply_probes as apply_probes
+    from embstore.probe.classes import probe_classes as probe_classes
     from embstore.query.bench import bench_neighbors as bench_neighbors
     from embstore.query.bench import bench_query as bench_query
     from embstore.query.cka import linear_cka as linear_cka
@@ -66,6 +76,7 @@ if TYPE_CHECKING:
     from embstore.wordvectors import WordVectors as WordVectors
     from embstore.wordvectors import read_word_vectors as read_word_vectors
     from embstore.wordvectors import write_word_vectors as write_word_vectors
+    from embstore.wordvectors.training import train_vectors as train_vectors
 
     open = open_store
 
@@ -119,6 +130,17 @@ _HOME = {
     "label_agreement": ("embstore.query.senses", "label_agreement"),
     "labelled_occurrences": ("embstore.query.senses", "labelled_occurrences"),
     "zhao2020": ("embstore.recipes.zhao2020", "zhao2020"),
+    "ProbeResult": ("embstore.probe.classes", "ProbeResult"),
+    "apply_probes": ("embstore.probe.classes", "apply_probes"),
+    "probe_classes": ("embstore.probe.classes", "probe_classes"),
+    "SavedBank": ("embstore.probe.bank_files", "SavedBank"),
+    "finetune": ("embstore.models.finetune", "finetune"),
+    "attention_similarity": ("embstore.models.attention_maps", "attention_similarity"),
+    "extract_windows": ("embstore.extraction.sweep", "extract_windows"),
+    "plan_windows": ("embstore.extraction.sweep", "plan_windows"),
+    "train_vectors": ("embstore.wordvectors.training", "train_vectors"),
+    "read_word_classes": ("embstore.corpus", "read_word_classes"),
+    "word_vector_encoder": ("embstore.models.static_loading", "word_vector_encoder"),
     "Selection": ("embstore.store", "Selection"),
     "Store": ("embstore.store", "Store"),
     "export": ("embstore.store", "export"),
