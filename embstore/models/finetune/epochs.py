@@ -147,7 +147,7 @@ class _Trainer(transformers.Trainer):
     """Packs examples to learn from; those to be scored keep a row each, by which entities are told."""
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        packing = self.data_collator
+        packing: Any = self.data_collator
         self.data_collator = replace(packing, position_offset=None)
         try:
             return super().get_eval_dataloader(eval_dataset)
