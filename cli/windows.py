@@ -17,9 +17,8 @@ ContextWindow = Annotated[
         "--context-window",
         metavar="K",
         rich_help_panel=WINDOWS,
-        help="Give the model only K words left and right of each target: 0, 2, ... or full. Several, such as "
-        "0,2,8,full, run equal windows once and write NAME-k0.zarr ... NAME-full.zarr, or put each in place of "
-        "{window} in the store's name.",
+        help="Give the model only K words left and right of each target: a number or full. Several, such as "
+        "0,2,8,full, run equal windows once and write a store each: NAME-k0.zarr to NAME-full.zarr.",
     ),
 ]
 AttentionWindow = Annotated[
@@ -29,7 +28,7 @@ AttentionWindow = Annotated[
         metavar="K",
         rich_help_panel=WINDOWS,
         help="Give the model the whole sentence, where at every layer a word attends to the words at most K away. "
-        "Several write NAME-a0.zarr ..., a pass each.",
+        "Several write NAME-a0.zarr and so on, a pass each.",
     ),
 ]
 
