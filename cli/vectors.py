@@ -72,9 +72,9 @@ def train_vectors(
     encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train skip-gram vectors with negative sampling on a corpus (needs gensim).
+    """Train skip-gram word vectors on a corpus.
 
-    A store of them: embstore extract CORPUS STORE --model OUT.
+    With negative sampling, by gensim. A store of them: embstore extract CORPUS STORE --model OUT.
     """
     _require_place(out, file_format)
     from embstore.corpus import open_corpus
