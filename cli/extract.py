@@ -38,7 +38,11 @@ StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The store to w
 Model = Annotated[
     str,
     typer.Option(
-        "--model", "-m", metavar="M", rich_help_panel=MODEL, help="Model folder, or a name on the Hugging Face hub."
+        "--model",
+        "-m",
+        metavar="M",
+        rich_help_panel=MODEL,
+        help="Model folder or hub name; or a file of word vectors, random:DIM, subwords:M, bag: before these.",
     ),
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")]
