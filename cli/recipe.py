@@ -22,7 +22,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def zhao2020(
-    corpus: Annotated[Path, typer.Argument(help="A corpus in Wiki-PSE markup, with its targets labelled by class.")],
+    corpus: Annotated[
+        Path, typer.Argument(metavar="CORPUS", help="A corpus in Wiki-PSE markup, with its targets labelled by class.")
+    ],
     model: Model,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where stores, tables, figures and the report go.")],
     train: Annotated[Path | None, typer.Option(metavar="TSV", help="Words to learn from (train.tsv there).")] = None,
