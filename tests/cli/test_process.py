@@ -65,6 +65,7 @@ def test_extract_info_verify_lookup_as_a_user_types_them(made: Path, tmp_path: P
     assert (again.status, again.err) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_fails_soon(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text(SENTENCES)
     nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
@@ -183,6 +184,7 @@ def progress_on_a_terminal(arguments: list[str], cwd: Path) -> tuple[int, str]:
     return process.wait(timeout=60), shown.decode()
 
 
+@pytest.mark.slow
 def test_progress_shows_on_a_terminal_with_rate_and_time_left(made: Path, long_corpus: Path, tmp_path: Path) -> None:
     arguments = ["extract", str(long_corpus), "new.zarr", "--model", str(made / "model"), "--batch-subwords", "64"]
     status, shown = progress_on_a_terminal(arguments, tmp_path)
@@ -192,6 +194,7 @@ def test_progress_shows_on_a_terminal_with_rate_and_time_left(made: Path, long_c
     assert re.search(r"extract .*[\d,]+/[\d,]+ [\d,]+ words/s \d+:\d\d:\d\d", plain), plain[-2000:]
 
 
+@pytest.mark.slow
 def test_no_progress_where_standard_error_is_no_terminal(made: Path, tmp_path: Path) -> None:
     corpus = made / "corpus.txt"
     ran = run_process(

@@ -70,6 +70,7 @@ def test_the_place_of_a_bad_byte_does_not_depend_on_blocks(
         list(open_corpus(path))
 
 
+@pytest.mark.slow
 def test_reading_holds_no_more_than_a_few_blocks(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"one two three\n" * 1_000_000, 1))

@@ -489,6 +489,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(folder, tmp_path, suffix, 
         es.extract(changed, resumed.path)
 
 
+@pytest.mark.slow
 def test_the_command_line(folder, tmp_path):
     corpus(tmp_path / "corpus.txt")
     command = [sys.executable, "-m", "embstore_cli", "extract", "corpus.txt", "out.zarr", "--model", str(folder)]

@@ -222,6 +222,7 @@ def test_a_model_of_the_hub_is_known_by_its_revision(folder, monkeypatch):
     assert not any(pattern.endswith((".bin", ".py", "*")) for pattern in asked["allow_patterns"])
 
 
+@pytest.mark.slow
 def test_loading_is_silent_and_leaves_settings_alone(folder):
     script = (
         "import sys, transformers; from embstore.models import load_encoder\n"

@@ -144,6 +144,7 @@ def test_layers(made: Made, tmp_path: Path, layers: Any, stored: tuple[int, ...]
     assert table(out) == table(made.store)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("small_shards")

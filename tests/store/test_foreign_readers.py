@@ -58,6 +58,7 @@ def test_other_tools_read_the_same(tmp_path: Path, tool: str, suffix: str, dtype
     assert seen["commits"][:3] == ["uint64", "3", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tool", "suffix"), TOOLS[:4])
 def test_large_columns(tmp_path: Path, tool: str, suffix: str) -> None:
     made = example(rows=140_000, layers=(0, 1), hidden_size=1, partition_rows=65_536)

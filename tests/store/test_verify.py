@@ -315,6 +315,7 @@ def test_repair_with_another_plan_is_refused(tmp_path: Path, suffix: str) -> Non
     assert sorted(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "stride"), [(".zarr", 19), (".h5", 1)])
 def test_killed_in_repair(tmp_path: Path, suffix: str, stride: int) -> None:
     """At each moment either the damaged store or the mended one stands, or the next repair puts it back."""

@@ -285,6 +285,7 @@ def test_killed_at_each_step_of_filling(tmp_path: Path, suffix: str) -> None:
     assert sorted(item.name for item in tmp_path.iterdir()) == [f"s{suffix}", f"whole{suffix}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_killed_at_each_step_of_mending(tmp_path: Path, suffix: str) -> None:
     """A finished store of which one partition is discarded and written again."""
