@@ -26,7 +26,7 @@ ALLOWED = {
     "extraction": {"allocator", "errors", "corpus", "store", "models", "schemas", "wordvectors"},
     "query": {"allocator", "errors", "kmeans", "store", "schemas", "wordvectors"},
     "nearest": {"errors", "corpus", "store", "models", "extraction", "query", "wordvectors"},
-    "probe": {"allocator", "errors", "query", "schemas", "store", "wordvectors"},
+    "probe": {"allocator", "corpus", "errors", "query", "schemas", "store", "wordvectors"},
     "plot": {"errors", "store", "query"},
     "recipes": {"errors", "corpus", "wordvectors", "store", "models", "extraction", "query", "probe", "plot"},
     "cli": {

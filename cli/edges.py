@@ -1,0 +1,210 @@
+"""`embstore probe edges`: in which layers labelled spans, and pairs of them, can be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import embstore as es
+from embstore.errors import InvalidValueError
+from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
+from embstore_cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SUFFIXES = ("", ".gz", ".zst")
+EXAMPLE = "Example: embstore probe edges gum.zarr edge-probing/pos edge-probing/entities --sentences 1000"
+
+
+def edges(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="A store of the sentences of the tasks.")],
+    tasks: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TASK", help="Folders with train.jsonl, dev.jsonl and test.jsonl, or one file of train targets."
+        ),
+    ],
+    dev: Annotated[Path | None, typer.Option(metavar="JSONL", help="Targets to stop by, beside a file.")] = None,
+    test: Annotated[Path | None, typer.Option(metavar="JSONL", help="Targets to be asked, beside a file.")] = None,
+    layers: Annotated[str, typer.Option(metavar="LAYERS", help="Such as 0-6, last or all.")] = "all",
+    sentences: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Sentences of each split at most, drawn by their texts; 0: all.")
+    ] = 0,
+    layerwise: Annotated[bool, typer.Option("--layerwise", help="Also a probe of each layer by itself.")] = False,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the sentences at most.")] = 30,
+    patience: Annotated[
+        int, typer.Option(metavar="N", min=0, help="A probe stops after N epochs without a better dev loss; 0: never.")
+    ] = 3,
+    batch: Annotated[int, typer.Option(metavar="N", help="Sentences a step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(metavar="RATE", help="Of Adam.")] = 1e-3,
+    mixing_rate: Annotated[float, typer.Option(metavar="RATE", help="Of Adam, for the mixing weights.")] = 1e-2,
+    dropout: Annotated[float, typer.Option(metavar="SHARE", help="Of the hidden units.")] = 0.2,
+    hidden: Annotated[int, typer.Option(metavar="N", help="Units of the projection and of the hidden layer.")] = 256,
+    seeds: Annotated[str, typer.Option(metavar="SEEDS", help="Of initial weights, such as 0 or 1,2,3.")] = "0",
+    data_seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Of the sample and of the order of sentences.")
+    ] = 0,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw mixing weights and differential scores to FILE.{png,svg,pdf}."),
+    ] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read labelled spans from vectors, with probes that mix layers 0 to l.
+
+    Edge probing of Tenney et al. 2019: F1 of P(0) to P(L), what each layer adds, the mixing weights of P(L), their
+    center of gravity and the expected layer. All P(l) of a task are trained together.
+    """
+    require_out(out)
+    require_figure(plot, option="--plot")
+    files = _files(tasks, dev, test)
+    numbers = _numbers(seeds)
+    import polars as pl
+
+    from embstore.probe.edges import probe_edges, summary
+    from embstore.store.layers import chosen_layers
+
+    opened = es.open(store)
+    chosen = chosen_layers(layers, opened.layers)
+    frames: list[pl.DataFrame] = []
+    notes: list[str] = []
+    for name, splits in files.items():
+        with progress_bar(name, total=None, unit="sentences") as advance:
+            found = probe_edges(
+                opened,
+                train=splits["train"],
+                dev=splits.get("dev"),
+                test=splits.get("test"),
+                name=name,
+                layers=chosen,
+                seeds=numbers,
+                data_seed=data_seed,
+                sentences=sentences or None,
+                layerwise=layerwise,
+                projection=hidden,
+                hidden_size=hidden,
+                dropout=dropout,
+                epochs=epochs,
+                batch_size=batch,
+                learning_rate=learning_rate,
+                mixing_rate=mixing_rate,
+                patience=patience or None,
+                device=device,
+                progress=advance,
+            )
+        frames.append(found.frame)
+        notes += found.notes
+    frame = pl.concat(frames)
+    if out is not None:
+        write_table(frame, out)
+    if plot is not None:
+        from embstore.plot.edges import edge_layers
+
+        es.plot.save(edge_layers(summary(frame)), plot)
+    for note in notes:
+        typer.echo(f"embstore: {note}", err=True)
+    if as_json:
+        print_json(frame.to_dicts())
+        return
+    told = summary(frame)
+    print_table(_by_task(told), title="edge probes: P(0) sees layer 0, P(L) mixes all")
+    print()
+    print_table(_by_layer(told), title="F1 of P(l) by layer" + (", and of each layer by itself" if layerwise else ""))
+
+
+def _numbers(seeds: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in seeds.split(","))
+    except ValueError:
+        raise InvalidValueError(f"--seeds {seeds!r} is not allowed: give numbers, such as 0 or 1,2,3") from None
+
+
+def _files(tasks: list[Path], dev: Path | None, test: Path | None) -> dict[str, dict[str, Path]]:
+    """The files of each task by split, by the name of the task."""
+    from embstore.probe.edges import task_name
+
+    found: dict[str, dict[str, Path]] = {}
+    for task in tasks:
+        if task.is_dir():
+            name, splits = task.absolute().name, _folder(task)
+        else:
+            name, splits = task_name(task), {"train": task}
+        if name in found:
+            raise InvalidValueError(f"two tasks are called {name}: give each once")
+        found[name] = splits
+    given = {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
+    if given and (len(tasks) > 1 or tasks[0].is_dir()):
+        raise InvalidValueError(f"--{next(iter(given))} goes with one file of train targets: folders have their own")
+    for splits in found.values():
+        splits.update(given)
+    return found
+
+
+def _folder(task: Path) -> dict[str, Path]:
+    places = {
+        name: next((path for suffix in SUFFIXES if (path := task / f"{name}.jsonl{suffix}").exists()), None)
+        for name in ("train", "dev", "test")
+    }
+    held = {name: path for name, path in places.items() if path is not None}
+    if "train" not in held:
+        raise InvalidValueError(f"{task} has no train.jsonl: give folders of a task, or its file of train targets")
+    return held
+
+
+def _scored(told: pl.DataFrame) -> str:
+    """The split that is shown: test, where there is one."""
+    held = [split for split in told["split"].unique(maintain_order=True).to_list() if split != "train"]
+    return "test" if "test" in held else str(held[0]) if held else ""
+
+
+def _by_task(told: pl.DataFrame) -> list[dict[str, Any]]:
+    rows = []
+    for (task,), part in told.partition_by("task", as_dict=True, maintain_order=True).items():
+        held = {(row["split"], row["metric"], row["layer"]): row for row in part.to_dicts()}
+        layers = sorted({layer for _, metric, layer in held if metric == "mixing"})
+        split = _scored(part)
+
+        def shown(metric: str, split: str, layer: int | None = None, held: dict[Any, Any] = held) -> Any:
+            return _with_deviation(held.get((split, metric, layer)))
+
+        rows.append(
+            {
+                "task": task,
+                "split": split,
+                "labels": held.get((split, "majority_f1", None), {}).get("count"),
+                "majority": shown("majority_f1", split),
+                "F1 P(0)": shown("f1", split, layers[0]),
+                "F1 P(L)": shown("f1", split, layers[-1]),
+                "center of gravity": shown("center_of_gravity", "train"),
+                "expected layer": shown("expected_layer", split),
+                "KL mixing": shown("mixing_kl", "train"),
+                "KL scores": shown("differential_kl", split),
+            }
+        )
+    return rows
+
+
+def _by_layer(told: pl.DataFrame) -> list[dict[str, Any]]:
+    """A row a layer, a column a task."""
+    rows: dict[int, dict[str, Any]] = {}
+    several = told["task"].n_unique() > 1
+    for (task,), part in told.partition_by("task", as_dict=True, maintain_order=True).items():
+        split = _scored(part)
+        before = f"{task} " if several else ""
+        names = {"f1": f"{before}{split} F1", "layer_f1": f"{before}alone", "mixing": f"{before}s"}
+        for row in part.to_dicts():
+            if row["metric"] in names and row["split"] in (split, "train"):
+                own = rows.setdefault(row["layer"], {"layer": str(row["layer"])})
+                own[names[row["metric"]]] = _with_deviation(row)
+    return [rows[layer] for layer in sorted(rows)]
+
+
+def _with_deviation(row: dict[str, Any] | None) -> Any:
+    if row is None or row["value"] is None:
+        return None
+    return round(row["value"], 4) if row["deviation"] is None else f"{row['value']:.3f}±{row['deviation']:.3f}"

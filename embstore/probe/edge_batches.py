@@ -1,0 +1,160 @@
+"""The stream that edge probes learn from: the rows that the spans of some sentences need, all layers, read ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.errors import NonFiniteError
+from embstore.probe.edge_tasks import EdgeSplit
+from embstore.probe.training import VERIFY
+from embstore.store import Store
+
+READ_AHEAD = 2
+
+
+@dataclass(frozen=True, eq=False)
+class SpanColumns:
+    """Where the first (or second) spans of a batch stand among its vectors.
+
+    `used` int64 [m]: the vectors within these spans, ascending; None where that is all of them. `start`, `stop`
+    int64 [targets]: each span as a range of `used`.
+    """
+
+    used: torch.Tensor | None
+    start: torch.Tensor
+    stop: torch.Tensor
+    single: bool
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeBatch:
+    """Some targets: `vectors` float32 [layer, n, width], `spans` one or two, `gold` float32 [targets, labels].
+
+    `targets`: their places in the split.
+    """
+
+    targets: NDArray[np.int64]
+    vectors: torch.Tensor
+    spans: tuple[SpanColumns, ...]
+    gold: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.gold)
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A batch as it was read: `room` holds its vectors."""
+
+    targets: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    vectors: NDArray[Any]
+    spans: tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], ...]
+
+
+def batch_sentences(order: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int64]]:
+    """Sentences in their order, so many a batch; within a batch they ascend, as their rows then do."""
+    return [np.sort(order[start : start + batch_size]) for start in range(0, len(order), batch_size)]
+
+
+def iter_batches(
+    store: Store,
+    split: EdgeSplit,
+    order: NDArray[np.int64],
+    layers: Sequence[int],
+    *,
+    batch_size: int,
+    device: torch.device,
+) -> Iterator[EdgeBatch]:
+    """Yield the batches of some sentences of a split, each good until the next is asked for.
+
+    `batch_size`: sentences. A thread reads ahead; no more than READ_AHEAD + 1 batches are held. Raises
+    MissingRowsError, NonFiniteError.
+    """
+    batches = batch_sentences(order, batch_size)
+    rooms = [np.empty(0, store.vector_dtype) for _ in range(READ_AHEAD + 1)]
+
+    def read(number: int) -> _Read:
+        targets = _targets(split, batches[number])
+        rows, spans = _columns([each[targets] for each in split.spans])
+        shape = (len(layers), len(rows), store.hidden_size)
+        place, size = number % len(rooms), int(np.prod(shape))
+        if len(rooms[place]) < size:
+            rooms[place] = np.empty(size, store.vector_dtype)
+        vectors = rooms[place][:size].reshape(shape)
+        store.gather_layers(rows, layers, out=vectors)
+        return _Read(targets, rows, vectors, spans)
+
+    with ThreadPoolExecutor(1, "embstore-edges") as reader:
+        waiting = [reader.submit(read, number) for number in range(min(READ_AHEAD, len(batches)))]
+        try:
+            for number in range(len(batches)):
+                held = waiting.pop(0).result()
+                batch = _placed(held, split, device)
+                _require_finite(batch.vectors, held.rows, layers, store)
+                if number + READ_AHEAD < len(batches):
+                    waiting.append(reader.submit(read, number + READ_AHEAD))
+                yield batch
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _targets(split: EdgeSplit, sentences: NDArray[np.int64]) -> NDArray[np.int64]:
+    return _ranges(split.first[sentences], split.first[sentences + 1])
+
+
+def _ranges(start: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers of all ranges, one after the other."""
+    sizes = stop - start
+    ends = np.cumsum(sizes)
+    places = np.arange(int(ends[-1]) if len(ends) else 0)
+    return np.asarray(places + np.repeat(start - ends + sizes, sizes))
+
+
+def _columns(
+    spans: Sequence[NDArray[np.int64]],
+) -> tuple[NDArray[np.int64], tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], ...]]:
+    """The distinct rows of spans, and of each kind of span the places of its own, and where spans lie among them.
+
+    Rows between the first and the last of a span are all in it, so a range of rows is a range of distinct rows too.
+    """
+    own = [np.unique(_ranges(span[:, 0], span[:, 1])) for span in spans]
+    rows = own[0] if len(own) == 1 else np.union1d(own[0], own[1])
+    return rows, tuple(
+        (np.searchsorted(rows, held), np.searchsorted(held, span[:, 0]), np.searchsorted(held, span[:, 1]))
+        for span, held in zip(spans, own, strict=True)
+    )
+
+
+def _placed(held: _Read, split: EdgeSplit, device: torch.device) -> EdgeBatch:
+    spans = tuple(
+        SpanColumns(
+            None if len(used) == len(held.rows) else torch.from_numpy(used).to(device),
+            torch.from_numpy(start).to(device),
+            torch.from_numpy(stop).to(device),
+            bool((stop - start == 1).all()),
+        )
+        for used, start, stop in held.spans
+    )
+    vectors = torch.from_numpy(held.vectors).to(device).to(torch.float32, copy=True)
+    gold = torch.from_numpy(split.gold[held.targets]).to(device).float()
+    return EdgeBatch(held.targets, vectors, spans, gold)
+
+
+def _require_finite(vectors: torch.Tensor, rows: NDArray[np.int64], layers: Sequence[int], store: Store) -> None:
+    if bool(torch.isfinite(vectors.sum())):
+        return
+    wrong = torch.nonzero(~torch.isfinite(vectors).all(2))
+    if len(wrong):
+        layer, place = wrong[0].tolist()
+        raise NonFiniteError(
+            f"layer {layers[layer]}, row {int(rows[place])} of {store.path} holds a value that is not finite: {VERIFY}"
+        )

@@ -1,0 +1,80 @@
+"""Scores of edge probes: micro-averaged F1 over the labels of targets, and the best constant answer beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.probe.edge_model import EdgeBank
+from embstore.probe.edge_tasks import EdgeSplit
+from embstore.probe.edge_training import Stream, iter_logits
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeTally:
+    """Labels that each probe has found: `right` and `said` int64 [probes], of `wanted` that were to be found."""
+
+    right: NDArray[np.int64]
+    said: NDArray[np.int64]
+    wanted: int
+
+    def f1(self) -> NDArray[np.float64]:
+        """Micro F1, 2 TP / (2 TP + FP + FN); NaN where there was nothing to find and nothing was said."""
+        whole = (self.said + self.wanted).astype(np.float64)
+        return np.where(whole > 0, 2 * self.right / np.maximum(whole, 1), np.nan)
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """The answer where every target has one label: the likeliest; bool, of the shape of the logits."""
+    return torch.zeros_like(logits, dtype=torch.bool).scatter_(2, logits.argmax(2, keepdim=True), value=True)
+
+
+def at_least_half(logits: torch.Tensor) -> torch.Tensor:
+    """The answer where targets have any labels: those of a probability of one half or more."""
+    return logits >= 0
+
+
+def score_edges(bank: EdgeBank, stream: Stream, split: EdgeSplit) -> dict[str, EdgeTally]:
+    """Tallies of all probes in one pass, by rule: `likeliest` and `half`.
+
+    Labels that train does not have are among those wanted, and are never found.
+    """
+    rules = {"likeliest": likeliest, "half": at_least_half}
+    right = {name: np.zeros(len(bank), np.int64) for name in rules}
+    said = {name: np.zeros(len(bank), np.int64) for name in rules}
+    for targets, logits in iter_logits(bank, stream, split):
+        gold = torch.from_numpy(split.gold[targets]).to(logits.device)
+        for name, rule in rules.items():
+            answer = rule(logits)
+            right[name] += (answer & gold).sum((1, 2)).cpu().numpy()
+            said[name] += answer.sum((1, 2)).cpu().numpy()
+    wanted = wanted_labels(split)
+    return {name: EdgeTally(right[name], said[name], wanted) for name in rules}
+
+
+def wanted_labels(split: EdgeSplit) -> int:
+    return int(split.gold.sum() + split.unknown.sum())
+
+
+def majority(train: EdgeSplit, *, single: bool) -> NDArray[np.bool_]:
+    """The constant answer that knows how frequent labels are in train; bool [labels].
+
+    The most frequent label where every target has one; else the k most frequent, of that k whose micro F1 on train
+    is best (the fewest of equals).
+    """
+    counts = train.gold.sum(0)
+    order = np.argsort(-counts, kind="stable")
+    most = np.arange(1, len(counts) + 1)
+    f1 = 2 * np.cumsum(counts[order]) / (most * len(train) + wanted_labels(train))
+    chosen = np.zeros(len(counts), bool)
+    chosen[order[: 1 if single else 1 + int(f1.argmax())]] = True
+    return chosen
+
+
+def constant_tally(answer: NDArray[np.bool_], split: EdgeSplit) -> EdgeTally:
+    """What the same answer to every target of a split finds."""
+    right = int(split.gold[:, answer].sum())
+    return EdgeTally(np.array([right]), np.array([int(answer.sum()) * len(split)]), wanted_labels(split))

@@ -1,0 +1,193 @@
+"""Training edge probes together: one pass over the data an epoch for all of them, each of which stops by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.probe.edge_batches import EdgeBatch, iter_batches
+from embstore.probe.edge_model import MIXING, EdgeBank
+from embstore.probe.edge_tasks import EdgeSplit
+from embstore.probe.training import VERIFY
+from embstore.store import Store
+
+
+@dataclass(frozen=True)
+class EdgeTraining:
+    """How edge probes are trained: Adam over `epochs` in batches of `batch_size` sentences.
+
+    `mixing_rate`: the learning rate of the mixing weights and gamma. `dropout`: on the hidden layer. `patience`: a
+    probe stops after so many epochs in which its loss on dev has not fallen below its best, and keeps the weights
+    of its best epoch; None for all epochs and the last weights. `order_seed`: of the order of the sentences.
+    """
+
+    epochs: int = 30
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    mixing_rate: float = 1e-2
+    dropout: float = 0.2
+    patience: int | None = 3
+    order_seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidValueError(f"{name} {value} is not allowed: give 1 or more")
+        for name in ("learning_rate", "mixing_rate"):
+            if not getattr(self, name) > 0:
+                raise InvalidValueError(f"{name} {getattr(self, name)} is not allowed: give more than 0")
+        if not 0 <= self.dropout < 1:
+            raise InvalidValueError(f"dropout {self.dropout} is not allowed: give 0 or more, below 1")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedEdges:
+    """Probes and how their training went: `epochs` int64, `dev_loss` float64 (NaN: no dev), [probes].
+
+    `epochs`: the epoch, from 1, whose weights each probe has.
+    """
+
+    bank: EdgeBank
+    epochs: NDArray[np.int64]
+    dev_loss: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Where batches come from: some layers of a store, on a device."""
+
+    store: Store
+    layers: Sequence[int]
+    batch_size: int
+    device: torch.device
+
+    def batches(self, split: EdgeSplit, order: NDArray[np.int64] | None = None) -> Iterator[EdgeBatch]:
+        chosen = np.arange(split.sentences) if order is None else order
+        return iter_batches(self.store, split, chosen, self.layers, batch_size=self.batch_size, device=self.device)
+
+
+def train_edges(
+    bank: EdgeBank,
+    stream: Stream,
+    train: EdgeSplit,
+    dev: EdgeSplit | None,
+    *,
+    training: EdgeTraining,
+    progress: Callable[[int, int], object] | None = None,
+) -> TrainedEdges:
+    """Train all probes of a bank on the mean binary cross-entropy of each; the bank given is not changed.
+
+    A probe that has stopped is computed no more. `progress`: is told how many sentences are done of how many at
+    most. Raises InvalidValueError (patience without dev), NonFiniteError, MissingRowsError.
+    """
+    if training.patience is not None and dev is None:
+        raise InvalidValueError(f"patience {training.patience} needs dev targets to stop by: give some, or no patience")
+    run = _Run(bank, training)
+    total = training.epochs * train.sentences
+    for epoch in range(1, training.epochs + 1):
+        order = np.random.default_rng((training.order_seed, epoch)).permutation(train.sentences)
+        for number, batch in enumerate(stream.batches(train, order)):
+            run.step(batch, epoch, number)
+            if progress is not None:
+                progress(
+                    (epoch - 1) * train.sentences + min((number + 1) * training.batch_size, train.sentences), total
+                )
+        run.require_finite()
+        run.judge(epoch, None if dev is None or training.patience is None else _losses(run.bank, stream, dev))
+        if not len(run.running):
+            break
+    if progress is not None:
+        progress(total, total)
+    return TrainedEdges(run.kept, run.best_epoch, run.best)
+
+
+class _Run:
+    """Probes in training: `bank` those still `running`, places in `kept`, which has the weights that all will have."""
+
+    def __init__(self, bank: EdgeBank, training: EdgeTraining) -> None:
+        count = len(bank)
+        self.training = training
+        self.running = np.arange(count)
+        self.kept = bank.of(self.running)
+        self.best, self.best_epoch = np.full(count, np.nan), np.zeros(count, np.int64)
+        self._waited = np.zeros(count, np.int64)
+        self.bank = bank.of(self.running)
+        self._optimizer = _optimizer(self.bank, training)
+
+    def step(self, batch: EdgeBatch, epoch: int, number: int) -> None:
+        """One step of Adam for each probe; the losses of probes share no weight, so their sum trains each alone."""
+        kept = self.bank.kept(self.training.dropout, len(batch), key=(epoch, number))
+        self._optimizer.zero_grad()
+        self.bank.losses(batch, kept=kept).sum().backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+
+    def judge(self, epoch: int, losses: NDArray[np.float64] | None) -> None:
+        """Keep the weights of probes that have become better, and let those go that have waited long enough."""
+        if losses is None or self.training.patience is None:
+            self._keep(np.arange(len(self.running)))
+            self.best_epoch[:] = epoch
+            return
+        best = self.best[self.running]
+        better = np.isnan(best) | (losses < best)
+        self._keep(np.flatnonzero(better))
+        self.best[self.running[better]] = losses[better]
+        self.best_epoch[self.running[better]] = epoch
+        self._waited[self.running] = np.where(better, 0, self._waited[self.running] + 1)
+        going = np.flatnonzero(self._waited[self.running] < self.training.patience)
+        if len(going) < len(self.running):
+            self._reduce(going)
+
+    def require_finite(self) -> None:
+        for name, tensor in self.bank.weights.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise NonFiniteError(
+                    f"edge probes have come to {name} that is not finite: {VERIFY}, or give a smaller learning rate"
+                )
+
+    def _keep(self, places: NDArray[np.int64]) -> None:
+        for name, tensor in self.kept.weights.items():
+            tensor[torch.from_numpy(self.running[places])] = self.bank.weights[name].detach()[torch.from_numpy(places)]
+
+    def _reduce(self, going: NDArray[np.int64]) -> None:
+        """Go on with some of the probes, and with what Adam knows of them."""
+        before, known = self.bank, self._optimizer.state
+        self.running = self.running[going]
+        self.bank = before.of(going)
+        self._optimizer = _optimizer(self.bank, self.training)
+        chosen = torch.from_numpy(going).to(before.weights["mix"].device)
+        for name, tensor in before.weights.items():
+            if tensor in known:
+                self._optimizer.state[self.bank.weights[name]] = {
+                    key: value.index_select(0, chosen) if value.ndim else value for key, value in known[tensor].items()
+                }
+
+
+def _optimizer(bank: EdgeBank, training: EdgeTraining) -> torch.optim.Adam:
+    for tensor in bank.weights.values():
+        tensor.requires_grad_()
+    mixing = [tensor for name, tensor in bank.weights.items() if name in MIXING]
+    others = [tensor for name, tensor in bank.weights.items() if name not in MIXING]
+    groups = [{"params": mixing, "lr": training.mixing_rate}, {"params": others, "lr": training.learning_rate}]
+    return torch.optim.Adam(groups, fused=True)
+
+
+@torch.no_grad()
+def _losses(bank: EdgeBank, stream: Stream, split: EdgeSplit) -> NDArray[np.float64]:
+    """The mean loss of each probe over the targets of a split, float64 [probes]."""
+    sums = torch.zeros(len(bank), dtype=torch.float64, device=stream.device)
+    for batch in stream.batches(split):
+        sums += bank.losses(batch).double() * len(batch)
+    return (sums / len(split)).cpu().numpy()
+
+
+@torch.no_grad()
+def iter_logits(bank: EdgeBank, stream: Stream, split: EdgeSplit) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
+    """Yield (targets, logits [probes, targets, labels]) over a split; the sigmoid of a logit is a probability."""
+    for batch in stream.batches(split):
+        yield batch.targets, bank.logits(batch)
