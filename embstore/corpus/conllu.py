@@ -12,7 +12,7 @@ from embstore.corpus.phrases import filled, sentence_of
 from embstore.corpus.sentence import Sentence
 
 COLUMNS = 10
-ID, FORM, LEMMA, UPOS, XPOS, DEPREL = 0, 1, 2, 3, 4, 7
+ID, FORM, LEMMA, UPOS, XPOS, HEAD, DEPREL = 0, 1, 2, 3, 4, 6, 7
 _RANGE = re.compile(r"([1-9][0-9]*)-([1-9][0-9]*)")
 _EMPTY_NODE = re.compile(r"([0-9]+)\.[1-9][0-9]*")
 
@@ -22,12 +22,19 @@ def read_conllu(lines: Lines, options: Options) -> Iterator[Sentence]:
 
     Multiword ranges (1-2) and empty nodes (1.1) are left out.
     """
+    for _, rows in word_blocks(lines):
+        yield _sentence(rows)
+
+
+def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
+    """Yield the words of each block of lines: the numbers of their lines, and their columns; checks ids and forms."""
+    numbers: list[int] = []
     rows: list[list[str]] = []
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             if rows:
-                yield _sentence(rows)
-                rows = []
+                yield numbers, rows
+                numbers, rows = [], []
         elif line[0] != "#":
             row = line.split("\t")
             if len(row) != COLUMNS:
@@ -38,11 +45,12 @@ def read_conllu(lines: Lines, options: Options) -> Iterator[Sentence]:
             if row[ID] == str(len(rows) + 1):
                 if not row[FORM].strip(" "):
                     raise lines.error(number, f"the word (column 2) is empty: {shown(line)}")
+                numbers.append(number)
                 rows.append(row)
             elif wrong := _wrong_id(row[ID], len(rows)):
                 raise lines.error(number, wrong)
     if rows:
-        yield _sentence(rows)
+        yield numbers, rows
 
 
 def _wrong_id(identifier: str, words: int) -> str | None:

@@ -1,0 +1,124 @@
+"""Trees of CoNLL-U: what is read, what is refused, and distances against a search of the tree."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embstore.corpus.trees import read_trees, tree_depths, tree_distances
+from embstore.errors import CorpusError, CorpusNotFoundError
+
+CHEF = """# text = The chef made pizza.
+1\tThe\tthe\tDET\tDT\t_\t2\tdet\t_\t_
+2\tchef\tchef\tNOUN\tNN\t_\t3\tnsubj\t_\t_
+3\tmade\tmake\tVERB\tVBD\t_\t0\troot\t_\t_
+4-5\tpizza.\t_\t_\t_\t_\t_\t_\t_\t_
+4\tpizza\tpizza\tNOUN\tNN\t_\t3\tobj\t_\t_
+5\t.\t.\tPUNCT\t.\t_\t3\tpunct\t_\t_
+5.1\tnothing\t_\t_\t_\t_\t_\t_\t_\t_
+
+1\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\t_
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "some.conllu"
+    path.write_text(text)
+    return path
+
+
+def test_trees_are_read(tmp_path: Path) -> None:
+    chef, yes = read_trees(written(tmp_path, CHEF))
+    assert chef.words == ("The", "chef", "made", "pizza", ".")
+    assert chef.heads.tolist() == [1, 2, -1, 2, 2]
+    assert chef.punctuation.tolist() == [False, False, False, False, True]
+    assert (chef.root, yes.words, yes.heads.tolist()) == (2, ("Yes",), [-1])
+
+
+def test_distances_and_depths_by_hand() -> None:
+    heads = np.array([1, 2, -1, 2, 2])
+    assert tree_depths(heads).tolist() == [2, 1, 0, 1, 1]
+    assert tree_distances(heads).tolist() == [
+        [0, 1, 2, 3, 3],
+        [1, 0, 1, 2, 2],
+        [2, 1, 0, 1, 1],
+        [3, 2, 1, 0, 2],
+        [3, 2, 1, 2, 0],
+    ]  # fmt: skip
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> np.ndarray:
+    count = draw(st.integers(1, 12))
+    order = draw(st.permutations(range(count)))
+    heads = np.full(count, -1, np.int64)
+    for place in range(1, count):
+        heads[order[place]] = order[draw(st.integers(0, place - 1))]
+    return heads
+
+
+@settings(max_examples=40, deadline=None)
+@given(trees())
+def test_distances_equal_those_of_a_search(heads: np.ndarray) -> None:
+    neighbours: dict[int, list[int]] = {word: [] for word in range(len(heads))}
+    for word, head in enumerate(heads.tolist()):
+        if head >= 0:
+            neighbours[word].append(head)
+            neighbours[head].append(word)
+    distances = tree_distances(heads)
+    for start in range(len(heads)):
+        found = {start: 0}
+        queue = deque([start])
+        while queue:
+            word = queue.popleft()
+            for other in neighbours[word]:
+                if other not in found:
+                    found[other] = found[word] + 1
+                    queue.append(other)
+        assert distances[start].tolist() == [found[word] for word in range(len(heads))]
+    assert np.array_equal(tree_depths(heads), distances[np.flatnonzero(heads < 0)[0]])
+
+
+WORD = "{}\t{}\t_\tX\t_\t_\t{}\t_\t_\t_\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (WORD.format(1, "a", "_"), "some.conllu:1: the head (column 7) of 'a' is '_': a tree needs a number from 0"),
+        (WORD.format(1, "a", 0) + WORD.format(2, "b", 3), ":2: the head (column 7) of 'b' is '3'"),
+        (WORD.format(1, "a", 0) + WORD.format(2, "b", 2), ":2: the head (column 7) of 'b' is the word itself"),
+        ("\n" + WORD.format(1, "a", 0) + WORD.format(2, "b", 0), ":2: the sentence beginning here has 2 roots"),
+        (WORD.format(1, "a", 2) + WORD.format(2, "b", 1), ":1: the sentence beginning here has 0 roots"),
+        (
+            WORD.format(1, "a", 2) + WORD.format(2, "b", 1) + WORD.format(3, "c", 0),
+            ":1: the heads of the sentence beginning here run in a circle",
+        ),
+        ("1\ta\t0\n", ":1: 3 columns separated by tabs instead of CoNLL-U's 10"),
+        ("# nothing\n", "no sentence in it"),
+    ],
+)
+def test_what_is_no_tree_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(CorpusError) as raised:
+        read_trees(written(tmp_path, text))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusNotFoundError):
+        read_trees(tmp_path / "none.conllu")
+
+
+def test_real_trees(data: Path) -> None:
+    found = read_trees(data / "ud-ewt" / "en_ewt-ud-dev.conllu")
+    assert len(found) == 2001
+    for tree in found[:50]:
+        distances = tree_distances(tree.heads)
+        assert int((distances == 1).sum()) == 2 * (len(tree) - 1)
+        assert np.array_equal(distances[tree.root], tree_depths(tree.heads))
