@@ -27,7 +27,7 @@ ALLOWED = {
     "query": {"allocator", "errors", "kmeans", "store", "schemas", "wordvectors"},
     "nearest": {"errors", "corpus", "store", "models", "extraction", "query", "wordvectors"},
     "probe": {"allocator", "corpus", "errors", "query", "schemas", "store", "wordvectors"},
-    "plot": {"errors", "store", "query"},
+    "plot": {"errors", "store", "query", "probe"},
     "recipes": {"errors", "corpus", "wordvectors", "store", "models", "extraction", "query", "probe", "plot"},
     "cli": {
         "errors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.probe.structure_examples import SentenceFinder, Treebank, iter_tree_batches
+from embstore.probe.structure_files import SavedStructure
 from embstore.probe.structure_network import TASKS, Projected, StructureShape, Task
 from embstore.probe.structure_result import BASELINE, SCHEMA, StructureResult
 from embstore.probe.structure_scores import Predicted, Score, equal_lengths, linear_order, score_structure
@@ -70,7 +72,7 @@ def probe_structure(
     shapes = {name: _shape(store, layers, tasks, rank, seeds) for name, store in named.items()}
     chosen = choose_device(device)
     rows: list[dict[str, Any]] = []
-    found: dict[str, StructureProbes] = {}
+    found: dict[str, SavedStructure] = {}
     asked: dict[str, Treebank] = {}
     notes = _sampling_notes(held, parts)
     for number, (name, store) in enumerate(named.items()):
@@ -82,7 +84,9 @@ def probe_structure(
         probes = train_structure(shape, banks["train"], banks["dev"], training=training, device=chosen, progress=share)
         for split in splits:
             rows += _scored(name, split, probes, banks[split], chosen)
-        found[name], asked[name] = probes, banks["test"]
+        counts = {part: len(bank) for part, bank in banks.items()}
+        found[name] = SavedStructure.of(probes, training=asdict(training), sentences=counts, store=store)
+        asked[name] = banks["test"]
     return StructureResult(pl.DataFrame(rows, schema=SCHEMA), found, asked, tuple(notes))
 
 

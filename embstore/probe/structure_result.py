@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError
 from embstore.probe.structure_examples import Treebank, iter_tree_batches
+from embstore.probe.structure_files import SavedStructure
 from embstore.probe.structure_network import Projected
 from embstore.probe.structure_scores import spanning_trees
 from embstore.probe.structure_training import StructureProbes
@@ -57,11 +58,12 @@ class StructureResult:
     """Scores of structural probes in `frame`: `store, task, layer, split, metric, value, count, seed`.
 
     The baseline of the order of a store's words has neither layer nor seed, and the store's name with ": linear order".
-    `probes`: by store. `asked`: the test sentences of each. `notes`: what took no part, a line each.
+    `saved`: the probes by store, with what made them. `asked`: the test sentences of each. `notes`:
+    what took no part, a line each.
     """
 
     frame: pl.DataFrame
-    probes: Mapping[str, StructureProbes]
+    saved: Mapping[str, SavedStructure]
     asked: Mapping[str, Treebank]
     notes: tuple[str, ...] = ()
 
@@ -76,7 +78,7 @@ class StructureResult:
 
     def best_layer(self, store: str) -> int:
         """The layer of the distance probe, of the first seed, of least dev loss."""
-        probes = self.probes[store]
+        probes = self.saved[store].probes
         return probes.shape.layers[int(probes.dev_loss[:, _distance(probes), 0].argmin())]
 
     def tree(self, sentence: int, *, store: str | None = None, layer: int | None = None) -> RecoveredTree:
@@ -85,7 +87,7 @@ class StructureResult:
         `store`: may be left out where there is one. `layer`: None for that of least dev loss.
         """
         name = self._store(store)
-        probes, bank = self.probes[name], self.asked[name]
+        probes, bank = self.saved[name].probes, self.asked[name]
         if not 0 <= sentence < len(bank):
             raise InvalidValueError(f"there is no test sentence {sentence}: {name} has 0 to {len(bank) - 1}")
         layer = self.best_layer(name) if layer is None else layer
@@ -102,10 +104,10 @@ class StructureResult:
         return _recovered(bank.trees[sentence], distances, depths, layer)
 
     def _store(self, store: str | None) -> str:
-        if store is None and len(self.probes) == 1:
-            return next(iter(self.probes))
-        if store is None or store not in self.probes:
-            raise InvalidValueError(f"there is no store {store!r}: the probes are of {', '.join(self.probes)}")
+        if store is None and len(self.saved) == 1:
+            return next(iter(self.saved))
+        if store is None or store not in self.saved:
+            raise InvalidValueError(f"there is no store {store!r}: the probes are of {', '.join(self.saved)}")
         return store
 
 

@@ -170,7 +170,7 @@ def spearman(one: NDArray[np.generic], other: NDArray[np.generic]) -> NDArray[np
     """Spearman's correlation along the last axis, equal values sharing a rank; 0 where one side is constant."""
     first, second = (_centred_ranks(np.asarray(side)) for side in (one, other))
     scale = np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
-    return np.asarray((first * second).sum(-1) / np.where(scale > 0, scale, 1))
+    return np.asarray(np.clip((first * second).sum(-1) / np.where(scale > 0, scale, 1), -1, 1))
 
 
 def _centred_ranks(values: NDArray[np.generic]) -> NDArray[np.float64]:

@@ -1,0 +1,169 @@
+"""Syntax trees in the geometry of vectors: the structural probe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+import embstore as es
+from embstore.errors import InvalidValueError
+from embstore_cli.help import Command
+from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
+from embstore_cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from embstore.probe.structure_network import Task
+    from embstore.probe.structure_result import StructureResult
+
+NAMES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
+
+
+def add_to(probes: typer.Typer) -> None:
+    example = (
+        "Example: embstore probe structure ewt.zarr --train train.conllu --dev dev.conllu --test test.conllu "
+        "--plot layers.png"
+    )
+    probes.command("structure", cls=Command, epilog=example)(structure)
+
+
+def structure(
+    stores: Annotated[list[Path], typer.Argument(metavar="STORE", help="One or more stores of unit word.")],
+    train: Annotated[Path, typer.Option(metavar="CONLLU", help="Sentences with gold trees to learn from.")],
+    dev: Annotated[Path, typer.Option(metavar="CONLLU", help="Sentences to slow down and stop by.")],
+    test: Annotated[Path, typer.Option(metavar="CONLLU", help="Sentences to be asked.")],
+    task: Annotated[
+        Literal["distance", "depth", "both"], typer.Option(metavar="TASK", help="distance, depth or both.")
+    ] = "both",
+    layers: Annotated[str, typer.Option(metavar="LAYERS", help="Such as 0,6-12, last or all.")] = "all",
+    rank: Annotated[
+        int | None, typer.Option(metavar="N", help="Rows of the map B (128, or the vectors' width if less).")
+    ] = None,
+    sentences: Annotated[
+        int, typer.Option(metavar="N", min=0, help="At most N sentences of each file, drawn at random; 0: all.")
+    ] = 0,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the sentences at most.")] = 40,
+    patience: Annotated[
+        int, typer.Option(metavar="N", help="A probe stops after N epochs without a better dev loss.")
+    ] = 5,
+    batch: Annotated[int, typer.Option(metavar="N", help="Sentences a step.")] = 20,
+    learning_rate: Annotated[float, typer.Option(metavar="RATE", help="Of Adam, at first.")] = 1e-3,
+    seeds: Annotated[
+        str, typer.Option(metavar="SEEDS", help="Of initial weights, such as 0 or 1,2,3: one probe each.")
+    ] = "0",
+    data_seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the sentences drawn, and of their order.")] = 0,
+    splits: Annotated[str, typer.Option(metavar="NAMES", help="What is scored, of train, dev and test.")] = "dev,test",
+    sentence: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Draw the trees of test sentence N (from 0), of the first store."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Save the probes there (a folder a store, where there are several)."),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw scores by layer to FILE.{png,svg,pdf}.")
+    ] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read syntax trees from distances and lengths of vectors, layer by layer.
+
+    Trains a linear map for each layer, under which squared distances are those of words in the tree, and another for
+    their depths (Hewitt & Manning 2019). Scores edges (UUAS), distances (DSpr), roots and depths (NSpr), beside the
+    order of the words as a baseline. Sentences are found in the stores by their words.
+    """
+    require_out(out)
+    require_figure(plot, option="--plot")
+    if sentence is not None and plot is None:
+        raise InvalidValueError(f"--sentence {sentence} is drawn with --plot: name a file")
+    if sentence is not None and task == "depth":
+        raise InvalidValueError(f"--sentence {sentence} needs a distance probe: choose --task distance or both")
+    numbers = _numbers(seeds)
+    from embstore.corpus.trees import read_trees
+    from embstore.probe.classes import named_stores
+    from embstore.probe.structure import probe_structure
+    from embstore.probe.structure_files import require_free
+
+    folders = {name: _folder(save, name, len(stores)) for name in named_stores(stores)} if save is not None else {}
+    for folder in folders.values():
+        require_free(folder)
+    trees = {name: read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
+    asked = min(len(trees["test"]), sentences or len(trees["test"]))
+    if sentence is not None and sentence >= asked:
+        raise InvalidValueError(f"there is no test sentence {sentence}: give --sentence 0 to {asked - 1}")
+    tasks: tuple[Task, ...] = ("distance", "depth") if task == "both" else (task,)
+    with progress_bar("probe", total=None, unit="sentences") as advance:
+        result = probe_structure(
+            {name: es.open(path) for name, path in named_stores(stores).items()},
+            train=trees["train"],
+            dev=trees["dev"],
+            test=trees["test"],
+            layers=layers,
+            tasks=tasks,
+            rank=rank,
+            seeds=numbers,
+            sentences=sentences or None,
+            data_seed=data_seed,
+            epochs=epochs,
+            batch_size=batch,
+            learning_rate=learning_rate,
+            patience=patience,
+            splits=tuple(dict.fromkeys(splits.split(","))),
+            device=device,
+            progress=advance,
+        )
+    for name, folder in folders.items():
+        result.saved[name].save(folder)
+    if plot is not None:
+        _draw(result, plot, sentence)
+    if out is not None:
+        write_table(result.frame, out)
+    for note in result.notes:
+        typer.echo(f"embstore: {note}", err=True)
+    if as_json:
+        print_json(result.frame.to_dicts())
+        return
+    rank = next(iter(result.saved.values())).probes.shape.rank
+    print_table(_by_layer(result), title=f"structural probes of rank {rank}")
+
+
+def _numbers(seeds: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in seeds.split(","))
+    except ValueError:
+        raise InvalidValueError(f"--seeds {seeds!r} is not allowed: give numbers, such as 0 or 1,2,3") from None
+
+
+def _folder(save: Path, store: str, stores: int) -> Path:
+    return save if stores == 1 else save / store
+
+
+def _draw(result: StructureResult, plot: Path, sentence: int | None) -> None:
+    if sentence is None:
+        es.plot.save(es.plot.structure_figure(result.summary()), plot)
+        return
+    tree = result.tree(sentence, store=next(iter(result.saved)))
+    es.plot.save(es.plot.tree_figure(tree), plot)
+
+
+def _by_layer(result: StructureResult) -> list[dict[str, Any]]:
+    """A row a store and layer, a column a metric of the last split; the baselines last."""
+    summary = result.summary()
+    held = summary.filter(summary["split"] == summary["split"][-1]).sort("layer", nulls_last=True, maintain_order=True)
+    several = len(result.saved) > 1
+    rows: dict[tuple[str, int | None], dict[str, Any]] = {}
+    for row in held.to_dicts():
+        layer = "linear order" if row["layer"] is None else str(row["layer"])
+        first = ({"store": row["store"].removesuffix(": linear order")} if several else {}) | {"layer": layer}
+        told = rows.setdefault((row["store"], row["layer"]), first)
+        told[f"{row['split']} {NAMES[row['metric']]}"] = _with_deviation(row)
+    return list(rows.values())
+
+
+def _with_deviation(row: dict[str, Any]) -> Any:
+    if row["value"] is None or row["deviation"] is None:
+        return None if row["value"] is None else round(row["value"], 4)
+    return f"{row['value']:.3f}±{row['deviation']:.3f}"

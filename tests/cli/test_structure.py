@@ -1,0 +1,86 @@
+"""`embstore probe structure`: what it prints, writes, draws and refuses."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import polars as pl
+import pytest
+
+from embstore.probe.structure_files import SavedStructure
+from tests.cli.conftest import Work
+from tests.probe.tree_store import conllu, make
+
+FILES = ("--train", "train.conllu", "--dev", "dev.conllu", "--test", "test.conllu")
+ASK = (*FILES, "--epochs", 2, "--rank", 3)
+
+
+@pytest.fixture
+def folder(work: Work) -> Work:
+    made = make(work / "made.zarr", sentences=40)
+    make(work / "other.zarr", sentences=40, width=16)
+    for name, part in (("train", slice(0, 20)), ("dev", slice(20, 30)), ("test", slice(30, 40))):
+        work.write(f"{name}.conllu", conllu(made.trees[part]))
+    return work
+
+
+def test_probes_are_trained_told_drawn_and_saved(folder: Work) -> None:
+    ran = folder.run(
+        "probe", "structure", "made.zarr", *ASK, "--out", "scores.csv", "--plot", "layers.svg", "--save", "probes",
+        "--seeds", "0,1",
+    )  # fmt: skip
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "structural probes of rank 3"
+    assert lines[1].split() == ["layer", "test", "UUAS", "test", "DSpr", "test", "root", "test", "NSpr"]
+    assert [line.split()[0] for line in lines[2:]] == ["0", "3", "4", "linear"]
+    assert "±" in lines[2]
+    frame = pl.read_csv(folder / "scores.csv")
+    assert frame.columns == ["store", "task", "layer", "split", "metric", "value", "count", "seed"]
+    assert (folder / "layers.svg").stat().st_size > 1000
+    assert SavedStructure.load(folder / "probes").probes.shape.layers == (0, 3, 4)
+
+
+def test_several_stores_and_a_tree(folder: Work) -> None:
+    ran = folder.run(
+        "probe", "structure", "made.zarr", "other.zarr", *ASK, "--json", "--sentences", 8, "--layers", "3",
+        "--plot", "tree.svg", "--sentence", 1, "--save", "probes", "--splits", "test",
+    )  # fmt: skip
+    assert ran.status == 0
+    assert ran.err.splitlines()[0] == "embstore: train: 8 of 20 sentences, drawn at random"
+    printed = json.loads(ran.out)
+    schema = json.loads(resources.files("embstore.schemas").joinpath("structure.schema.json").read_text("utf-8"))
+    jsonschema.validate(printed, schema)
+    assert {row["store"] for row in printed} == {"made", "other", "made: linear order", "other: linear order"}
+    assert (folder / "tree.svg").stat().st_size > 1000
+    assert sorted(path.name for path in (folder / "probes").iterdir()) == ["made", "other"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("made.zarr", *ASK, "--rank", 99), "rank 99 is not allowed: give 1 to 20"),
+        (("made.zarr", *ASK, "--layers", "7"), "layer 7 is not stored"),
+        (("store.zarr", *ASK), "none of the 20 train sentences stands in store.zarr with all its words"),
+        (("made.zarr", *ASK, "--test", "headless.conllu"), "headless.conllu:1: the head (column 7) of 'a' is '_'"),
+        (("made.zarr", *ASK, "--sentence", 1), "--sentence 1 is drawn with --plot: name a file"),
+        (("made.zarr", *ASK, "--sentence", 1, "--plot", "a.svg", "--task", "depth"), "needs a distance probe"),
+        (
+            ("made.zarr", *ASK, "--sentence", 99, "--plot", "a.svg"),
+            "there is no test sentence 99: give --sentence 0 to 9",
+        ),
+        (("made.zarr", *ASK, "--seeds", "one"), "--seeds 'one' is not allowed"),
+        (("made.zarr", *ASK, "--splits", "some"), "unknown split 'some'; allowed are train, dev, test"),
+        (("made.zarr", *ASK, "--save", "."), "holds something else than structural probes"),
+    ],
+)
+def test_what_is_refused(folder: Work, options: tuple[object, ...], message: str) -> None:
+    folder.write("headless.conllu", "1\ta\t_\tX\t_\t_\t_\t_\t_\t_\n")
+    ran = folder.run("probe", "structure", *options)
+    assert (ran.status, ran.out) == (2, "")
+    assert message in ran.err
+    assert len(ran.err.splitlines()) == 1
+    assert not Path(folder / "a.svg").exists()
