@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from embstore.errors import InvalidValueError, ProbeBankError, ProbeBankNotFoundError
 from embstore.probe.structure_network import StructureShape
@@ -60,7 +60,7 @@ class SavedStructure:
         with storing(folder):
             remove(new)
             new.mkdir(parents=True)
-            save_file({"weight": self.probes.weights.cpu().contiguous()}, new / TENSORS)
+            write_file(new / TENSORS, [save({"weight": self.probes.weights.cpu().contiguous()})])
             text = json.dumps(self._document(new), indent=1, ensure_ascii=False, allow_nan=False)
             write_file(new / METADATA, [f"{text}\n".encode()])
             fsync_tree(new)
