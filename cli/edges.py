@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import embstore as es
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, StorageError
 from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
 from embstore_cli.progress import progress_bar
 
@@ -47,6 +47,10 @@ def edges(
     data_seed: Annotated[
         int, typer.Option(metavar="N", min=0, help="Of the sample and of the order of sentences.")
     ] = 0,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep each training there after every epoch, and go on from what it keeps."),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
     plot: Annotated[
         Path | None,
@@ -95,6 +99,7 @@ def edges(
                 mixing_rate=mixing_rate,
                 patience=patience or None,
                 device=device,
+                checkpoint=None if checkpoints is None else _checkpoint(checkpoints, name),
                 progress=advance,
             )
         frames.append(found.frame)
@@ -115,6 +120,14 @@ def edges(
     print_table(_by_task(told), title="edge probes: P(0) sees layer 0, P(L) mixes all")
     print()
     print_table(_by_layer(told), title="F1 of P(l) by layer" + (", and of each layer by itself" if layerwise else ""))
+
+
+def _checkpoint(folder: Path, task: str) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"--checkpoints {folder} cannot be made: {error.strerror or error}") from error
+    return folder / f"{task}.pt"
 
 
 def _numbers(seeds: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,13 +23,15 @@ READ_AHEAD = 2
 class SpanColumns:
     """Where the first (or second) spans of a batch stand among its vectors.
 
-    `used` int64 [m]: the vectors within these spans, ascending; None where that is all of them. `start`, `stop`
-    int64 [targets]: each span as a range of `used`.
+    `used` int64 [m]: the vectors within these spans, ascending; None where that is all of them. `places` int64
+    [entries]: the vectors of one span after the other, as places in `used`; `target` int64 [entries]: whose they are;
+    `first` int64 [targets]: where each span begins among them. `single`: every span is one vector.
     """
 
     used: torch.Tensor | None
-    start: torch.Tensor
-    stop: torch.Tensor
+    places: torch.Tensor
+    target: torch.Tensor
+    first: torch.Tensor
     single: bool
 
 
@@ -56,7 +58,16 @@ class _Read:
     targets: NDArray[np.int64]
     rows: NDArray[np.int64]
     vectors: NDArray[Any]
-    spans: tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], ...]
+    spans: tuple[_Span, ...]
+
+
+class _Span(NamedTuple):
+    """A kind of span in numpy; see SpanColumns."""
+
+    used: NDArray[np.int64]
+    places: NDArray[np.int64]
+    target: NDArray[np.int64]
+    first: NDArray[np.int64]
 
 
 def batch_sentences(order: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int64]]:
@@ -119,30 +130,31 @@ def _ranges(start: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int
     return np.asarray(places + np.repeat(start - ends + sizes, sizes))
 
 
-def _columns(
-    spans: Sequence[NDArray[np.int64]],
-) -> tuple[NDArray[np.int64], tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], ...]]:
-    """The distinct rows of spans, and of each kind of span the places of its own, and where spans lie among them.
-
-    Rows between the first and the last of a span are all in it, so a range of rows is a range of distinct rows too.
-    """
-    own = [np.unique(_ranges(span[:, 0], span[:, 1])) for span in spans]
+def _columns(spans: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], tuple[_Span, ...]]:
+    """The distinct rows of spans, and where each kind of span stands among them."""
+    flat = [_ranges(span[:, 0], span[:, 1]) for span in spans]
+    own = [np.unique(each) for each in flat]
     rows = own[0] if len(own) == 1 else np.union1d(own[0], own[1])
-    return rows, tuple(
-        (np.searchsorted(rows, held), np.searchsorted(held, span[:, 0]), np.searchsorted(held, span[:, 1]))
-        for span, held in zip(spans, own, strict=True)
-    )
+    found = []
+    for span, entries, held in zip(spans, flat, own, strict=True):
+        sizes = span[:, 1] - span[:, 0]
+        target = np.repeat(np.arange(len(span)), sizes)
+        found.append(
+            _Span(np.searchsorted(rows, held), np.searchsorted(held, entries), target, np.cumsum(sizes) - sizes)
+        )
+    return rows, tuple(found)
 
 
 def _placed(held: _Read, split: EdgeSplit, device: torch.device) -> EdgeBatch:
     spans = tuple(
         SpanColumns(
-            None if len(used) == len(held.rows) else torch.from_numpy(used).to(device),
-            torch.from_numpy(start).to(device),
-            torch.from_numpy(stop).to(device),
-            bool((stop - start == 1).all()),
+            None if len(span.used) == len(held.rows) else torch.from_numpy(span.used).to(device),
+            torch.from_numpy(span.places).to(device),
+            torch.from_numpy(span.target).to(device),
+            torch.from_numpy(span.first).to(device),
+            len(span.places) == len(span.first),
         )
-        for used, start, stop in held.spans
+        for span in held.spans
     )
     vectors = torch.from_numpy(held.vectors).to(device).to(torch.float32, copy=True)
     gold = torch.from_numpy(split.gold[held.targets]).to(device).float()

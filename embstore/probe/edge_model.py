@@ -154,17 +154,34 @@ def _pooled(
 ) -> torch.Tensor:
     """Project the vectors of spans, and take the mean of each span by a learned attention; [probes, targets, width].
 
-    The attention is a softmax over all vectors of the batch with those outside the span shut out: one product for
-    all spans. A span of one vector is that vector.
+    A span of one vector is that vector. Spans are summed in one `embedding_bag` over the vectors of all probes: what
+    lies outside a span is never touched.
     """
     own = vectors if columns.used is None else vectors.index_select(1, columns.used)
     projected = torch.baddbmm(
         weights[f"projection{number}_bias"][:, None], own, weights[f"projection{number}"].transpose(1, 2)
     )
     if columns.single:
-        return projected.index_select(1, columns.start)
-    places = torch.arange(projected.shape[1], device=projected.device)
-    outside = (places < columns.start[:, None]) | (places >= columns.stop[:, None])
-    scores = torch.bmm(projected, weights[f"attention{number}"][:, :, None]).transpose(1, 2)
-    share = scores.masked_fill(outside, -torch.inf).softmax(2)
-    return torch.bmm(share, projected)
+        return projected.index_select(1, columns.places)
+    probes, count, width = projected.shape
+    scores = torch.bmm(projected, weights[f"attention{number}"][:, :, None])[:, :, 0]
+    share = _softmax_by_span(scores.index_select(1, columns.places), columns)
+    which = torch.arange(probes, device=projected.device)[:, None]
+    pooled = functional.embedding_bag(
+        (which * count + columns.places).view(-1),
+        projected.view(probes * count, width),
+        (which * len(columns.places) + columns.first).view(-1),
+        mode="sum",
+        per_sample_weights=share.view(-1),
+    )
+    return pooled.view(probes, len(columns.first), width)
+
+
+def _softmax_by_span(scores: torch.Tensor, columns: SpanColumns) -> torch.Tensor:
+    """[probes, entries], over the entries of each span."""
+    spans = len(scores), len(columns.first)
+    highest = scores.new_full(spans, -torch.inf)
+    highest.scatter_reduce_(1, columns.target.expand_as(scores), scores.detach(), "amax")
+    parts = (scores - highest.index_select(1, columns.target)).exp()
+    whole = scores.new_zeros(spans).index_add(1, columns.target, parts)
+    return parts / whole.index_select(1, columns.target)

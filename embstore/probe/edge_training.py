@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.probe.edge_batches import EdgeBatch, iter_batches
+from embstore.probe.edge_checkpoints import read_checkpoint, require_place, write_checkpoint
 from embstore.probe.edge_model import MIXING, EdgeBank
 from embstore.probe.edge_tasks import EdgeSplit
 from embstore.probe.training import VERIFY
@@ -79,18 +83,30 @@ def train_edges(
     dev: EdgeSplit | None,
     *,
     training: EdgeTraining,
+    checkpoint: Path | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> TrainedEdges:
     """Train all probes of a bank on the mean binary cross-entropy of each; the bank given is not changed.
 
-    A probe that has stopped is computed no more. `progress`: is told how many sentences are done of how many at
-    most. Raises InvalidValueError (patience without dev), NonFiniteError, MissingRowsError.
+    A probe that has stopped is computed no more. `checkpoint`: a file written after each epoch; where it is there
+    already, from the same training, this goes on from its epoch, to the same weights. `progress`: is told how many
+    sentences are done of how many at most. Raises InvalidValueError (patience without dev, a checkpoint of another
+    training), NonFiniteError, MissingRowsError, StorageError.
     """
     if training.patience is not None and dev is None:
         raise InvalidValueError(f"patience {training.patience} needs dev targets to stop by: give some, or no patience")
     run = _Run(bank, training)
+    made_from = ""
+    if checkpoint is not None:
+        require_place(checkpoint)
+        made_from = _made_from(bank, stream, train, dev, training)
+        held = read_checkpoint(checkpoint, made_from)
+        if held is not None:
+            run.restore(held)
     total = training.epochs * train.sentences
-    for epoch in range(1, training.epochs + 1):
+    for epoch in range(run.epoch + 1, training.epochs + 1):
+        if not len(run.running):
+            break
         order = np.random.default_rng((training.order_seed, epoch)).permutation(train.sentences)
         for number, batch in enumerate(stream.batches(train, order)):
             run.step(batch, epoch, number)
@@ -100,11 +116,14 @@ def train_edges(
                 )
         run.require_finite()
         run.judge(epoch, None if dev is None or training.patience is None else _losses(run.bank, stream, dev))
-        if not len(run.running):
-            break
+        if checkpoint is not None:
+            write_checkpoint(checkpoint, made_from, run.state())
     if progress is not None:
         progress(total, total)
     return TrainedEdges(run.kept, run.best_epoch, run.best)
+
+
+_ARRAYS = ("running", "best", "best_epoch", "waited")
 
 
 class _Run:
@@ -113,10 +132,11 @@ class _Run:
     def __init__(self, bank: EdgeBank, training: EdgeTraining) -> None:
         count = len(bank)
         self.training = training
+        self.epoch = 0
         self.running = np.arange(count)
         self.kept = bank.of(self.running)
         self.best, self.best_epoch = np.full(count, np.nan), np.zeros(count, np.int64)
-        self._waited = np.zeros(count, np.int64)
+        self.waited = np.zeros(count, np.int64)
         self.bank = bank.of(self.running)
         self._optimizer = _optimizer(self.bank, training)
 
@@ -129,6 +149,7 @@ class _Run:
 
     def judge(self, epoch: int, losses: NDArray[np.float64] | None) -> None:
         """Keep the weights of probes that have become better, and let those go that have waited long enough."""
+        self.epoch = epoch
         if losses is None or self.training.patience is None:
             self._keep(np.arange(len(self.running)))
             self.best_epoch[:] = epoch
@@ -138,8 +159,8 @@ class _Run:
         self._keep(np.flatnonzero(better))
         self.best[self.running[better]] = losses[better]
         self.best_epoch[self.running[better]] = epoch
-        self._waited[self.running] = np.where(better, 0, self._waited[self.running] + 1)
-        going = np.flatnonzero(self._waited[self.running] < self.training.patience)
+        self.waited[self.running] = np.where(better, 0, self.waited[self.running] + 1)
+        going = np.flatnonzero(self.waited[self.running] < self.training.patience)
         if len(going) < len(self.running):
             self._reduce(going)
 
@@ -149,6 +170,30 @@ class _Run:
                 raise NonFiniteError(
                     f"edge probes have come to {name} that is not finite: {VERIFY}, or give a smaller learning rate"
                 )
+
+    def state(self) -> dict[str, Any]:
+        """All that the next epoch depends on, as tensors and numbers."""
+        arrays = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
+        weights = {name: tensor.detach() for name, tensor in self.bank.weights.items()}
+        return {
+            "epoch": self.epoch,
+            "arrays": arrays,
+            "weights": weights,
+            "kept": self.kept.weights,
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.epoch = state["epoch"]
+        for name in _ARRAYS:
+            setattr(self, name, state["arrays"][name].numpy())
+        self.bank = self.kept.of(self.running)
+        for name, tensor in self.bank.weights.items():
+            tensor.copy_(state["weights"][name])
+            self.kept.weights[name].copy_(state["kept"][name])
+        self._optimizer = _optimizer(self.bank, self.training)
+        self._optimizer.load_state_dict(state["optimizer"])
 
     def _keep(self, places: NDArray[np.int64]) -> None:
         for name, tensor in self.kept.weights.items():
@@ -175,6 +220,18 @@ def _optimizer(bank: EdgeBank, training: EdgeTraining) -> torch.optim.Adam:
     others = [tensor for name, tensor in bank.weights.items() if name not in MIXING]
     groups = [{"params": mixing, "lr": training.mixing_rate}, {"params": others, "lr": training.learning_rate}]
     return torch.optim.Adam(groups, fused=True)
+
+
+def _made_from(bank: EdgeBank, stream: Stream, train: EdgeSplit, dev: EdgeSplit | None, training: EdgeTraining) -> str:
+    """What a training depends on, as a digest."""
+    known = hashlib.sha256(
+        repr((stream.store.digest, tuple(stream.layers), stream.batch_size, training, bank.shape)).encode()
+    )
+    known.update(bank.allowed.tobytes() + bank.seeds.tobytes())
+    for split in filter(None, (train, dev)):
+        for array in (split.first, *split.spans, split.gold, split.unknown):
+            known.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return known.hexdigest()
 
 
 @torch.no_grad()

@@ -144,6 +144,7 @@ def probe_edges(
     mixing_rate: float = 1e-2,
     patience: int | None = 3,
     device: str = "auto",
+    checkpoint: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> EdgeResult:
     """Train P(0) ... P(L) together, where P(l) mixes layers 0 to l, and say in which layers a task is solved.
@@ -153,7 +154,7 @@ def probe_edges(
     sentences comes from too. `seeds`: of initial weights and dropout; all seeds are trained together. `layerwise`:
     also a probe of each layer by itself. `dropout`, on the hidden layer. `batch_size`: sentences. `mixing_rate`: the
     learning rate of the mixing weights. `patience`: epochs without a better loss on dev after which a probe stops
-    (None: all epochs).
+    (None: all epochs). `checkpoint`: a file that keeps the training after each epoch; the same call goes on from it.
 
     Metrics, of each split but train: `f1` (micro) of P(l) by layer, by the likeliest label where every target of
     the task has one and else by those of probability one half or more; `half_f1`, by the latter in any case;
@@ -195,7 +196,13 @@ def probe_edges(
     stream = Stream(chosen.store, ordered, batch_size, choose_device(device))
     bank = EdgeBank.initial(shape, probes.allowed, probes.seed_of, device=stream.device)
     trained = train_edges(
-        bank, stream, task.splits["train"], task.splits.get("dev"), training=training, progress=progress
+        bank,
+        stream,
+        task.splits["train"],
+        task.splits.get("dev"),
+        training=training,
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        progress=progress,
     )
     rows = [*_mixing_rows(probes, trained), *_score_rows(probes, trained, task, stream)]
     frame = pl.DataFrame([{"task": task.name, **row} for row in rows], schema=SCHEMA)

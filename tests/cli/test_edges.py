@@ -45,6 +45,18 @@ def test_tasks_by_folder_and_by_file(folder: Work) -> None:
     assert {row["split"] for row in printed} == {"train", "dev", "test"}
 
 
+def test_checkpoints_are_gone_on_from(folder: Work) -> None:
+    ask = ("probe", "edges", "made.zarr", "colours", *ASK, "--json")
+    whole = folder.run(*ask)
+    assert folder.run(*ask, "--checkpoints", "kept") == whole
+    before = (folder / "kept" / "colours.pt").stat().st_mtime_ns
+    assert folder.run(*ask, "--checkpoints", "kept") == whole
+    assert (folder / "kept" / "colours.pt").stat().st_mtime_ns == before, "nothing was left to train"
+    ran = folder.run(*ask, "--checkpoints", "kept", "--seeds", "1")
+    assert (ran.status, ran.out) == (2, "")
+    assert "kept/colours.pt is of another training" in ran.err
+
+
 def test_samples_are_told_on_standard_error(folder: Work) -> None:
     ran = folder.run("probe", "edges", "made.zarr", "colours", *ASK, "--sentences", 6)
     assert ran.status == 0

@@ -253,3 +253,49 @@ def test_labels_are_those_made(tmp_path: Path) -> None:
     assert set(found.frame["task"]) == {"colours"}
     sampled = probe_edges(made.store, **files, epochs=1, device="cpu", sentences=4, **SMALL)
     assert "colours: train: 4 of 18 sentences, drawn with seed 0" in sampled.notes
+
+
+class _Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_training_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
+    made = make(tmp_path / "a.zarr", sentences=24, planted=1, layers=(0, 1, 2))
+    options: dict[str, Any] = {"epochs": 9, "patience": 1, "learning_rate": 0.03, "batch_size": 4}
+    whole = probe(made, **options)
+    assert len(set(whole.trained.epochs.tolist())) > 1, "some probes have stopped before others"
+    path = tmp_path / "training"
+    for stop in (15, 40, 70):  # of 9 x 14 sentences: in the second epoch, the third and the fifth
+
+        def interrupt(done: int, total: int, stop: int = stop) -> None:
+            if stop <= done < total:
+                raise _Interrupted
+
+        with pytest.raises(_Interrupted):
+            probe(made, **options, checkpoint=path, progress=interrupt)
+    begun: list[int] = []
+    again = probe(made, **options, checkpoint=path, progress=lambda done, total: begun.append(done))
+    assert begun[0] > 14 * 4, "it has gone on, not begun again"
+    assert again.frame.equals(whole.frame)
+    assert all(torch.equal(again.trained.bank.weights[name], each) for name, each in whole.trained.bank.weights.items())
+    done: list[int] = []
+    assert probe(made, **options, checkpoint=path, progress=lambda at, total: done.append(at)).frame.equals(whole.frame)
+    assert len(done) == 1, "nothing is left to train"
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1)
+    path = tmp_path / "training"
+    probe(made, epochs=1, checkpoint=path)
+    before = path.read_bytes()
+    with pytest.raises(InvalidValueError, match="is of another training"):
+        probe(made, epochs=1, seeds=(1,), checkpoint=path)
+    assert path.read_bytes() == before
+    path.write_bytes(b"something")
+    with pytest.raises(InvalidValueError, match="is no checkpoint of edge probes"):
+        probe(made, epochs=1, checkpoint=path)
+    with pytest.raises(InvalidValueError, match="is a folder"):
+        probe(made, epochs=1, checkpoint=tmp_path)
+    with pytest.raises(InvalidValueError, match="does not exist"):
+        probe(made, epochs=1, checkpoint=tmp_path / "none" / "training")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.zarr", "training"]
