@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from embstore.corpus import Sentence as Sentence
     from embstore.corpus import open_corpus as open_corpus
     from embstore.corpus import read_word_classes as read_word_classes
+    from embstore.corpus.trees import read_trees as read_trees
     from embstore.errors import EmbstoreError as EmbstoreError
     from embstore.evaluation import evaluate as evaluate
     from embstore.evaluation import table1 as table1
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from embstore.probe.classes import ProbeResult as ProbeResult
     from embstore.probe.classes import apply_probes as apply_probes
     from embstore.probe.classes import probe_classes as probe_classes
+    from embstore.probe.structure import probe_structure as probe_structure
     from embstore.query.bench import bench_neighbors as bench_neighbors
     from embstore.query.bench import bench_query as bench_query
     from embstore.query.cka import linear_cka as linear_cka
@@ -132,6 +134,8 @@ _HOME = {
     "zhao2020": ("embstore.recipes.zhao2020", "zhao2020"),
     "ProbeResult": ("embstore.probe.classes", "ProbeResult"),
     "apply_probes": ("embstore.probe.classes", "apply_probes"),
+    "probe_structure": ("embstore.probe.structure", "probe_structure"),
+    "read_trees": ("embstore.corpus.trees", "read_trees"),
     "probe_classes": ("embstore.probe.classes", "probe_classes"),
     "SavedBank": ("embstore.probe.bank_files", "SavedBank"),
     "finetune": ("embstore.models.finetune", "finetune"),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from embstore.errors import InvalidValueError, ProbeBankError, ProbeBankNotFoundError
 from embstore.probe.bank import Output, ProbeBank, Shape
@@ -101,7 +101,7 @@ class SavedBank:
         with storing(folder):
             remove(new)
             new.mkdir(parents=True)
-            save_file(_plain(self.bank), new / TENSORS)
+            write_file(new / TENSORS, [save(_plain(self.bank))])  # with the rights of any other file
             write_file(new / WORDS, [_text(self.split.as_json())])
             write_file(new / METADATA, [_text(self._document(new))])
             fsync_tree(new)
