@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from embstore.probe.classes import ProbeResult as ProbeResult
     from embstore.probe.classes import apply_probes as apply_probes
     from embstore.probe.classes import probe_classes as probe_classes
+    from embstore.probe.edges import probe_edges as probe_edges
     from embstore.probe.structure import probe_structure as probe_structure
     from embstore.query.bench import bench_neighbors as bench_neighbors
     from embstore.query.bench import bench_query as bench_query
@@ -134,6 +135,7 @@ _HOME = {
     "zhao2020": ("embstore.recipes.zhao2020", "zhao2020"),
     "ProbeResult": ("embstore.probe.classes", "ProbeResult"),
     "apply_probes": ("embstore.probe.classes", "apply_probes"),
+    "probe_edges": ("embstore.probe.edges", "probe_edges"),
     "probe_structure": ("embstore.probe.structure", "probe_structure"),
     "read_trees": ("embstore.corpus.trees", "read_trees"),
     "probe_classes": ("embstore.probe.classes", "probe_classes"),
