@@ -64,9 +64,9 @@ def cpu_scale(**changed: Any) -> Scale:
         "context_windows": (0, 2, 4, 8, 16, None),
         "attention_windows": (0, 2, 8, None),
         "tuning_epochs": 1,
-        "tuning_sentences": 2000,
+        "tuning_sentences": 3000,
         "tuning_batch_size": 16,
-        "tuning_rate": 5e-4,
+        "tuning_rate": 2e-4,
         "similarity_sentences": 200,
         "skipgram_epochs": 20,
     }

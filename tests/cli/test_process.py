@@ -86,7 +86,8 @@ def test_a_hub_that_cannot_be_reached_fails_soon(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_in_one_line_and_the_store_goes_on(
     number: signal.Signals, made: Path, long_corpus: Path, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_wnut17(data: Path) -> None:
         assert pairs == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_edge_probing(data: Path, task: str) -> None:
     for path in sorted((data / "edge-probing" / task).iterdir()):

@@ -165,6 +165,7 @@ def test_similarity_and_analogies_as_gensim_scores_them(data: Path, glove: WordV
         assert round((row["value"] or 0) * row["count"]) == correct
 
 
+@pytest.mark.slow
 def test_glove_on_every_benchmark(data: Path, glove: WordVectors) -> None:
     frame = evaluate({"glove": glove}, data / "word-benchmarks")
     [row] = table1(frame).to_dicts()

@@ -127,6 +127,7 @@ def test_disk_of_every_size(
         print(f"\n{suffix} {dtype}: {len(sizes)} sizes of disk: {dict(states)}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_disk_of_a_few_sizes(disk: Disk, reference: Get, suffix: str) -> None:
     most = needed(disk, suffix, "float32")

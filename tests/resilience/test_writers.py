@@ -55,6 +55,7 @@ def test_the_second_writer_is_refused_and_the_first_ends_well(tmp_path: Path, re
     assert_whole(path, reference(suffix))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_a_reader_sees_what_is_committed_and_more_on_refresh(tmp_path: Path, reference: Get, suffix: str) -> None:
     whole = reference(suffix)

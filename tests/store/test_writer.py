@@ -264,6 +264,7 @@ def test_killed_in_creation(tmp_path: Path, suffix: str, stride: int) -> None:
     assert not [item for item in tmp_path.iterdir() if item.name.startswith(".") or item.suffix == ".lock"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_killed_at_each_step_of_filling(tmp_path: Path, suffix: str) -> None:
     """Each time the store opens, what is committed reads right, and going on ends in the same bytes."""
