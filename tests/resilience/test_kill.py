@@ -134,7 +134,8 @@ def test_killed_at_every_step(
     tmp_path: Path, reference: Get, suffix: str, dtype: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names, standing = all_steps(tmp_path, suffix, dtype=dtype)
-    chosen = [*range(0, standing - 4, 9), *range(standing - 4, len(names))]
+    stride = 3 if dtype == "int8" else 1  # int8 differs by one array of each partition
+    chosen = [*range(0, standing - 4, 9), *range(standing - 4, len(names), stride)]
     states = killed_at_steps(tmp_path, reference(suffix, dtype), suffix, chosen, dtype=dtype)
     assert states["no store"]
     assert all(states[f"{done} of 5 partitions"] for done in range(5))
