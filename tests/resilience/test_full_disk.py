@@ -120,7 +120,8 @@ def fill_and_resume(disk: Disk, suffix: str, whole: Reference, sizes: list[int],
 def test_disk_of_every_size(
     disk: Disk, reference: Get, suffix: str, dtype: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = list(range(PAGE, needed(disk, suffix, dtype), PAGE))
+    stride = 3 if dtype == "int8" else 1  # int8 differs by one array of each partition
+    sizes = list(range(PAGE, needed(disk, suffix, dtype), stride * PAGE))
     states = fill_and_resume(disk, suffix, reference(suffix, dtype), sizes, dtype=dtype)
     assert states["no store"] >= 1  # the index did not fit
     with capsys.disabled():
