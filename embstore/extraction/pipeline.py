@@ -295,7 +295,7 @@ class _Extraction:
             if partition in target.missing
         ]
         offset = passage.first_row - self._layout.span(partition)[0]
-        seen = 0
+        seen = np.zeros(len(passage.spans.sentence), bool)  # a buffer is used again: what is not filled is another's
         for pooled in self._encoder.encode(
             passage.tokenized,
             passage.spans,
@@ -312,11 +312,11 @@ class _Extraction:
                 self._done += len(rows)
                 self._timings.rows += len(rows)
             self._timings.cast += time.perf_counter() - start
-            seen += len(pooled.rows)
+            seen[pooled.rows] = True
             self._tell()
-        if seen != len(passage.spans.sentence):
+        if not seen.all():
             raise StoreDamagedError(
-                f"the model returned {seen} of {len(passage.spans.sentence)} vectors from row {passage.first_row} on: "
+                f"the model returned {seen.sum()} of {len(seen)} vectors from row {passage.first_row} on: "
                 "the encoder is at fault; nothing of this partition was written"
             )
         self._timings.subwords += len(passage.tokenized.ids)

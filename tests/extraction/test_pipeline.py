@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import embstore as es
 from embstore.corpus import Sentence
 from embstore.corpus.keep import Keep
-from embstore.errors import CorpusError, InvalidValueError, NonFiniteError, StoreMismatchError
+from embstore.errors import (
+    CorpusError,
+    InvalidValueError,
+    MissingRowsError,
+    NonFiniteError,
+    StoreDamagedError,
+    StoreMismatchError,
+    UnfinishedStoreWarning,
+)
+from embstore.models.encoder import Pooled, Spans, Tokenized
 from embstore.store import Store
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.oracle import Row, expected_rows
@@ -283,3 +294,34 @@ def test_layers_in_every_notation() -> None:
 def test_warnings_are_errors_in_the_suite() -> None:
     with pytest.raises(es.errors.UnfinishedStoreWarning):
         warnings.warn("x", es.errors.UnfinishedStoreWarning, stacklevel=1)
+
+
+class Forgetful(FakeEncoder):
+    """Leaves the last span of a call out; `repeats`: gives the first one in its place, so that the number is right."""
+
+    repeats = False
+
+    def encode(self, tokenized: Tokenized, spans: Spans, **options: Any) -> Iterator[Pooled]:
+        for pooled in super().encode(tokenized, spans, **options):
+            rows = pooled.rows.copy()
+            last = rows == len(spans.sentence) - 1
+            if self.repeats:
+                rows[last] = 0
+                yield Pooled(rows, pooled.vectors)
+            else:
+                yield Pooled(rows[~last], pooled.vectors[:, torch.from_numpy(~last)])
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_row_that_no_vector_came_for_is_never_written(tmp_path: Path, suffix: str, repeats: bool) -> None:
+    encoder = Forgetful()
+    encoder.repeats = repeats
+    plan = es.plan(SENTENCES, model=encoder, calibrate=False)
+    with pytest.raises(StoreDamagedError, match="the encoder is at fault; nothing of this partition was written"):
+        es.extract(plan, tmp_path / f"store{suffix}")
+    with pytest.warns(UnfinishedStoreWarning):
+        store = es.open(tmp_path / f"store{suffix}")
+    assert store.committed_rows == 0
+    with pytest.raises(MissingRowsError):
+        store.gather(np.arange(1), store.layers[0])
