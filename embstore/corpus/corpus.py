@@ -149,7 +149,7 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
         try:
             if not path.is_dir():
                 if not path.exists():
-                    raise CorpusNotFoundError(f"no corpus at {one_line(path)}")
+                    raise CorpusNotFoundError(f"no corpus at {one_line(path)}: give a file or folder that is there")
                 files.append(path)
                 continue
             inside = sorted(item for item in path.iterdir() if item.is_file() and not item.name.startswith("."))

@@ -72,7 +72,7 @@ class Lines:
         try:
             yield from blocks(self.path)
         except FileNotFoundError:
-            raise CorpusNotFoundError(f"no corpus at {one_line(self.path)}") from None
+            raise CorpusNotFoundError(f"no corpus at {one_line(self.path)}: give a file that is there") from None
         except IsADirectoryError:
             raise self.whole_error("is a folder, not a file") from None
         except PermissionError:

@@ -123,12 +123,13 @@ def zhao2020(
     for task in given["tuning"]:
         if task not in TASKS:
             raise InvalidValueError(f"task {task!r} is not known: choose among {', '.join(TASKS)}")
+    split = _split(Path(corpus), train, test, seed=scale.seed)
     study = Study(Path(out), tell)
     setting = probing.Setting(
         study=study,
         corpus=Path(corpus),
         model=str(model),
-        split=_split(Path(corpus), train, test, seed=scale.seed),
+        split=split,
         scale=scale,
         device=device,
     )

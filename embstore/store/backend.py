@@ -98,7 +98,7 @@ def standing_kind(path: Path) -> str:
             raise StoreNotFoundError(
                 f"a repair of {path} was interrupted: run the same `embstore extract --repair` command again"
             ) from None
-        raise StoreNotFoundError(f"there is no store at {path}") from None
+        raise StoreNotFoundError(f"there is no store at {path}: embstore extract makes one") from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
     folder = stat.S_ISDIR(mode.st_mode)

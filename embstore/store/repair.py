@@ -38,7 +38,7 @@ def repair_layout(
     hdf5 = is_hdf5(path)
     with StoreLock(path):
         if not os.path.lexists(path):
-            raise StoreNotFoundError(f"there is no store at {path}")
+            raise StoreNotFoundError(f"there is no store at {path}: embstore extract makes one")
         metadata = _stored_metadata(path, metadata)
         build(path, metadata=metadata, index=index, center=center)
         try:

@@ -80,7 +80,7 @@ def open_npy(path: Path) -> tuple[list[str], NDArray[Any]]:
     try:
         stored = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise WordVectorsNotFoundError(f"no word vectors at {path}") from None
+        raise WordVectorsNotFoundError(f"no word vectors at {path}: give a file that is there") from None
     except (OSError, ValueError, EOFError) as error:
         raise WordVectorsError(f"{path}: cannot be read as .npy: {' '.join(str(error).split())}") from None
     if not isinstance(stored, np.ndarray) or stored.ndim != 2 or stored.dtype.kind != "f" or not stored.size:

@@ -62,7 +62,7 @@ class Source:
         try:
             yield from blocks(self.path)
         except FileNotFoundError:
-            raise WordVectorsNotFoundError(f"no word vectors at {self.path}") from None
+            raise WordVectorsNotFoundError(f"no word vectors at {self.path}: give a file that is there") from None
         except IsADirectoryError:
             raise self.error("is a folder, not a file of word vectors") from None
         except OSError as error:

@@ -58,7 +58,7 @@ def find_splits(
     if data is not None:
         folder = Path(data)
         if not folder.exists():
-            raise CorpusNotFoundError(f"no data at {one_line(folder)}")
+            raise CorpusNotFoundError(f"no data at {one_line(folder)}: give a folder with train and dev files")
         if not folder.is_dir():
             raise InvalidValueError(
                 f"{one_line(folder)} is a file: give a folder with train and dev files, or name them (--train, --dev)"
