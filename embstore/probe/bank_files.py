@@ -6,27 +6,25 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from embstore.errors import InvalidValueError, ProbeBankError, ProbeBankNotFoundError
 from embstore.probe.bank import Output, ProbeBank, Shape
 from embstore.probe.control import CONTROL, ControlTask
+from embstore.probe.probe_folder import ProbeFolder, json_bytes, made_by
 from embstore.probe.splits import PARTS, WordSplit
 from embstore.probe.training import Trained
 from embstore.store import Store
-from embstore.store.files import crc32c_of_file, fsync_tree, remove, storing, write_file
-from embstore.store.metadata import canonical, document_crc32c
 
 FORMAT_VERSION = 1
 METADATA, TENSORS, WORDS = "probes.json", "probes.safetensors", "words.json"
+FOLDER = ProbeFolder(METADATA, (TENSORS, WORDS), FORMAT_VERSION, empty="saved probes", other="probes")
+require_free = FOLDER.require_free
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,18 +59,12 @@ class SavedBank:
         """What `train_bank` gives, with what made it."""
         shape = trained.bank.shape
         sizes = (len(shape.layers), len(shape.seeds), len(shape.outputs))
-        made = {
-            "digest": store.digest,
-            "model": dict(store.metadata.model),
-            "corpus": dict(store.metadata.corpus),
-            "extraction": dict(store.metadata.extraction),
-        }
         return cls(
             bank=trained.bank,
             split=split,
             training=dict(training),
             asking=dict(asking),
-            store=json.loads(canonical(made)),
+            store=made_by(store),
             control=control,
             epochs=trained.epochs.reshape(sizes),
             dev_loss=trained.dev_loss.reshape(sizes),
@@ -95,23 +87,11 @@ class SavedBank:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a folder, whole or not at all, in place of saved probes that stood there; raises StorageError."""
-        folder = Path(path)
-        require_free(folder)
-        new = folder.with_name(f".{folder.name}.new")
-        with storing(folder):
-            remove(new)
-            new.mkdir(parents=True)
-            write_file(new / TENSORS, [save(_plain(self.bank))])  # with the rights of any other file
-            write_file(new / WORDS, [_text(self.split.as_json())])
-            write_file(new / METADATA, [_text(self._document(new))])
-            fsync_tree(new)
-            remove(folder)
-            os.rename(new, folder)
+        FOLDER.save(path, self._fields(), {TENSORS: save(_plain(self.bank)), WORDS: json_bytes(self.split.as_json())})
 
-    def _document(self, folder: Path) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         shape = self.bank.shape
-        fields: dict[str, Any] = {
-            "format_version": FORMAT_VERSION,
+        return {
             "kind": shape.kind,
             "layers": list(shape.layers),
             "seeds": list(shape.seeds),
@@ -126,40 +106,15 @@ class SavedBank:
             "store": dict(self.store),
             "epochs": self.epochs.tolist(),
             "dev_loss": [[[_number(loss) for loss in row] for row in rows] for rows in self.dev_loss.tolist()],
-            "files": {},
-            "software": {name: version(name) for name in ("embstore", "torch")},
         }
-        for name in (TENSORS, WORDS):
-            crc, nbytes = crc32c_of_file(folder / name)
-            fields["files"][name] = {"nbytes": nbytes, "crc32c": crc}
-        fields["crc32c"] = document_crc32c(fields)
-        return dict(sorted(fields.items()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SavedBank:
         """Read saved probes. Raises ProbeBankNotFoundError, ProbeBankError (damaged, or of a newer format)."""
-        folder = Path(path)
-        if not (folder / METADATA).is_file():
-            raise ProbeBankNotFoundError(f"{folder} holds no saved probes: there is no {METADATA} in it")
-        try:
-            fields = json.loads((folder / METADATA).read_bytes())
-            if fields["format_version"] > FORMAT_VERSION:
-                raise ProbeBankError(
-                    f"the probes {folder} have format {fields['format_version']}, newer than {FORMAT_VERSION}, the "
-                    "newest that this version reads: upgrade embstore"
-                )
-            if document_crc32c(fields) != fields.get("crc32c"):
-                raise ValueError(f"{METADATA} was changed")
-            _check_files(folder, fields["files"])
-            return cls._parsed(fields, folder)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-            if isinstance(error, ProbeBankError):
-                raise
-            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-            raise ProbeBankError(f"the probes {folder} are damaged ({reason}): train them again") from None
+        return FOLDER.load(path, cls._parsed)
 
     @classmethod
-    def _parsed(cls, fields: Mapping[str, Any], folder: Path) -> SavedBank:
+    def _parsed(cls, fields: Mapping[str, Any], files: Mapping[str, Path]) -> SavedBank:
         classes = fields["classes"]
         tasks = [fields["task"], CONTROL] if fields["control"] else [fields["task"]]
         shape = Shape(
@@ -171,8 +126,8 @@ class SavedBank:
             hidden_size=fields["hidden_size"],
         )
         return cls(
-            bank=ProbeBank(shape, _joined(load_file(folder / TENSORS), shape)),
-            split=WordSplit.from_json(json.loads((folder / WORDS).read_bytes())),
+            bank=ProbeBank(shape, _joined(load_file(files[TENSORS]), shape)),
+            split=WordSplit.from_json(json.loads(files[WORDS].read_bytes())),
             training=fields["training"],
             asking=fields["examples"],
             store=fields["store"],
@@ -180,19 +135,6 @@ class SavedBank:
             epochs=np.array(fields["epochs"], np.int64),
             dev_loss=np.array(fields["dev_loss"], np.float64),
         )
-
-
-def require_free(folder: Path) -> None:
-    """Raise InvalidValueError where saving would overwrite anything but saved probes."""
-    if folder.exists() and not (folder / METADATA).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidValueError(f"{folder} exists and holds something else than probes: give another folder")
-
-
-def _check_files(folder: Path, files: Mapping[str, Mapping[str, int]]) -> None:
-    for name in (TENSORS, WORDS):
-        crc, nbytes = crc32c_of_file(folder / name)
-        if nbytes != files[name]["nbytes"] or crc != files[name]["crc32c"]:
-            raise ValueError(f"{name} was changed")
 
 
 def _plain(bank: ProbeBank) -> dict[str, torch.Tensor]:
@@ -219,10 +161,6 @@ def _joined(plain: Mapping[str, torch.Tensor], shape: Shape) -> dict[str, torch.
         if weights[name].shape != size or weights[name].dtype != torch.float32:
             raise ValueError(f"{TENSORS} has not the tensors that {METADATA} promises")
     return weights
-
-
-def _text(document: Mapping[str, Any]) -> bytes:
-    return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _number(loss: float) -> float | None:

@@ -59,6 +59,19 @@ class EdgeTask:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class JoinedEdges:
+    """Targets whose labels were known before: as rows in `split`, and as they were given.
+
+    `sentences`: one for each two neighbours in `split.first`; `targets`: one a row of `split.gold`.
+    """
+
+    split: EdgeSplit
+    sentences: tuple[EdgeSentence, ...]
+    targets: tuple[EdgeTarget, ...]
+    notes: tuple[str, ...] = ()
+
+
 def read_edges(edges: Edges) -> list[EdgeSentence]:
     """The sentences of a JSON lines file, or those given; CorpusError names file and line."""
     if isinstance(edges, str | os.PathLike):
@@ -100,19 +113,13 @@ def join_task(
     that no sentence of the store has (the nearest is shown), words that stand elsewhere there, splits without
     targets, targets of one span among those of two, spans outside their sentence.
     """
-    unit = store.metadata.extraction.get("unit", "word")
-    if unit not in UNITS:
-        raise InvalidValueError(f"{store.path} has rows of unit {unit!r}: edges need a store of {' or '.join(UNITS)}")
+    _require_unit(store)
     notes: list[str] = []
-    held: dict[str, list[EdgeSentence]] = {}
-    for split, given in (("train", train), ("dev", dev), ("test", test)):
-        if given is None:
-            continue
-        every = read_edges(given)
-        held[split] = [each for each in sample_sentences(every, sentences, seed=seed) if each.targets]
-        _check(held[split], f"{name}: {split}")
-        if sentences is not None and sentences < len(every):
-            notes.append(f"{name}: {split}: {sentences:,} of {len(every):,} sentences, drawn with seed {seed}")
+    held = {
+        split: _drawn(given, name, split, sentences, seed, notes)
+        for split, given in (("train", train), ("dev", dev), ("test", test))
+        if given is not None
+    }
     pairs = _pairs(held, name)
     stored = StoredSentences(store, (each.words for split in held.values() for each in split))
     joined = {split: _join(stored, each, split, name, notes) for split, each in held.items()}
@@ -122,14 +129,62 @@ def join_task(
         raise InvalidValueError(f"{name}: train has {len(labels)} labels: there is nothing to tell apart below 2")
     splits = {split: _as_split(split, each, labels, pairs) for split, each in joined.items()}
     for split, each in joined.items():
-        strange = sorted({label for target in each.targets for label in target.labels} - known)
-        if strange:
-            count = int(splits[split].unknown.sum())
-            notes.append(
-                f"{name}: {split}: {count:,} labels that train does not have count as missed: {_some(strange)}"
-            )
+        _note_strange(each, splits[split], labels, f"{name}: {split}", notes)
     single = all(len(set(target.labels)) == 1 for each in joined.values() for target in each.targets)
     return EdgeTask(name, labels, single, splits, tuple(notes))
+
+
+def join_edges(
+    store: Store,
+    edges: Edges,
+    *,
+    labels: tuple[str, ...],
+    pairs: bool,
+    name: str = "edges",
+    split: str = "targets",
+    sentences: int | None = None,
+    seed: int = 0,
+) -> JoinedEdges:
+    """Find targets in a store as `join_task` does, for probes that know `labels` of single spans or of `pairs`.
+
+    Raises InvalidValueError as it does, and where the targets have one span for probes of two, or the reverse.
+    """
+    _require_unit(store)
+    notes: list[str] = []
+    held = _drawn(edges, name, split, sentences, seed, notes)
+    if _pairs({split: held}, name) != pairs:
+        has, needs = ("one span", "two") if pairs else ("two spans", "one")
+        raise InvalidValueError(f"{name}: {split}: the targets have {has} and the probes read {needs}: give their task")
+    stored = StoredSentences(store, (each.words for each in held))
+    found = _join(stored, held, split, name, notes)
+    joined = _as_split(split, found, labels, pairs)
+    _note_strange(found, joined, labels, f"{name}: {split}", notes)
+    return JoinedEdges(joined, tuple(found.sentences), tuple(found.targets), tuple(notes))
+
+
+def _require_unit(store: Store) -> None:
+    unit = store.metadata.extraction.get("unit", "word")
+    if unit not in UNITS:
+        raise InvalidValueError(f"{store.path} has rows of unit {unit!r}: edges need a store of {' or '.join(UNITS)}")
+
+
+def _drawn(
+    edges: Edges, name: str, split: str, sentences: int | None, seed: int, notes: list[str]
+) -> list[EdgeSentence]:
+    """The sentences of a split that have targets, or so many drawn."""
+    every = read_edges(edges)
+    held = [each for each in sample_sentences(every, sentences, seed=seed) if each.targets]
+    _check(held, f"{name}: {split}")
+    if sentences is not None and sentences < len(every):
+        notes.append(f"{name}: {split}: {sentences:,} of {len(every):,} sentences, drawn with seed {seed}")
+    return held
+
+
+def _note_strange(found: _Found, split: EdgeSplit, labels: tuple[str, ...], what: str, notes: list[str]) -> None:
+    strange = sorted({label for target in found.targets for label in target.labels}.difference(labels))
+    if strange:
+        count = int(split.unknown.sum())
+        notes.append(f"{what}: {count:,} labels that train does not have count as missed: {_some(strange)}")
 
 
 def _check(sentences: Sequence[EdgeSentence], what: str) -> None:
@@ -168,6 +223,7 @@ def _some(names: Sequence[str]) -> str:
 class _Found:
     """The targets of a split that the store has rows of, sentence after sentence."""
 
+    sentences: list[EdgeSentence]
     targets: list[EdgeTarget]
     counts: list[int]
     spans: list[tuple[tuple[int, int], ...]]
@@ -176,7 +232,7 @@ class _Found:
 def _join(
     stored: StoredSentences, sentences: Sequence[EdgeSentence], split: str, name: str, notes: list[str]
 ) -> _Found:
-    found = _Found([], [], [])
+    found = _Found([], [], [], [])
     lacking = partial = 0
     for sentence in sentences:
         joined = stored.find(sentence.words, what=f"{name}: {split}")
@@ -191,6 +247,7 @@ def _join(
             found.targets.append(target)
             found.spans.append(rows)
         if len(found.targets) > before:
+            found.sentences.append(sentence)
             found.counts.append(len(found.targets) - before)
     if lacking:
         notes.append(f"{name}: {split}: {lacking:,} targets are left out: the store has no row of one of their spans")
