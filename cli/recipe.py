@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ Data = Annotated[Path | None, typer.Option(metavar="DATA", help="Fine-tune on it
 
 def add_to(app: typer.Typer) -> None:
     recipe.command("zhao2020", cls=Command)(zhao2020)
+    recipe.command("tenney2019", cls=Command)(tenney2019)
     app.add_typer(recipe, name="recipe")
 
 
@@ -118,4 +120,100 @@ def _named(given: list[str]) -> dict[str, Path]:
         if not Path(file).is_file():
             raise InvalidValueError(f"--vectors {name}: there is no file {file}")
         named[name] = Path(file)
+    return named
+
+
+def tenney2019(
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A folder of tasks, each a folder with train.jsonl, dev.jsonl, test.jsonl."),
+    ],
+    model: Annotated[
+        list[str],
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="[NAME=]MODEL",
+            help="A model, or several to stand side by side, as extract takes it.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where stores, tables, figures and the report go.")],
+    task: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these tasks of the folder.")] = None,
+    scale: Annotated[
+        str, typer.Option(metavar="paper|cpu", help="All sentences, or few enough for two hours on two cores.")
+    ] = "paper",
+    sentences: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Sentences of each split of a task at most; 0: all.")
+    ] = None,
+    unit: Annotated[str, typer.Option(metavar="subword|word", help="What has a row.")] = "subword",
+    layerwise: Annotated[bool, typer.Option("--layerwise", help="Also a probe of each layer by itself.")] = False,
+    control: Annotated[bool, typer.Option("--control", help="Also control tasks, for selectivity.")] = False,
+    untrained: Annotated[bool, typer.Option(help="Also the model with random weights, as a baseline.")] = True,
+    hidden: Annotated[int, typer.Option(metavar="N", help="Units of the projection and of the hidden layer.")] = 256,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Epochs of a probe, at most.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N,N", help="Seeds of the probes, one or several.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of samples and of random weights.")] = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Find in which layers the tasks of the NLP pipeline are solved.
+
+    Tenney et al. 2019: scalar mixing, cumulative scores, center of gravity and expected layer of every task, as their
+    Figures 1, 2 and A.1 to A.3 and one table of tasks by metrics. Sentences are extracted once for all tasks. The same
+    command goes on where an interrupted one ended.
+    """
+    from embstore.recipes import tenney2019_report as report
+    from embstore.recipes.tenney2019 import Scale, cpu_scale
+    from embstore.recipes.tenney2019 import tenney2019 as carry_out
+
+    if scale not in ("paper", "cpu"):
+        raise InvalidValueError(f"--scale {scale!r} is not known: choose paper or cpu")
+    given: dict[str, Any] = {"epochs": epochs, "seeds": None if seeds is None else _numbers(seeds)}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if sentences is not None:
+        chosen["sentences"] = sentences or None
+    chosen |= {
+        "unit": unit,
+        "layerwise": layerwise,
+        "control": control,
+        "untrained": untrained,
+        "hidden_size": hidden,
+        "seed": seed,
+    }
+    result = carry_out(
+        data,
+        models=_models(model),
+        out=out,
+        tasks=task,
+        scale=Scale(**chosen) if scale == "paper" else cpu_scale(**chosen),
+        device=device,
+        tell=lambda text: typer.echo(f"... {text}", err=True),
+    )
+    tables = report.tables(result)
+    if as_json:
+        print_json(result.scores.to_dicts())
+        return
+    print(report.scale_line(result))
+    for table in tables:
+        print()
+        print_table(table.rows, title=table.title)
+        if table.note:
+            print(table.note)
+    print(f"\nReport, figures and tables: {result.folder / 'report.md'}")
+
+
+def _models(given: list[str]) -> dict[str, str]:
+    """The models by name: that before the equals sign, or the last part of the path."""
+    named: dict[str, str] = {}
+    for each in given:
+        name, equals, model = each.partition("=")
+        if not equals or "/" in name:
+            name, model = Path(each).name or each, each
+        if not name or not model:
+            raise InvalidValueError(f"--model {each!r} cannot be read: give MODEL, or NAME=MODEL")
+        if not re.fullmatch(r"[\w.+-]+", name):
+            raise InvalidValueError(f"--model {each!r}: {name!r} is no name for files: give NAME=MODEL")
+        if name in named:
+            raise InvalidValueError(f"--model: two are called {name}: name them, as in first={named[name]}")
+        named[name] = model
     return named

@@ -9,6 +9,8 @@ from embstore.plot.drawing import SUFFIXES as SUFFIXES
 from embstore.plot.drawing import pyplot as pyplot
 from embstore.plot.drawing import save as save
 from embstore.plot.edges import edge_layers as edge_layers
+from embstore.plot.edges import edge_summary as edge_summary
+from embstore.plot.edges import mixing_layers as mixing_layers
 from embstore.plot.maps import attention_heatmap as attention_heatmap
 from embstore.plot.maps import cka_map as cka_map
 from embstore.plot.maps import cluster_map as cluster_map

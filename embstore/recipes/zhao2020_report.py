@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from embstore.recipes import zhao2020_published as published
+from embstore.recipes.report import Row, Shown, decimals, seconds_table
 
 if TYPE_CHECKING:
     from embstore.recipes.zhao2020 import Zhao2020
 
-Row = dict[str, Any]
 COUNTERPART = {"skip-gram": "PSE"}  # ours by the paper's name
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A table to be read: a title, what to know of it, and its rows."""
-
-    title: str
-    note: str
-    rows: Sequence[Row]
 
 
 def tables(result: Zhao2020) -> list[Shown]:
@@ -90,15 +80,11 @@ def _score_rows(
                 "representation": name if name != layered else f"{name}, layer {layer}",
                 "dev": _value(group, "dev"),
                 "test": _value(group, "test"),
-                "paper dev": _three(known.get("dev")),
-                "paper test": _three(known.get("test")),
+                "paper dev": decimals(known.get("dev")),
+                "paper test": decimals(known.get("test")),
             }
         )
     return rows
-
-
-def _three(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 PAPER = (
@@ -127,10 +113,10 @@ def _selectivity(result: Zhao2020) -> Shown:
         rows.append(
             {
                 "representation": f"{name}, layer {layer}" if name == "BERT" else name,
-                "class": _three(values.get(("class", "f1"))),
-                "control": _three(values.get(("control", "f1"))),
-                "selectivity": _three(values.get(("class", "selectivity"))),
-                "contexts F1": _three(values.get(("class", "contexts_f1"))),
+                "class": decimals(values.get(("class", "f1"))),
+                "control": decimals(values.get(("control", "f1"))),
+                "selectivity": decimals(values.get(("class", "selectivity"))),
+                "contexts F1": decimals(values.get(("class", "contexts_f1"))),
             }
         )
     return Shown(
@@ -154,14 +140,14 @@ def _windows(result: Zhao2020) -> Shown:
         values = dict(group.select("window", "value").iter_rows())
         row: Row = {"representation": f"{name}, layer {layer}" if name == "BERT" else name}
         for window in result.scale.context_windows:
-            row["all" if window is None else str(window)] = _three(values.get(window))
+            row["all" if window is None else str(window)] = decimals(values.get(window))
         rows.append(row)
     return Shown("Figure 5. Words of context on each side (dev)", "The input is truncated to so many words.", rows)
 
 
 def _tuning(frame: pl.DataFrame) -> Shown:
     rows = [
-        {"task": task, "metric": metric, "dev": _three(value), "paper dev": _three(published.FINETUNED[task])}
+        {"task": task, "metric": metric, "dev": decimals(value), "paper dev": decimals(published.FINETUNED[task])}
         for task, metric, value in frame.select("task", "metric", "value").iter_rows()
     ]
     return Shown("Table 3. Fine-tuning", "Paper: BERT-base-uncased, on other data.", rows)
@@ -171,8 +157,8 @@ def _pos(frame: pl.DataFrame) -> Shown:
     rows = [
         {
             "window": "all" if window is None else str(window),
-            "dev": _three(value),
-            "paper dev": _three(published.POS_BY_WINDOW.get(window)),
+            "dev": decimals(value),
+            "paper dev": decimals(published.POS_BY_WINDOW.get(window)),
         }
         for window, value in frame.select("window", "value").iter_rows()
     ]
@@ -184,10 +170,10 @@ def _finetuned(result: Zhao2020) -> Shown:
     rows = []
     before = f1(result.contexts, split="dev", task="class", store="BERT")
     for layer, value in before.select("layer", "value").iter_rows():
-        row: Row = {"layer": layer, "pretrained": _three(value)}
+        row: Row = {"layer": layer, "pretrained": decimals(value)}
         after = f1(result.finetuned, split="dev", task="class", layer=layer)
         for task, setup, score in after.select("model", "setup", "value").iter_rows():
-            row[f"{task} ({setup})"] = _three(score)
+            row[f"{task} ({setup})"] = decimals(score)
         rows.append(row)
     note = "(a) the probes of the pretrained model, (b) new probes, on the vectors of the fine-tuned one."
     return Shown("Figure 6. Before and after fine-tuning (dev)", note, rows)
@@ -205,25 +191,10 @@ def write_report(result: Zhao2020) -> None:
         "",
     ]
     for table in tables(result):
-        lines += [f"## {table.title}", "", table.note, "", *_markdown(table.rows), ""]
+        lines += table.markdown()
     lines += ["## Figures", ""]
     lines += [f"![{title}](figures/{name})\n" for name, title in figures.items()]
     if result.notes:
         lines += ["## Notes", "", *(f"- {note}" for note in dict.fromkeys(result.notes)), ""]
-    lines += ["## Time", "", *_markdown([{"step": step, "seconds": f"{s:,.1f}"} for step, s in result.seconds.items()])]
+    lines += seconds_table(dict(result.seconds)).markdown()
     (result.folder / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _markdown(rows: Sequence[Row]) -> list[str]:
-    if not rows:
-        return []
-    head = list(rows[0])
-    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-    lines += [f"| {' | '.join(_cell(row.get(name)) for name in head)} |" for row in rows]
-    return lines
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:,}" if isinstance(value, int) else str(value)

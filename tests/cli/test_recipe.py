@@ -1,4 +1,4 @@
-"""`embstore recipe zhao2020` refuses what it cannot use in one line, before any step."""
+"""`embstore recipe` refuses what it cannot use in one line, before any step."""
 
 from __future__ import annotations
 
@@ -30,3 +30,23 @@ def test_bad_input(options: str, says: str, work: Work) -> None:
     assert says in ran.err
     assert ran.err.count("\n") == 1
     assert not (work / "study" / "stores" / "bert-full.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("tasks -m model --scale huge", "--scale 'huge' is not known: choose paper or cpu"),
+        ("tasks -m model -m other/model", "--model: two are called model: name them, as in first=model"),
+        ("tasks -m a:b", "'a:b' is no name for files: give NAME=MODEL"),
+        ("tasks -m model --unit letter", "unit 'letter' is not allowed: choose subword or word"),
+        ("tasks -m model --seeds one", "--seeds 'one' is no seed: give numbers like 0,1,2"),
+        ("tasks -m model", "tasks is no folder: give one that holds a folder a task"),
+        ("tasks -m =", "--model '=' cannot be read: give MODEL, or NAME=MODEL"),
+    ],
+)
+def test_bad_input_of_edge_probing(arguments: str, says: str, work: Work) -> None:
+    ran = work.run("recipe", "tenney2019", *arguments.split(), "--out", "study")
+    assert (ran.status, ran.out) == (2, "")
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
+    assert not (work / "study").exists()
