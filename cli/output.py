@@ -113,3 +113,12 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def made_folder(folder: Path, *, option: str) -> Path:
+    """The folder that an option names, made where it does not exist. Raises StorageError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{option} {folder} cannot be made: {error.strerror or error}") from error
+    return folder

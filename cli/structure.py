@@ -10,7 +10,16 @@ import typer
 import embstore as es
 from embstore.errors import InvalidValueError
 from embstore_cli.help import Command
-from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
+from embstore_cli.output import (
+    AsJson,
+    Out,
+    made_folder,
+    print_json,
+    print_table,
+    require_figure,
+    require_out,
+    write_table,
+)
 from embstore_cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -61,6 +70,10 @@ def structure(
     save: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Save the probes there (a folder a store, where there are several)."),
+    ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep each training there after every epoch, and go on from what it keeps."),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
     plot: Annotated[
@@ -113,6 +126,7 @@ def structure(
             patience=patience,
             splits=tuple(dict.fromkeys(splits.split(","))),
             device=device,
+            checkpoints=None if checkpoints is None else made_folder(checkpoints, option="--checkpoints"),
             progress=advance,
         )
     for name, folder in folders.items():

@@ -57,7 +57,7 @@ ONE_HOME = {
     "umap": "query",
     "faiss": "query",
 }
-ALSO = {("models", "h5py")}  # ELMo's published weights are HDF5
+ALSO = {("models", "h5py"), ("probe", "numba")}  # ELMo's published weights are HDF5; loops of edge probes
 HEAVY = [
     "torch",
     "transformers",

@@ -2,72 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
+from embstore.probe.edge_columns import BatchPlan, Spans, SplitPlan
+from embstore.probe.edge_kernels import holds_ones
 from embstore.probe.edge_tasks import EdgeSplit
 from embstore.probe.training import VERIFY
 from embstore.store import Store
 
 READ_AHEAD = 2
+_EXPONENTS = {
+    2: (0x7C00, 0x0400, 0x8000),
+    4: (0x7F800000, 0x00800000, 0x80000000),
+}  # its mask, its lowest bit, the next
 
 
 @dataclass(frozen=True, eq=False)
 class SpanColumns:
-    """Where the first (or second) spans of a batch stand among its vectors.
+    """Where the first (or second) spans of a batch stand among its vectors; see `Spans`.
 
-    `used` int64 [m]: the vectors within these spans, ascending; None where that is all of them. `places` int64
-    [entries]: the vectors of one span after the other, as places in `used`; `target` int64 [entries]: whose they are;
-    `first` int64 [targets]: where each span begins among them. `single`: every span is one vector.
+    `places` int64 [entries]: the vectors of one distinct span after the other; `begin` int64 [spans + 1]. `of` int64
+    [targets]: the span of each target, None where each has the span of its own number. `single`: every span is one
+    vector.
     """
 
-    used: torch.Tensor | None
     places: torch.Tensor
-    target: torch.Tensor
-    first: torch.Tensor
+    begin: torch.Tensor
+    of: torch.Tensor | None
     single: bool
+
+    @classmethod
+    def at(cls, spans: Spans, device: torch.device) -> SpanColumns:
+        count = len(spans.begin) - 1
+        own = len(spans.of) == count and bool((spans.of == np.arange(count)).all())
+        return cls(
+            torch.from_numpy(spans.places).to(device),
+            torch.from_numpy(spans.begin).to(device),
+            None if own else torch.from_numpy(spans.of).to(device),
+            len(spans.places) == count,
+        )
+
+    def by_target(self, pooled: torch.Tensor) -> torch.Tensor:
+        """What is held of each distinct span, [..., spans, width], for each target."""
+        return pooled if self.of is None else pooled.index_select(-2, self.of)
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeBatch:
-    """Some targets: `vectors` float32 [layer, n, width], `spans` one or two, `gold` float32 [targets, labels].
+    """Some targets: `stored` [layer, n, width], their vectors, as the store has them (on a CPU) or float32.
 
-    `targets`: their places in the split.
+    `targets`: their places in the split. `spans`: one or two. `gold` float32 [targets, labels].
     """
 
     targets: NDArray[np.int64]
-    vectors: torch.Tensor
+    stored: torch.Tensor
     spans: tuple[SpanColumns, ...]
     gold: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.gold)
 
+    @cached_property
+    def vectors(self) -> torch.Tensor:
+        """The vectors as float32, [layer, n, width]."""
+        return self.stored.float()
+
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """A batch as it was read: `room` holds its vectors."""
+    """A batch as it was read."""
 
-    targets: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    vectors: NDArray[Any]
-    spans: tuple[_Span, ...]
-
-
-class _Span(NamedTuple):
-    """A kind of span in numpy; see SpanColumns."""
-
-    used: NDArray[np.int64]
-    places: NDArray[np.int64]
-    target: NDArray[np.int64]
-    first: NDArray[np.int64]
+    plan: BatchPlan
+    vectors: torch.Tensor
+    gold: NDArray[np.float32]
 
 
 def batch_sentences(order: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int64]]:
@@ -86,87 +103,98 @@ def iter_batches(
 ) -> Iterator[EdgeBatch]:
     """Yield the batches of some sentences of a split, each good until the next is asked for.
 
-    `batch_size`: sentences. A thread reads ahead; no more than READ_AHEAD + 1 batches are held. Raises
-    MissingRowsError, NonFiniteError.
+    `batch_size`: sentences. A thread reads ahead and looks for values that are not finite; no more than READ_AHEAD + 1
+    batches are held, as the store has them. Raises MissingRowsError, NonFiniteError.
     """
     batches = batch_sentences(order, batch_size)
-    rooms = [np.empty(0, store.vector_dtype) for _ in range(READ_AHEAD + 1)]
+    plan = SplitPlan.of(split)
+    rooms = _Rooms(store, device)
 
     def read(number: int) -> _Read:
-        targets = _targets(split, batches[number])
-        rows, spans = _columns([each[targets] for each in split.spans])
-        shape = (len(layers), len(rows), store.hidden_size)
-        place, size = number % len(rooms), int(np.prod(shape))
-        if len(rooms[place]) < size:
-            rooms[place] = np.empty(size, store.vector_dtype)
-        vectors = rooms[place][:size].reshape(shape)
-        store.gather_layers(rows, layers, out=vectors)
-        return _Read(targets, rows, vectors, spans)
+        wanted = plan.batch(batches[number])
+        vectors = rooms.of(number, (len(layers), len(wanted.rows), store.hidden_size))
+        held = vectors.numpy()
+        store.gather_layers(wanted.rows, layers, out=held)
+        if not_finite(held):
+            _refuse(held, wanted.rows, layers, store)
+        return _Read(wanted, vectors, split.gold[wanted.targets].astype(np.float32))
 
-    with ThreadPoolExecutor(1, "embstore-edges") as reader:
-        waiting = [reader.submit(read, number) for number in range(min(READ_AHEAD, len(batches)))]
+    for held in _read_ahead(read, len(batches)):
+        yield _placed(held, device)
+
+
+def _read_ahead(read: Callable[[int], _Read], count: int) -> Iterator[_Read]:
+    """Yield what `read` gives for 0 to count - 1, read by a thread that is READ_AHEAD before what is in use.
+
+    By queues that need no lock of Python's own: small batches come faster than a pool hands them over.
+    """
+    ready: SimpleQueue[_Read | BaseException] = SimpleQueue()
+    allowed: SimpleQueue[bool] = SimpleQueue()
+    stopped = False
+
+    def work() -> None:
         try:
-            for number in range(len(batches)):
-                held = waiting.pop(0).result()
-                batch = _placed(held, split, device)
-                _require_finite(batch.vectors, held.rows, layers, store)
-                if number + READ_AHEAD < len(batches):
-                    waiting.append(reader.submit(read, number + READ_AHEAD))
-                yield batch
-        finally:
-            for future in waiting:
-                future.cancel()
+            for number in range(count):
+                if not allowed.get() or stopped:
+                    return
+                ready.put(read(number))
+        except BaseException as error:  # whatever it is, it is raised where the batch was to come
+            ready.put(error)
+
+    for _ in range(READ_AHEAD):
+        allowed.put(True)
+    thread = Thread(target=work, name="embstore-edges")
+    thread.start()
+    try:
+        for _ in range(count):
+            held = ready.get()
+            if isinstance(held, BaseException):
+                raise held
+            allowed.put(True)  # the batch before is done with: its room may be used again
+            yield held
+    finally:
+        stopped = True
+        allowed.put(False)
+        thread.join()
 
 
-def _targets(split: EdgeSplit, sentences: NDArray[np.int64]) -> NDArray[np.int64]:
-    return _ranges(split.first[sentences], split.first[sentences + 1])
+class _Rooms:
+    """Memory for as many batches as are held at a time, used again and again; pinned where a card is to get them."""
+
+    def __init__(self, store: Store, device: torch.device) -> None:
+        self._dtype = torch.from_numpy(np.empty(0, store.vector_dtype)).dtype
+        self._pinned = device.type == "cuda"
+        self._rooms = [torch.empty(0, dtype=self._dtype) for _ in range(READ_AHEAD + 1)]
+
+    def of(self, number: int, shape: tuple[int, int, int]) -> torch.Tensor:
+        place, size = number % len(self._rooms), int(np.prod(shape))
+        if len(self._rooms[place]) < size:
+            self._rooms[place] = torch.empty(0)  # so that the old room goes before the new one comes
+            self._rooms[place] = torch.empty(size, dtype=self._dtype, pin_memory=self._pinned)
+        return self._rooms[place][:size].view(shape)
 
 
-def _ranges(start: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers of all ranges, one after the other."""
-    sizes = stop - start
-    ends = np.cumsum(sizes)
-    places = np.arange(int(ends[-1]) if len(ends) else 0)
-    return np.asarray(places + np.repeat(start - ends + sizes, sizes))
+def not_finite(values: NDArray[Any]) -> bool:
+    """Whether an array of float16 or float32, contiguous, holds a value that is not finite: an exponent of ones."""
+    size = values.itemsize
+    lanes = 8 // size
+    mask, one, top = (np.uint64(sum(bits << (8 * size * lane) for lane in range(lanes))) for bits in _EXPONENTS[size])
+    flat = values.reshape(-1)
+    whole = len(flat) - len(flat) % lanes
+    if not np.isfinite(flat[whole:]).all():
+        return True
+    return bool(holds_ones(flat[:whole].view(np.uint64), mask, one, top))
 
 
-def _columns(spans: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], tuple[_Span, ...]]:
-    """The distinct rows of spans, and where each kind of span stands among them."""
-    flat = [_ranges(span[:, 0], span[:, 1]) for span in spans]
-    own = [np.unique(each) for each in flat]
-    rows = own[0] if len(own) == 1 else np.union1d(own[0], own[1])
-    found = []
-    for span, entries, held in zip(spans, flat, own, strict=True):
-        sizes = span[:, 1] - span[:, 0]
-        target = np.repeat(np.arange(len(span)), sizes)
-        found.append(
-            _Span(np.searchsorted(rows, held), np.searchsorted(held, entries), target, np.cumsum(sizes) - sizes)
-        )
-    return rows, tuple(found)
+def _placed(held: _Read, device: torch.device) -> EdgeBatch:
+    spans = tuple(SpanColumns.at(each, device) for each in held.plan.spans)
+    gold = torch.from_numpy(held.gold).to(device)
+    vectors = held.vectors if device.type == "cpu" else held.vectors.to(device).float()
+    return EdgeBatch(held.plan.targets, vectors, spans, gold)
 
 
-def _placed(held: _Read, split: EdgeSplit, device: torch.device) -> EdgeBatch:
-    spans = tuple(
-        SpanColumns(
-            None if len(span.used) == len(held.rows) else torch.from_numpy(span.used).to(device),
-            torch.from_numpy(span.places).to(device),
-            torch.from_numpy(span.target).to(device),
-            torch.from_numpy(span.first).to(device),
-            len(span.places) == len(span.first),
-        )
-        for span in held.spans
+def _refuse(vectors: NDArray[Any], rows: NDArray[np.int64], layers: Sequence[int], store: Store) -> None:
+    layer, place = np.argwhere(~np.isfinite(vectors).all(2))[0].tolist()
+    raise NonFiniteError(
+        f"layer {layers[layer]}, row {int(rows[place])} of {store.path} holds a value that is not finite: {VERIFY}"
     )
-    vectors = torch.from_numpy(held.vectors).to(device).to(torch.float32, copy=True)
-    gold = torch.from_numpy(split.gold[held.targets]).to(device).float()
-    return EdgeBatch(held.targets, vectors, spans, gold)
-
-
-def _require_finite(vectors: torch.Tensor, rows: NDArray[np.int64], layers: Sequence[int], store: Store) -> None:
-    if bool(torch.isfinite(vectors.sum())):
-        return
-    wrong = torch.nonzero(~torch.isfinite(vectors).all(2))
-    if len(wrong):
-        layer, place = wrong[0].tolist()
-        raise NonFiniteError(
-            f"layer {layers[layer]}, row {int(rows[place])} of {store.path} holds a value that is not finite: {VERIFY}"
-        )

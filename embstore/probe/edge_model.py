@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from embstore.errors import InvalidValueError
 from embstore.probe.edge_batches import EdgeBatch, SpanColumns
+from embstore.probe.edge_compiled import compiled_logits
 from embstore.probe.mixing import mixed, mixing_weights
 
 MIXING = ("mix", "scale")
@@ -91,7 +93,7 @@ class EdgeBank:
     @classmethod
     def initial(
         cls, shape: EdgeShape, allowed: NDArray[np.bool_], seeds: NDArray[np.int64], *, device: torch.device
-    ) -> EdgeBank:
+    ) -> Self:
         drawn = {seed: initial_weights(shape, seed) for seed in sorted(set(seeds.tolist()))}
         weights = {
             name: torch.stack([drawn[seed][name] for seed in seeds.tolist()]).to(device)
@@ -102,11 +104,17 @@ class EdgeBank:
     def __len__(self) -> int:
         return len(self.seeds)
 
-    def of(self, places: NDArray[np.int64]) -> EdgeBank:
+    def of(self, places: NDArray[np.int64]) -> Self:
         """A copy of some of the probes."""
         chosen = torch.from_numpy(places).to(self.weights["mix"].device)
         held = {name: tensor.detach().index_select(0, chosen) for name, tensor in self.weights.items()}
-        return EdgeBank(self.shape, self.allowed[places], self.seeds[places], held)
+        return type(self)(self.shape, self.allowed[places], self.seeds[places], held)
+
+    def view(self, places: NDArray[np.int64]) -> Self:
+        """Probes that stand side by side, as they are here: no copy."""
+        own = slice(int(places[0]), int(places[-1]) + 1)
+        held = {name: tensor.detach()[own] for name, tensor in self.weights.items()}
+        return type(self)(self.shape, self.allowed[own], self.seeds[own], held)
 
     def mixing(self) -> NDArray[np.float64]:
         """s of each probe, [probes, layers]."""
@@ -114,18 +122,12 @@ class EdgeBank:
         return weights.cpu().numpy()
 
     def logits(self, batch: EdgeBatch, *, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """[probes, targets, labels]. `kept` [probes, targets, hidden_size]: what dropout multiplies by."""
+        """[probes, targets, labels]. `kept` [probes or 1, targets, hidden_size]: what dropout multiplies by."""
         held = self.weights
         weights = mixing_weights(held["mix"], self._allowed())
-        vectors = mixed(batch.vectors, weights, held["scale"])
-        pooled = [_pooled(vectors, columns, held, str(number)) for number, columns in enumerate(batch.spans, 1)]
-        both = pooled[0] if len(pooled) == 1 else torch.cat(pooled, 2)
-        hidden = torch.baddbmm(held["hidden_bias"][:, None], both, held["hidden"].transpose(1, 2)).tanh()
-        normed = functional.layer_norm(hidden, hidden.shape[2:])
-        active = torch.addcmul(held["norm_bias"][:, None], normed, held["norm"][:, None])
-        if kept is not None:
-            active = active * kept
-        return torch.baddbmm(held["output_bias"][:, None], active, held["output"].transpose(1, 2))
+        if weights.device.type == "cpu":
+            return compiled_logits(held, weights * held["scale"][:, None], self.allowed, batch, kept)
+        return plain_logits(held, mixed(batch.vectors, weights, held["scale"]), batch, kept)
 
     def losses(self, batch: EdgeBatch, *, kept: torch.Tensor | None = None) -> torch.Tensor:
         """The mean binary cross-entropy over targets and labels of each probe, [probes]."""
@@ -134,54 +136,81 @@ class EdgeBank:
         return functional.binary_cross_entropy_with_logits(logits, gold, reduction="none").mean((1, 2))
 
     def kept(self, rate: float, targets: int, *, key: tuple[int, ...]) -> torch.Tensor | None:
-        """Dropout's factors by seed and `key` alone, the same for all probes of a seed; None for a rate of 0."""
+        """Dropout's factors by seed and `key` alone, the same for all probes of a seed; None for a rate of 0.
+
+        [probes, targets, hidden_size], or [1, ...] where all probes have the same seed.
+        """
         if not rate:
             return None
         distinct, inverse = np.unique(self.seeds, return_inverse=True)
-        masks = torch.empty(len(distinct), targets, self.shape.hidden_size)
-        for number, seed in enumerate(distinct.tolist()):
-            drawn = hashlib.sha256(repr((seed, *key)).encode()).digest()[:7]
-            masks[number].bernoulli_(1 - rate, generator=torch.Generator().manual_seed(int.from_bytes(drawn, "little")))
-        kept = masks.div_(1 - rate).to(self.weights["mix"].device)
+        masks = np.stack(
+            [_factors(rate, (targets, self.shape.hidden_size), (seed, *key)) for seed in distinct.tolist()]
+        )
+        kept = torch.from_numpy(masks).to(self.weights["mix"].device)
         return kept if len(distinct) == 1 else kept[torch.from_numpy(inverse).to(kept.device)]
 
     def _allowed(self) -> torch.Tensor:
         return torch.from_numpy(self.allowed).to(self.weights["mix"].device)
 
 
+def _factors(rate: float, size: tuple[int, int], key: tuple[int, ...]) -> NDArray[np.float32]:
+    """0 at random with the probability `rate`, to 2^-16, and else 1 / (1 - rate)."""
+    drawn = np.random.Generator(np.random.SFC64(key)).bytes(2 * size[0] * size[1])
+    stays = np.frombuffer(drawn, "<u2").reshape(size) >= round(rate * 2**16)
+    return np.multiply(stays, 1 / (1 - rate), dtype=np.float32)
+
+
+def plain_logits(
+    weights: Mapping[str, torch.Tensor], vectors: torch.Tensor, batch: EdgeBatch, kept: torch.Tensor | None
+) -> torch.Tensor:
+    """[probes, targets, labels] from the mixed vectors [probes, n, width], on any device."""
+    held = weights
+    pooled = [
+        columns.by_target(_pooled(vectors, columns, held, str(number))) for number, columns in enumerate(batch.spans, 1)
+    ]
+    both = pooled[0] if len(pooled) == 1 else torch.cat(pooled, 2)
+    hidden = torch.baddbmm(held["hidden_bias"][:, None], both, held["hidden"].transpose(1, 2)).tanh()
+    normed = functional.layer_norm(hidden, hidden.shape[2:])
+    active = torch.addcmul(held["norm_bias"][:, None], normed, held["norm"][:, None])
+    if kept is not None:
+        active = active * kept
+    return torch.baddbmm(held["output_bias"][:, None], active, held["output"].transpose(1, 2))
+
+
 def _pooled(
     vectors: torch.Tensor, columns: SpanColumns, weights: Mapping[str, torch.Tensor], number: str
 ) -> torch.Tensor:
-    """Project the vectors of spans, and take the mean of each span by a learned attention; [probes, targets, width].
+    """Take the mean of each span by a learned attention, and project it; [probes, spans, projection].
 
-    A span of one vector is that vector. Spans are summed in one `embedding_bag` over the vectors of all probes: what
-    lies outside a span is never touched.
+    So a span costs a product, and not each of its words: the score of a word, v (W h + b), needs W^T v alone, as the
+    bias makes no difference within a span. A span of one vector is that vector. Spans are summed in one
+    `embedding_bag` over the vectors of all probes.
     """
-    own = vectors if columns.used is None else vectors.index_select(1, columns.used)
-    projected = torch.baddbmm(
-        weights[f"projection{number}_bias"][:, None], own, weights[f"projection{number}"].transpose(1, 2)
-    )
+    projection, bias = weights[f"projection{number}"], weights[f"projection{number}_bias"]
     if columns.single:
-        return projected.index_select(1, columns.places)
-    probes, count, width = projected.shape
-    scores = torch.bmm(projected, weights[f"attention{number}"][:, :, None])[:, :, 0]
-    share = _softmax_by_span(scores.index_select(1, columns.places), columns)
-    which = torch.arange(probes, device=projected.device)[:, None]
-    pooled = functional.embedding_bag(
-        (which * count + columns.places).view(-1),
-        projected.view(probes * count, width),
-        (which * len(columns.places) + columns.first).view(-1),
-        mode="sum",
-        per_sample_weights=share.view(-1),
-    )
-    return pooled.view(probes, len(columns.first), width)
+        pooled = vectors.index_select(1, columns.places)
+    else:
+        probes, count, width = vectors.shape
+        direction = torch.bmm(weights[f"attention{number}"][:, None], projection)
+        scores = torch.bmm(vectors, direction.transpose(1, 2))[:, :, 0]
+        share = _softmax_by_span(scores.index_select(1, columns.places), columns)
+        which = torch.arange(probes, device=vectors.device)[:, None]
+        pooled = functional.embedding_bag(
+            (which * count + columns.places).view(-1),
+            vectors.view(probes * count, width),
+            (which * len(columns.places) + columns.begin[:-1]).view(-1),
+            mode="sum",
+            per_sample_weights=share.view(-1),
+        ).view(probes, -1, width)
+    return torch.baddbmm(bias[:, None], pooled, projection.transpose(1, 2))
 
 
 def _softmax_by_span(scores: torch.Tensor, columns: SpanColumns) -> torch.Tensor:
     """[probes, entries], over the entries of each span."""
-    spans = len(scores), len(columns.first)
-    highest = scores.new_full(spans, -torch.inf)
-    highest.scatter_reduce_(1, columns.target.expand_as(scores), scores.detach(), "amax")
-    parts = (scores - highest.index_select(1, columns.target)).exp()
-    whole = scores.new_zeros(spans).index_add(1, columns.target, parts)
-    return parts / whole.index_select(1, columns.target)
+    spans = len(columns.begin) - 1
+    owner = torch.repeat_interleave(torch.arange(spans, device=scores.device), columns.begin.diff())
+    highest = scores.new_full((len(scores), spans), -torch.inf)
+    highest.scatter_reduce_(1, owner.expand_as(scores), scores.detach(), "amax")
+    parts = (scores - highest.index_select(1, owner)).exp()
+    whole = scores.new_zeros(len(scores), spans).index_add(1, owner, parts)
+    return parts / whole.index_select(1, owner)

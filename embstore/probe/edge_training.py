@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.allocator import freed_memory_kept, freed_memory_returned
 from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.probe.checkpoints import Checkpoint, digest_of
 from embstore.probe.edge_batches import EdgeBatch, iter_batches
-from embstore.probe.edge_checkpoints import read_checkpoint, require_place, write_checkpoint
-from embstore.probe.edge_model import MIXING, EdgeBank
+from embstore.probe.edge_columns import LargestBatch, SplitPlan
+from embstore.probe.edge_memory import EdgeMemory
+from embstore.probe.edge_model import MIXING, EdgeBank, EdgeShape
 from embstore.probe.edge_tasks import EdgeSplit
-from embstore.probe.training import VERIFY
+from embstore.probe.training import MEMORY, VERIFY
 from embstore.store import Store
+
+TIGHT_MEMORY = 2**28  # below it what the C library keeps of freed memory counts
 
 
 @dataclass(frozen=True)
@@ -64,16 +68,42 @@ class TrainedEdges:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Where batches come from: some layers of a store, on a device."""
+    """Where batches come from: some layers of a store, on a device.
+
+    `memory`: bytes that the probes which learn from it may take with all that they need, None for 4 GiB.
+    """
 
     store: Store
     layers: Sequence[int]
     batch_size: int
     device: torch.device
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory is not None and self.memory < 1:
+            raise InvalidValueError(f"memory {self.memory} is not allowed: give the bytes that may be used, 1 or more")
 
     def batches(self, split: EdgeSplit, order: NDArray[np.int64] | None = None) -> Iterator[EdgeBatch]:
         chosen = np.arange(split.sentences) if order is None else order
         return iter_batches(self.store, split, chosen, self.layers, batch_size=self.batch_size, device=self.device)
+
+    def training_groups(self, shape: EdgeShape, probes: int, *splits: EdgeSplit | None) -> list[NDArray[np.int64]]:
+        """The probes in groups that fit the memory; raises InvalidValueError where not even one does."""
+        return self._memory(shape, probes, splits).groups(probes, self._allowed)
+
+    def asking_groups(self, shape: EdgeShape, probes: int, split: EdgeSplit) -> list[NDArray[np.int64]]:
+        """The probes in groups that may answer at a time."""
+        return self._memory(shape, probes, (split,)).asked(probes, self._allowed)
+
+    @property
+    def _allowed(self) -> int:
+        return MEMORY if self.memory is None else self.memory
+
+    def _memory(self, shape: EdgeShape, probes: int, splits: Sequence[EdgeSplit | None]) -> EdgeMemory:
+        largest = LargestBatch(0, 0, 0, 0)
+        for split in filter(None, splits):
+            largest |= SplitPlan.of(split).largest(self.batch_size)
+        return EdgeMemory.of(shape, probes, largest, self.store)
 
 
 def train_edges(
@@ -88,39 +118,74 @@ def train_edges(
 ) -> TrainedEdges:
     """Train all probes of a bank on the mean binary cross-entropy of each; the bank given is not changed.
 
-    A probe that has stopped is computed no more. `checkpoint`: a file written after each epoch; where it is there
-    already, from the same training, this goes on from its epoch, to the same weights. `progress`: is told how many
-    sentences are done of how many at most. Raises InvalidValueError (patience without dev, a checkpoint of another
-    training), NonFiniteError, MissingRowsError, StorageError.
+    A probe that has stopped is computed no more. Where all do not fit the memory of the stream, some are trained after
+    the others, which changes none of them. `checkpoint`: a file written after each epoch (one a group, where there
+    are several); where it is there already, from the same training, this goes on from its epoch, to the same weights.
+    `progress`: is told how many sentences are done of how many at most. Raises InvalidValueError (patience without
+    dev, a checkpoint of another training, memory that one probe does not fit), NonFiniteError, MissingRowsError,
+    StorageError.
     """
     if training.patience is not None and dev is None:
         raise InvalidValueError(f"patience {training.patience} needs dev targets to stop by: give some, or no patience")
+    count = len(bank)
+    groups = stream.training_groups(bank.shape, count, train, dev)
+    found = TrainedEdges(bank.of(np.arange(count)), np.zeros(count, np.int64), np.full(count, np.nan))
+    each = training.epochs * train.sentences
+    tight = stream.memory is not None and stream.memory < TIGHT_MEMORY
+    with freed_memory_returned() if tight else freed_memory_kept():
+        for number, places in enumerate(groups):
+            before = number * each
+
+            def advance(done: int, before: int = before) -> None:
+                if progress is not None:
+                    progress(before + done, len(groups) * each)
+
+            own = bank if len(groups) == 1 else bank.view(places)
+            file = checkpoint if checkpoint is None or len(groups) == 1 else _of_group(checkpoint, places)
+            run = _train_group(own, stream, train, dev, training, file, advance)
+            for name, tensor in found.bank.weights.items():
+                tensor[torch.from_numpy(places)] = run.kept.weights[name]
+            found.epochs[places], found.dev_loss[places] = run.best_epoch, run.best
+    if progress is not None:
+        progress(len(groups) * each, len(groups) * each)
+    return found
+
+
+def _of_group(checkpoint: Path, places: NDArray[np.int64]) -> Path:
+    """The file of some probes, named by them: other groups, from another memory, have others."""
+    return checkpoint.with_name(f"{checkpoint.stem}.{places[0]}-{places[-1]}{checkpoint.suffix}")
+
+
+def _train_group(
+    bank: EdgeBank,
+    stream: Stream,
+    train: EdgeSplit,
+    dev: EdgeSplit | None,
+    training: EdgeTraining,
+    checkpoint: Path | None,
+    advance: Callable[[int], object],
+) -> _Run:
+    """Train probes together."""
     run = _Run(bank, training)
-    made_from = ""
+    kept = None
     if checkpoint is not None:
-        require_place(checkpoint)
-        made_from = _made_from(bank, stream, train, dev, training)
-        held = read_checkpoint(checkpoint, made_from)
+        kept = Checkpoint(checkpoint, what="edge probes", made_from=_made_from(bank, stream, train, dev, training))
+        held = kept.read()
         if held is not None:
             run.restore(held)
-    total = training.epochs * train.sentences
     for epoch in range(run.epoch + 1, training.epochs + 1):
         if not len(run.running):
             break
         order = np.random.default_rng((training.order_seed, epoch)).permutation(train.sentences)
         for number, batch in enumerate(stream.batches(train, order)):
             run.step(batch, epoch, number)
-            if progress is not None:
-                progress(
-                    (epoch - 1) * train.sentences + min((number + 1) * training.batch_size, train.sentences), total
-                )
+            done = min((number + 1) * training.batch_size, train.sentences)
+            advance((epoch - 1) * train.sentences + done)
         run.require_finite()
         run.judge(epoch, None if dev is None or training.patience is None else _losses(run.bank, stream, dev))
-        if checkpoint is not None:
-            write_checkpoint(checkpoint, made_from, run.state())
-    if progress is not None:
-        progress(total, total)
-    return TrainedEdges(run.kept, run.best_epoch, run.best)
+        if kept is not None:
+            kept.write(run.state())
+    return run
 
 
 _ARRAYS = ("running", "best", "best_epoch", "waited")
@@ -200,17 +265,24 @@ class _Run:
             tensor[torch.from_numpy(self.running[places])] = self.bank.weights[name].detach()[torch.from_numpy(places)]
 
     def _reduce(self, going: NDArray[np.int64]) -> None:
-        """Go on with some of the probes, and with what Adam knows of them."""
-        before, known = self.bank, self._optimizer.state
+        """Go on with some of the probes, and with what Adam knows of them; one tensor after the other."""
+        before, known = self.bank.weights, self._optimizer.state
+        chosen = torch.from_numpy(going).to(before["mix"].device)
+        states = {}
+        weights = {}
+        for name in list(before):
+            tensor = before.pop(name)
+            states[name] = {
+                key: value.index_select(0, chosen) if value.ndim else value
+                for key, value in known.pop(tensor, {}).items()
+            }
+            weights[name] = tensor.detach().index_select(0, chosen)
         self.running = self.running[going]
-        self.bank = before.of(going)
+        self.bank = replace(self.bank, allowed=self.bank.allowed[going], seeds=self.bank.seeds[going], weights=weights)
         self._optimizer = _optimizer(self.bank, self.training)
-        chosen = torch.from_numpy(going).to(before.weights["mix"].device)
-        for name, tensor in before.weights.items():
-            if tensor in known:
-                self._optimizer.state[self.bank.weights[name]] = {
-                    key: value.index_select(0, chosen) if value.ndim else value for key, value in known[tensor].items()
-                }
+        for name, state in states.items():
+            if state:
+                self._optimizer.state[weights[name]] = state
 
 
 def _optimizer(bank: EdgeBank, training: EdgeTraining) -> torch.optim.Adam:
@@ -224,14 +296,13 @@ def _optimizer(bank: EdgeBank, training: EdgeTraining) -> torch.optim.Adam:
 
 def _made_from(bank: EdgeBank, stream: Stream, train: EdgeSplit, dev: EdgeSplit | None, training: EdgeTraining) -> str:
     """What a training depends on, as a digest."""
-    known = hashlib.sha256(
-        repr((stream.store.digest, tuple(stream.layers), stream.batch_size, training, bank.shape)).encode()
-    )
-    known.update(bank.allowed.tobytes() + bank.seeds.tobytes())
-    for split in filter(None, (train, dev)):
-        for array in (split.first, *split.spans, split.gold, split.unknown):
-            known.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    return known.hexdigest()
+    told = (stream.store.digest, tuple(stream.layers), stream.batch_size, training, bank.shape)
+    arrays = [
+        array
+        for split in filter(None, (train, dev))
+        for array in (split.first, *split.spans, split.gold, split.unknown)
+    ]
+    return digest_of(*told, bank.allowed, bank.seeds, *arrays)
 
 
 @torch.no_grad()
@@ -246,5 +317,7 @@ def _losses(bank: EdgeBank, stream: Stream, split: EdgeSplit) -> NDArray[np.floa
 @torch.no_grad()
 def iter_logits(bank: EdgeBank, stream: Stream, split: EdgeSplit) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
     """Yield (targets, logits [probes, targets, labels]) over a split; the sigmoid of a logit is a probability."""
+    groups = [bank.view(places) for places in stream.asking_groups(bank.shape, len(bank), split)]
     for batch in stream.batches(split):
-        yield batch.targets, bank.logits(batch)
+        parts = [part.logits(batch) for part in groups]
+        yield batch.targets, parts[0] if len(parts) == 1 else torch.cat(parts)

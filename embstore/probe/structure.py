@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,7 @@ def probe_structure(
     patience: int = 5,
     splits: Sequence[str] = ("dev", "test"),
     device: str = "auto",
+    checkpoints: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> StructureResult:
     """Train distance and depth probes on gold trees, all layers and seeds of a store together, and score them.
@@ -55,10 +58,11 @@ def probe_structure(
     `rank`: of the maps B, by default 128 or the width of the vectors where that is less. `sentences`: at most so many
     of each part, drawn with `data_seed` from the trees alone, so the same ones for every store. The other options are
     those of `StructureTraining`. `splits`: what is scored. Beside each store's probes stands the baseline of the order
-    of its words.
+    of its words. `checkpoints`: a folder that keeps each store's training after each epoch; the same call goes on from
+    it.
 
     Raises InvalidValueError (no sentence of a part in the store, a layer that is not stored, a rank or seed that is not
-    allowed, a store of subwords), MissingRowsError, NonFiniteError.
+    allowed, a store of subwords, a checkpoint of another training), MissingRowsError, NonFiniteError, StorageError.
     """
     training = StructureTraining(epochs, batch_size, learning_rate, decay, patience, data_seed)
     held = {"train": train, "dev": dev, "test": test}
@@ -81,7 +85,15 @@ def probe_structure(
         notes += [note for part, bank in banks.items() for note in _left_out(name, part, bank)]
         share = None if progress is None else _share(progress, number, len(named))
         shape = shapes[name]
-        probes = train_structure(shape, banks["train"], banks["dev"], training=training, device=chosen, progress=share)
+        probes = train_structure(
+            shape,
+            banks["train"],
+            banks["dev"],
+            training=training,
+            device=chosen,
+            checkpoint=None if checkpoints is None else Path(checkpoints) / f"{name}.pt",
+            progress=share,
+        )
         for split in splits:
             rows += _scored(name, split, probes, banks[split], chosen)
         counts = {part: len(bank) for part, bank in banks.items()}

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.probe.checkpoints import Checkpoint, digest_of
 from embstore.probe.structure_examples import Batch, Treebank, iter_tree_batches
 from embstore.probe.structure_network import Projected, StructureShape
 from embstore.probe.training import VERIFY
@@ -67,29 +70,43 @@ def train_structure(
     *,
     training: StructureTraining | None = None,
     device: torch.device | None = None,
+    checkpoint: Path | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> StructureProbes:
     """Train all probes of a shape over one stream of sentences.
 
-    `progress`: is told how many sentences are done of how many at most. Raises MissingRowsError, NonFiniteError.
+    `checkpoint`: a file written after each epoch; where it is there already, from the same training, this goes on
+    from its epoch, to the same weights. `progress`: is told how many sentences are done of how many at most. Raises
+    InvalidValueError (a checkpoint of another training), MissingRowsError, NonFiniteError, StorageError.
     """
     training = training or StructureTraining()
     run = _Run(shape, training, device or torch.device("cpu"))
+    kept = None
+    if checkpoint is not None:
+        made_from = _made_from(shape, train, dev, training)
+        kept = Checkpoint(checkpoint, what="structural probes", made_from=made_from)
+        if (held := kept.read()) is not None:
+            run.restore(held)
     total = training.epochs * len(train)
-    done = 0
+    done = run.epoch * len(train)
     with torch.no_grad():
-        for epoch in range(1, training.epochs + 1):
+        for epoch in range(run.epoch + 1, training.epochs + 1):
+            if not run.running.any():
+                break
             for batch in run.batches(train, _shuffled(train, training, epoch)):
                 run.step(batch)
                 done += len(batch.sentences)
                 if progress is not None:
                     progress(done, total)
             run.judge(dev, epoch)
-            if not run.running.any():
-                break
+            if kept is not None:
+                kept.write(run.state())
     if progress is not None:
         progress(total, total)
     return StructureProbes(shape, run.kept.cpu(), run.best_epoch, run.best)
+
+
+_ARRAYS = ("running", "best", "best_epoch", "waited")
 
 
 class _Run:
@@ -97,12 +114,13 @@ class _Run:
 
     def __init__(self, shape: StructureShape, training: StructureTraining, device: torch.device) -> None:
         self._shape, self._training, self._device = shape, training, device
+        self.epoch = 0
         self._weights = shape.initial_weights().to(device)
         self.kept = self._weights.clone()
         self.running = np.ones(shape.sizes, bool)
         self.best = np.full(shape.sizes, np.inf)
         self.best_epoch = np.zeros(shape.sizes, np.int64)
-        self._waited = np.zeros(shape.sizes, np.int64)
+        self.waited = np.zeros(shape.sizes, np.int64)
         self._places: list[Place] = list(product(*map(range, shape.sizes)))
         self._parameters = {place: self._weights[place] for place in self._places}
         groups = [{"params": [self._parameters[place]]} for place in self._places]
@@ -123,9 +141,10 @@ class _Run:
 
     def judge(self, dev: Treebank, epoch: int) -> None:
         """Score the probes on the dev sentences: keep the better ones, slow the others down or stop them."""
+        self.epoch = epoch
         losses = self._losses(dev)
         better = self.running & (losses < self.best - LEAST_GAIN)
-        self._waited = np.where(better, 0, self._waited + 1)
+        self.waited = np.where(better, 0, self.waited + 1)
         for number, place in enumerate(self._places):
             if better[place]:
                 self.kept[place] = self._weights[place]
@@ -133,7 +152,22 @@ class _Run:
             elif self.running[place]:
                 self._adam.param_groups[number]["lr"] *= self._training.decay
                 self._adam.state.pop(self._parameters[place], None)
-        self.running &= self._waited < self._training.patience
+        self.running &= self.waited < self._training.patience
+
+    def state(self) -> dict[str, Any]:
+        """All that the next epoch depends on, as tensors and numbers."""
+        arrays = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
+        weights = {"weights": self._weights, "kept": self.kept}
+        return {"epoch": self.epoch, "arrays": arrays, "adam": self._adam.state_dict(), **weights}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.epoch = state["epoch"]
+        for name in _ARRAYS:
+            setattr(self, name, state["arrays"][name].numpy())
+        self._weights.copy_(state["weights"])
+        self.kept.copy_(state["kept"])
+        self._adam.load_state_dict(state["adam"])
 
     def _losses(self, dev: Treebank) -> NDArray[np.float64]:
         """The mean loss of each probe in training on the dev sentences, infinite of the others."""
@@ -162,6 +196,12 @@ class _Run:
     def _running_weights(self) -> torch.Tensor:
         rows = self._rows
         return self._weights if len(rows) == len(self._weights) else self._weights[rows]
+
+
+def _made_from(shape: StructureShape, train: Treebank, dev: Treebank, training: StructureTraining) -> str:
+    """What a training depends on, as a digest."""
+    gold = [digest_of(bank.first, *bank.distances, *bank.depths) for bank in (train, dev)]
+    return digest_of(train.store.digest, dev.store.digest, shape, training, *gold)
 
 
 def _shuffled(train: Treebank, training: StructureTraining, epoch: int) -> list[NDArray[np.int64]]:

@@ -44,6 +44,19 @@ def test_probes_are_trained_told_drawn_and_saved(folder: Work) -> None:
     assert SavedStructure.load(folder / "probes").probes.shape.layers == (0, 3, 4)
 
 
+def test_a_training_is_kept_and_gone_on_from(folder: Work) -> None:
+    once = folder.run("probe", "structure", "made.zarr", *ASK, "--checkpoints", "kept/here", "--json")
+    assert (once.status, once.err) == (0, "")
+    kept = folder / "kept" / "here" / "made.pt"
+    before = kept.stat().st_mtime_ns
+    again = folder.run("probe", "structure", "made.zarr", *ASK, "--checkpoints", "kept/here", "--json")
+    assert again.out == once.out
+    assert kept.stat().st_mtime_ns == before, "nothing was left to train"
+    other = folder.run("probe", "structure", "made.zarr", *ASK, "--seeds", 1, "--checkpoints", "kept/here")
+    assert other.status == 2
+    assert other.err.startswith("embstore: checkpoint kept/here/made.pt is of another training")
+
+
 def test_several_stores_and_a_tree(folder: Work) -> None:
     ran = folder.run(
         "probe", "structure", "made.zarr", "other.zarr", *ASK, "--json", "--sentences", 8, "--layers", "3",

@@ -54,6 +54,7 @@ def make(
     shuffled: bool = False,
     width: int = 12,
     unit: str = "word",
+    dtype: str = "float32",
     seed: int = 0,
 ) -> Made:
     """Sentences of 4 to 9 words, with 3 targets each; in layer `planted` every word of a span leans to its label.
@@ -89,7 +90,7 @@ def make(
             spans = ((other[0], other[0] + 1), span) if pairs else (span, None)
             targets.append(EdgeTarget(spans[0], spans[1], names))
         edges.append(EdgeSentence(words[number], targets))
-    store = write_store(path, words, vectors.astype(np.float32), layers, unit=unit)
+    store = write_store(path, words, vectors.astype(np.float32), layers, unit=unit, dtype=dtype)
     cut = sentences * 6 // 10, sentences * 8 // 10
     splits = {"train": edges[: cut[0]], "dev": edges[cut[0] : cut[1]], "test": edges[cut[1] :]}
     return Made(store, splits, vectors.astype(np.float32), starts)
@@ -102,6 +103,8 @@ def write_store(
     layers: tuple[int, ...],
     *,
     unit: str = "word",
+    dtype: str = "float32",
+    partition_rows: int = 256,
     without: Sequence[tuple[int, int]] = (),
 ) -> Store:
     """A store of these sentences; `without`: (sentence, word) that have no row."""
@@ -130,8 +133,8 @@ def write_store(
         rows=len(placed),
         layers=layers,
         hidden_size=vectors.shape[2],
-        dtype="float32",
-        partition_rows=256,
+        dtype=dtype,
+        partition_rows=partition_rows,
         model={"name": "none"},
         corpus={"name": "none"},
         extraction={"unit": unit},
@@ -140,6 +143,6 @@ def write_store(
     with StoreWriter(path) as writer:
         for partition in writer.missing():
             start, stop = metadata.layout.span(partition)
-            writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop])})
+            writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop], dtype)})
         writer.finish()
     return open_store(path)
