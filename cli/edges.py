@@ -34,6 +34,12 @@ def edges(
         int, typer.Option(metavar="N", min=0, help="Sentences of each split at most, drawn by their texts; 0: all.")
     ] = 0,
     layerwise: Annotated[bool, typer.Option("--layerwise", help="Also a probe of each layer by itself.")] = False,
+    control: Annotated[
+        bool, typer.Option("--control", help="Also the control task: labels drawn by the words of spans at random.")
+    ] = False,
+    resamples: Annotated[
+        int, typer.Option(metavar="N", help="Draws of the sentences for the intervals of 95 %; 0: no intervals.")
+    ] = 1000,
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the sentences at most.")] = 30,
     patience: Annotated[
         int, typer.Option(metavar="N", min=0, help="A probe stops after N epochs without a better dev loss; 0: never.")
@@ -45,7 +51,7 @@ def edges(
     hidden: Annotated[int, typer.Option(metavar="N", help="Units of the projection and of the hidden layer.")] = 256,
     seeds: Annotated[str, typer.Option(metavar="SEEDS", help="Of initial weights, such as 0 or 1,2,3.")] = "0",
     data_seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Of the sample and of the order of sentences.")
+        int, typer.Option(metavar="N", min=0, help="Of the sample, the order of sentences, control labels and draws.")
     ] = 0,
     checkpoints: Annotated[
         Path | None,
@@ -62,7 +68,8 @@ def edges(
     """Read labelled spans from vectors, with probes that mix layers 0 to l.
 
     Edge probing of Tenney et al. 2019: F1 of P(0) to P(L), what each layer adds, the mixing weights of P(L), their
-    center of gravity and the expected layer. All P(l) of a task are trained together.
+    center of gravity and the expected layer. All P(l) of a task are trained together. Intervals are those of
+    scores when sentences are drawn again with replacement.
     """
     require_out(out)
     require_figure(plot, option="--plot")
@@ -90,6 +97,8 @@ def edges(
                 data_seed=data_seed,
                 sentences=sentences or None,
                 layerwise=layerwise,
+                control=control,
+                resamples=resamples,
                 projection=hidden,
                 hidden_size=hidden,
                 dropout=dropout,
@@ -119,6 +128,9 @@ def edges(
     told = summary(frame)
     print_table(_by_task(told), title="edge probes: P(0) sees layer 0, P(L) mixes all")
     print()
+    if resamples and _scored(told):
+        print_table(_intervals(told), title=f"95 % intervals: {resamples:,} draws of the sentences")
+        print()
     print_table(_by_layer(told), title="F1 of P(l) by layer" + (", and of each layer by itself" if layerwise else ""))
 
 
@@ -209,7 +221,8 @@ def _by_layer(told: pl.DataFrame) -> list[dict[str, Any]]:
     for (task,), part in told.partition_by("task", as_dict=True, maintain_order=True).items():
         split = _scored(part)
         before = f"{task} " if several else ""
-        names = {"f1": f"{before}{split} F1", "layer_f1": f"{before}alone", "mixing": f"{before}s"}
+        names = {"f1": f"{before}{split} F1", "selectivity": f"{before}selectivity", "layer_f1": f"{before}alone"}
+        names |= {"layer_selectivity": f"{before}its selectivity", "mixing": f"{before}s"}
         for row in part.to_dicts():
             if row["metric"] in names and row["split"] in (split, "train"):
                 own = rows.setdefault(row["layer"], {"layer": str(row["layer"])})
@@ -221,3 +234,23 @@ def _with_deviation(row: dict[str, Any] | None) -> Any:
     if row is None or row["value"] is None:
         return None
     return round(row["value"], 4) if row["deviation"] is None else f"{row['value']:.3f}±{row['deviation']:.3f}"
+
+
+def _intervals(told: pl.DataFrame) -> list[dict[str, Any]]:
+    """A row a task: the 95 % intervals of P(0) and P(L), of the expected layer and of the selectivity."""
+    rows = []
+    for (task,), part in told.partition_by("task", as_dict=True, maintain_order=True).items():
+        held = {(row["metric"], row["layer"]): row for row in part.filter(part["split"] == _scored(part)).to_dicts()}
+        layers = sorted(layer for metric, layer in held if metric == "f1")
+        shown = {
+            "F1 P(0)": ("f1", layers[0]),
+            "F1 P(L)": ("f1", layers[-1]),
+            "expected layer": ("expected_layer", None),
+        }
+        shown |= {"selectivity P(L)": ("selectivity", layers[-1])} if ("selectivity", layers[-1]) in held else {}
+        rows.append({"task": task, **{name: _interval(held[key]) for name, key in shown.items()}})
+    return rows
+
+
+def _interval(row: dict[str, Any]) -> str | None:
+    return None if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from embstore.probe.edge_model import EdgeBank
 from embstore.probe.edge_tasks import EdgeSplit
@@ -23,8 +23,36 @@ class EdgeTally:
 
     def f1(self) -> NDArray[np.float64]:
         """Micro F1, 2 TP / (2 TP + FP + FN); NaN where there was nothing to find and nothing was said."""
-        whole = (self.said + self.wanted).astype(np.float64)
-        return np.where(whole > 0, 2 * self.right / np.maximum(whole, 1), np.nan)
+        return micro_f1(self.right, self.said, self.wanted)
+
+
+def micro_f1(right: ArrayLike, said: ArrayLike, wanted: ArrayLike) -> NDArray[np.float64]:
+    whole = np.asarray(np.add(said, wanted), np.float64)
+    return np.where(whole > 0, 2 * np.asarray(right) / np.maximum(whole, 1), np.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeCounts:
+    """A tally by sentence: `right` and `said` int64 [probes, sentences], `wanted` int64 [sentences]."""
+
+    right: NDArray[np.int64]
+    said: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+
+    @property
+    def tally(self) -> EdgeTally:
+        return EdgeTally(self.right.sum(1), self.said.sum(1), int(self.wanted.sum()))
+
+    @classmethod
+    def of(cls, split: EdgeSplit, right: NDArray[np.int64], said: NDArray[np.int64]) -> EdgeCounts:
+        """From counts by target, [probes, targets]."""
+        return cls(_by_sentence(right, split), _by_sentence(said, split), _by_sentence(_wanted(split), split))
+
+
+def _by_sentence(counts: NDArray[np.int64], split: EdgeSplit) -> NDArray[np.int64]:
+    ends = np.zeros((*counts.shape[:-1], counts.shape[-1] + 1), np.int64)
+    np.cumsum(counts, axis=-1, out=ends[..., 1:])
+    return np.asarray(ends[..., split.first[1:]] - ends[..., split.first[:-1]])
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
@@ -37,26 +65,29 @@ def at_least_half(logits: torch.Tensor) -> torch.Tensor:
     return logits >= 0
 
 
-def score_edges(bank: EdgeBank, stream: Stream, split: EdgeSplit) -> dict[str, EdgeTally]:
-    """Tallies of all probes in one pass, by rule: `likeliest` and `half`.
+def score_edges(bank: EdgeBank, stream: Stream, split: EdgeSplit) -> dict[str, EdgeCounts]:
+    """Counts of all probes by sentence, in one pass, by rule: `likeliest` and `half`.
 
     Labels that train does not have are among those wanted, and are never found.
     """
     rules = {"likeliest": likeliest, "half": at_least_half}
-    right = {name: np.zeros(len(bank), np.int64) for name in rules}
-    said = {name: np.zeros(len(bank), np.int64) for name in rules}
+    right = {name: np.zeros((len(bank), len(split)), np.int64) for name in rules}
+    said = {name: np.zeros((len(bank), len(split)), np.int64) for name in rules}
     for targets, logits in iter_logits(bank, stream, split):
         gold = torch.from_numpy(split.gold[targets]).to(logits.device)
         for name, rule in rules.items():
             answer = rule(logits)
-            right[name] += (answer & gold).sum((1, 2)).cpu().numpy()
-            said[name] += answer.sum((1, 2)).cpu().numpy()
-    wanted = wanted_labels(split)
-    return {name: EdgeTally(right[name], said[name], wanted) for name in rules}
+            right[name][:, targets] = (answer & gold).sum(2).cpu().numpy()
+            said[name][:, targets] = answer.sum(2).cpu().numpy()
+    return {name: EdgeCounts.of(split, right[name], said[name]) for name in rules}
 
 
 def wanted_labels(split: EdgeSplit) -> int:
-    return int(split.gold.sum() + split.unknown.sum())
+    return int(_wanted(split).sum())
+
+
+def _wanted(split: EdgeSplit) -> NDArray[np.int64]:
+    return np.asarray(split.gold.sum(1) + split.unknown)
 
 
 def majority(train: EdgeSplit, *, single: bool) -> NDArray[np.bool_]:
@@ -74,7 +105,7 @@ def majority(train: EdgeSplit, *, single: bool) -> NDArray[np.bool_]:
     return chosen
 
 
-def constant_tally(answer: NDArray[np.bool_], split: EdgeSplit) -> EdgeTally:
-    """What the same answer to every target of a split finds."""
-    right = int(split.gold[:, answer].sum())
-    return EdgeTally(np.array([right]), np.array([int(answer.sum()) * len(split)]), wanted_labels(split))
+def constant_counts(answer: NDArray[np.bool_], split: EdgeSplit) -> EdgeCounts:
+    """What the same answer to every target of a split finds, as one probe."""
+    right = split.gold[:, answer].sum(1)
+    return EdgeCounts.of(split, right[None], np.full((1, len(split)), answer.sum()))

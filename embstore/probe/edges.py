@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
+from embstore.probe.edge_bootstrap import require_resamples
+from embstore.probe.edge_control import control_task
 from embstore.probe.edge_model import EdgeBank, EdgeShape
-from embstore.probe.edge_scores import EdgeTally, constant_tally, majority, score_edges
+from embstore.probe.edge_rows import Probes, Row, SplitCounts, mixing_rows
+from embstore.probe.edge_scores import constant_counts, majority, score_edges
 from embstore.probe.edge_tasks import Edges, EdgeTask, join_task
 from embstore.probe.edge_training import EdgeTraining, Stream, TrainedEdges, iter_logits, train_edges
-from embstore.probe.mixing import center_of_gravity, cumulative, differential_scores, expected_layer, kl_from_uniform
 from embstore.query.scan import choose_device, selected
 from embstore.store import Selection, Store
 
@@ -29,57 +30,21 @@ SCHEMA = {
     "value": pl.Float64,
     "count": pl.Int64,
     "seed": pl.Int64,
+    "low": pl.Float64,
+    "high": pl.Float64,
 }
-
-
-@dataclass(frozen=True)
-class Probes:
-    """Which probe of a bank is which: seed after seed, P(0) ... P(L), then with `layerwise` those of layers 1 to L.
-
-    The probe of layer 0 by itself is P(0).
-    """
-
-    layers: tuple[int, ...]
-    seeds: tuple[int, ...]
-    layerwise: bool
-
-    @property
-    def allowed(self) -> NDArray[np.bool_]:
-        """The layers that each may mix, bool [probes, layers]."""
-        count = len(self.layers)
-        one = np.concatenate(
-            [cumulative(count), np.eye(count, dtype=bool)[1:]] if self.layerwise else [cumulative(count)]
-        )
-        return np.tile(one, (len(self.seeds), 1))
-
-    @property
-    def seed_of(self) -> NDArray[np.int64]:
-        return np.repeat(np.array(self.seeds, np.int64), self._each)
-
-    def cumulative(self, seed: int) -> NDArray[np.int64]:
-        """The places of P(0) ... P(L)."""
-        return self._first(seed) + np.arange(len(self.layers))
-
-    def by_layer(self, seed: int) -> NDArray[np.int64]:
-        """The places of the probes of each layer by itself."""
-        places = np.arange(len(self.layers)) + len(self.layers) - 1
-        places[0] = 0
-        return self._first(seed) + places
-
-    @property
-    def _each(self) -> int:
-        return len(self.layers) * 2 - 1 if self.layerwise else len(self.layers)
-
-    def _first(self, seed: int) -> int:
-        return self.seeds.index(seed) * self._each
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeResult:
-    """What probing a task has come to: `frame` of `task, layer, split, metric, value, count, seed`.
+    """What probing a task has come to: `frame` of `task, layer, split, metric, value, count, seed, low, high`.
 
+    `low`, `high`: the 95 % interval of the mean over the seeds (so the same in the rows of all seeds) when the
+    sentences of the split are drawn again with replacement; it says how far other sentences might bring the score
+    and nothing of other seeds, whose spread is the deviation of `summary`. Null where there is none.
     `trained`: the bank of probes; `probes`: which is which. `task`: the targets. `notes`: what took no part and what
-    was sampled, a line each.
+    was sampled, a line each. `counts`: what was found in each sentence, by split. `control`: the probes of the
+    control task, which are as many.
     """
 
     frame: pl.DataFrame
@@ -87,6 +52,8 @@ class EdgeResult:
     probes: Probes
     trained: TrainedEdges
     stream: Stream
+    counts: dict[str, SplitCounts]
+    control: TrainedEdges | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -109,16 +76,16 @@ class EdgeResult:
         return out
 
     def summary(self) -> pl.DataFrame:
-        """Mean (`value`) and standard deviation (`deviation`, null for one seed) over the seeds."""
+        """Mean (`value`) with its interval (`low`, `high`), and standard deviation over the seeds (null for one)."""
         return summary(self.frame)
 
 
 def summary(frame: pl.DataFrame) -> pl.DataFrame:
-    """Mean and standard deviation over the seeds of frames of `probe_edges`, of one task or several."""
+    """Mean, its interval and standard deviation over the seeds of frames of `probe_edges`, of one task or several."""
     return frame.group_by("task", "layer", "split", "metric", maintain_order=True).agg(
         pl.col("value").mean(),
         pl.col("value").std().alias("deviation"),
-        pl.col("count").first(),
+        pl.col("count", "low", "high").first(),
         pl.len().cast(pl.Int64).alias("seeds"),
     )
 
@@ -135,6 +102,8 @@ def probe_edges(
     data_seed: int = 0,
     sentences: int | None = None,
     layerwise: bool = False,
+    control: bool = False,
+    resamples: int = 1000,
     projection: int = 256,
     hidden_size: int = 256,
     dropout: float = 0.2,
@@ -152,32 +121,33 @@ def probe_edges(
 
     `train`, `dev`, `test`: files of edge probing (JSON lines with `text` and `targets`) or sentences of them, found
     in the store by their texts. `sentences`: of each split at most, drawn with `data_seed`, which the order of
-    sentences comes from too. `seeds`: of initial weights and dropout; all seeds are trained together. `layerwise`:
-    also a probe of each layer by itself. `dropout`, on the hidden layer. `batch_size`: sentences. `mixing_rate`: the
-    learning rate of the mixing weights. `patience`: epochs without a better loss on dev after which a probe stops
-    (None: all epochs). `memory`: bytes that probes and batches may take (4 GiB); where all probes do not fit, some are
-    trained after the others. `checkpoint`: a file that keeps the training after each epoch; the same call goes on
-    from it.
+    sentences, the labels of the control task and the resamples come from too. `seeds`: of initial weights and
+    dropout; all seeds are trained together. `layerwise`: also a probe of each layer by itself.
+    `control`: also probes of the control task, whose labels are drawn by the forms of spans (Hewitt & Liang 2019).
+    `resamples`: of the sentences, for intervals (0: none). `dropout`, on the hidden layer.
+    `batch_size`: sentences. `mixing_rate`: the learning
+    rate of the mixing weights. `patience`: epochs without a better loss on dev after which a probe stops (None: all
+    epochs). `memory`: bytes that probes and batches may take (4 GiB); where all probes do not fit, some are trained
+    after the others. `checkpoint`: a file that keeps the training after each epoch; the same call goes on from it (the
+    control task's has .control in its name).
 
     Metrics, of each split but train: `f1` (micro) of P(l) by layer, by the likeliest label where every target of
     the task has one and else by those of probability one half or more; `half_f1`, by the latter in any case;
     `layer_f1` of each layer by itself; `differential` (eq. 3); `expected_layer` (4), `differential_kl`,
-    `majority_f1` (no layer). Of split train: `mixing` (s of P(L) by layer), `center_of_gravity` (2), `mixing_kl`
-    and `gamma` (no layer), `best_epoch` of P(l). `value` is null where it is not defined. `count`: labels to find.
+    `majority_f1` (no layer). With `control`: `control_f1` and `selectivity`, `f1` less it, by P(l);
+    `layer_control_f1`, `layer_selectivity`. Of split train: `mixing` (s of P(L) by layer), `center_of_gravity` (2),
+    `mixing_kl` and `gamma` (no layer), `best_epoch` of P(l). `value` is null where it is not defined. `count`: labels
+    to find. `low`, `high`: see EdgeResult.
 
     Raises InvalidValueError, in one line, for texts that the store does not have (both shown), spans outside their
     sentence, splits without targets, layers that are not stored; MissingRowsError, NonFiniteError.
     """
     training = EdgeTraining(epochs, batch_size, learning_rate, mixing_rate, dropout, patience, data_seed)
-    for each in (*seeds, data_seed):
-        if each < 0:
-            raise InvalidValueError(f"seed {each} is not allowed: give 0 or more")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise InvalidValueError(f"seeds must be one or more, each once, not {list(seeds)}")
+    require_resamples(resamples)
+    require_seeds(seeds, data_seed)
     if patience is not None and dev is None:
         raise InvalidValueError(f"patience {patience} needs dev targets to stop by: give some, or no patience")
     chosen = selected(store, layers)
-    ordered = tuple(sorted(chosen.layers))
     task = join_task(
         chosen.store,
         train=train,
@@ -187,29 +157,25 @@ def probe_edges(
         sentences=sentences,
         seed=data_seed,
     )
-    probes = Probes(ordered, tuple(seeds), layerwise)
-    shape = EdgeShape(
-        len(ordered),
-        chosen.store.hidden_size,
-        len(task.splits["train"].spans),
-        len(task.labels),
-        projection,
-        hidden_size,
-    )
-    stream = Stream(chosen.store, ordered, batch_size, choose_device(device), memory)
-    bank = EdgeBank.initial(shape, probes.allowed, probes.seed_of, device=stream.device)
-    trained = train_edges(
-        bank,
-        stream,
-        task.splits["train"],
-        task.splits.get("dev"),
-        training=training,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
-        progress=progress,
-    )
-    rows = [*_mixing_rows(probes, trained), *_score_rows(probes, trained, task, stream)]
+    probes = Probes(tuple(sorted(chosen.layers)), tuple(seeds), layerwise)
+    stream = Stream(chosen.store, probes.layers, batch_size, choose_device(device), memory)
+    bank = initial_bank(probes, task, stream, projection=projection, hidden_size=hidden_size)
+    place = None if checkpoint is None else Path(checkpoint)
+    told = _Parts(progress, 2 if control else 1)
+    trained = _train(bank, stream, task, training, place, told.part(0))
+    counts = _counts(trained, stream, task)
+    other = None
+    if control:
+        beside = None if place is None else place.with_name(f"{place.stem}.control{place.suffix}")
+        drawn = control_task(task, chosen.store, seed=data_seed)
+        other = _train(bank, stream, drawn, training, beside, told.part(1))
+        found = _counts(other, stream, drawn)
+        counts = {split: replace(each, control=found[split].own) for split, each in counts.items()}
+    rows: list[Row] = list(mixing_rows(probes, trained))
+    for split, each in counts.items():
+        rows += [{"split": split, **row} for row in each.score_rows(probes, resamples=resamples, seed=data_seed)]
     frame = pl.DataFrame([{"task": task.name, **row} for row in rows], schema=SCHEMA)
-    return EdgeResult(frame, task, probes, trained, stream)
+    return EdgeResult(frame, task, probes, trained, stream, counts, other)
 
 
 def task_name(train: Edges) -> str:
@@ -221,55 +187,61 @@ def task_name(train: Edges) -> str:
     return path.absolute().parent.name if stem == "train" else stem
 
 
-def _mixing_rows(probes: Probes, trained: TrainedEdges) -> Iterator[dict[str, Any]]:
-    scale = trained.bank.weights["scale"].detach().cpu().numpy()
-    for seed in probes.seeds:
-        last = int(probes.cumulative(seed)[-1])
-        weights = trained.bank.mixing()[last]
-        told: dict[str, Any] = {"split": "train", "seed": seed}
-        for layer, value in zip(probes.layers, weights.tolist(), strict=True):
-            yield {**told, "layer": layer, "metric": "mixing", "value": value}
-        yield {**told, "metric": "center_of_gravity", "value": center_of_gravity(weights, probes.layers)}
-        yield {**told, "metric": "mixing_kl", "value": kl_from_uniform(weights)}
-        yield {**told, "metric": "gamma", "value": float(scale[last])}
-        for layer, place in zip(probes.layers, probes.cumulative(seed).tolist(), strict=True):
-            yield {**told, "layer": layer, "metric": "best_epoch", "value": float(trained.epochs[place])}
+def require_seeds(seeds: Sequence[int], data_seed: int) -> None:
+    for each in (*seeds, data_seed):
+        if each < 0:
+            raise InvalidValueError(f"seed {each} is not allowed: give 0 or more")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise InvalidValueError(f"seeds must be one or more, each once, not {list(seeds)}")
 
 
-def _score_rows(probes: Probes, trained: TrainedEdges, task: EdgeTask, stream: Stream) -> Iterator[dict[str, Any]]:
+def initial_bank(probes: Probes, task: EdgeTask, stream: Stream, *, projection: int, hidden_size: int) -> EdgeBank:
+    """All probes of a task, with the weights that they begin with."""
+    sizes = len(probes.layers), stream.store.hidden_size, len(task.splits["train"].spans), len(task.labels)
+    shape = EdgeShape(*sizes, projection, hidden_size)
+    return EdgeBank.initial(shape, probes.allowed, probes.seed_of, device=stream.device)
+
+
+def _train(
+    bank: EdgeBank,
+    stream: Stream,
+    task: EdgeTask,
+    training: EdgeTraining,
+    checkpoint: Path | None,
+    progress: Callable[[int, int], object] | None,
+) -> TrainedEdges:
+    splits = task.splits
+    return train_edges(
+        bank,
+        stream,
+        splits["train"],
+        splits.get("dev"),
+        training=training,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
+
+
+def _counts(trained: TrainedEdges, stream: Stream, task: EdgeTask) -> dict[str, SplitCounts]:
     answer = majority(task.splits["train"], single=task.single)
+    counts = {}
     for name, split in task.splits.items():
-        if name == "train":
-            continue
-        told: dict[str, Any] = {"split": name}
-        tallies = score_edges(trained.bank, stream, split)
-        wanted = tallies["half"].wanted
-        told["count"] = wanted
-        for seed in probes.seeds:
-            for row in _seed_rows(probes, seed, tallies, single=task.single):
-                yield {**told, "seed": seed, **row}
-        yield {**told, "metric": "majority_f1", "value": _known(constant_tally(answer, split).f1()[0])}
+        if name != "train":
+            found = score_edges(trained.bank, stream, split)
+            own = found["likeliest" if task.single else "half"]
+            counts[name] = SplitCounts(own, found["half"], constant_counts(answer, split))
+    return counts
 
 
-def _seed_rows(
-    probes: Probes, seed: int, tallies: Mapping[str, EdgeTally], *, single: bool
-) -> Iterator[dict[str, Any]]:
-    own = tallies["likeliest" if single else "half"].f1()
-    half = tallies["half"].f1()
-    places = probes.cumulative(seed)
-    kinds = [("f1", own, places), ("half_f1", half, places)]
-    if probes.layerwise:
-        kinds.append(("layer_f1", own, probes.by_layer(seed)))
-    for metric, values, at in kinds:
-        for layer, value in zip(probes.layers, values[at].tolist(), strict=True):
-            yield {"layer": layer, "metric": metric, "value": _known(value)}
-    scores = np.nan_to_num(own[places])
-    gained = differential_scores(scores)
-    for layer, value in zip(probes.layers[1:], gained.tolist(), strict=True):
-        yield {"layer": layer, "metric": "differential", "value": value}
-    yield {"metric": "expected_layer", "value": expected_layer(scores, probes.layers)}
-    yield {"metric": "differential_kl", "value": kl_from_uniform(gained) if len(gained) else None}
+@dataclass(frozen=True)
+class _Parts:
+    """Progress over several trainings of the same length."""
 
+    tell: Callable[[int, int], object] | None
+    parts: int
 
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    def part(self, number: int) -> Callable[[int, int], object] | None:
+        tell = self.tell
+        if tell is None or self.parts == 1:
+            return tell
+        return lambda done, total: tell(number * total + done, self.parts * total)

@@ -26,17 +26,28 @@ def folder(work: Work) -> Work:
 def test_tasks_by_folder_and_by_file(folder: Work) -> None:
     ran = folder.run(
         "probe", "edges", "made.zarr", "colours", *ASK, "--out", "scores.csv", "--plot", "layers.svg",
-        "--layerwise", "--seeds", "0,1",
+        "--layerwise", "--seeds", "0,1", "--control", "--resamples", 50,
     )  # fmt: skip
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.splitlines()[0] == "edge probes: P(0) sees layer 0, P(L) mixes all"
-    for text in ("center of gravity", "expected layer", "majority", "±", "alone", "test F1"):
+    for text in (
+        "center of gravity",
+        "expected layer",
+        "majority",
+        "±",
+        "alone",
+        "test F1",
+        "selectivity",
+        "its selectivity",
+        "95 % intervals: 50 draws",
+        " to ",
+    ):
         assert text in ran.out
     assert (folder / "layers.svg").stat().st_size > 1000
     frame = pl.read_csv(folder / "scores.csv")
-    assert frame.columns == ["task", "layer", "split", "metric", "value", "count", "seed"]
+    assert frame.columns == ["task", "layer", "split", "metric", "value", "count", "seed", "low", "high"]
     train, dev, test = (f"colours/{name}.jsonl" for name in ("train", "dev", "test"))
-    ran = folder.run("probe", "edges", "made.zarr", train, "--dev", dev, "--test", test, *ASK, "--json")
+    ran = folder.run("probe", "edges", "made.zarr", train, "--dev", dev, "--test", test, *ASK, "--json", "--control")
     assert (ran.status, ran.err) == (0, "")
     printed = json.loads(ran.out)
     schema = json.loads(resources.files("embstore.schemas").joinpath("edges.schema.json").read_text("utf-8"))
@@ -86,6 +97,7 @@ def test_bad_input_is_one_line(folder: Work) -> None:
         (("made.zarr", "colours/train.jsonl"), "patience 3 needs dev targets"),
         (("made.zarr", "colours", "--plot", "a.txt"), "--plot a.txt has no known suffix"),
         (("made.zarr", "colours", "--dropout", "1"), "dropout 1.0 is not allowed"),
+        (("made.zarr", "colours", "--resamples", "-1"), "resamples -1 is not allowed"),
     ):
         ran = folder.run("probe", "edges", *arguments)
         assert (ran.status, ran.out) == (2, ""), arguments

@@ -15,7 +15,7 @@ from embstore.corpus.edge import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.probe.edge_batches import iter_batches
 from embstore.probe.edge_model import EdgeBank, EdgeShape
-from embstore.probe.edge_scores import EdgeTally, constant_tally, majority
+from embstore.probe.edge_scores import EdgeTally, constant_counts, majority
 from embstore.probe.edge_tasks import EdgeSplit, join_task, sample_sentences
 from embstore.probe.edge_training import EdgeTraining, Stream, train_edges
 from embstore.probe.edges import EdgeResult, probe_edges
@@ -149,7 +149,7 @@ def test_f1_and_majority_by_hand() -> None:
     assert majority(split, single=True).tolist() == [True, False, False]
     # of 4 targets with 8 labels: one label 2*3/(4+8), two 2*6/(8+8), three 2*7/(12+8)
     assert majority(split, single=False).tolist() == [True, True, False]
-    assert constant_tally(majority(split, single=False), split).f1().tolist() == [0.75]
+    assert constant_counts(majority(split, single=False), split).tally.f1().tolist() == [0.75]
 
 
 def test_the_same_seed_gives_the_same_and_several_seeds_are_one_batch(tmp_path: Path) -> None:
