@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ class FakeEncoder:
                 sentence = int(spans.sentence[span])
                 first, last = tokenized.sentence_indptr[sentence : sentence + 2]
                 begin, end = tokenized.word_indptr[first], tokenized.word_indptr[last]
-                spelled = self.spellings(tokenized.ids[begin:end].tolist())
+                spelled = tuple(self.spellings(tokenized.ids[begin:end].tolist()))
                 if self.poison is not None and self.poison in spelled:
                     vectors[:, column] = np.nan
                     continue
@@ -101,8 +102,18 @@ def piece_vector(piece: str, place: int, sentence: Sequence[str], *, layer: int)
 
 
 def span_vector(sentence: Sequence[str], start: int, stop: int, *, layer: int, pooling: str) -> np.ndarray:
-    """The pooled vector of the pieces `[start, stop)` of a sentence of pieces."""
+    """The pooled vector of the pieces `[start, stop)` of a sentence of pieces, read-only."""
+    return _span_vector(tuple(sentence), start, stop, layer, pooling)
+
+
+@lru_cache(maxsize=2**16)  # the tests that kill and go on ask for the same ones hundreds of times
+def _span_vector(sentence: tuple[str, ...], start: int, stop: int, layer: int, pooling: str) -> np.ndarray:
     vectors = np.stack([piece_vector(sentence[at], at, sentence, layer=layer) for at in range(start, stop)])
-    if pooling == "mean":
-        return vectors.mean(0, dtype=np.float32)
-    return {"first": vectors[0], "last": vectors[-1], "max": vectors.max(0)}[pooling]
+    pooled = {
+        "mean": vectors.mean(0, dtype=np.float32),
+        "first": vectors[0],
+        "last": vectors[-1],
+        "max": vectors.max(0),
+    }[pooling]
+    pooled.setflags(write=False)
+    return pooled

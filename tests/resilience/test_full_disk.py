@@ -41,7 +41,8 @@ class Disk:
                 shutil.rmtree(item)
             else:
                 item.unlink()
-        gc.collect()  # a store that nobody holds any more may still be mapped
+        if self.used():
+            gc.collect()  # a store that nobody holds any more may still be mapped
         assert self.used() == 0  # nothing is held open
 
     def used(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,11 +37,6 @@ from tests.resilience.scene import (
 Get = Callable[..., Reference]
 
 NAMED = [(suffix, name) for suffix, injuries in INJURIES.items() for name in injuries]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def damaged(tmp_path: Path, whole: Reference) -> Path:
