@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_command import ForkedCommand
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers, two cores
 
@@ -19,6 +21,14 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
+
+
+@pytest.fixture(scope="session")
+def forked_command() -> Iterator[ForkedCommand]:
+    """Runs `embstore` in processes that are forked, not started."""
+    command = ForkedCommand()
+    yield command
+    command.close()
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,6 @@ from tests.extraction.oracle import expected_rows
 
 ROWS = 1200
 BACKENDS = (".zarr", ".h5")
-# `embstore` with partitions of 256 rows, as a program for `python -c`
-COMMAND_LINE = "from embstore.store import layout; layout.SHARD_NBYTES = 1; from embstore_cli.main import run; run()"
 
 
 class CountingEncoder(FakeEncoder):

@@ -6,7 +6,6 @@ import gc
 import os
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +16,9 @@ import pytest
 import embstore as es
 from embstore.errors import StorageError
 from embstore.store import create_store
+from tests.forked_command import ForkedCommand
 from tests.models.tiny import save
-from tests.resilience.scene import BACKENDS, COMMAND_LINE, Reference, assert_honest, assert_whole, make_plan, tree
+from tests.resilience.scene import BACKENDS, Reference, assert_honest, assert_whole, make_plan, tree
 
 Get = Callable[..., Reference]
 PAGE = 4096
@@ -170,7 +170,7 @@ def test_repair_on_a_full_disk_keeps_what_is_there(disk: Disk, reference: Get, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", BACKENDS)
-def test_command_line_on_a_full_disk(disk: Disk, tmp_path: Path, suffix: str) -> None:
+def test_command_line_on_a_full_disk(disk: Disk, tmp_path: Path, forked_command: ForkedCommand, suffix: str) -> None:
     rng = np.random.default_rng(2)
     words = ["bank", "river", "the", "of", "money", "closed"]
     lines = [" ".join(words[number] for number in rng.integers(0, len(words), 8)) for _ in range(100)]
@@ -179,8 +179,7 @@ def test_command_line_on_a_full_disk(disk: Disk, tmp_path: Path, suffix: str) ->
     model = save("bert", tmp_path / "model")
 
     def run(path: Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", COMMAND_LINE, "extract", str(corpus), str(path), "--model", str(model)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return forked_command("extract", corpus, path, "--model", model, shard_nbytes=1)
 
     path = disk.folder / f"store{suffix}"
     straight = tmp_path / "straight" / f"store{suffix}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +15,10 @@ import pytest
 import embstore as es
 from embstore.errors import StorageError, StoreBusyError, StoreMismatchError
 from embstore.store import StoreWriter, create_store
+from tests.forked_command import ForkedCommand
 from tests.models.tiny import save
 from tests.resilience.scene import (
     BACKENDS,
-    COMMAND_LINE,
     CountingEncoder,
     Reference,
     assert_rows,
@@ -144,20 +142,20 @@ def test_a_store_made_by_another_in_the_meantime_is_gone_on_with(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", BACKENDS)
-def test_command_line_of_a_second_writer(tmp_path: Path, suffix: str) -> None:
+def test_command_line_of_a_second_writer(tmp_path: Path, forked_command: ForkedCommand, suffix: str) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("the bank of the river\n" * 100)
     model = save("bert", tmp_path / "model")
     path = tmp_path / f"store{suffix}"
     es.extract(es.plan(corpus, model=model, calibrate=False), path)
     before = tree(path)
-    command = [sys.executable, "-c", COMMAND_LINE, "extract", str(corpus), str(path), "--model", str(model)]
+    command = ["extract", corpus, path, "--model", model]
     with StoreWriter(path) as writer:
         writer.discard([0])
-        found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        found = forked_command(*command, shard_nbytes=1)
         assert (found.returncode, found.stderr.count("\n")) == (1, 1), found.stderr
         assert f"embstore: another process is writing {path}" in found.stderr
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = forked_command(*command, shard_nbytes=1)
     assert found.returncode == 0
     assert tree(path) == before
 
