@@ -60,6 +60,8 @@ def cpu_scale(**changed: Any) -> Scale:
         "max_contexts": 5,
         "hidden_size": 64,
         "epochs": 15,
+        "batch_size": 512,  # a step passes over all weights: of 256 that takes as long as the products
+        "learning_rate": 2e-3,
         "patience": 2,
         "context_windows": (0, 2, 4, 8, 16, None),
         "attention_windows": (0, 2, 8, None),

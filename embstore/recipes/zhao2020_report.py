@@ -36,7 +36,8 @@ def scale_line(result: Zhao2020) -> str:
     units = f" of {scale.hidden_size} units (1,024)" if scale.kind == "mlp" else ""
     return (
         f"Scale, in brackets the paper's: at most {scale.max_contexts} contexts a word-class pair (100), {scale.kind} "
-        f"probes (mlp){units}, at most {scale.epochs} epochs (400), {len(scale.seeds)} seed(s); fine-tuning on "
+        f"probes (mlp){units}, at most {scale.epochs} epochs (400) in batches of {scale.batch_size} at "
+        f"{scale.learning_rate:g} (0.001), {len(scale.seeds)} seed(s); fine-tuning on "
         f"{'all' if scale.tuning_sentences is None else f'{scale.tuning_sentences:,}'} sentences (all), "
         f"{scale.tuning_epochs} epochs (5), rate {scale.tuning_rate or 5e-5:g} (5e-05)."
     )
