@@ -8,7 +8,7 @@ W^T v alone, since the bias makes no difference within a span.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from embstore.probe import edge_kernels as kernels
 from embstore.probe.edge_batches import EdgeBatch, SpanColumns
-
-Weights = Mapping[str, torch.Tensor]
+from embstore.probe.edge_products import Weights, linear, products_of
 
 
 def compiled_logits(
@@ -76,7 +75,7 @@ class _Passed:
         self._which = np.arange(len(mixing)) if len(self._kept) == len(mixing) else np.zeros(len(mixing), np.int64)
         self._pooling = _Pooling(self._mixing, allowed, batch)
         self._spans = batch.spans
-        self._pooled: list[torch.Tensor] = []
+        self._products = products_of(weights, batch.spans, len(batch))
 
     def logits(self) -> torch.Tensor:
         held = self._weights
@@ -84,13 +83,7 @@ class _Passed:
         directions = [
             torch.bmm(held[f"attention{number}"][:, None], held[f"projection{number}"])[:, 0] for number in scored
         ]
-        self._pooled = self._pooling.pooled(directions)
-        projected = [
-            columns.by_target(_linear(pooled, held[f"projection{n}"], held[f"projection{n}_bias"]))
-            for n, (columns, pooled) in enumerate(zip(self._spans, self._pooled, strict=True), 1)
-        ]
-        self._both = projected[0] if len(projected) == 1 else torch.cat(projected, 2)
-        self._hidden = _linear(self._both, held["hidden"], held["hidden_bias"]).tanh_()
+        self._hidden = self._products.forward(self._pooling.pooled(directions)).tanh_()
         self._normed, self._active = torch.empty_like(self._hidden), torch.empty_like(self._hidden)
         self._scale = self._hidden.new_empty(self._hidden.shape[:2])
         _spread(
@@ -100,7 +93,7 @@ class _Passed:
             self._which,
             *_arrays(self._normed, self._scale, self._active),
         )
-        return _linear(self._active, held["output"], held["output_bias"])
+        return linear(self._active, held["output"], held["output_bias"])
 
     def slopes(self, given: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The slopes in the mixing weights and in the others by name, from those in the logits."""
@@ -116,14 +109,7 @@ class _Passed:
             self._which,
             *_arrays(self._normed, self._scale, found["norm"], found["norm_bias"], found["hidden_bias"]),
         )
-        found["hidden"] = torch.bmm(before.transpose(1, 2), self._both)
-        parts = torch.bmm(before, held["hidden"]).chunk(len(self._spans), 2)
-        slopes = []
-        for number, (columns, pooled, part) in enumerate(zip(self._spans, self._pooled, parts, strict=True), 1):
-            own = _by_span(part, columns)
-            found[f"projection{number}"] = torch.bmm(own.transpose(1, 2), pooled)
-            found[f"projection{number}_bias"] = own.sum(1)
-            slopes.append(torch.bmm(own, held[f"projection{number}"]))
+        slopes = self._products.slopes(before, found["hidden_bias"], found)
         mixing, directions = self._pooling.slopes(slopes)
         scored = [number for number, columns in enumerate(self._spans, 1) if not columns.single]
         for number, slope in zip(scored, directions, strict=True):
@@ -217,22 +203,9 @@ class _Pooling:
         return mixed, scores
 
 
-def _linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """[probe, n, out]; faster than one baddbmm, which is not the library's fast product."""
-    return torch.bmm(values, weight.transpose(1, 2)).add_(bias[:, None])
-
-
 def _in_order(columns: SpanColumns, words: int) -> bool:
     """Whether the spans are the words of the batch, one after the other."""
     return columns.single and len(columns.places) == words and bool((columns.places == torch.arange(words)).all())
-
-
-def _by_span(slopes: torch.Tensor, columns: SpanColumns) -> torch.Tensor:
-    """The slopes of targets summed by their spans, [probe, span, width]."""
-    if columns.of is None:
-        return slopes
-    whole = slopes.new_zeros(len(slopes), len(columns.begin) - 1, slopes.shape[2])
-    return whole.index_add_(1, columns.of, slopes)
 
 
 def _arrays(*tensors: torch.Tensor) -> tuple[NDArray[np.float32], ...]:

@@ -70,8 +70,9 @@ def _activations(shape: EdgeShape, largest: LargestBatch) -> int:
     words = 2 * largest.rows * (shape.width + shape.spans) + largest.entries
     spans = 2 * largest.spans * (shape.width + shape.projection)
     targets = largest.targets * (4 * shape.spans * shape.projection + 4 * shape.hidden_size + 5 * shape.labels)
-    return words + spans + targets
+    joined = 2 * shape.spans * shape.hidden_size * shape.width
+    return words + spans + targets + joined
 
 
 def _shown(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.1f} MB"
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:,.1f} kB"

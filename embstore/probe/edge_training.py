@@ -146,6 +146,7 @@ def train_edges(
             for name, tensor in found.bank.weights.items():
                 tensor[torch.from_numpy(places)] = run.kept.weights[name]
             found.epochs[places], found.dev_loss[places] = run.best_epoch, run.best
+            del run  # before the next group comes
     if progress is not None:
         progress(len(groups) * each, len(groups) * each)
     return found

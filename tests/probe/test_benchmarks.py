@@ -1,4 +1,4 @@
-"""The benchmarks of the bank run, tiny, without a card."""
+"""The benchmarks of probes run, tiny, without a card."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_probe import write_list
+from tests.probe import edge_store
 from tests.probe.class_store import make
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -42,3 +43,15 @@ def test_bank_beside_a_loop(tmp_path: Path) -> None:
     held = ran("bank.py", tmp_path / "made.zarr", *lists, *sizes, out=tmp_path / "out.json")
     assert held["data"] == {"contexts": held["data"]["contexts"], "layers": 3, "width": 8, "classes": 3}  # type: ignore[index]
     assert len(held["targets"]) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_edge_probes_beside_one_after_another(tmp_path: Path) -> None:
+    made = edge_store.make(tmp_path / "made.zarr", sentences=40, pairs=True, layers=(0, 1), planted=1, dtype="float16")
+    made.write(tmp_path / "colours")
+    sizes = ("--batch", 8, "--threads", 1, "--repeats", 1, "--square", 64)
+    held = ran("probe.py", tmp_path / "made.zarr", tmp_path / "colours", *sizes, out=tmp_path / "out.json")
+    found = held["colours"]["1 threads"]  # type: ignore[index]
+    assert set(found["times"]) == {"together", "one by one", "by hand", "stream", "gather"}
+    assert all(each["median_s"] > 0 for each in found["times"].values())
+    assert len(held["targets"]) == 3  # type: ignore[arg-type]

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from embstore.probe import edge_compiled
 from embstore.probe.edge_batches import iter_batches, not_finite
 from embstore.probe.edge_columns import SplitPlan
 from embstore.probe.edge_model import EdgeBank, EdgeShape, plain_logits
+from embstore.probe.edge_products import Apart, Joined, Products, products_of
 from embstore.probe.edge_tasks import EdgeSplit, join_task
 from embstore.probe.mixing import cumulative, mixed, mixing_weights
 from tests.probe.edge_store import make
@@ -28,12 +30,21 @@ def bank_of(layers: int, width: int, split: EdgeSplit, labels: int, seeds: tuple
     return bank
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(("pairs", "longest"), [(False, 1), (False, 3), (True, 3)])
+@pytest.mark.parametrize("products", [Apart, Joined])
+@pytest.mark.parametrize(
+    ("pairs", "longest", "dtype", "threads"),
+    [(False, 1, "float16", 1), (False, 3, "float32", 1), (True, 3, "float16", 2), (True, 1, "float32", 2)],
+)
 def test_the_compiled_slopes_are_those_of_autograd(
-    tmp_path: Path, pairs: bool, longest: int, dtype: str, threads: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    products: type[Products],
+    pairs: bool,
+    longest: int,
+    dtype: str,
+    threads: int,
 ) -> None:
+    monkeypatch.setattr(edge_compiled, "products_of", lambda weights, spans, targets: products(weights, spans))
     made = make(tmp_path / "a.zarr", sentences=10, pairs=pairs, longest=longest, several=True, dtype=dtype)
     split = join_task(made.store, **made.splits).splits["train"]
     bank = bank_of(5, 12, split, split.gold.shape[1])
@@ -56,6 +67,15 @@ def test_the_compiled_slopes_are_those_of_autograd(
                 torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3, msg=name)
     finally:
         torch.set_num_threads(before)
+
+
+def test_projection_and_hidden_layer_are_joined_where_spans_are_many(tmp_path: Path) -> None:
+    made = make(tmp_path / "a.zarr", sentences=60, longest=1)
+    split = join_task(made.store, **made.splits).splits["train"]
+    bank = bank_of(5, 12, split, 3)  # a span costs 12 x 7, and 7 x 9 more; joined 12 x 9 and in all 12 x 7 x 9
+    for size, expected in ((1, Apart), (36, Joined)):
+        batch = next(iter_batches(made.store, split, np.arange(36), range(5), batch_size=size, device=CPU))
+        assert type(products_of(bank.weights, batch.spans, len(batch))) is expected
 
 
 def test_batches_are_the_sentences_one_after_the_other(tmp_path: Path) -> None:

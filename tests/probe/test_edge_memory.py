@@ -24,7 +24,7 @@ from embstore.store import Store
 from tests.probe.edge_store import make, write_edges, write_store
 
 CPU = torch.device("cpu")
-MEMORY = 40 * 2**20
+MEMORY = 36 * 2**20
 
 CHILD = """
 import json, sys, threading, time
@@ -44,7 +44,7 @@ def watch():
 
 torch.set_num_threads(1)
 store, files, memory = es.open(sys.argv[1]), {"train": sys.argv[2], "dev": sys.argv[3]}, int(sys.argv[4]) or None
-options = {"projection": 64, "hidden_size": 64, "epochs": 2, "batch_size": 8, "layerwise": True, "device": "cpu"}
+options = {"projection": 64, "hidden_size": 64, "epochs": 1, "batch_size": 8, "layerwise": True, "device": "cpu"}
 probe_edges(store, **files, **options, sentences=20, memory=2**30)  # loads what is to be loaded
 before, peak, done = anonymous(), [0], threading.Event()
 watcher = threading.Thread(target=watch)
@@ -113,7 +113,7 @@ def test_memory_that_one_probe_does_not_fit_is_one_line(tmp_path: Path) -> None:
     bank = EdgeBank.initial(shape, cumulative(5), np.zeros(5, np.int64), device=CPU)
     need = needs(made.store, shape, task, 4, 5)
     stream = Stream(made.store, range(5), 4, CPU, need.rooms + need.held + need.training - 1)
-    with pytest.raises(InvalidValueError, match=r"memory [\d.]+ MB is not enough: one probe takes [\d.]+ MB") as told:
+    with pytest.raises(InvalidValueError, match=r"memory [\d.]+ kB is not enough: one probe takes [\d.]+ kB") as told:
         train_edges(bank, stream, task.splits["train"], task.splits["dev"], training=EdgeTraining())
     assert "\n" not in str(told.value)
     with pytest.raises(InvalidValueError, match=re.escape("memory 0 is not allowed")):
@@ -124,8 +124,8 @@ def test_memory_that_one_probe_does_not_fit_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
 def test_a_store_larger_than_the_memory(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    words = [[f"w{number}", *(f"v{each}" for each in range(39))] for number in range(1500)]
-    vectors = (rng.random((3, 60_000, 512), np.float32) - 0.5).astype(np.float16)
+    words = [[f"w{number}", *(f"v{each}" for each in range(39))] for number in range(1000)]
+    vectors = (rng.random((3, 40_000, 640), np.float32) - 0.5).astype(np.float16)
     store = write_store(tmp_path / "a.zarr", words, vectors, (0, 1, 2), dtype="float16", partition_rows=16_384)
     assert store.rows * store.layout.row_nbytes > 4 * MEMORY
     targets = [EdgeTarget((start, start + 10), None, ("xyz"[start % 3],)) for start in (0, 10, 20, 30)]

@@ -1,0 +1,244 @@
+"""P(0) ... P(L) of edge probing trained together against one after another, and their stream against a bare gather.
+
+python benchmarks/probe.py STORE edge-probing/pos edge-probing/entities --out benchmarks/results/probe.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from bank import SQUARE, products_rate
+from measure import Target, Times, interleaved, machine, paired_ratios, table, targets_table, timed, write_json
+
+import embstore as es
+from embstore.probe.edge_batches import EdgeBatch, batch_sentences
+from embstore.probe.edge_columns import SplitPlan
+from embstore.probe.edge_model import EdgeBank, EdgeShape
+from embstore.probe.edge_products import operations
+from embstore.probe.edge_tasks import EdgeSplit, join_task
+from embstore.probe.edge_training import EdgeTraining, Stream, train_edges
+from embstore.probe.mixing import cumulative
+
+CPU = torch.device("cpu")
+SPEEDUP, STREAM = 2.5, 0.5  # the project's targets
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One task: its train sentences, their labels, and how a step is made."""
+
+    store: es.Store
+    train: EdgeSplit
+    labels: int
+    batch: int
+
+    def stream(self, layers: int) -> Stream:
+        return Stream(self.store, self.store.layers[:layers], self.batch, CPU)
+
+    def shape(self, layers: int) -> EdgeShape:
+        return EdgeShape(layers, self.store.hidden_size, len(self.train.spans), self.labels)
+
+    @property
+    def layers(self) -> int:
+        return len(self.store.layers)
+
+    @property
+    def training(self) -> EdgeTraining:
+        return EdgeTraining(epochs=1, batch_size=self.batch, patience=None)
+
+    @property
+    def order(self) -> np.ndarray:
+        return np.random.default_rng((0, 1)).permutation(self.train.sentences)  # that of the first epoch
+
+
+class ByHand(torch.nn.Module):
+    """One probe as one would write it: every word projected, spans padded to the longest, autograd."""
+
+    def __init__(self, shape: EdgeShape) -> None:
+        super().__init__()
+        self.mix = torch.nn.Parameter(torch.zeros(shape.layers))
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        kinds = range(shape.spans)
+        self.projections = torch.nn.ModuleList(torch.nn.Linear(shape.width, shape.projection) for _ in kinds)
+        self.attentions = torch.nn.ModuleList(torch.nn.Linear(shape.projection, 1, bias=False) for _ in kinds)
+        self.classifier = torch.nn.Sequential(
+            torch.nn.Linear(shape.spans * shape.projection, shape.hidden_size),
+            torch.nn.Tanh(),
+            torch.nn.LayerNorm(shape.hidden_size),
+            torch.nn.Dropout(EdgeTraining.dropout),
+            torch.nn.Linear(shape.hidden_size, shape.labels),
+        )
+
+    def forward(self, batch: EdgeBatch) -> torch.Tensor:
+        words = self.scale * torch.einsum("l,lnd->nd", self.mix.softmax(0), batch.vectors)
+        pooled = []
+        for columns, projection, attention in zip(batch.spans, self.projections, self.attentions, strict=True):
+            projected = projection(words)
+            sizes = columns.begin.diff()
+            inside = torch.arange(int(sizes.max())) < sizes[:, None]
+            places = torch.zeros(inside.shape, dtype=torch.int64).masked_scatter_(inside, columns.places)
+            share = attention(projected)[:, 0][places].masked_fill(~inside, -torch.inf).softmax(1)
+            pooled.append(columns.by_target((share[..., None] * projected[places]).sum(1)))
+        found: torch.Tensor = self.classifier(torch.cat(pooled, 1))
+        return found
+
+
+def together(case: Case) -> None:
+    """An epoch of all P(l) as one model."""
+    bank = EdgeBank.initial(case.shape(case.layers), cumulative(case.layers), np.zeros(case.layers, int), device=CPU)
+    train_edges(bank, case.stream(case.layers), case.train, None, training=case.training)
+
+
+def one_by_one(case: Case) -> None:
+    """The same code, a probe after the other; P(l) reads layers 0 to l alone."""
+    for layers in range(1, case.layers + 1):
+        allowed = np.ones((1, layers), bool)
+        bank = EdgeBank.initial(case.shape(layers), allowed, np.zeros(1, int), device=CPU)
+        train_edges(bank, case.stream(layers), case.train, None, training=case.training)
+
+
+def by_hand(case: Case) -> None:
+    """Plain modules, one after the other, over the same stream."""
+    for layers in range(1, case.layers + 1):
+        probe = ByHand(case.shape(layers))
+        optimizer = torch.optim.Adam(probe.parameters(), lr=EdgeTraining.learning_rate, fused=True)
+        criterion = torch.nn.BCEWithLogitsLoss()
+        for batch in case.stream(layers).batches(case.train, case.order):
+            optimizer.zero_grad()
+            criterion(probe(batch), batch.gold).backward()
+            optimizer.step()
+
+
+def streamed(case: Case) -> None:
+    for _ in case.stream(case.layers).batches(case.train, case.order):
+        pass
+
+
+def gathered(case: Case, rows: list[np.ndarray], room: np.ndarray) -> None:
+    """The rows of the same batches, known before, into one room."""
+    for each in rows:
+        size = case.layers * len(each) * case.store.hidden_size
+        case.store.gather_layers(each, out=room[:size].reshape(case.layers, len(each), -1))
+
+
+def needed(case: Case) -> float:
+    """The floating-point operations of an epoch of all P(l) at least: three products a layer of weights."""
+    shape, plan, total = case.shape(case.layers), SplitPlan.of(case.train), 0
+    sizes = {"width": shape.width, "projection": shape.projection, "hidden": shape.hidden_size}
+    for sentences in batch_sentences(case.order, case.batch):
+        batch = plan.batch(sentences)
+        total += min(operations([len(each.begin) - 1 for each in batch.spans], len(batch.targets), **sizes))
+        total += len(batch.targets) * shape.hidden_size * shape.labels
+    return 6.0 * total * case.layers
+
+
+def measured(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All cases with as many threads as torch has now; seconds by the clock, and of the processor."""
+    plan = SplitPlan.of(case.train)
+    rows = [plan.batch(sentences).rows for sentences in batch_sentences(case.order, case.batch)]
+    room = np.empty(case.layers * case.store.hidden_size * max(map(len, rows)), case.store.vector_dtype)
+    used: dict[str, Times] = {}
+
+    def counted(name: str, call: Callable[[], object], number: int) -> float:
+        began = time.process_time()
+        seconds = timed(call)
+        if number >= 0:
+            used.setdefault(name, Times()).seconds.append(time.process_time() - began)
+        return seconds
+
+    calls: dict[str, Callable[[], object]] = {
+        "together": partial(together, case),
+        "one by one": partial(one_by_one, case),
+        "by hand": partial(by_hand, case),
+        "stream": partial(streamed, case),
+        "gather": partial(gathered, case, rows, room),
+        "products": partial(products_rate, size=arguments.square),
+    }
+    cases = {name: partial(counted, name, call) for name, call in calls.items()}
+    times = interleaved(cases, repeats=arguments.repeats, warm=1, tell=True)
+    nbytes = sum(map(len, rows)) * case.layers * case.store.hidden_size * room.itemsize
+    rate = products_rate(size=arguments.square)
+    figures: dict[str, Any] = {
+        "ratio": median(paired_ratios(times["one by one"], times["together"])),
+        "ratio_by_hand": median(paired_ratios(times["by hand"], times["together"])),
+        "cpu_ratio": median(paired_ratios(used["one by one"], used["together"])),
+        "cpu_ratio_by_hand": median(paired_ratios(used["by hand"], used["together"])),
+        "stream_of_gather": median(paired_ratios(times["gather"], times["stream"])),
+        "gather_bytes_per_second": nbytes / times["gather"].median,
+        "share_of_products": needed(case) / times["together"].median / rate,
+        "share_of_products_by_cpu": needed(case) / used["together"].median / (rate / torch.get_num_threads()),
+        "products_per_second": rate,
+        "rows": sum(map(len, rows)),
+    }
+    figures["times"] = {name: each.as_json() for name, each in times.items() if name != "products"}
+    figures["cpu_times"] = {name: each.as_json() for name, each in used.items() if name != "products"}
+    return figures
+
+
+def shown(name: str, threads: int, found: dict[str, Any]) -> str:
+    rows = [(what, found["times"][what]["median_s"], found["cpu_times"][what]["median_s"]) for what in found["times"]]
+    return table([f"{name}, {threads} threads", "seconds", "CPU s"], rows) + "\n"
+
+
+def targets_of(name: str, threads: int, found: dict[str, Any]) -> Iterator[Target]:
+    where = f"{name}, {threads} threads: "
+    yield Target(f"{where}one after another, same code, of together", found["ratio"], SPEEDUP, True)
+    yield Target(f"{where}one after another by hand, of together", found["ratio_by_hand"], SPEEDUP, True)
+    yield Target(f"{where}the stream, of the bare gather", found["stream_of_gather"], STREAM, True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("store")
+    parser.add_argument("tasks", nargs="+", help="folders with train.jsonl")
+    parser.add_argument("--sentences", type=int, default=800, help="of each task")
+    parser.add_argument("--batch", type=int, default=EdgeTraining.batch_size, help="sentences a step")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--square", type=int, default=SQUARE, help="rows of the products the machine is measured by")
+    parser.add_argument("--out", help="JSON file to write")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    described = machine()
+    store = es.open(arguments.store)
+    torch.optim.Adam([torch.zeros(1)])  # what it imports counts for none
+    results: dict[str, Any] = {}
+    targets: list[Target] = []
+    for folder in map(Path, arguments.tasks):
+        task = join_task(store, train=folder / "train.jsonl", sentences=arguments.sentences, name=folder.name)
+        case = Case(store, task.splits["train"], len(task.labels), arguments.batch)
+        print(f"{folder.name}: {case.train.sentences:,} sentences, {len(case.train):,} targets, {case.labels} labels")
+        for threads in arguments.threads:
+            torch.set_num_threads(threads)
+            found = measured(case, arguments)
+            print(shown(folder.name, threads, found))
+            results.setdefault(folder.name, {})[f"{threads} threads"] = found
+            targets += targets_of(folder.name, threads, found)
+    print(targets_table(targets))
+    settings = {"sentences": arguments.sentences, "batch": arguments.batch, "layers": len(store.layers)}
+    write_json(
+        arguments.out,
+        {
+            "benchmark": "probe",
+            "machine": described,
+            "settings": {**settings, "width": store.hidden_size, "dtype": store.dtype},
+            **results,
+            "targets": [target.as_json() for target in targets],
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
