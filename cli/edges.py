@@ -11,11 +11,11 @@ import embstore as es
 from embstore.errors import InvalidValueError, StorageError
 from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
 from embstore_cli.progress import progress_bar
+from embstore_cli.task_files import find_tasks
 
 if TYPE_CHECKING:
     import polars as pl
 
-SUFFIXES = ("", ".gz", ".zst")
 EXAMPLE = "Example: embstore probe edges gum.zarr edge-probing/pos edge-probing/entities --sentences 1000"
 
 
@@ -24,11 +24,20 @@ def edges(
     tasks: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TASK", help="Folders with train.jsonl, dev.jsonl and test.jsonl, or one file of train targets."
+            metavar="TASK",
+            help="Folders with train.jsonl, dev.jsonl and test.jsonl, or one file of train targets; or the same of a "
+            "corpus (.conllu, .conll) with --task.",
         ),
     ],
-    dev: Annotated[Path | None, typer.Option(metavar="JSONL", help="Targets to stop by, beside a file.")] = None,
-    test: Annotated[Path | None, typer.Option(metavar="JSONL", help="Targets to be asked, beside a file.")] = None,
+    dev: Annotated[Path | None, typer.Option(metavar="FILE", help="Targets to stop by, beside a file.")] = None,
+    test: Annotated[Path | None, typer.Option(metavar="FILE", help="Targets to be asked, beside a file.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Of a corpus: pos (xpos), upos, dependencies or entities; may be repeated."),
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Entities: an I-x that goes on with no span begins one.")
+    ] = False,
     layers: Annotated[str, typer.Option(metavar="LAYERS", help="Such as 0-6, last or all.")] = "all",
     sentences: Annotated[
         int, typer.Option(metavar="N", min=0, help="Sentences of each split at most, drawn by their texts; 0: all.")
@@ -57,6 +66,10 @@ def edges(
         Path | None,
         typer.Option(metavar="DIR", help="Keep each training there after every epoch, and go on from what it keeps."),
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Save the probes there (a folder a task, where there are several)."),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
     plot: Annotated[
         Path | None,
@@ -73,13 +86,17 @@ def edges(
     """
     require_out(out)
     require_figure(plot, option="--plot")
-    files = _files(tasks, dev, test)
+    files = find_tasks(tasks, dev, test, derive=task or (), repair=repair)
     numbers = _numbers(seeds)
     import polars as pl
 
+    from embstore.probe.edge_files import EdgeProbes, require_free
     from embstore.probe.edges import probe_edges, summary
     from embstore.store.layers import chosen_layers
 
+    folders = {} if save is None else {name: save if len(files) == 1 else save / name for name in files}
+    for folder in folders.values():
+        require_free(folder)
     opened = es.open(store)
     chosen = chosen_layers(layers, opened.layers)
     frames: list[pl.DataFrame] = []
@@ -111,6 +128,8 @@ def edges(
                 checkpoint=None if checkpoints is None else _checkpoint(checkpoints, name),
                 progress=advance,
             )
+        if name in folders:
+            EdgeProbes.of(found).save(folders[name])
         frames.append(found.frame)
         notes += found.notes
     frame = pl.concat(frames)
@@ -147,38 +166,6 @@ def _numbers(seeds: str) -> tuple[int, ...]:
         return tuple(int(each) for each in seeds.split(","))
     except ValueError:
         raise InvalidValueError(f"--seeds {seeds!r} is not allowed: give numbers, such as 0 or 1,2,3") from None
-
-
-def _files(tasks: list[Path], dev: Path | None, test: Path | None) -> dict[str, dict[str, Path]]:
-    """The files of each task by split, by the name of the task."""
-    from embstore.probe.edges import task_name
-
-    found: dict[str, dict[str, Path]] = {}
-    for task in tasks:
-        if task.is_dir():
-            name, splits = task.absolute().name, _folder(task)
-        else:
-            name, splits = task_name(task), {"train": task}
-        if name in found:
-            raise InvalidValueError(f"two tasks are called {name}: give each once")
-        found[name] = splits
-    given = {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
-    if given and (len(tasks) > 1 or tasks[0].is_dir()):
-        raise InvalidValueError(f"--{next(iter(given))} goes with one file of train targets: folders have their own")
-    for splits in found.values():
-        splits.update(given)
-    return found
-
-
-def _folder(task: Path) -> dict[str, Path]:
-    places = {
-        name: next((path for suffix in SUFFIXES if (path := task / f"{name}.jsonl{suffix}").exists()), None)
-        for name in ("train", "dev", "test")
-    }
-    held = {name: path for name, path in places.items() if path is not None}
-    if "train" not in held:
-        raise InvalidValueError(f"{task} has no train.jsonl: give folders of a task, or its file of train targets")
-    return held
 
 
 def _scored(told: pl.DataFrame) -> str:

@@ -20,15 +20,21 @@ DEFAULT_COLUMNS = (WORD, REST, "label")
 
 def read_conll(lines: Lines, options: Options) -> Iterator[Sentence]:
     """Yield a sentence a block of lines, with a label column each named column but the word's."""
-    names = options.columns
+    for _, rows, names in column_blocks(lines, options.columns):
+        yield _sentence(rows, names)
+
+
+def column_blocks(lines: Lines, names: tuple[str, ...]) -> Iterator[tuple[list[int], list[list[str]], tuple[str, ...]]]:
+    """Yield the words of each block of lines: the numbers of their lines, their columns and the names of these."""
     width = None if REST in names else len(names)
+    numbers: list[int] = []
     rows: list[list[str]] = []
     for number, line in enumerate(lines, 1):
         row = _row(line)
         if not row or row[0] == "-DOCSTART-":
             if rows:
-                yield _sentence(rows, names)
-                rows = []
+                yield numbers, rows, names
+                numbers, rows = [], []
             continue
         if width is None:
             names = _without_rest(names, len(row), lines, number)
@@ -40,9 +46,10 @@ def read_conll(lines: Lines, options: Options) -> Iterator[Sentence]:
             )
         if "" in row:
             raise lines.error(number, f"a column is empty: {shown(line)}")
+        numbers.append(number)
         rows.append(row)
     if rows:
-        yield _sentence(rows, names)
+        yield numbers, rows, names
 
 
 def _row(line: str) -> list[str]:

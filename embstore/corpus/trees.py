@@ -89,7 +89,7 @@ def _above(heads: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _iter_trees(lines: Lines) -> Iterator[Tree]:
     for numbers, rows in word_blocks(lines):
-        heads = _heads(lines, numbers, rows)
+        heads = word_heads(lines, numbers, rows)
         if (roots := np.flatnonzero(heads == ROOT)).size != 1:
             named = ", ".join(f"{rows[place][FORM]!r}" for place in roots[:3].tolist()) or "none has the head 0"
             raise lines.error(
@@ -101,7 +101,8 @@ def _iter_trees(lines: Lines) -> Iterator[Tree]:
         yield Tree(words, heads, np.array([row[UPOS] == PUNCTUATION for row in rows]))
 
 
-def _heads(lines: Lines, numbers: Sequence[int], rows: Sequence[Sequence[str]]) -> NDArray[np.int64]:
+def word_heads(lines: Lines, numbers: Sequence[int], rows: Sequence[Sequence[str]]) -> NDArray[np.int64]:
+    """The place of each word's head in a block of CoNLL-U, -1 at a root; CorpusError for what is no word of it."""
     heads = np.empty(len(rows), np.int64)
     for place, (number, row) in enumerate(zip(numbers, rows, strict=True)):
         head = row[HEAD]

@@ -54,6 +54,7 @@ class EdgeResult:
     stream: Stream
     counts: dict[str, SplitCounts]
     control: TrainedEdges | None = None
+    training: EdgeTraining | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -175,7 +176,7 @@ def probe_edges(
     for split, each in counts.items():
         rows += [{"split": split, **row} for row in each.score_rows(probes, resamples=resamples, seed=data_seed)]
     frame = pl.DataFrame([{"task": task.name, **row} for row in rows], schema=SCHEMA)
-    return EdgeResult(frame, task, probes, trained, stream, counts, other)
+    return EdgeResult(frame, task, probes, trained, stream, counts, other, training)
 
 
 def task_name(train: Edges) -> str:

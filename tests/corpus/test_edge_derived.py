@@ -1,0 +1,155 @@
+"""Tasks of edge probing taken from corpora: by hand, and equal to those made by others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from embstore.corpus.edge import EdgeSentence, EdgeTarget, iter_edges
+from embstore.corpus.edge_derived import derivable, derived_edges
+from embstore.corpus.lines import Lines
+from embstore.errors import CorpusError, InvalidValueError
+
+CONLLU = """# text = Don't go to New York .
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tDo\tdo\tAUX\tVBP\t_\t3\taux\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t3\tadvmod\t_\t_
+3\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_
+3.1\tgone\tgo\tVERB\tVBN\t_\t_\t_\t3:conj\t_
+4\tto\tto\tADP\tIN\t_\t5\tcase\t_\t_
+5\tNew York\tNew York\tPROPN\t_\t_\t3\tobl:arg\t_\t_
+6\t.\t.\tPUNCT\t.\t_\t3\tpunct\t_\t_
+
+1\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\t_
+"""
+WORDS = ["Do", "n't", "go", "to", "New", "York", "."]
+COLUMNS = """New\tNNP\tB-place
+York\tNNP\tI-place
+Times\tNNP\tB-place
+met\tVBD\tO
+Ada\tNNP\tB-person
+Ben\tNNP\tB-person
+
+Ada\tNNP\tB-person
+Smith\tNNP\tI-person
+"""
+
+
+def spans(sentences: list[EdgeSentence]) -> list[list[tuple[object, ...]]]:
+    return [
+        [(each.span1, *(() if each.span2 is None else (each.span2,)), *each.labels) for each in sentence.targets]
+        for sentence in sentences
+    ]
+
+
+@pytest.fixture
+def conllu(tmp_path: Path) -> Path:
+    path = tmp_path / "a.conllu"
+    path.write_text(CONLLU)
+    return path
+
+
+def test_parts_of_speech(conllu: Path) -> None:
+    found = derived_edges(conllu, "pos")
+    assert [list(each.words) for each in found] == [WORDS, ["Yes"]]
+    assert spans(found) == [
+        [((0, 1), "VBP"), ((1, 2), "RB"), ((2, 3), "VB"), ((3, 4), "IN"), ((6, 7), ".")],
+        [((0, 1), "UH")],
+    ]
+    assert spans(derived_edges(conllu, "upos"))[0][3:5] == [((3, 4), "ADP"), ((4, 6), "PROPN")]
+
+
+def test_dependencies_are_from_the_word_to_its_head(conllu: Path) -> None:
+    found = derived_edges(conllu, "dependencies")
+    assert spans(found) == [
+        [
+            ((0, 1), (2, 3), "aux"),
+            ((1, 2), (2, 3), "advmod"),
+            ((2, 3), (2, 3), "root"),
+            ((3, 4), (4, 6), "case"),
+            ((4, 6), (2, 3), "obl:arg"),
+            ((6, 7), (2, 3), "punct"),
+        ],
+        [((0, 1), (0, 1), "root")],
+    ]
+
+
+def test_entities(tmp_path: Path) -> None:
+    path = tmp_path / "a.conll"
+    path.write_text(COLUMNS)
+    assert spans(derived_edges(path, "entities")) == [
+        [((0, 2), "place"), ((2, 3), "place"), ((4, 5), "person"), ((5, 6), "person")],
+        [((0, 2), "person")],
+    ]
+
+
+def test_broken_entities_are_told_or_repaired(tmp_path: Path) -> None:
+    path = tmp_path / "a.conll"
+    for tags, message, repaired in (
+        (["O", "I-x", "I-x"], r"a.conll:3: 'I-x' after 'O' goes on with no span", [((1, 3), "x")]),
+        (["I-x", "I-y", "B-y"], r"a.conll:2: 'I-x' after the start of a sentence", [((0, 1), "x"), ((1, 2), "y"),
+                                                                                   ((2, 3), "y")]),
+        (["B-x", "I-y", "O"], r"a.conll:3: 'I-y' after 'B-x' goes on with no span", [((0, 1), "x"), ((1, 2), "y")]),
+    ):  # fmt: skip
+        path.write_text("\n" + "".join(f"w\t{tag}\n" for tag in tags))
+        with pytest.raises(CorpusError, match=message):
+            derived_edges(path, "entities")
+        assert spans(derived_edges(path, "entities", repair=True)) == [repaired]
+    for tag in ("S-x", "B", "B-", "o"):
+        path.write_text(f"w\t{tag}\n")
+        with pytest.raises(CorpusError, match=rf"a.conll:1: the tag '{tag}' is not O, B- or I- with a label"):
+            derived_edges(path, "entities", repair=True)
+
+
+def test_what_holds_no_task_is_told(conllu: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.conllu"
+    bare.write_text("1\tYes\tyes\t_\t_\t_\t0\t_\t_\t_\n")
+    (tmp_path / "none.conll").write_text("Yes\tO\n")
+    (tmp_path / "headless.conllu").write_text("1\tYes\tyes\t_\t_\t_\t4\troot\t_\t_\n")
+    for path, task, message in (
+        (bare, "pos", r"bare.conllu: no word has an xpos \(column 5\): take the task upos \(read as conllu\)$"),
+        (bare, "upos", r"bare.conllu: no word has a upos \(column 4\)"),
+        (bare, "dependencies", r"bare.conllu:1: the relation \(column 8\) of 'Yes' is missing"),
+        (tmp_path / "headless.conllu", "dependencies", r"headless.conllu:1: the head \(column 7\) of 'Yes' is '4'"),
+        (tmp_path / "none.conll", "entities", r"none.conll: no span in its last column"),
+        (tmp_path / "absent.conllu", "pos", "no corpus at"),
+    ):
+        with pytest.raises(CorpusError, match=message):
+            derived_edges(path, task)
+    with pytest.raises(InvalidValueError, match="task 'roles' is derived from no corpus: choose pos, upos, dep"):
+        derived_edges(conllu, "roles")
+    assert derivable("a.conllu.gz") == ("pos", "upos", "dependencies")
+    assert derivable("a.conll") == ("entities",)
+    assert derivable("a.jsonl") == derivable("a.txt") == derivable("a") == ()
+
+
+def test_dependencies_and_tags_of_gum_come_out_as_they_were_made(data: Path, tmp_path: Path) -> None:
+    folder = data / "edge-probing"
+    held = {task: list(iter_edges(Lines(folder / task / "dev.jsonl"))) for task in ("pos", "dependencies")}
+    if any(not each for each in held.values()):
+        pytest.skip("no targets")
+    blocks = []
+    for tagged, tree in zip(held["pos"], held["dependencies"], strict=True):
+        assert tagged.words == tree.words
+        rows = []
+        for place, (tag, edge) in enumerate(zip(tagged.targets, tree.targets, strict=True)):
+            head = 0 if edge.labels == ("root",) else edge.span2[0] + 1  # type: ignore[index]
+            rows.append(f"{place + 1}\t{tree.words[place]}\t_\t_\t{tag.labels[0]}\t_\t{head}\t{edge.labels[0]}\t_\t_")
+        blocks.append("\n".join(rows) + "\n\n")
+    path = tmp_path / "gum.conllu"
+    path.write_text("".join(blocks), encoding="utf-8")
+    for task, expected in held.items():
+        assert derived_edges(path, task) == expected
+
+
+def test_entities_of_wnut(data: Path) -> None:
+    path = data / "wnut17" / "emerging.dev.conll"
+    found = derived_edges(path, "entities")
+    begun = sum("\tB-" in line for line in path.read_text("utf-8").splitlines())
+    assert sum(len(each.targets) for each in found) == begun == 836
+    first = next(each for each in found if each.targets)
+    assert first.targets[0] == EdgeTarget((6, 9), None, ("location",))
+    assert list(first.words[6:9]) == ["Redondo", "Beach", "Blvd"]
+    assert json.dumps(list(first.words[:2])) == '["You", "should"]'
