@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import embstore as es
-from embstore.errors import InvalidValueError, StorageError
-from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
+from embstore.errors import InvalidValueError
+from embstore_cli.output import (
+    AsJson,
+    Out,
+    made_folder,
+    print_json,
+    print_table,
+    require_figure,
+    require_out,
+    write_table,
+)
 from embstore_cli.progress import progress_bar
+from embstore_cli.sizes import nbytes_of
 from embstore_cli.task_files import find_tasks
 
 if TYPE_CHECKING:
@@ -70,6 +80,9 @@ def edges(
         Path | None,
         typer.Option(metavar="DIR", help="Save the probes there (a folder a task, where there are several)."),
     ] = None,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory to train in, such as 500MB; with less, in more passes.")
+    ] = "4GiB",
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
     plot: Annotated[
         Path | None,
@@ -88,6 +101,7 @@ def edges(
     require_figure(plot, option="--plot")
     files = find_tasks(tasks, dev, test, derive=task or (), repair=repair)
     numbers = _numbers(seeds)
+    room = nbytes_of(memory, option="--memory")
     import polars as pl
 
     from embstore.probe.edge_files import EdgeProbes, require_free
@@ -99,6 +113,7 @@ def edges(
         require_free(folder)
     opened = es.open(store)
     chosen = chosen_layers(layers, opened.layers)
+    kept = None if checkpoints is None else made_folder(checkpoints, option="--checkpoints")
     frames: list[pl.DataFrame] = []
     notes: list[str] = []
     for name, splits in files.items():
@@ -125,7 +140,8 @@ def edges(
                 mixing_rate=mixing_rate,
                 patience=patience or None,
                 device=device,
-                checkpoint=None if checkpoints is None else _checkpoint(checkpoints, name),
+                memory=room,
+                checkpoint=None if kept is None else kept / f"{name}.pt",
                 progress=advance,
             )
         if name in folders:
@@ -151,14 +167,6 @@ def edges(
         print_table(_intervals(told), title=f"95 % intervals: {resamples:,} draws of the sentences")
         print()
     print_table(_by_layer(told), title="F1 of P(l) by layer" + (", and of each layer by itself" if layerwise else ""))
-
-
-def _checkpoint(folder: Path, task: str) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"--checkpoints {folder} cannot be made: {error.strerror or error}") from error
-    return folder / f"{task}.pt"
 
 
 def _numbers(seeds: str) -> tuple[int, ...]:
