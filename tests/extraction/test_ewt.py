@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import embstore as es
+from embstore.extraction.pipeline import extract_together
 from embstore.store import Store
 
 
@@ -35,10 +36,11 @@ def plain_sentence(model: torch.nn.Module, tokenizer: object, words: list[str]) 
 
 @pytest.fixture(scope="module")
 def stores(data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[es.Plan, Store, Store]:
-    """The training part in float16, as Zarr and as HDF5."""
+    """The training part in float16, as Zarr and as HDF5, of one pass of the model."""
     folder = tmp_path_factory.mktemp("ewt")
     plan = es.plan(data / "ud-ewt" / "en_ewt-ud-train.conllu", model=minilm, calibrate=False)
-    return plan, es.extract(plan, folder / "ewt.zarr"), es.extract(plan, folder / "ewt.h5")
+    zarr, hdf5 = extract_together([plan, plan], [folder / "ewt.zarr", folder / "ewt.h5"])
+    return plan, zarr, hdf5
 
 
 @pytest.mark.slow
