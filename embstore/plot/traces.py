@@ -177,7 +177,8 @@ def _sentence(axis: Any, lines: Sequence[_Line], marks: Sequence[_Mark], above: 
             if mark.line == place:
                 height = base - 0.07 - UNDERLINE * mark.depth
                 style = (0, (3, 1.5)) if mark.dashed else "-"
-                axis.plot([mark.begin + 0.07, mark.end], [height, height], color=GREY, linewidth=1, linestyle=style)
+                across = [mark.begin + 0.07 * len(mark.text), mark.end]
+                axis.plot(across, [height, height], color=GREY, linewidth=1, linestyle=style)
                 axis.text(mark.begin, height, mark.text, fontsize=5.5, va="center", color="#333333")
         base -= LINE * 0.25 + UNDERLINE * line.depth
 
