@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -52,6 +52,12 @@ def edges(
     sentences: Annotated[
         int, typer.Option(metavar="N", min=0, help="Sentences of each split at most, drawn by their texts; 0: all.")
     ] = 0,
+    kind: Annotated[
+        Literal["mlp", "linear"],
+        typer.Option(
+            metavar="KIND", help="mlp, the edge probe, or linear: of the mean of a span; by layer in any case."
+        ),
+    ] = "mlp",
     layerwise: Annotated[bool, typer.Option("--layerwise", help="Also a probe of each layer by itself.")] = False,
     control: Annotated[
         bool, typer.Option("--control", help="Also the control task: labels drawn by the words of spans at random.")
@@ -66,7 +72,9 @@ def edges(
     batch: Annotated[int, typer.Option(metavar="N", help="Sentences a step.")] = 32,
     learning_rate: Annotated[float, typer.Option(metavar="RATE", help="Of Adam.")] = 1e-3,
     mixing_rate: Annotated[float, typer.Option(metavar="RATE", help="Of Adam, for the mixing weights.")] = 1e-2,
-    dropout: Annotated[float, typer.Option(metavar="SHARE", help="Of the hidden units.")] = 0.2,
+    dropout: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Of the hidden units (0.2), or of what linear reads (0).")
+    ] = None,
     hidden: Annotated[int, typer.Option(metavar="N", help="Units of the projection and of the hidden layer.")] = 256,
     seeds: Annotated[str, typer.Option(metavar="SEEDS", help="Of initial weights, such as 0 or 1,2,3.")] = "0",
     data_seed: Annotated[
@@ -76,13 +84,13 @@ def edges(
         Path | None,
         typer.Option(metavar="DIR", help="Keep each training there after every epoch, and go on from what it keeps."),
     ] = None,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory to train in, such as 500MB; with less, in more passes.")
+    ] = "4GiB",
     save: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Save the probes there (a folder a task, where there are several)."),
     ] = None,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory to train in, such as 500MB; with less, in more passes.")
-    ] = "4GiB",
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
     plot: Annotated[
         Path | None,
@@ -108,6 +116,8 @@ def edges(
     from embstore.probe.edges import probe_edges, summary
     from embstore.store.layers import chosen_layers
 
+    if save is not None and kind != "mlp":
+        raise InvalidValueError(f"--save keeps probes of --kind mlp only, not {kind}: leave it out")
     folders = {} if save is None else {name: save if len(files) == 1 else save / name for name in files}
     for folder in folders.values():
         require_free(folder)
@@ -128,6 +138,7 @@ def edges(
                 seeds=numbers,
                 data_seed=data_seed,
                 sentences=sentences or None,
+                kind=kind,
                 layerwise=layerwise,
                 control=control,
                 resamples=resamples,
@@ -161,12 +172,16 @@ def edges(
         print_json(frame.to_dicts())
         return
     told = summary(frame)
+    if kind == "linear":
+        print_table(_by_best(told), title="linear probes: F1 of each layer by itself")
+        print()
     print_table(_by_task(told), title="edge probes: P(0) sees layer 0, P(L) mixes all")
     print()
     if resamples and _scored(told):
         print_table(_intervals(told), title=f"95 % intervals: {resamples:,} draws of the sentences")
         print()
-    print_table(_by_layer(told), title="F1 of P(l) by layer" + (", and of each layer by itself" if layerwise else ""))
+    also = ", and of each layer by itself" if layerwise or kind == "linear" else ""
+    print_table(_by_layer(told), title=f"F1 of P(l) by layer{also}")
 
 
 def _numbers(seeds: str) -> tuple[int, ...]:
@@ -229,6 +244,19 @@ def _with_deviation(row: dict[str, Any] | None) -> Any:
     if row is None or row["value"] is None:
         return None
     return round(row["value"], 4) if row["deviation"] is None else f"{row['value']:.3f}±{row['deviation']:.3f}"
+
+
+def _by_best(told: pl.DataFrame) -> list[dict[str, Any]]:
+    """A row a task, a column a layer, and which layer is best with its interval (Liu et al. 2019)."""
+    held = told.filter(told["metric"] == "layer_f1")
+    layers = sorted(set(held["layer"]))
+    rows = []
+    for (task,), part in held.partition_by("task", as_dict=True, maintain_order=True).items():
+        scores = {row["layer"]: row for row in part.filter(part["split"] == _scored(part)).to_dicts()}
+        best = max(scores.values(), key=lambda row: row["value"] or 0.0)
+        first = {"task": task, "best layer": str(best["layer"]), "its interval": _interval(best)}
+        rows.append(first | {str(layer): _with_deviation(scores.get(layer)) for layer in layers})
+    return rows
 
 
 def _intervals(told: pl.DataFrame) -> list[dict[str, Any]]:

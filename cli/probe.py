@@ -10,7 +10,7 @@ import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore_cli import edges, structure, trace
+from embstore_cli import edges, mdl, structure, trace
 from embstore_cli.help import Command
 from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
 from embstore_cli.progress import progress_bar
@@ -39,6 +39,7 @@ def add_to(app: typer.Typer) -> None:
     probes.command("apply", cls=Command, epilog=example)(apply)
     probes.command("edges", cls=Command, epilog=edges.EXAMPLE)(edges.edges)
     probes.command("trace", cls=Command, epilog=trace.EXAMPLE)(trace.trace)
+    mdl.add_to(probes)
     structure.add_to(probes)
     app.add_typer(probes, name="probe")
 

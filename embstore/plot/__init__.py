@@ -17,6 +17,7 @@ from embstore.plot.maps import cluster_map as cluster_map
 from embstore.plot.maps import heat_map as heat_map
 from embstore.plot.maps import principal_plane as principal_plane
 from embstore.plot.maps import sense_map as sense_map
+from embstore.plot.mdl import code_lengths as code_lengths
 from embstore.plot.traces import trace_figure as trace_figure
 from embstore.plot.trees import structure_figure as structure_figure
 from embstore.plot.trees import tree_figure as tree_figure

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError
 from embstore.probe.edge_bootstrap import require_resamples
 from embstore.probe.edge_control import control_task
+from embstore.probe.edge_linear import LinearBank, LinearShape
 from embstore.probe.edge_model import EdgeBank, EdgeShape
 from embstore.probe.edge_rows import Probes, Row, SplitCounts, mixing_rows
 from embstore.probe.edge_scores import constant_counts, majority, score_edges
@@ -21,6 +23,10 @@ from embstore.probe.edge_tasks import Edges, EdgeTask, join_task
 from embstore.probe.edge_training import EdgeTraining, Stream, TrainedEdges, iter_logits, train_edges
 from embstore.query.scan import choose_device, selected
 from embstore.store import Selection, Store
+
+Kind = Literal["mlp", "linear"]
+DROPOUT = {"mlp": 0.2, "linear": 0.0}
+BANKS: dict[Kind, type[EdgeBank]] = {"mlp": EdgeBank, "linear": LinearBank}
 
 SCHEMA = {
     "task": pl.String,
@@ -102,12 +108,13 @@ def probe_edges(
     seeds: Sequence[int] = (0,),
     data_seed: int = 0,
     sentences: int | None = None,
+    kind: Kind = "mlp",
     layerwise: bool = False,
     control: bool = False,
     resamples: int = 1000,
     projection: int = 256,
     hidden_size: int = 256,
-    dropout: float = 0.2,
+    dropout: float | None = None,
     epochs: int = 30,
     batch_size: int = 32,
     learning_rate: float = 1e-3,
@@ -123,10 +130,11 @@ def probe_edges(
     `train`, `dev`, `test`: files of edge probing (JSON lines with `text` and `targets`) or sentences of them, found
     in the store by their texts. `sentences`: of each split at most, drawn with `data_seed`, which the order of
     sentences, the labels of the control task and the resamples come from too. `seeds`: of initial weights and
-    dropout; all seeds are trained together. `layerwise`: also a probe of each layer by itself.
+    dropout; all seeds are trained together. `kind`: mlp, the probe of Tenney et al., or linear, one product with the
+    mean of each span (Liu et al. 2019), `layerwise` in any case. `layerwise`: also a probe of each layer by itself.
     `control`: also probes of the control task, whose labels are drawn by the forms of spans (Hewitt & Liang 2019).
-    `resamples`: of the sentences, for intervals (0: none). `dropout`, on the hidden layer.
-    `batch_size`: sentences. `mixing_rate`: the learning
+    `resamples`: of the sentences, for intervals (0: none). `projection`, `hidden_size`: of mlp. `dropout`, on the
+    hidden layer (0.2) or on what the linear probe reads (0). `batch_size`: sentences. `mixing_rate`: the learning
     rate of the mixing weights. `patience`: epochs without a better loss on dev after which a probe stops (None: all
     epochs). `memory`: bytes that probes and batches may take (4 GiB); where all probes do not fit, some are trained
     after the others. `checkpoint`: a file that keeps the training after each epoch; the same call goes on from it (the
@@ -143,7 +151,8 @@ def probe_edges(
     Raises InvalidValueError, in one line, for texts that the store does not have (both shown), spans outside their
     sentence, splits without targets, layers that are not stored; MissingRowsError, NonFiniteError.
     """
-    training = EdgeTraining(epochs, batch_size, learning_rate, mixing_rate, dropout, patience, data_seed)
+    rate = DROPOUT[require_kind(kind)] if dropout is None else dropout
+    training = EdgeTraining(epochs, batch_size, learning_rate, mixing_rate, rate, patience, data_seed)
     require_resamples(resamples)
     require_seeds(seeds, data_seed)
     if patience is not None and dev is None:
@@ -158,9 +167,10 @@ def probe_edges(
         sentences=sentences,
         seed=data_seed,
     )
-    probes = Probes(tuple(sorted(chosen.layers)), tuple(seeds), layerwise)
+    probes = Probes(tuple(sorted(chosen.layers)), tuple(seeds), layerwise or kind == "linear")
     stream = Stream(chosen.store, probes.layers, batch_size, choose_device(device), memory)
-    bank = initial_bank(probes, task, stream, projection=projection, hidden_size=hidden_size)
+    shape = edge_shape(kind, probes, task, chosen.store, projection=projection, hidden_size=hidden_size)
+    bank = BANKS[kind].initial(shape, probes.allowed, probes.seed_of, device=stream.device)
     place = None if checkpoint is None else Path(checkpoint)
     told = _Parts(progress, 2 if control else 1)
     trained = _train(bank, stream, task, training, place, told.part(0))
@@ -188,6 +198,12 @@ def task_name(train: Edges) -> str:
     return path.absolute().parent.name if stem == "train" else stem
 
 
+def require_kind(kind: str) -> Kind:
+    if kind == "mlp" or kind == "linear":
+        return kind
+    raise InvalidValueError(f"kind {kind!r} is not allowed: choose {' or '.join(DROPOUT)}")
+
+
 def require_seeds(seeds: Sequence[int], data_seed: int) -> None:
     for each in (*seeds, data_seed):
         if each < 0:
@@ -196,11 +212,12 @@ def require_seeds(seeds: Sequence[int], data_seed: int) -> None:
         raise InvalidValueError(f"seeds must be one or more, each once, not {list(seeds)}")
 
 
-def initial_bank(probes: Probes, task: EdgeTask, stream: Stream, *, projection: int, hidden_size: int) -> EdgeBank:
-    """All probes of a task, with the weights that they begin with."""
-    sizes = len(probes.layers), stream.store.hidden_size, len(task.splits["train"].spans), len(task.labels)
-    shape = EdgeShape(*sizes, projection, hidden_size)
-    return EdgeBank.initial(shape, probes.allowed, probes.seed_of, device=stream.device)
+def edge_shape(
+    kind: Kind, probes: Probes, task: EdgeTask, store: Store, *, projection: int, hidden_size: int
+) -> EdgeShape:
+    """The sizes of the probes of a task."""
+    sizes = len(probes.layers), store.hidden_size, len(task.splits["train"].spans), len(task.labels)
+    return LinearShape.of(*sizes) if kind == "linear" else EdgeShape(*sizes, projection, hidden_size)
 
 
 def _train(

@@ -56,6 +56,16 @@ def test_tasks_by_folder_and_by_file(folder: Work) -> None:
     assert {row["split"] for row in printed} == {"train", "dev", "test"}
 
 
+def test_linear_probes_are_told_by_layer(folder: Work) -> None:
+    ran = folder.run("probe", "edges", "made.zarr", "colours", *ASK, "--kind", "linear")
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "linear probes: F1 of each layer by itself"
+    assert lines[1].split() == ["task", "best", "layer", "its", "interval", "0", "1", "3"]
+    assert lines[2].split()[0] == "colours"
+    assert "alone" in ran.out
+
+
 def test_checkpoints_are_gone_on_from(folder: Work) -> None:
     ask = ("probe", "edges", "made.zarr", "colours", *ASK, "--json")
     whole = folder.run(*ask)
