@@ -41,6 +41,7 @@ def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> P
 
 def _drawn(config: Any, model: str | Path) -> Any:
     try:
-        return transformers.AutoModel.from_config(config)
+        kind: Any = transformers.AutoModel
+        return kind.from_config(config)
     except Exception as error:
         raise ModelError(f"no weights can be drawn for {str(model)!r}: {' '.join(str(error).split())[:200]}") from error

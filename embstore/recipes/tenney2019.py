@@ -21,7 +21,8 @@ class Scale:
     `sentences`: of each split of each task at most, drawn by their texts, so that tasks over the same sentences draw
     the same ones; None for all. `seeds`: of the probes' weights. `unit`: rows a subword, as in the paper, or a word.
     `layerwise`: also a probe of each layer by itself. `control`: also the control task of each task. `untrained`: also
-    the model with random weights.
+    the model with random weights. `resamples`: of sentences, for intervals. `traces`: sentences drawn in
+    Figure 3.
     """
 
     sentences: int | None = None
@@ -35,9 +36,13 @@ class Scale:
     layerwise: bool = False
     control: bool = False
     untrained: bool = True
+    resamples: int = 1000
+    traces: int = 3
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.traces < 0:
+            raise InvalidValueError(f"traces {self.traces} is not allowed: give 0 or more sentences to draw")
         if self.unit not in ("subword", "word"):
             raise InvalidValueError(f"unit {self.unit!r} is not allowed: choose subword or word")
 
@@ -61,6 +66,7 @@ class Tenney2019:
     scores: pl.DataFrame
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    traces: Sequence[str] = ()
 
     def summary(self, model: str | None = None, *, encoder: str = "trained") -> pl.DataFrame:
         """Means over the seeds for one model, the first by default."""
@@ -91,10 +97,12 @@ def tenney2019(
     """
     from embstore.recipes import tenney2019_probing as probing
     from embstore.recipes.tenney2019_report import write_report
+    from embstore.recipes.tenney2019_traces import traced
 
     if not models:
         raise InvalidValueError("there is no model: name one or more")
     found = probing.find_tasks(Path(data), tasks)
+    probing.require_models({name: str(model) for name, model in models.items()})
     setting = probing.Setting(
         study=Study(Path(out), tell),
         models={name: str(model) for name, model in models.items()},
@@ -103,15 +111,20 @@ def tenney2019(
         device=device,
     )
     stores = {name: probing.extracted(setting, name) for name in setting.models}
-    scores = probing.scores(setting, stores)
+    probed = probing.probed(setting, stores)
+    first = next(iter(setting.models))
+    traces = traced(
+        setting, stores[first]["trained"], {task: probed[first, "trained", task].probes for task in setting.tasks}
+    )
     result = Tenney2019(
         folder=setting.study.folder,
         scale=setting.scale,
         models=setting.models,
         tasks=tuple(found),
-        scores=scores,
+        scores=probing.scores(probed),
         seconds=setting.study.seconds,
         notes=tuple(dict.fromkeys(setting.notes)),
+        traces=traces,
     )
     write_report(result)
     return result

@@ -16,8 +16,10 @@ from embstore.errors import InvalidValueError
 from embstore.extraction.pipeline import extract
 from embstore.extraction.plan import plan
 from embstore.models.elmo_weights import find_elmo
+from embstore.models.loading import open_checkpoint
 from embstore.models.static_names import parse_static_name
 from embstore.models.untrained import save_untrained
+from embstore.probe.edge_files import EdgeProbes
 from embstore.probe.edge_tasks import read_edges, sample_sentences
 from embstore.probe.edges import probe_edges
 from embstore.recipes import tenney2019_published as published
@@ -99,6 +101,13 @@ class Sentences:
                         yield Sentence(sentence.words)
 
 
+def require_models(models: Mapping[str, str]) -> None:
+    """Raise ModelError for a folder that lacks what a transformer needs, before another model's hours have passed."""
+    for model in models.values():
+        if parse_static_name(model) is None and find_elmo(model) is None:
+            open_checkpoint(model, revision=None)
+
+
 def extracted(setting: Setting, name: str) -> dict[str, Store]:
     """The stores of one model by encoder: as it was trained, and with random weights where it has such."""
     stores = {"trained": _store(setting, name, setting.models[name], layers="all")}
@@ -134,33 +143,43 @@ def _store(setting: Setting, name: str, model: str, *, layers: str) -> Store:
     return setting.study.timed(f"extract {name}", make)
 
 
-def scores(setting: Setting, stores: Mapping[str, Mapping[str, Store]]) -> pl.DataFrame:
-    """The frames of `probe_edges` of every model, encoder and task."""
-    frames = []
-    for name, held in stores.items():
+@dataclass(frozen=True)
+class Probed:
+    """One task over one store: the frame of `probe_edges`, and the folder with its probes."""
+
+    frame: pl.DataFrame
+    probes: Path
+
+
+def probed(setting: Setting, stores: Mapping[str, Mapping[str, Store]]) -> dict[tuple[str, str, str], Probed]:
+    """Train the probes of every model, encoder and task."""
+    found = {}
+    for model, held in stores.items():
         for encoder, store in held.items():
-            for task, files in setting.tasks.items():
-                frame = _probed(
-                    setting,
-                    store,
-                    f"{name}-{task}" + ("" if encoder == "trained" else f"-{encoder}"),
-                    task,
-                    files,
-                    encoder,
-                )
-                frames.append(frame.select(pl.lit(name).alias("model"), pl.lit(encoder).alias("encoder"), pl.all()))
-    return pl.concat(frames)
+            for task in setting.tasks:
+                found[model, encoder, task] = _probed(setting, store, model, encoder, task)
+    return found
 
 
-def _probed(setting: Setting, store: Store, name: str, task: str, files: Files, encoder: str) -> pl.DataFrame:
-    scale, study = setting.scale, setting.study
+def scores(found: Mapping[tuple[str, str, str], Probed]) -> pl.DataFrame:
+    """All frames as one, with columns for model and encoder."""
+    return pl.concat(
+        each.frame.select(pl.lit(model).alias("model"), pl.lit(encoder).alias("encoder"), pl.all())
+        for (model, encoder, _), each in found.items()
+    )
+
+
+def _probed(setting: Setting, store: Store, model: str, encoder: str, task: str) -> Probed:
+    scale, study, files = setting.scale, setting.study, setting.tasks[task]
     trained = encoder == "trained"
-    seeds = scale.seeds if trained else scale.seeds[:1]
+    name = f"{model}-{task}" + ("" if trained else f"-{encoder}")
     options: dict[str, Any] = {
-        "seeds": seeds,
+        "seeds": scale.seeds if trained else scale.seeds[:1],
         "data_seed": scale.seed,
         "sentences": scale.sentences,
         "layerwise": scale.layerwise and trained,
+        "control": scale.control and trained,
+        "resamples": scale.resamples,
         "projection": scale.hidden_size,
         "hidden_size": scale.hidden_size,
         "epochs": scale.epochs,
@@ -168,21 +187,24 @@ def _probed(setting: Setting, store: Store, name: str, task: str, files: Files, 
         "learning_rate": scale.learning_rate,
         "patience": scale.patience,
     }
-    told = study.folder / "tables" / f"{name}.notes"
     made_from = {"store": store.digest, "task": {split: _digest(path) for split, path in files.items()}, **options}
-    made = hashlib.sha256(canonical(made_from)).hexdigest()[:12]
-    kept = study.folder / "probes" / f"{name}-{made}.pt"
+    folder = study.folder / "probes" / f"{name}-{hashlib.sha256(canonical(made_from)).hexdigest()[:12]}"
+    checkpoint = folder.with_suffix(".pt")
+    told = study.folder / "tables" / f"{name}.notes"
 
     def make() -> pl.DataFrame:
         given: dict[str, Any] = {**files, **options}
-        result = probe_edges(store, name=task, device=setting.device, checkpoint=kept, **given)
+        result = probe_edges(store, name=task, device=setting.device, checkpoint=checkpoint, **given)
+        EdgeProbes.of(result).save(folder)
         told.write_text("\n".join(result.notes), encoding="utf-8")
+        for each in folder.parent.glob(f"{folder.name}*.pt"):  # what an interruption would have gone on from
+            each.unlink()
         return result.frame
 
-    frame = study.table(name, made_from, make, beside=told)
-    if trained:
+    frame = study.table(name, made_from, make, beside=folder)
+    if trained and told.exists():
         setting.notes.extend(told.read_text(encoding="utf-8").splitlines())
-    return frame
+    return Probed(frame, folder)
 
 
 def _digest(path: Path) -> str:

@@ -189,7 +189,7 @@ def _figures(result: Tenney2019) -> dict[str, str]:
         made["figureA3.png"] = ("Figure A.3. By layer and model", plot.edge_layers(named))
     for name, (_, figure) in made.items():
         plot.save(figure, result.folder / "figures" / name)
-    return {name: said for name, (said, _) in made.items()}
+    return {name: said for name, (said, _) in made.items()} | dict.fromkeys(result.traces, "Figure 3. A trace")
 
 
 def write_report(result: Tenney2019) -> None:

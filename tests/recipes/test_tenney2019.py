@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,20 @@ from typer.testing import CliRunner
 
 import embstore as es
 from embstore.corpus.edge import EdgeSentence, EdgeTarget
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, ModelError
+from embstore.probe.edge_files import EdgeProbes
 from embstore.probe.edges import probe_edges
+from embstore.probe.traces import ambiguous_sentences, trace_edges
 from embstore.recipes import tenney2019_report as report
 from embstore.recipes.tenney2019 import Scale, Tenney2019, tenney2019
 from embstore.recipes.tenney2019_probing import Sentences, find_tasks
+from embstore.recipes.tenney2019_traces import drawn
 from tests.models import tiny
 from tests.probe.edge_store import write_edges
 
 WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
 KINDS = {"cat": "animal", "people": "animal", "river": "place", "hill": "place", "sea": "place", "bank": "place"}
-SCALE = Scale(sentences=30, seeds=(0, 1), epochs=2, batch_size=8, hidden_size=8)
+SCALE = Scale(sentences=30, seeds=(0, 1), epochs=2, batch_size=8, hidden_size=8, control=True, resamples=50, traces=2)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,8 @@ def test_scores_are_those_of_the_probes(study: Tenney2019, data: Path) -> None:
         hidden_size=8,
         epochs=2,
         batch_size=8,
+        control=True,
+        resamples=50,
         device="cpu",
     )
     found = study.scores.filter(pl.col("task") == "links", pl.col("encoder") == "trained").drop("model", "encoder")
@@ -116,12 +122,36 @@ def test_the_report_has_every_task_and_figure(study: Tenney2019) -> None:
     text = (study.folder / "report.md").read_text()
     for said in ("POS", "Entities", "links", "30 of 40 sentences, drawn with seed 0", "center of gravity", "Time"):
         assert said in text
-    for name in ("figure1.png", "figure2.png", "figureA1.png"):
+    assert len(study.traces) == SCALE.traces
+    for name in ("figure1.png", "figure2.png", "figureA1.png", *study.traces):
         assert f"figures/{name}" in text
         assert (study.folder / "figures" / name).stat().st_size > 10_000
     first = report.tables(study)[0].rows[0]
     value = study.summary().filter(metric="f1", task="pos", split="test", layer=0)["value"].item()
-    assert str(first["P(0)"]).startswith(f"{value:.3f}")
+    assert str(first["P(0)"]).startswith(f"{value:.3f} [")
+    assert set(first) >= {"majority", "random weights", "selectivity", "center of gravity", "expected layer"}
+
+
+def test_sentences_in_doubt_are_those_of_the_saved_probes(study: Tenney2019, data: Path) -> None:
+    store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
+    held = []
+    for task in ("pos", "entities", "links"):
+        (folder,) = (each for each in (study.folder / "probes").glob(f"tiny-{task}-*") if "untrained" not in each.name)
+        held.append((EdgeProbes.load(folder), data / task / "dev.jsonl"))
+    wanted = ambiguous_sentences(trace_edges(store, held, split="dev"))
+    assert pl.read_parquet(study.folder / "tables" / "ambiguous.parquet").equals(wanted)
+    assert not list((study.folder / "probes").glob("*.pt"))
+
+
+def test_short_sentences_of_several_tasks_that_turn_are_drawn_first() -> None:
+    words = {0: 40, 1: 10, 2: 10, 3: 10, 4: 10}
+    tasks = ["pos, entities", "pos", "pos, entities", "pos, entities", "pos"]
+    frame = pl.DataFrame(
+        {"sentence": list(words), "ambiguous": [9, 8, 7, 6, 5], "turned": [3, 3, 0, 1, 3], "tasks": tasks}
+    )
+    traces = SimpleNamespace(sentences=[["word"] * count for count in words.values()])
+    assert drawn(frame, traces) == [3, 2, 1, 4, 0]  # type: ignore[arg-type]
+    assert drawn(frame.clear(), traces) == []  # type: ignore[arg-type]
 
 
 def test_the_same_call_does_nothing_twice(
@@ -168,6 +198,7 @@ def test_the_papers_order_is_counted_by_pairs() -> None:
         ("empty", "holds no task"),
         ("unknown", "there is no task 'verbs' in"),
         ("no dev", "has no dev.jsonl"),
+        ("no model", "there is no model folder"),
     ],
 )
 def test_what_cannot_be_used_is_told_in_one_line(case: str, message: str, tmp_path: Path, data: Path) -> None:
@@ -177,8 +208,10 @@ def test_what_cannot_be_used_is_told_in_one_line(case: str, message: str, tmp_pa
     if case == "no dev":
         (tmp_path / "pos").mkdir()
         (tmp_path / "pos" / "train.jsonl").write_text((data / "pos" / "train.jsonl").read_text())
-    with pytest.raises(InvalidValueError) as refused:
-        tenney2019(folder, models={"tiny": "none"}, out=tmp_path / "out", tasks=tasks)
+    if case == "no model":
+        folder = data
+    with pytest.raises((InvalidValueError, ModelError)) as refused:
+        tenney2019(folder, models={"tiny": "./none"}, out=tmp_path / "out", tasks=tasks)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
