@@ -36,8 +36,12 @@ if TYPE_CHECKING:
     from embstore.probe.classes import ProbeResult as ProbeResult
     from embstore.probe.classes import apply_probes as apply_probes
     from embstore.probe.classes import probe_classes as probe_classes
+    from embstore.probe.edge_files import EdgeProbes as EdgeProbes
     from embstore.probe.edges import probe_edges as probe_edges
+    from embstore.probe.mdl import probe_mdl as probe_mdl
     from embstore.probe.structure import probe_structure as probe_structure
+    from embstore.probe.traces import ambiguous_sentences as ambiguous_sentences
+    from embstore.probe.traces import trace_edges as trace_edges
     from embstore.query.bench import bench_neighbors as bench_neighbors
     from embstore.query.bench import bench_query as bench_query
     from embstore.query.cka import linear_cka as linear_cka
@@ -135,7 +139,11 @@ _HOME = {
     "zhao2020": ("embstore.recipes.zhao2020", "zhao2020"),
     "ProbeResult": ("embstore.probe.classes", "ProbeResult"),
     "apply_probes": ("embstore.probe.classes", "apply_probes"),
+    "EdgeProbes": ("embstore.probe.edge_files", "EdgeProbes"),
+    "ambiguous_sentences": ("embstore.probe.traces", "ambiguous_sentences"),
     "probe_edges": ("embstore.probe.edges", "probe_edges"),
+    "probe_mdl": ("embstore.probe.mdl", "probe_mdl"),
+    "trace_edges": ("embstore.probe.traces", "trace_edges"),
     "probe_structure": ("embstore.probe.structure", "probe_structure"),
     "read_trees": ("embstore.corpus.trees", "read_trees"),
     "probe_classes": ("embstore.probe.classes", "probe_classes"),

@@ -108,6 +108,7 @@ def edge_summary(
             for task, each in zip(tasks, known, strict=True)
         ]
         axis.set_yticks(places, labels, fontsize=8)
+        axis.set_xticks(range(0, top + 1, 1 + top // 14))
         axis.set(xlim=(0, top), ylim=(len(tasks) - 0.4, -0.6))
         axis.set_xlabel(f"layer of {plain(model)}" if model else "layer", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)

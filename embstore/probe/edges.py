@@ -25,7 +25,7 @@ from embstore.query.scan import choose_device, selected
 from embstore.store import Selection, Store
 
 Kind = Literal["mlp", "linear"]
-DROPOUT = {"mlp": 0.2, "linear": 0.0}
+DROPOUT: dict[Kind, float] = {"mlp": 0.2, "linear": 0.0}
 BANKS: dict[Kind, type[EdgeBank]] = {"mlp": EdgeBank, "linear": LinearBank}
 
 SCHEMA = {
@@ -199,8 +199,9 @@ def task_name(train: Edges) -> str:
 
 
 def require_kind(kind: str) -> Kind:
-    if kind == "mlp" or kind == "linear":
-        return kind
+    for known in DROPOUT:
+        if kind == known:
+            return known
     raise InvalidValueError(f"kind {kind!r} is not allowed: choose {' or '.join(DROPOUT)}")
 
 

@@ -45,7 +45,11 @@ def test_the_installed_command_and_the_module_are_one(tmp_path: Path) -> None:
 
 def test_a_failure_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     ran = run_process("info", "gone.zarr", cwd=tmp_path)
-    assert (ran.status, ran.out, ran.err) == (2, "", "embstore: there is no store at gone.zarr: embstore extract makes one\n")
+    assert (ran.status, ran.out, ran.err) == (
+        2,
+        "",
+        "embstore: there is no store at gone.zarr: embstore extract makes one\n",
+    )
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
