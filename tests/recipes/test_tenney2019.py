@@ -72,6 +72,7 @@ def test_tasks_are_found_in_the_papers_order(data: Path) -> None:
     assert list(find_tasks(data, ["links", "pos"])) == ["pos", "links"]
 
 
+@pytest.mark.slow
 def test_each_sentence_is_extracted_once(study: Tenney2019, data: Path) -> None:
     texts = set()
     for split in ("train", "dev", "test"):
@@ -85,6 +86,7 @@ def test_each_sentence_is_extracted_once(study: Tenney2019, data: Path) -> None:
         assert sorted(store.index.texts) == sorted(drawn)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_probes(study: Tenney2019, data: Path) -> None:
     store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
     files = {split: data / "links" / f"{split}.jsonl" for split in ("train", "dev", "test")}
@@ -106,6 +108,7 @@ def test_scores_are_those_of_the_probes(study: Tenney2019, data: Path) -> None:
     assert found.equals(wanted.frame)
 
 
+@pytest.mark.slow
 def test_the_baseline_has_random_weights_and_the_outer_layers(study: Tenney2019, model: Path) -> None:
     drawn = study.summary(encoder="untrained")
     assert drawn.filter(pl.col("metric") == "f1")["layer"].unique().sort().to_list() == [0, study_layers(study)]
@@ -118,6 +121,7 @@ def study_layers(study: Tenney2019) -> int:
     return int(study.summary().filter(pl.col("metric") == "mixing")["layer"].max())  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_report_has_every_task_and_figure(study: Tenney2019) -> None:
     text = (study.folder / "report.md").read_text()
     for said in ("POS", "Entities", "links", "30 of 40 sentences, drawn with seed 0", "center of gravity", "Time"):
@@ -132,6 +136,7 @@ def test_the_report_has_every_task_and_figure(study: Tenney2019) -> None:
     assert set(first) >= {"majority", "random weights", "selectivity", "center of gravity", "expected layer"}
 
 
+@pytest.mark.slow
 def test_sentences_in_doubt_are_those_of_the_saved_probes(study: Tenney2019, data: Path) -> None:
     store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
     held = []
@@ -154,6 +159,7 @@ def test_short_sentences_of_several_tasks_that_turn_are_drawn_first() -> None:
     assert drawn(frame.clear(), traces) == []  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_same_call_does_nothing_twice(
     study: Tenney2019, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +174,7 @@ def test_the_same_call_does_nothing_twice(
     assert again.notes == study.notes
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_tables_and_goes_on(study: Tenney2019, data: Path, model: Path) -> None:
     from embstore_cli.main import app
 

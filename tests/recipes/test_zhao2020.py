@@ -42,6 +42,7 @@ SCALE = cpu_scale(
     hidden_size=8,
     epochs=3,
     batch_size=16,
+    learning_rate=1e-3,
     context_windows=(0, 2, None),
     attention_windows=(0, None),
     tuning_epochs=1,
@@ -107,6 +108,7 @@ def _directly(study: Zhao2020, corpus: Path, stores: dict[str, str], **options: 
     ).summary()
 
 
+@pytest.mark.slow
 def test_every_table_is_that_of_its_parts(study: Zhao2020, corpus: Path) -> None:
     types = _directly(study, corpus, {"BERTw": "bertw", "AVG": "bert-full"}, level="type")
     own = study.types.filter((pl.col("vocabulary") == "own") & pl.col("store").is_in(["BERTw", "AVG"]))
@@ -117,6 +119,7 @@ def test_every_table_is_that_of_its_parts(study: Zhao2020, corpus: Path) -> None
     assert study.windows.filter(pl.col("window") == 2).drop("vocabulary", "window").equals(window)
 
 
+@pytest.mark.slow
 def test_a_table_of_vectors_is_compared_on_its_own_words(study: Zhao2020) -> None:
     few = study.types.filter(pl.col("vocabulary") == "few")
     assert set(few["store"]) == {"Rand", "BERTw", "skip-gram", "AVG", "few"}
@@ -125,12 +128,14 @@ def test_a_table_of_vectors_is_compared_on_its_own_words(study: Zhao2020) -> Non
     assert counted[0] < study.types.filter((pl.col("vocabulary") == "own") & (pl.col("metric") == "f1"))["count"].max()
 
 
+@pytest.mark.slow
 def test_vectors_of_too_few_words_are_noted_and_left_out(study: Zhao2020) -> None:
     assert set(study.types["vocabulary"]) == {"own", "few"}
     assert any("none has vectors for too few words" in note for note in study.notes)
     assert "too few words" in (study.folder / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_words_pairs_and_contexts_of_each_split(study: Zhao2020, corpus: Path) -> None:
     pairs: dict[tuple[str, str], int] = {}
     for line in corpus.read_text().splitlines():
@@ -145,6 +150,7 @@ def test_the_words_pairs_and_contexts_of_each_split(study: Zhao2020, corpus: Pat
     assert animals["pairs"] == sum(label == "animal" for _, label in held)
 
 
+@pytest.mark.slow
 def test_the_same_call_finds_its_work_done(
     study: Zhao2020, corpus: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +168,7 @@ def test_the_same_call_finds_its_work_done(
         zhao2020(corpus, scale=replace(SCALE, epochs=4), **options)
 
 
+@pytest.mark.slow
 def test_the_report_holds_every_table_and_figure(study: Zhao2020) -> None:
     text = (study.folder / "report.md").read_text()
     for table in report.tables(study):
@@ -172,6 +179,7 @@ def test_the_report_holds_every_table_and_figure(study: Zhao2020) -> None:
     assert "at most 3 contexts a word-class pair (100)" in text
 
 
+@pytest.mark.slow
 def test_published_layers_stand_beside_ours_only_where_there_are_as_many(study: Zhao2020) -> None:
     def beside(result: Zhao2020) -> dict[str, str]:
         table = next(table for table in report.tables(result) if table.title.startswith("Table 6"))
@@ -245,6 +253,7 @@ def test_the_figures_of_the_paper() -> None:
     assert gain == pytest.approx(0.16, abs=0.005)  # "a maximum gain of 0.16 in F1 in layer 11"
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_tables(study: Zhao2020, corpus: Path, model: Path, capsys: Any) -> None:
     from typer.testing import CliRunner
 
