@@ -59,6 +59,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "StoreNotFoundError: there is no store at gone.zarr" in ran.err
 
 
+@pytest.mark.slow
 def test_extract_info_verify_lookup_as_a_user_types_them(made: Path, tmp_path: Path) -> None:
     shutil.copy(made / "corpus.txt", tmp_path)
     ran = run_process("extract", "corpus.txt", "new.h5", "--model", made / "model", cwd=tmp_path)
@@ -125,6 +126,7 @@ def test_a_signal_ends_in_one_line_and_the_store_goes_on(
     assert es.open(folder / "new.zarr").finished
 
 
+@pytest.mark.slow
 def test_an_interrupted_plan_leaves_nothing(made: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "endless.txt")
     process = subprocess.Popen(
