@@ -44,6 +44,17 @@ def title(task: str) -> str:
     return published.TASKS.get(task, task)
 
 
+def means(result: Tenney2019, model: str, *, encoder: str = "trained") -> pl.DataFrame:
+    """The means over the seeds, without expected layers that have no interval.
+
+    There more than one draw of sentences in twenty gains nothing from P(0) to P(L): a quotient by next to nothing.
+    """
+    summary = result.summary(model, encoder=encoder)
+    if not result.scale.resamples:
+        return summary
+    return summary.filter((pl.col("metric") != "expected_layer") | pl.col("low").is_not_null())
+
+
 class Held:
     """The means of one task over the seeds, looked up by metric."""
 
@@ -76,8 +87,8 @@ def with_interval(row: Row, places: int = 3) -> str:
 
 
 def _summary(result: Tenney2019, model: str, after: str) -> Shown:
-    held = result.summary(model)
-    drawn = result.summary(model, encoder="untrained")
+    held = means(result, model)
+    drawn = means(result, model, encoder="untrained")
     rows = []
     for task in result.tasks:
         own, other = Held(held, task), Held(drawn, task)
@@ -103,14 +114,15 @@ def _summary(result: Tenney2019, model: str, after: str) -> Shown:
         "Micro F1 of P(0) and P(L) and expected layer on test, in brackets 95 % intervals over sentences; ±: deviation "
         "over the seeds. dev: F1 of P(0) and P(L) there; the paper reports it, ours also stop by it. Majority: the "
         "best constant answer. Random weights: P(L) on a network that was never trained. The numbers of the paper's "
-        "figures are of other models and data, and not in its text."
+        "figures are of other models and data, and not in its text. No expected layer: too little is gained from P(0) "
+        "to P(L) to ask where."
     )
     return Shown(f"Figure 1. Tasks by metrics{after}", note, rows)
 
 
 def order(result: Tenney2019, model: str, metric: str) -> list[tuple[str, Row]]:
     """The tasks by center of gravity or by expected layer, lowest first; those that have none are left out."""
-    summary = result.summary(model)
+    summary = means(result, model)
     rows = [(task, Held(summary, task).row(metric)) for task in result.tasks]
     return sorted((each for each in rows if each[1].get("value") is not None), key=lambda each: each[1]["value"])
 
@@ -157,7 +169,7 @@ def _order(result: Tenney2019, model: str, after: str) -> Shown:
 
 
 def _layers(result: Tenney2019, model: str, after: str) -> Shown:
-    summary = result.summary(model)
+    summary = means(result, model)
     rows: list[Row] = []
     for task in result.tasks:
         own = Held(summary, task)
@@ -176,7 +188,7 @@ def _layers(result: Tenney2019, model: str, after: str) -> Shown:
 
 def _figures(result: Tenney2019) -> dict[str, str]:
     """Write every figure; their files and titles."""
-    frames = {model: result.summary(model) for model in result.models}
+    frames = {model: means(result, model) for model in result.models}
     named = {model: frame.with_columns(pl.col("task").replace(published.TASKS)) for model, frame in frames.items()}
     first = named[next(iter(named))]
     made = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +189,15 @@ def test_the_command_prints_the_tables_and_goes_on(study: Tenney2019, data: Path
     rows = json.loads(ran.stdout)
     assert {row["task"] for row in rows} == {"links"}
     assert set(rows[0]) == set(study.scores.columns)
+
+
+def test_an_expected_layer_of_next_to_nothing_is_left_out() -> None:
+    rows = [("a", "expected_layer", 2.0, 1.5), ("b", "expected_layer", -32.0, None), ("b", "mixing_kl", 0.1, None)]
+    frame = pl.DataFrame(rows, schema=["task", "metric", "value", "low"], orient="row")
+    result = SimpleNamespace(scale=SCALE, summary=lambda model, encoder: frame)
+    assert report.means(result, "tiny")["value"].to_list() == [2.0, 0.1]  # type: ignore[arg-type]
+    result.scale = replace(SCALE, resamples=0)
+    assert report.means(result, "tiny")["value"].to_list() == [2.0, -32.0, 0.1]  # type: ignore[arg-type]
 
 
 def test_the_papers_order_is_counted_by_pairs() -> None:
