@@ -28,7 +28,7 @@ SUFFIXES = (".zarr", ".h5")
 METRICS = ("cosine", "ip", "l2")
 
 
-@pytest.fixture(scope="module", params=SUFFIXES)
+@pytest.fixture(scope="module", params=[".zarr", pytest.param(".h5", marks=pytest.mark.slow)])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     return hard_store(tmp_path_factory.mktemp("made") / f"s{request.param}")
 
