@@ -16,13 +16,14 @@ from embstore.models.loading import open_checkpoint, quiet
 def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> Path:
     """Save the architecture and the tokenizer of a model with weights drawn as its own training began with.
 
-    The control of a probe: what can be read from these vectors the probe has learnt, not the model. `folder`: made
-    anew, or replaced where it holds a model of this kind. `seed`: of the weights, by which they are the same on every
-    machine of one version of torch. Raises ModelError, in one line, where the model is none that can be drawn.
+    The control of a probe: what can be read from these vectors the probe has learnt, not the model. `folder`: one
+    that is not there yet; it comes whole or not at all. `seed`: of the weights, by which they are the same on every
+    machine of one version of torch. Raises ModelError, in one line, where the model is none that can be drawn,
+    StorageError where the folder is there.
     """
     out = Path(folder)
-    if out.exists() and not (out / "config.json").is_file():
-        raise StorageError(f"{out} is there and holds no model: give a folder that is not there yet")
+    if out.exists():
+        raise StorageError(f"{out} is there already: give a folder that is not there yet")
     found = open_checkpoint(model, revision=None)
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -32,7 +33,6 @@ def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> P
         try:
             network.save_pretrained(new, safe_serialization=True)
             found.tokenizer.save_pretrained(new)
-            shutil.rmtree(out, ignore_errors=True)
             new.rename(out)
         except OSError as error:
             raise StorageError(f"{out} cannot be written: {error.strerror or error}") from error

@@ -44,11 +44,14 @@ def test_it_extracts_with_the_tokenizer_of_the_model(model: Path, tmp_path: Path
     assert plans[0].encoder.info.weights_sha256 != plans[1].encoder.info.weights_sha256
 
 
-def test_what_is_no_model_is_refused_and_nothing_else_is_replaced(model: Path, tmp_path: Path) -> None:
+def test_what_is_no_model_is_refused_and_nothing_is_replaced(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no model folder"):
         save_untrained(tmp_path / "none", tmp_path / "out")
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "notes.txt").write_text("mine")
-    with pytest.raises(StorageError, match="holds no model"):
-        save_untrained(model, tmp_path / "kept")
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    for folder in (tmp_path / "kept", model):  # the second would be the trained model itself
+        with pytest.raises(StorageError, match="is there already"):
+            save_untrained(model, folder)
     assert (tmp_path / "kept" / "notes.txt").read_text() == "mine"
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
