@@ -20,6 +20,7 @@ from embstore_cli.output import (
     write_table,
 )
 from embstore_cli.progress import progress_bar
+from embstore_cli.seeds import seeds_of
 from embstore_cli.sizes import nbytes_of
 from embstore_cli.task_files import find_tasks
 
@@ -108,7 +109,7 @@ def edges(
     require_out(out)
     require_figure(plot, option="--plot")
     files = find_tasks(tasks, dev, test, derive=task or (), repair=repair)
-    numbers = _numbers(seeds)
+    numbers = seeds_of(seeds)
     room = nbytes_of(memory, option="--memory")
     import polars as pl
 
@@ -182,13 +183,6 @@ def edges(
         print()
     also = ", and of each layer by itself" if layerwise or kind == "linear" else ""
     print_table(_by_layer(told), title=f"F1 of P(l) by layer{also}")
-
-
-def _numbers(seeds: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in seeds.split(","))
-    except ValueError:
-        raise InvalidValueError(f"--seeds {seeds!r} is not allowed: give numbers, such as 0 or 1,2,3") from None
 
 
 def _scored(told: pl.DataFrame) -> str:

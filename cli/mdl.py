@@ -12,6 +12,7 @@ from embstore.errors import InvalidValueError
 from embstore_cli.help import Command
 from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
 from embstore_cli.progress import progress_bar
+from embstore_cli.seeds import seeds_of
 from embstore_cli.sizes import nbytes_of
 from embstore_cli.task_files import find_tasks
 
@@ -80,7 +81,7 @@ def mdl(
     require_figure(plot, option="--plot")
     percent = _fractions(fractions)
     files = find_tasks(tasks, dev, None)
-    numbers = _numbers(seeds)
+    numbers = seeds_of(seeds)
     room = nbytes_of(memory, option="--memory")
     import polars as pl
 
@@ -140,13 +141,6 @@ def _fractions(given: str) -> tuple[float, ...]:
         return tuple(float(each) for each in given.split(","))
     except ValueError:
         raise InvalidValueError(f"--fractions {given!r} is not allowed: give percent, such as 10,25,50,100") from None
-
-
-def _numbers(seeds: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in seeds.split(","))
-    except ValueError:
-        raise InvalidValueError(f"--seeds {seeds!r} is not allowed: give numbers, such as 0 or 1,2,3") from None
 
 
 def _by_task(told: pl.DataFrame) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from embstore_cli import edges, mdl, structure, trace
 from embstore_cli.help import Command
 from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
 from embstore_cli.progress import progress_bar
+from embstore_cli.seeds import seeds_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -107,7 +108,7 @@ def classes(
     """
     require_out(out)
     require_figure(plot, option="--plot")
-    numbers = _numbers(seeds)
+    numbers = seeds_of(seeds)
     from embstore.probe.bank_files import require_free
     from embstore.probe.classes import named_stores, probe_classes
     from embstore.store.layers import chosen_layers
@@ -190,13 +191,6 @@ def apply(
     )
     words = f"{saved.bank.shape.kind} probes of {bank.name}, {saved.asking['level']} level"
     _show(result, words, by_class=by_class, by_frequency=by_frequency, plot=plot, out=out, as_json=as_json)
-
-
-def _numbers(seeds: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in seeds.split(","))
-    except ValueError:
-        raise InvalidValueError(f"--seeds {seeds!r} is not allowed: give numbers, such as 0 or 1,2,3") from None
 
 
 def _words_of(path: Path) -> dict[str, Iterable[str]]:

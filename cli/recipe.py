@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from embstore.errors import InvalidValueError
 from embstore_cli.extract import Device, Model
 from embstore_cli.help import Command
 from embstore_cli.output import AsJson, print_json, print_table
+
+if TYPE_CHECKING:
+    from embstore.recipes.report import Shown
 
 recipe = typer.Typer(help="Carry out a study of the literature, end to end.", no_args_is_help=True)
 Data = Annotated[Path | None, typer.Option(metavar="DATA", help="Fine-tune on it: a folder with train and dev files.")]
@@ -95,13 +99,7 @@ def zhao2020(
     if as_json:
         print_json({table.title: list(table.rows) for table in tables})
         return
-    print(report.scale_line(result))
-    for table in tables:
-        print()
-        print_table(table.rows, title=table.title)
-        if table.note:
-            print(table.note)
-    print(f"\nReport, figures and tables: {result.folder / 'report.md'}")
+    _print_study(report.scale_line(result), tables, result.folder)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -193,13 +191,7 @@ def tenney2019(
     if as_json:
         print_json(result.scores.to_dicts())
         return
-    print(report.scale_line(result))
-    for table in tables:
-        print()
-        print_table(table.rows, title=table.title)
-        if table.note:
-            print(table.note)
-    print(f"\nReport, figures and tables: {result.folder / 'report.md'}")
+    _print_study(report.scale_line(result), tables, result.folder)
 
 
 def _models(given: list[str]) -> dict[str, str]:
@@ -217,3 +209,13 @@ def _models(given: list[str]) -> dict[str, str]:
             raise InvalidValueError(f"--model: two are called {name}: name them, as in first={named[name]}")
         named[name] = model
     return named
+
+
+def _print_study(scale: str, tables: Sequence[Shown], folder: Path) -> None:
+    print(scale)
+    for table in tables:
+        print()
+        print_table(table.rows, title=table.title)
+        if table.note:
+            print(table.note)
+    print(f"\nReport, figures and tables: {folder / 'report.md'}")

@@ -21,6 +21,7 @@ from embstore_cli.output import (
     write_table,
 )
 from embstore_cli.progress import progress_bar
+from embstore_cli.seeds import seeds_of
 
 if TYPE_CHECKING:
     from embstore.probe.structure_network import Task
@@ -94,7 +95,7 @@ def structure(
         raise InvalidValueError(f"--sentence {sentence} is drawn with --plot: name a file")
     if sentence is not None and task == "depth":
         raise InvalidValueError(f"--sentence {sentence} needs a distance probe: choose --task distance or both")
-    numbers = _numbers(seeds)
+    numbers = seeds_of(seeds)
     from embstore.corpus.trees import read_trees
     from embstore.probe.classes import named_stores
     from embstore.probe.structure import probe_structure
@@ -142,13 +143,6 @@ def structure(
         return
     rank = next(iter(result.saved.values())).probes.shape.rank
     print_table(_by_layer(result), title=f"structural probes of rank {rank}")
-
-
-def _numbers(seeds: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in seeds.split(","))
-    except ValueError:
-        raise InvalidValueError(f"--seeds {seeds!r} is not allowed: give numbers, such as 0 or 1,2,3") from None
 
 
 def _folder(save: Path, store: str, stores: int) -> Path:

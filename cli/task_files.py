@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     Edges = Path | list[EdgeSentence]
 
-SPLITS = ("train", "dev", "test")
-SUFFIXES = ("", ".gz", ".zst")
-
 
 def find_tasks(
     paths: Sequence[Path], dev: Path | None, test: Path | None, *, derive: Sequence[str] = (), repair: bool = False
@@ -51,14 +48,15 @@ def find_targets(paths: Sequence[Path], tasks: Sequence[str], *, split: str, rep
 
 def _found(paths: Sequence[Path], task: str, split: str, only: bool, repair: bool) -> Edges:
     from embstore.corpus.edge_derived import derivable
+    from embstore.probe.edge_tasks import split_file
 
     for path in paths:
         if not path.exists():
-            raise CorpusNotFoundError(f"no corpus at {path}")
+            raise CorpusNotFoundError(f"no corpus at {path}: give a file or folder that is there")
         if path.is_dir():
-            inside = _lines(path / task, split)
+            inside = split_file(path / task, split)
             if inside is None and (only or path.absolute().name == task):
-                inside = _lines(path, split)
+                inside = split_file(path, split)
             corpus = _corpora(path).get(split)
             if inside is not None:
                 return inside
@@ -99,14 +97,12 @@ def _derived(train: Path, derive: Sequence[str]) -> Sequence[str]:
 
 def _folder(folder: Path) -> dict[str, Path]:
     """The files of a folder by split."""
-    held = {split: path for split in SPLITS if (path := _lines(folder, split)) is not None} or _corpora(folder)
+    from embstore.probe.edge_tasks import SPLITS, split_file
+
+    held = {split: path for split in SPLITS if (path := split_file(folder, split)) is not None} or _corpora(folder)
     if "train" not in held:
         raise InvalidValueError(f"{folder} has no train.jsonl: give folders of a task, or its file of train targets")
     return held
-
-
-def _lines(folder: Path, split: str) -> Path | None:
-    return next((path for suffix in SUFFIXES if (path := folder / f"{split}.jsonl{suffix}").exists()), None)
 
 
 def _corpora(folder: Path) -> dict[str, Path]:

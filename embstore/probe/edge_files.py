@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 
 from embstore.errors import InvalidValueError
 from embstore.probe.edge_model import EdgeBank, EdgeShape
-from embstore.probe.edge_rows import Probes
+from embstore.probe.edge_rows import SCHEMA, Probes
 from embstore.probe.edge_scores import score_edges
 from embstore.probe.edge_tasks import Edges, JoinedEdges, join_edges
 from embstore.probe.edge_training import Stream, iter_logits
@@ -30,15 +30,6 @@ METADATA, TENSORS = "edges.json", "edges.safetensors"
 FOLDER = ProbeFolder(METADATA, (TENSORS,), FORMAT_VERSION, empty="edge probes", other="edge probes")
 require_free = FOLDER.require_free
 BATCH = 32  # sentences
-SCHEMA = {
-    "task": pl.String,
-    "layer": pl.Int64,
-    "split": pl.String,
-    "metric": pl.String,
-    "value": pl.Float64,
-    "count": pl.Int64,
-    "seed": pl.Int64,
-}
 WHAT_MAKES_VECTORS = ("pooling", "context_window", "attention_window", "max_length")
 
 

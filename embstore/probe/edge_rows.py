@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from embstore.probe.edge_bootstrap import drawn_f1, interval
@@ -14,6 +15,15 @@ from embstore.probe.edge_scores import EdgeCounts
 from embstore.probe.edge_training import TrainedEdges
 from embstore.probe.mixing import center_of_gravity, cumulative, kl_from_uniform
 
+SCHEMA = {
+    "task": pl.String,
+    "layer": pl.Int64,
+    "split": pl.String,
+    "metric": pl.String,
+    "value": pl.Float64,
+    "count": pl.Int64,
+    "seed": pl.Int64,
+}
 Row = dict[str, Any]
 Key = tuple[str, int | None]  # metric, layer
 

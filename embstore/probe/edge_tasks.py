@@ -20,6 +20,8 @@ from embstore.store import Store
 
 Edges = str | os.PathLike[str] | Iterable[EdgeSentence]
 UNITS = ("word", "subword")
+SPLITS = ("train", "dev", "test")
+SUFFIXES = ("", ".gz", ".zst")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +72,11 @@ class JoinedEdges:
     sentences: tuple[EdgeSentence, ...]
     targets: tuple[EdgeTarget, ...]
     notes: tuple[str, ...] = ()
+
+
+def split_file(folder: Path, split: str) -> Path | None:
+    """The targets of a split in the folder of a task, JSON lines, plain or compressed; None where there are none."""
+    return next((path for suffix in SUFFIXES if (path := folder / f"{split}.jsonl{suffix}").exists()), None)
 
 
 def read_edges(edges: Edges) -> list[EdgeSentence]:

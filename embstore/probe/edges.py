@@ -17,7 +17,7 @@ from embstore.probe.edge_bootstrap import require_resamples
 from embstore.probe.edge_control import control_task
 from embstore.probe.edge_linear import LinearBank, LinearShape
 from embstore.probe.edge_model import EdgeBank, EdgeShape
-from embstore.probe.edge_rows import Probes, Row, SplitCounts, mixing_rows
+from embstore.probe.edge_rows import SCHEMA, Probes, Row, SplitCounts, mixing_rows
 from embstore.probe.edge_scores import constant_counts, majority, score_edges
 from embstore.probe.edge_tasks import Edges, EdgeTask, join_task
 from embstore.probe.edge_training import EdgeTraining, Stream, TrainedEdges, iter_logits, train_edges
@@ -28,17 +28,7 @@ Kind = Literal["mlp", "linear"]
 DROPOUT: dict[Kind, float] = {"mlp": 0.2, "linear": 0.0}
 BANKS: dict[Kind, type[EdgeBank]] = {"mlp": EdgeBank, "linear": LinearBank}
 
-SCHEMA = {
-    "task": pl.String,
-    "layer": pl.Int64,
-    "split": pl.String,
-    "metric": pl.String,
-    "value": pl.Float64,
-    "count": pl.Int64,
-    "seed": pl.Int64,
-    "low": pl.Float64,
-    "high": pl.Float64,
-}
+WITH_INTERVALS = {**SCHEMA, "low": pl.Float64, "high": pl.Float64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +175,7 @@ def probe_edges(
     rows: list[Row] = list(mixing_rows(probes, trained))
     for split, each in counts.items():
         rows += [{"split": split, **row} for row in each.score_rows(probes, resamples=resamples, seed=data_seed)]
-    frame = pl.DataFrame([{"task": task.name, **row} for row in rows], schema=SCHEMA)
+    frame = pl.DataFrame([{"task": task.name, **row} for row in rows], schema=WITH_INTERVALS)
     return EdgeResult(frame, task, probes, trained, stream, counts, other, training)
 
 

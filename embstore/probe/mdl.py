@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError
 from embstore.probe.edge_control import control_task
 from embstore.probe.edge_model import EdgeBank
-from embstore.probe.edge_rows import Probes
+from embstore.probe.edge_rows import SCHEMA, Probes
 from embstore.probe.edge_tasks import Edges, EdgeSplit, EdgeTask, join_task
 from embstore.probe.edge_training import EdgeTraining, Stream, iter_logits, train_edges
 from embstore.probe.edges import BANKS, DROPOUT, Kind, edge_shape, require_kind, require_seeds, task_name
@@ -33,15 +33,6 @@ from embstore.store import Selection, Store
 
 CODE_BANKS: dict[Kind, type[EdgeBank]] = {"mlp": CodeBank, "linear": LinearCodeBank}
 EPOCH = 256  # sentences that an epoch reads at least: few are read again and again
-SCHEMA = {
-    "task": pl.String,
-    "layer": pl.Int64,
-    "split": pl.String,
-    "metric": pl.String,
-    "value": pl.Float64,
-    "count": pl.Int64,
-    "seed": pl.Int64,
-}
 
 
 @dataclass(frozen=True, eq=False)

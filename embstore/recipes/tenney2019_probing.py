@@ -20,7 +20,7 @@ from embstore.models.loading import open_checkpoint
 from embstore.models.static_names import parse_static_name
 from embstore.models.untrained import save_untrained
 from embstore.probe.edge_files import EdgeProbes
-from embstore.probe.edge_tasks import read_edges, sample_sentences
+from embstore.probe.edge_tasks import SPLITS, read_edges, sample_sentences, split_file
 from embstore.probe.edges import probe_edges
 from embstore.recipes import tenney2019_published as published
 from embstore.recipes.steps import Study
@@ -30,8 +30,6 @@ from embstore.store.metadata import canonical
 if TYPE_CHECKING:
     from embstore.recipes.tenney2019 import Scale
 
-SPLITS = ("train", "dev", "test")
-SUFFIXES = ("", ".gz", ".zst")
 ENCODERS = ("trained", "untrained")
 Files = Mapping[str, Path]
 
@@ -61,7 +59,7 @@ def find_tasks(folder: Path, tasks: Sequence[str] | None) -> dict[str, Files]:
         )
     found: dict[str, Files] = {}
     for each in sorted(folder.iterdir()):
-        files = {split: path for split in SPLITS if (path := _file(each, split)) is not None}
+        files = {split: path for split in SPLITS if (path := split_file(each, split)) is not None}
         if "train" in files:
             found[each.name] = files
     if not found:
@@ -76,10 +74,6 @@ def find_tasks(folder: Path, tasks: Sequence[str] | None) -> dict[str, Files]:
         if "dev" not in found[name]:
             raise InvalidValueError(f"{folder / name} has no dev.jsonl: probes stop by it")
     return {name: found[name] for name in dict.fromkeys(chosen)}
-
-
-def _file(folder: Path, split: str) -> Path | None:
-    return next((path for suffix in SUFFIXES if (path := folder / f"{split}.jsonl{suffix}").is_file()), None)
 
 
 @dataclass(frozen=True)

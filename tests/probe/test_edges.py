@@ -75,6 +75,23 @@ def test_batched_probes_have_the_gradients_of_one_alone(tmp_path: Path, pairs: b
             tensor.grad = None
 
 
+def test_a_batch_has_the_rows_of_its_spans_in_any_order_of_the_task(tmp_path: Path) -> None:
+    made = make(tmp_path / "a.zarr", sentences=30, pairs=True, longest=3)
+    rng = np.random.default_rng(1)  # sentences in another order than the store's, and some twice
+    asked = {name: [held[place] for place in rng.integers(0, len(held), 20)] for name, held in made.splits.items()}
+    split = join_task(made.store, **asked).splits["train"]
+    order, seen = rng.permutation(split.sentences), 0
+    for batch in iter_batches(made.store, split, order, list(made.store.layers), batch_size=5, device=CPU):
+        for kind, columns in zip(split.spans, batch.spans, strict=True):
+            of = np.arange(len(batch)) if columns.of is None else columns.of.numpy()
+            for target, span in zip(batch.targets.tolist(), of.tolist(), strict=True):
+                places = columns.places[columns.begin[span] : columns.begin[span + 1]]
+                wanted = made.vectors[:, slice(*kind[target])].astype(made.store.vector_dtype)
+                np.testing.assert_array_equal(batch.stored[:, places].numpy(), wanted)
+                seen += 1
+    assert seen == 2 * len(split)
+
+
 def test_probes_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=24, planted=1, layers=(0, 1, 2))
     task = join_task(made.store, **made.splits)
