@@ -30,6 +30,7 @@ def find_tasks(
         raise InvalidValueError(f"--{next(iter(given))} goes with one file of train targets: folders have their own")
     found: dict[str, dict[str, Edges]] = {}
     for path in paths:
+        _require_there(path)
         files = (_folder(path) if path.is_dir() else {"train": path}) | given
         named = path.absolute().name if path.is_dir() else task_name(path)
         for name in _derived(files["train"], derive) or (None,):
@@ -38,6 +39,11 @@ def find_tasks(
                 raise InvalidValueError(f"two tasks are called {own}: give each once")
             found[own] = {split: _targets(file, name, repair) for split, file in files.items()}
     return found
+
+
+def _require_there(path: Path) -> None:
+    if not path.exists():
+        raise CorpusNotFoundError(f"no corpus at {path}: give a file or folder that is there")
 
 
 def find_targets(paths: Sequence[Path], tasks: Sequence[str], *, split: str, repair: bool = False) -> list[Edges]:
@@ -51,8 +57,7 @@ def _found(paths: Sequence[Path], task: str, split: str, only: bool, repair: boo
     from embstore.probe.edge_tasks import split_file
 
     for path in paths:
-        if not path.exists():
-            raise CorpusNotFoundError(f"no corpus at {path}: give a file or folder that is there")
+        _require_there(path)
         if path.is_dir():
             inside = split_file(path / task, split)
             if inside is None and (only or path.absolute().name == task):
