@@ -109,6 +109,10 @@ class StorageError(EmbstoreError, OSError):
     """The disk is full, or a path cannot be read or written."""
 
 
+class ClusterError(EmbstoreError, RuntimeError):
+    """The machines that work is sent to cannot be reached, are gone, or cannot do it."""
+
+
 class MissingPackageError(EmbstoreError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 # Part -> the parts that it may import.
 ALLOWED = {
     "errors": set(),
+    "executor": set(),
     "schemas": set(),
     "allocator": set(),
     "kmeans": set(),
@@ -23,14 +24,17 @@ ALLOWED = {
     "evaluation": {"errors", "corpus", "kmeans", "wordvectors"},
     "store": {"errors", "schemas"},
     "models": {"errors", "store", "corpus", "wordvectors"},
-    "extraction": {"allocator", "errors", "corpus", "store", "models", "schemas", "wordvectors"},
-    "query": {"allocator", "errors", "kmeans", "store", "schemas", "wordvectors"},
+    "extraction": {"allocator", "errors", "executor", "corpus", "store", "models", "schemas", "wordvectors"},
+    "query": {"allocator", "errors", "executor", "kmeans", "store", "schemas", "wordvectors"},
     "nearest": {"errors", "corpus", "store", "models", "extraction", "query", "wordvectors"},
     "probe": {"allocator", "corpus", "errors", "query", "schemas", "store", "wordvectors"},
     "plot": {"errors", "store", "query", "probe"},
     "recipes": {"errors", "corpus", "wordvectors", "store", "models", "extraction", "query", "probe", "plot"},
+    "cluster": {"errors", "executor", "store", "models", "extraction", "query"},
     "cli": {
         "errors",
+        "executor",
+        "cluster",
         "corpus",
         "wordvectors",
         "evaluation",
@@ -56,6 +60,8 @@ ONE_HOME = {
     "sklearn": "query",
     "umap": "query",
     "faiss": "query",
+    "obstore": "store",
+    "ray": "cluster",
 }
 ALSO = {("models", "h5py"), ("probe", "numba")}  # ELMo's published weights are HDF5; loops of edge probes
 HEAVY = [
@@ -72,6 +78,8 @@ HEAVY = [
     "matplotlib",
     "jsonschema",
     "rich",
+    "obstore",
+    "ray",
 ]
 
 

@@ -1,0 +1,1 @@
+"""The same extraction and queries on many processes or machines."""
