@@ -20,6 +20,7 @@ from bank import SQUARE, products_rate
 from measure import Target, Times, interleaved, machine, paired_ratios, table, targets_table, timed, write_json
 
 import embstore as es
+from embstore.allocator import freed_memory_kept
 from embstore.probe.edge_batches import EdgeBatch, batch_sentences
 from embstore.probe.edge_columns import SplitPlan
 from embstore.probe.edge_model import EdgeBank, EdgeShape
@@ -119,8 +120,9 @@ def by_hand(case: Case) -> None:
 
 
 def streamed(case: Case) -> None:
-    for _ in case.stream(case.layers).batches(case.train, case.order):
-        pass
+    with freed_memory_kept():  # as training has it
+        for _ in case.stream(case.layers).batches(case.train, case.order):
+            pass
 
 
 def gathered(case: Case, rows: list[np.ndarray], room: np.ndarray) -> None:

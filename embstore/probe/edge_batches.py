@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -21,6 +22,7 @@ from embstore.probe.training import VERIFY
 from embstore.store import Store
 
 READ_AHEAD = 2
+GROUP_NBYTES = 2**20  # small batches are read and handed over so much at a time: a hand-over takes as long as a gather
 _EXPONENTS = {
     2: (0x7C00, 0x0400, 0x8000),
     4: (0x7F800000, 0x00800000, 0x80000000),
@@ -104,31 +106,51 @@ def iter_batches(
     """Yield the batches of some sentences of a split, each good until the next is asked for.
 
     `batch_size`: sentences. A thread reads ahead and looks for values that are not finite; no more than READ_AHEAD + 1
-    batches are held, as the store has them. Raises MissingRowsError, NonFiniteError.
+    batches are held, or so many GROUP_NBYTES of smaller ones, as the store has them. Raises MissingRowsError,
+    NonFiniteError.
     """
     batches = batch_sentences(order, batch_size)
     plan = SplitPlan.of(split)
-    rooms = _Rooms(store, device)
+    sizes = plan.row_counts(batches) * len(layers) * store.hidden_size
+    groups = _groups(sizes, GROUP_NBYTES // store.vector_dtype.itemsize)
+    rooms = _Rooms(store, device, max((int(sizes[group].sum()) for group in groups), default=0))
 
-    def read(number: int) -> _Read:
-        wanted = plan.batch(batches[number])
-        vectors = rooms.of(number, (len(layers), len(wanted.rows), store.hidden_size))
-        held = vectors.numpy()
-        store.gather_layers(wanted.rows, layers, out=held)
-        if not_finite(held):
-            _refuse(held, wanted.rows, layers, store)
-        return _Read(wanted, vectors, split.gold[wanted.targets].astype(np.float32))
+    def read(number: int) -> list[_Read]:
+        room, found = rooms.of(number), []
+        for sentences in batches[groups[number]]:
+            wanted = plan.batch(sentences)
+            shape = (len(layers), len(wanted.rows), store.hidden_size)
+            vectors, room = room[: prod(shape)].view(shape), room[prod(shape) :]
+            held = vectors.numpy()
+            store.gather_layers(wanted.rows, layers, out=held)
+            if not_finite(held):
+                _refuse(held, wanted.rows, layers, store)
+            found.append(_Read(wanted, vectors, split.gold[wanted.targets].astype(np.float32)))
+        return found
 
-    for held in _read_ahead(read, len(batches)):
-        yield _placed(held, device)
+    for group in _read_ahead(read, len(groups)):
+        for held in group:
+            yield _placed(held, device)
 
 
-def _read_ahead(read: Callable[[int], _Read], count: int) -> Iterator[_Read]:
+def _groups(sizes: NDArray[np.int64], most: int) -> list[slice]:
+    """Consecutive batches of no more than `most` numbers together, or of one batch that has more."""
+    ends = np.cumsum(sizes)
+    groups, start = [], 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))
+        groups.append(slice(start, stop))
+        start = stop
+    return groups
+
+
+def _read_ahead(read: Callable[[int], list[_Read]], count: int) -> Iterator[list[_Read]]:
     """Yield what `read` gives for 0 to count - 1, read by a thread that is READ_AHEAD before what is in use.
 
     By queues that need no lock of Python's own: small batches come faster than a pool hands them over.
     """
-    ready: SimpleQueue[_Read | BaseException] = SimpleQueue()
+    ready: SimpleQueue[list[_Read] | BaseException] = SimpleQueue()
     allowed: SimpleQueue[bool] = SimpleQueue()
     stopped = False
 
@@ -150,7 +172,7 @@ def _read_ahead(read: Callable[[int], _Read], count: int) -> Iterator[_Read]:
             held = ready.get()
             if isinstance(held, BaseException):
                 raise held
-            allowed.put(True)  # the batch before is done with: its room may be used again
+            allowed.put(True)  # those before are done with: their room may be used again
             yield held
     finally:
         stopped = True
@@ -159,19 +181,15 @@ def _read_ahead(read: Callable[[int], _Read], count: int) -> Iterator[_Read]:
 
 
 class _Rooms:
-    """Memory for as many batches as are held at a time, used again and again; pinned where a card is to get them."""
+    """Memory for what is held at a time, used again and again; pinned where a card is to get it."""
 
-    def __init__(self, store: Store, device: torch.device) -> None:
-        self._dtype = torch.from_numpy(np.empty(0, store.vector_dtype)).dtype
-        self._pinned = device.type == "cuda"
-        self._rooms = [torch.empty(0, dtype=self._dtype) for _ in range(READ_AHEAD + 1)]
+    def __init__(self, store: Store, device: torch.device, size: int) -> None:
+        dtype = torch.from_numpy(np.empty(0, store.vector_dtype)).dtype
+        pinned = device.type == "cuda"
+        self._rooms = [torch.empty(size, dtype=dtype, pin_memory=pinned) for _ in range(READ_AHEAD + 1)]
 
-    def of(self, number: int, shape: tuple[int, int, int]) -> torch.Tensor:
-        place, size = number % len(self._rooms), int(np.prod(shape))
-        if len(self._rooms[place]) < size:
-            self._rooms[place] = torch.empty(0)  # so that the old room goes before the new one comes
-            self._rooms[place] = torch.empty(size, dtype=self._dtype, pin_memory=self._pinned)
-        return self._rooms[place][:size].view(shape)
+    def of(self, number: int) -> torch.Tensor:
+        return self._rooms[number % len(self._rooms)]
 
 
 def not_finite(values: NDArray[Any]) -> bool:

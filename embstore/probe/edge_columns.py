@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -67,6 +68,11 @@ class SplitPlan:
             self.rows[ranges(self.first_row[sentences], self.first_row[sentences + 1])],
             spans,
         )
+
+    def row_counts(self, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """How many rows each batch of sentences needs, int64 [batches]."""
+        counts = np.diff(self.first_row)
+        return np.array([counts[sentences].sum() for sentences in batches], np.int64)
 
     def largest(self, sentences: int) -> LargestBatch:
         """The most that any batch of so many sentences can need."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.probe.edge_batches import READ_AHEAD
+from embstore.probe.edge_batches import GROUP_NBYTES, READ_AHEAD
 from embstore.probe.edge_columns import LargestBatch
 from embstore.probe.edge_model import EdgeShape
 from embstore.store import Store
@@ -39,7 +39,7 @@ class EdgeMemory:
         parameters = sum(prod(size) for size in shape.tensor_shapes().values())
         activations = _activations(shape, largest)
         return cls(
-            int(vectors * store.vector_dtype.itemsize * (READ_AHEAD + 1)),
+            max(vectors * store.vector_dtype.itemsize, GROUP_NBYTES) * (READ_AHEAD + 1),
             FLOAT * HELD * probes * parameters,
             int(MARGIN * FLOAT * (TRAINED * parameters + activations)),
             int(MARGIN * FLOAT * activations),

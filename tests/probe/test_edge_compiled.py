@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from embstore.probe import edge_compiled
+from embstore.probe import edge_batches, edge_compiled
 from embstore.probe.edge_batches import iter_batches, not_finite
 from embstore.probe.edge_columns import SplitPlan
 from embstore.probe.edge_model import EdgeBank, EdgeShape, plain_logits
@@ -126,14 +126,18 @@ def test_a_value_that_is_not_finite_is_seen_wherever_it_stands(dtype: type, wron
             assert not_finite(spoilt)
 
 
-def test_no_more_than_three_batches_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("group_nbytes", [1, 5000, 2**20])
+def test_no_more_than_three_batches_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_nbytes: int
+) -> None:
+    monkeypatch.setattr(edge_batches, "GROUP_NBYTES", group_nbytes)
     made = make(tmp_path / "a.zarr", sentences=60, dtype="float16")
     split = join_task(made.store, **made.splits).splits["train"]
-    held: list[int] = []
+    held: list[tuple[int, int]] = []
     gather = type(made.store).gather_layers
 
     def told(self, rows, layers=None, *, out, missing="error"):  # type: ignore[no-untyped-def]
-        held.append(out.ctypes.data)
+        held.append((out.ctypes.data, out.ctypes.data + out.nbytes))
         return gather(self, rows, layers, out=out, missing=missing)
 
     monkeypatch.setattr(type(made.store), "gather_layers", told)
@@ -141,11 +145,15 @@ def test_no_more_than_three_batches_are_held(tmp_path: Path, monkeypatch: pytest
     for batch in iter_batches(made.store, split, np.arange(split.sentences), range(5), batch_size=2, device=CPU):
         assert batch.stored.dtype == torch.float16
         assert batch.stored.shape[1] <= largest
-        assert batch.stored.data_ptr() in held
+        assert batch.stored.data_ptr() in {start for start, _ in held}
         expected = made.vectors[:, batch_rows(split, batch.targets)].astype(np.float16)
         np.testing.assert_array_equal(batch.stored.numpy(), expected)
     assert len(held) == 18
-    assert len(set(held[-6:])) <= 3, "rooms are used again"
+    used = np.zeros(max(stop for _, stop in held) - min(start for start, _ in held), bool)
+    for start, stop in held:
+        used[start - min(start for start, _ in held) :][: stop - start] = True
+    nbytes = largest * 5 * made.store.hidden_size * 2
+    assert used.sum() <= 3 * max(nbytes, group_nbytes), "rooms are used again"
 
 
 def batch_rows(split: EdgeSplit, targets: np.ndarray) -> list[int]:
