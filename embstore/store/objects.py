@@ -51,6 +51,10 @@ class ObjectExistsError(EmbstoreError, FileExistsError):
     """An object that should be created is there already; for writers only, never shown."""
 
 
+class ObjectChangedError(EmbstoreError):
+    """An object is not any more what should be replaced; for writers only, never shown."""
+
+
 @dataclass(frozen=True, order=True)
 class ObjectPath:
     """A place in an object store, `url` as "s3://bucket/prefix" without a slash at its end. Made by `place_of`."""
@@ -254,6 +258,28 @@ class Objects:
                 raise flat.error from None
             raise
 
+    def replace(self, name: str, before: bytes, after: bytes) -> bool:
+        """Write an object that holds the bytes `before`; False where it does not, or no more when the server looks."""
+        self._refuse_web("write", name)
+        try:
+            with self._telling("read", name):
+                answer = _obstore().get(self._client, self._key(name))
+                tags = {key: answer.meta[key] for key in ("e_tag", "version") if answer.meta.get(key)}
+                held = bytes(_exact(answer.bytes(), int(answer.meta["size"])))
+            if held != before:
+                return False
+            with self._telling("write", name):
+                _obstore().put(self._client, self._key(name), after, mode=tags, use_multipart=False)
+        except (ObjectChangedError, NoSuchObjectError):
+            return False
+        return True
+
+    def copy_new(self, source: str, name: str) -> None:
+        """Copy an object, of at most 5 GiB, within the server. Raises ObjectExistsError where `name` is there."""
+        self._refuse_web("write", name)
+        with self._telling("copy", source):
+            _obstore().copy(self._client, self._key(source), self._key(name), overwrite=False)
+
     def delete(self, name: str) -> None:
         """Remove an object, where there is one."""
         self._refuse_web("remove", name)
@@ -284,7 +310,7 @@ class Objects:
 
     @contextmanager
     def _telling(self, verb: str, name: str) -> Iterator[None]:
-        from obstore.exceptions import AlreadyExistsError, BaseError
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         _refuse_fork(self._process, os.getpid())
         try:
@@ -293,6 +319,8 @@ class Objects:
             raise
         except AlreadyExistsError:
             raise ObjectExistsError(f"{self.url(name)} is there already") from None
+        except PreconditionError:
+            raise ObjectChangedError(f"{self.url(name)} was changed by another") from None
         except _Short as error:
             raise StoreDamagedError(f"{self.url(name)} is cut short: {error}; {MEND}") from None
         except (BaseError, FileNotFoundError, NotImplementedError) as error:
@@ -384,7 +412,8 @@ def _client(scheme: str, bucket: str, process: int, environment: int) -> Client:
     limits: Any = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "300s"}
     try:
         if scheme == "s3":
-            return S3Store(bucket, config=limits, retry_config=retry)
+            copies = {} if "AWS_COPY_IF_NOT_EXISTS" in os.environ else {"copy_if_not_exists": "multipart"}
+            return S3Store(bucket, config=limits | copies, retry_config=retry)
         if scheme == "gs":
             return GCSStore(bucket, config=limits, retry_config=retry)
         if scheme == "az":
