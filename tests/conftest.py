@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked_command import ForkedCommand
+from tests.object_server import bucket, object_server  # noqa: F401  (fixtures)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers, two cores
