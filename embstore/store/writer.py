@@ -88,6 +88,7 @@ class StoreWriter:
             self._lock.release()
             raise
         self.metadata = self._backend.metadata
+        self._written: NDArray[np.bool_] | None = None  # what is committed, read once: none is taken back by others
         self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
 
     def __enter__(self) -> StoreWriter:
@@ -101,7 +102,8 @@ class StoreWriter:
     def missing(self) -> list[int]:
         """The partitions that are not committed, ascending."""
         with self._mutex, storing(self.path):
-            return np.flatnonzero(~committed(self._backend.commits(), self.metadata.layout)).tolist()
+            self._written = committed(self._backend.commits(), self.metadata.layout)
+            return np.flatnonzero(~self._written).tolist()
 
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write a partition and commit it; both are on disk when this returns. May be called from any thread.
@@ -117,15 +119,19 @@ class StoreWriter:
         self._check(partition, stop - start, arrays)
         with self._mutex, storing(self.path):
             self._check_open()
-            if committed(self._backend.commits(), layout)[partition]:
+            if self._written is None:
+                self._written = committed(self._backend.commits(), layout)
+            if self._written[partition]:
                 raise InvalidValueError(f"partition {partition} is committed already: discard it first")
             crc = self._backend.write(partition, arrays)
             self._backend.commit(partition, np.array([stop - start, crc], np.uint64))
+            self._written[partition] = True
 
     def discard(self, partitions: Iterable[int]) -> None:
         """Count partitions as not written, so that they are written again."""
         with self._mutex, storing(self.path):
             self._check_open()
+            self._written = None
             self._backend.discard(partitions)
 
     def finish(self) -> None:

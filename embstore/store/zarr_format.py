@@ -83,8 +83,11 @@ def shard_file(spec: ArraySpec, partition: int) -> str:
     return f"{spec.path}/c/" + "/".join(str(partition) if axis == 1 else "0" for axis in range(len(spec.shape)))
 
 
+COMMITS_FOLDER = "commits/c"
+
+
 def commit_file(partition: int) -> str:
-    return f"commits/c/{partition}/0"
+    return f"{COMMITS_FOLDER}/{partition}/0"
 
 
 FOLDED_FILE = "commits/c.0.0"

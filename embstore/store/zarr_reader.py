@@ -29,12 +29,12 @@ from embstore.store.mapped import MappedRows, Read, RowSource, TakeSource, runs_
 from embstore.store.metadata import parse
 from embstore.store.shards import parse_index
 from embstore.store.zarr_format import (
+    COMMITS_FOLDER,
     FOLDED_FILE,
     NODE,
     TEMPORARY,
     array_node,
     chunk_file,
-    commit_file,
     commits_node,
     shard_file,
 )
@@ -58,7 +58,7 @@ class ZarrReader:
     def settled(self) -> bool:
         """Whether the commits are folded and nothing temporary is left."""
         folded = self._node("commits") == commits_node(self.metadata.layout.partitions, folded=True)
-        return folded and not any((self.path / name).exists() for name in (TEMPORARY, "commits/c"))
+        return folded and not any((self.path / name).exists() for name in (TEMPORARY, COMMITS_FOLDER))
 
     def forget(self) -> None:
         """Let go of the mapped shards, since another process may have replaced them."""
@@ -246,12 +246,36 @@ def _folded_commits(path: Path, partitions: int) -> NDArray[np.uint64]:
 
 
 def _single_commits(path: Path, partitions: int) -> NDArray[np.uint64]:
+    """Read the records that are there: one listing, and not a file opened for a partition without one."""
     records = np.full((partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
-    for partition in range(partitions):
-        data = _read_or_none(path / commit_file(partition))
+    folder = path / COMMITS_FOLDER
+    for partition in _numbered(folder, partitions):
+        data = _small_file(f"{folder}/{partition}/0", most=records[partition].nbytes + 1)
         if data is not None and len(data) == records[partition].nbytes:
             records[partition] = np.frombuffer(data, COMMIT_DTYPE)
     return records
+
+
+def _numbered(folder: Path, count: int) -> list[int]:
+    """The numbers below `count` that stand as names in a folder, ascending."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    numbers = {int(name) for name in names if name.isascii() and name.isdecimal() and name == str(int(name))}
+    return sorted(number for number in numbers if number < count)
+
+
+def _small_file(name: str, *, most: int) -> bytes | None:
+    """The first bytes of a file, None where it is not there; a store of many partitions reads as many of these."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
 
 
 def _read_or_none(path: Path) -> bytes | None:

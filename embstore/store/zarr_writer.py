@@ -17,6 +17,7 @@ from embstore.store.layout import CHUNK_ROWS
 from embstore.store.metadata import Metadata
 from embstore.store.shards import shard_index
 from embstore.store.zarr_format import (
+    COMMITS_FOLDER,
     FOLDED_FILE,
     NODE,
     TEMPORARY,
@@ -108,8 +109,8 @@ class ZarrWriter:
         self._unfold()
         for partition in partitions:
             remove((self.path / commit_file(partition)).parent)
-        if (self.path / "commits/c").is_dir():
-            fsync_folder(self.path / "commits/c")
+        if (self.path / COMMITS_FOLDER).is_dir():
+            fsync_folder(self.path / COMMITS_FOLDER)
 
     def fold(self) -> None:
         """Join the commits into one chunk: written first, then made valid by one rename, then tidied."""
@@ -124,11 +125,15 @@ class ZarrWriter:
         """Nothing is held open."""
 
     def _unfold(self) -> None:
+        """Give each partition its record's file again; none is valid before the one rename, so none is placed alone."""
         if not self._is_folded():
             return
-        for partition, record in enumerate(self.commits()):
-            if record[0] != NOT_WRITTEN:
-                self._place(commit_file(partition), [record])
+        records = self.commits()
+        for partition in np.flatnonzero(records[:, 0] != NOT_WRITTEN).tolist():
+            _write_new(self.path / commit_file(partition), [records[partition]])
+        if (self.path / COMMITS_FOLDER).is_dir():
+            fsync_tree(self.path / COMMITS_FOLDER)
+            fsync_folder(self.path / "commits")
         self._place(f"commits/{NODE}", [commits_node(self.partitions, folded=False)])
         self._clean()
 
@@ -138,7 +143,7 @@ class ZarrWriter:
     def _clean(self) -> None:
         """Remove what a killed writer left: temporary files, and commits in the form that is not valid."""
         remove(self._temporary)
-        remove(self.path / ("commits/c" if self._is_folded() else FOLDED_FILE))
+        remove(self.path / (COMMITS_FOLDER if self._is_folded() else FOLDED_FILE))
         fsync_folder(self.path / "commits")
 
     def _place(self, name: str, pieces: Iterable[NDArray[Any] | bytes], *, crc: int = 0) -> int:

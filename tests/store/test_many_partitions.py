@@ -1,0 +1,100 @@
+"""Stores of many partitions: the commits are listed and read once, not once a partition, whatever else stands there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embstore.store import StoreWriter, open_store, zarr_reader, zarr_writer
+from tests.store.example import SUFFIXES, Example, example
+
+PARTITIONS = 12
+
+
+@pytest.fixture(scope="module")
+def many() -> Example:
+    return example(rows=256 * PARTITIONS - 100, layers=(0,), hidden_size=1, labels=False)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[int]:
+    calls: list[int] = []
+    real: Callable[..., object] = getattr(module, name)
+
+    def call(*arguments: object, **options: object) -> object:
+        calls.append(1)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, name, call)
+    return calls
+
+
+def test_a_writer_reads_the_commits_once_however_much_it_writes(
+    tmp_path: Path, many: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many.create(tmp_path / "a.zarr")
+    read = counted(monkeypatch, zarr_writer, "read_commits")
+    with StoreWriter(path) as writer:
+        assert writer.missing() == list(range(PARTITIONS))
+        before = len(read)
+        for partition in range(PARTITIONS):
+            writer.write(partition, many.partition(partition))
+        assert len(read) == before
+        writer.discard([3])
+        writer.write(3, many.partition(3))
+        assert len(read) <= before + 1
+
+
+def test_a_partition_without_a_commit_is_not_looked_for(
+    tmp_path: Path, many: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many.create(tmp_path / "a.zarr")
+    many.fill(path, [2, 10])
+    opened = counted(monkeypatch, zarr_reader, "_small_file")
+    records = zarr_reader.read_commits(path, PARTITIONS)
+    assert len(opened) == 2
+    assert np.flatnonzero(records[:, 0] == 256).tolist() == [2, 10]
+
+
+def test_names_that_are_no_partition_are_passed_over(tmp_path: Path, many: Example) -> None:
+    path = many.create(tmp_path / "a.zarr")
+    many.fill(path, [1, 2, 10])
+    commits = path / "commits/c"
+    for name in ("007", "-1", "x", "²", "1e1", str(PARTITIONS), "99999999999999999999"):
+        (commits / name).mkdir()
+        (commits / name / "0").write_bytes((commits / "1/0").read_bytes())
+    (commits / "4").write_bytes(b"a file in the place of a folder")
+    (commits / "5").mkdir()
+    (commits / "6").mkdir()
+    (commits / "6/0").write_bytes(bytes(17))
+    (commits / "2/0").write_bytes((commits / "2/0").read_bytes()[:15])
+    with pytest.warns(UserWarning, match="not finished"):
+        store = open_store(path)
+    assert np.flatnonzero(store.committed).tolist() == [1, 10]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_finished_store_that_lost_a_third_is_resumed(tmp_path: Path, many: Example, suffix: str) -> None:
+    whole, resumed = tmp_path / f"whole{suffix}", tmp_path / f"resumed{suffix}"
+    many.fill(many.create(whole))
+    many.fill(many.create(resumed))
+    lost = [0, 5, 7, 11]
+    with StoreWriter(resumed) as writer:
+        writer.discard(lost)
+        assert writer.missing() == lost
+    with pytest.warns(UserWarning, match="4 of 12 partitions"):
+        assert np.flatnonzero(~open_store(resumed).committed).tolist() == lost
+    many.fill(resumed)
+    store = open_store(resumed)
+    np.testing.assert_array_equal(store.gather(np.arange(store.rows), 0), many.values[0])
+    assert files(whole) == files(resumed)
+
+
+def files(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+    found = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    return {str(file.relative_to(path)): file.read_bytes() for file in found}
