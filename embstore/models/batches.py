@@ -1,4 +1,4 @@
-"""How sentences are laid into the rows of batches: packed, padded, or only with others of their length."""
+"""How sentences are laid into the rows of batches: packed, padded, only with others of their length, or end to end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-Batching = Literal["packed", "padded", "equal"]
+Batching = Literal["packed", "padded", "equal", "varlen"]
 BATCHINGS: tuple[Batching, ...] = get_args(Batching)
 ROW_CAPACITY = {"cpu": 64, "cuda": 128}
 
@@ -37,6 +37,8 @@ def lay_out(lengths: _Indices, *, how: Batching, batch_subwords: int, row_capaci
     """
     if how == "packed":
         return _packed(lengths, batch_subwords, row_capacity)
+    if how == "varlen":
+        return _end_to_end(lengths, batch_subwords)
     return _rows_of_one(lengths, batch_subwords, equal=how == "equal")
 
 
@@ -135,4 +137,17 @@ def _rows_of_one(lengths: _Indices, batch_subwords: int, *, equal: bool) -> Iter
             stop = min(stop, int(np.searchsorted(-ordered, -longest, side="right")))
         count = stop - start
         yield Batch(order[start:stop], np.arange(count), np.zeros(count, np.int64), (count, longest))
+        start = stop
+
+
+def _end_to_end(lengths: _Indices, batch_subwords: int) -> Iterator[Batch]:
+    """One row a batch, with nothing between its sentences; those of one length are neighbours."""
+    order = np.argsort(-lengths, kind="stable")
+    ends = np.cumsum(lengths[order])
+    start = 0
+    while start < len(order):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + batch_subwords, side="right")))
+        columns = ends[start:stop] - lengths[order[start:stop]] - before
+        yield Batch(order[start:stop], np.zeros(stop - start, np.int64), columns, (1, int(ends[stop - 1]) - before))
         start = stop

@@ -79,7 +79,7 @@ class StageTimes:
 class Encoder(Protocol):
     """A model that turns sentences into one vector a span and layer.
 
-    `batching`: how sentences are laid into batches ("packed", "padded" or "equal"), settled by `self_check`.
+    `batching`: how sentences are laid into batches ("packed", "padded", "equal" or "varlen"), settled by `self_check`.
     """
 
     @property

@@ -14,6 +14,8 @@ from torch import nn
 
 from embstore.models.batches import Batch, Batching
 from embstore.models.tokens import Specials, ragged_indices
+from embstore.models.transfer import to_device
+from embstore.models.varlen import KEYWORD, Sentences
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 NO_WORD = -1
@@ -94,7 +96,9 @@ class InputMaker:
             positions = np.full(batch.shape[0] * batch.shape[1], self.position_offset, np.int64)
             positions[ragged_indices(first, total)] += ragged_indices(np.zeros_like(total), total)
             inputs["position_ids"] = self._to_device(positions, batch.shape)
-        if how != "equal" or window is not None:
+        if how == "varlen":
+            inputs[KEYWORD] = Sentences.of(total, causal=self.causal, device=self.device)
+        elif how != "equal" or window is not None:
             owners = np.zeros(batch.shape[0] * batch.shape[1], np.int32)
             owners[ragged_indices(first, total)] = np.repeat(np.arange(1, len(total) + 1, dtype=np.int32), total)
             inputs["attention_mask"] = self._mask(
@@ -136,7 +140,7 @@ class InputMaker:
             flat[after + place] = value
 
     def _to_device(self, flat: NDArray[Any], shape: tuple[int, int]) -> torch.Tensor:
-        return torch.from_numpy(flat.reshape(shape)).to(self.device)
+        return to_device(flat.reshape(shape), self.device)
 
     def _within(
         self,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError
 from embstore.models.encoder import Pooling
 from embstore.models.tokens import ragged_indices
+from embstore.models.transfer import to_device
 
 POOLINGS: tuple[Pooling, ...] = ("mean", "first", "last", "max")
 
@@ -32,11 +33,11 @@ class Pool:
         single, several = np.flatnonzero(one), np.flatnonzero(~one)
         self.order = np.concatenate([single, several])
         self._singles = len(single)
-        self._single = torch.from_numpy(starts[single]).to(device)
+        self._single = to_device(starts[single], device)
         several_lengths = lengths[several]
         indices = ragged_indices(starts[several], several_lengths)
-        self._members = torch.from_numpy(indices).to(device)
-        self._offsets = torch.from_numpy(np.cumsum(several_lengths) - several_lengths).to(device)
+        self._members = to_device(indices, device)
+        self._offsets = to_device(np.cumsum(several_lengths) - several_lengths, device)
 
     def __call__(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
         """Pool hidden states [positions, features] into `out` [spans, features], in the order of `order`."""

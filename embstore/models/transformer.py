@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -30,6 +31,7 @@ from embstore.models.pooling import Pool, check_pooling
 from embstore.models.selfcheck import settle_batching
 from embstore.models.stopwatch import Stopwatch, stopwatch
 from embstore.models.tokens import SubwordTokenizer
+from embstore.models.varlen import attending, takes_sentences
 from embstore.models.windowcheck import require_window_kept
 from embstore.models.work import Passed, Work, collected, to_host
 
@@ -84,8 +86,20 @@ class TransformerEncoder:
 
     @property
     def batchings(self) -> tuple[Batching, ...]:
-        """Return the batchings that may be tried with this model, fastest first."""
-        return BATCHINGS if "attention_mask" in self.inputs.parameters else ("equal",)
+        """Return the batchings that may be tried with this model, fastest first.
+
+        Sentences end to end come first on a card, where a mask costs more than their attention, and not at all on a
+        CPU, where they gain nothing (see docs/gpu.md).
+        """
+        known: tuple[Batching, ...] = (
+            ("packed", "padded", "equal") if "attention_mask" in self.inputs.parameters else ("equal",)
+        )
+        return ("varlen", *known) if self.device.type == "cuda" and self.takes_varlen else known
+
+    @property
+    def takes_varlen(self) -> bool:
+        """Tell whether sentences end to end may be tried: the model is given positions and hands keywords on."""
+        return self.inputs.position_offset is not None and takes_sentences(self.model, self.inputs.parameters)
 
     @property
     def default_batch_subwords(self) -> int:
@@ -148,6 +162,8 @@ class TransformerEncoder:
             raise InvalidValueError(f"batch_subwords is {batch_subwords}; it must be 1 or more")
         work = Work.of(tokenized, spans, self.info.max_subwords)
         window = None if attention_window is None else WordWindow(work.word_numbers(), attention_window)
+        if window is not None and self._batching == "varlen":
+            raise InvalidValueError("sentences end to end have no mask for an attention window; use another batching")
         return self._encode(work, wanted, pooling, batch_subwords, window)
 
     def self_check(
@@ -176,8 +192,13 @@ class TransformerEncoder:
             layers=wanted,
             pooling=pooling,
             attention_window=attention_window,
-            batchings=("equal",) if equal_lengths else self.batchings,
+            batchings=self._tried(attention_window, equal_lengths=equal_lengths),
         )
+
+    def _tried(self, attention_window: int | None, *, equal_lengths: bool) -> Sequence[Batching]:
+        if equal_lengths:
+            return ("equal",)
+        return [how for how in self.batchings if attention_window is None or how != "varlen"]
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of weights and of one batch's activations, from above."""
@@ -287,7 +308,10 @@ class TransformerEncoder:
             pools.append((arrived, clock.mark()))
 
         made = clock.mark()
-        with self.linears.active():
+        with ExitStack() as ways:
+            ways.enter_context(self.linears.active())
+            if how == "varlen":
+                ways.enter_context(attending(self.model))
             self._tap.run(inputs, layers, receive)
         ran = clock.mark()
         return Passed(Pooled(rows[pool.order], to_host(out)), begun, made, ran, clock.mark(), pools)

@@ -1,0 +1,204 @@
+"""Sentences end to end: no padding, no mask, the plain pass's vectors."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import embstore as es
+from embstore.errors import InvalidValueError
+from embstore.models import load_encoder, varlen
+from embstore.models.plain import plain_vectors
+from embstore.models.transformer import TransformerEncoder
+from embstore.models.varlen import KEYWORD, Sentences, takes_sentences, varlen_attention
+from tests.models.oracle import gather, relative_error, word_spans
+from tests.models.tiny import SENTENCES, save
+
+CPU = torch.device("cpu")
+LENGTHS = np.array([9, 9, 9, 5, 4, 4, 1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save("bert", tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def encoder(folder):
+    return load_encoder(folder)
+
+
+@pytest.fixture
+def as_on_a_card(monkeypatch):
+    monkeypatch.setattr(TransformerEncoder, "batchings", ("varlen", "packed", "padded", "equal"))
+
+
+def states(heads, *, key_heads=None, features=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    positions = int(LENGTHS.sum())
+    return [
+        torch.randn(1, count, positions, features, generator=generator)
+        for count in (heads, key_heads or heads, key_heads or heads)
+    ]
+
+
+def written_out(query, key, value, *, causal, window, scaling):
+    """Attention of every pair of positions, one at a time."""
+    heads, positions = query.shape[1:3]
+    owner = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    out = np.zeros((positions, heads, value.shape[-1]))
+    query, key, value = (state[0].double().numpy() for state in (query, key, value))
+    for head in range(heads):
+        shared = head * len(key) // heads
+        for at in range(positions):
+            seen = [
+                other
+                for other in range(positions)
+                if owner[other] == owner[at]
+                and (not causal or other <= at)
+                and (window is None or abs(at - other) < window)
+            ]
+            scores = np.exp(key[shared, seen] @ query[head, at] * scaling)
+            out[at, head] = scores @ value[shared, seen] / scores.sum()
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 3, 9, 40])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_attention_is_that_of_every_pair_written_out(causal, window, key_heads):
+    given = states(4, key_heads=key_heads)
+    sentences = Sentences.of(LENGTHS, causal=causal, device=CPU)
+    out, _ = varlen_attention(
+        torch.nn.Identity(), *given, None, scaling=0.3, sliding_window=window, **{KEYWORD: sentences}
+    )
+    expected = written_out(*given, causal=causal, window=window, scaling=0.3)
+    np.testing.assert_allclose(out[0].numpy(), expected, atol=1e-5)
+
+
+def by_loops(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
+    """What the fused kernel promises, with its arguments."""
+    assert (query.shape[1] != key.shape[1]) == enable_gqa
+    lengths = np.diff(cu_seq_q.numpy())
+    assert cu_seq_q.dtype == torch.int32
+    assert max_q == max_k == lengths.max()
+    assert torch.equal(cu_seq_q, cu_seq_k)
+    left, right = window_size
+    key, value = (state.repeat_interleave(query.shape[1] // key.shape[1], 1) for state in (key, value))
+    out = torch.empty_like(query)
+    for start, stop in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
+        place = torch.arange(stop - start)
+        back = place[:, None] - place[None, :]
+        seen = ((back <= left) | (left < 0)) & ((-back <= right) | (right < 0))
+        scores = torch.einsum("qhd,khd->hqk", query[start:stop], key[start:stop]) * scale
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        out[start:stop] = torch.einsum("hqk,khd->qhd", weights, value[start:stop])
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_the_fused_kernel_is_given_what_it_takes(monkeypatch, causal, window, key_heads):
+    given = states(4, key_heads=key_heads)
+    options = {"scaling": 0.3, "sliding_window": window, KEYWORD: Sentences.of(LENGTHS, causal=causal, device=CPU)}
+    expected, _ = varlen_attention(torch.nn.Identity(), *given, None, **options)
+    monkeypatch.setattr(varlen, "_fused", lambda query: lambda *args: varlen._by_kernel(by_loops, *args))
+    out, _ = varlen_attention(torch.nn.Identity(), *given, None, **options)
+    assert out.shape == expected.shape == (1, int(LENGTHS.sum()), 4, 8)
+    torch.testing.assert_close(out, expected)
+
+
+def test_the_kernel_of_this_torch_has_these_arguments():
+    kernel = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
+    given = inspect.signature(by_loops).bind(*range(7), scale=0.3, window_size=(-1, 0), enable_gqa=True)
+    inspect.signature(kernel).bind(*given.args, **given.kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_cpu_has_no_fused_kernel(dtype):
+    assert varlen._fused(torch.zeros(1, 4, 8, 8, dtype=dtype)) is None
+
+
+def test_neighbours_of_one_length_stand_together():
+    sentences = Sentences.of(LENGTHS, causal=False, device=CPU)
+    assert sentences.runs == ((3, 9), (1, 5), (2, 4), (1, 1))
+    assert sentences.longest == 9
+    assert sentences.bounds.tolist() == [0, 9, 18, 27, 32, 36, 40, 41]
+
+
+@pytest.mark.parametrize("more", [{"position_bias": 1}, {"softcap": 1.0}, {"s_aux": 1}])
+def test_what_is_no_plain_attention_is_refused(more):
+    sentences = Sentences.of(LENGTHS, causal=False, device=CPU)
+    with pytest.raises(ValueError, match=next(iter(more))):
+        varlen_attention(torch.nn.Identity(), *states(4), None, **{KEYWORD: sentences}, **more)
+    with pytest.raises(ValueError, match="a mask"):
+        varlen_attention(torch.nn.Identity(), *states(4), torch.zeros(1), **{KEYWORD: sentences})
+    with pytest.raises(ValueError, match="did not hand on"):
+        varlen_attention(torch.nn.Identity(), *states(4), None)
+
+
+def test_it_comes_first_on_a_card_and_makes_no_mask(encoder, as_on_a_card, monkeypatch):
+    shapes = []
+    monkeypatch.setattr(
+        encoder.inputs.__class__, "_mask", lambda *args: pytest.fail("a mask was made where none is needed")
+    )
+    encoder.model.embeddings.register_forward_hook(lambda module, args, output: shapes.append(output.shape))
+    tokenized = encoder.tokenize(SENTENCES)
+    assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
+    assert encoder.batching == "varlen"
+    assert encoder.model.config._attn_implementation == "sdpa"
+    spans, _ = word_spans(tokenized)
+    shapes.clear()
+    vectors = gather(encoder.encode(tokenized, spans, layers=(1, 3), pooling="mean", batch_subwords=60), spans, 2, 32)
+    lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr]) + 2
+    assert sum(shape[1] for shape in shapes) == lengths.sum()  # nothing is padded
+    assert all(shape[0] == 1 for shape in shapes)
+    assert len(shapes) > 2
+    expected = plain_vectors(encoder, tokenized, spans, layers=(1, 3), pooling="mean")
+    assert relative_error(vectors, expected) < 2e-5
+
+
+def test_a_model_that_keeps_keywords_to_itself_is_packed(encoder, as_on_a_card):
+    forward = encoder.model.forward
+
+    def forgetful(**inputs):
+        inputs.pop(KEYWORD, None)
+        return forward(**inputs)
+
+    encoder.model.forward = forgetful
+    encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
+    assert encoder.batching == "packed"
+
+
+def test_models_without_keywords_or_of_other_attention_are_not_tried(encoder):
+    parameters = encoder.inputs.parameters
+    assert takes_sentences(encoder.model, parameters)
+    assert not takes_sentences(encoder.model, parameters - {"position_ids"})
+    encoder.model.config._attn_implementation = "eager"
+    assert not takes_sentences(encoder.model, parameters)
+
+
+def test_an_attention_window_has_its_mask(encoder, as_on_a_card):
+    tokenized = encoder.tokenize(SENTENCES)
+    encoder.self_check(tokenized, layers=(3,), pooling="mean", attention_window=2)
+    assert encoder.batching == "packed"
+    encoder.use_batching("varlen")
+    spans, _ = word_spans(tokenized)
+    with pytest.raises(InvalidValueError, match="no mask for an attention window"):
+        encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=60, attention_window=2)
+
+
+def test_a_store_keeps_the_batching_it_was_begun_with(encoder, tmp_path, monkeypatch, as_on_a_card):
+    plan = es.plan(SENTENCES, model=encoder, dtype="float32", calibrate=False)
+    assert plan.metadata.extraction["batching"] == plan.as_json()["batching"] == "varlen"
+    encoder.use_batching("packed")  # as another plan might
+    store = es.extract(plan, tmp_path / "s.zarr")
+    assert store.metadata.extraction["batching"] == encoder.batching == "varlen"
+    monkeypatch.setattr(TransformerEncoder, "batchings", ("packed",))
+    other = es.plan(SENTENCES, model=encoder, dtype="float32", calibrate=False)
+    with pytest.raises(es.errors.StoreMismatchError, match=r"extraction\.batching 'varlen', this plan has 'packed'"):
+        es.extract(other, tmp_path / "s.zarr")
