@@ -21,7 +21,7 @@ from measure import Target, Times, interleaved, machine, paired_ratios, table, t
 
 import embstore as es
 from embstore.allocator import freed_memory_kept
-from embstore.probe.edge_batches import EdgeBatch, batch_sentences
+from embstore.probe.edge_batches import GROUP_NBYTES, READ_AHEAD, EdgeBatch, batch_sentences
 from embstore.probe.edge_columns import SplitPlan
 from embstore.probe.edge_model import EdgeBank, EdgeShape
 from embstore.probe.edge_products import operations
@@ -125,10 +125,11 @@ def streamed(case: Case) -> None:
             pass
 
 
-def gathered(case: Case, rows: list[np.ndarray], room: np.ndarray) -> None:
-    """The rows of the same batches, known before, into one room."""
-    for each in rows:
+def gathered(case: Case, rows: list[np.ndarray], rooms: list[np.ndarray]) -> None:
+    """The rows of the same batches, known before, into as many rooms in turn as the stream has."""
+    for number, each in enumerate(rows):
         size = case.layers * len(each) * case.store.hidden_size
+        room = rooms[number % len(rooms)]
         case.store.gather_layers(each, out=room[:size].reshape(case.layers, len(each), -1))
 
 
@@ -147,7 +148,10 @@ def measured(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     """All cases with as many threads as torch has now; seconds by the clock, and of the processor."""
     plan = SplitPlan.of(case.train)
     rows = [plan.batch(sentences).rows for sentences in batch_sentences(case.order, case.batch)]
-    room = np.empty(case.layers * case.store.hidden_size * max(map(len, rows)), case.store.vector_dtype)
+    size = case.layers * case.store.hidden_size * max(map(len, rows))
+    dtype = case.store.vector_dtype
+    count = (READ_AHEAD + 1) * max(1, GROUP_NBYTES // (size * dtype.itemsize))
+    rooms = [np.empty(size, dtype) for _ in range(count)]
     used: dict[str, Times] = {}
 
     def counted(name: str, call: Callable[[], object], number: int) -> float:
@@ -162,12 +166,12 @@ def measured(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         "one by one": partial(one_by_one, case),
         "by hand": partial(by_hand, case),
         "stream": partial(streamed, case),
-        "gather": partial(gathered, case, rows, room),
+        "gather": partial(gathered, case, rows, rooms),
         "products": partial(products_rate, size=arguments.square),
     }
     cases = {name: partial(counted, name, call) for name, call in calls.items()}
     times = interleaved(cases, repeats=arguments.repeats, warm=1, tell=True)
-    nbytes = sum(map(len, rows)) * case.layers * case.store.hidden_size * room.itemsize
+    nbytes = sum(map(len, rows)) * case.layers * case.store.hidden_size * dtype.itemsize
     rate = products_rate(size=arguments.square)
     figures: dict[str, Any] = {
         "ratio": median(paired_ratios(times["one by one"], times["together"])),

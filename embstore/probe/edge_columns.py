@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.probe import edge_plan_kernels as kernels
 from embstore.probe.edge_tasks import EdgeSplit
 
 
@@ -57,17 +58,22 @@ class SplitPlan:
 
     def batch(self, sentences: NDArray[np.int64]) -> BatchPlan:
         """The plan of some sentences, one after the other."""
-        row_counts = self.first_row[sentences + 1] - self.first_row[sentences]
-        row_shift = np.cumsum(row_counts) - row_counts
-        target_counts = self.first_target[sentences + 1] - self.first_target[sentences]
-        spans = tuple(
-            _chosen(kind, first, self.first_target, sentences, row_shift, target_counts) for kind, first in self.kinds
-        )
+        targets = np.empty(kernels.count_all(sentences, self.first_target), np.int64)
+        rows = np.empty(kernels.count_all(sentences, self.first_row), np.int64)
+        kernels.put_rows(sentences, self.first_target, self.first_row, self.rows, targets, rows)
         return BatchPlan(
-            ranges(self.first_target[sentences], self.first_target[sentences + 1]),
-            self.rows[ranges(self.first_row[sentences], self.first_row[sentences + 1])],
-            spans,
+            targets, rows, tuple(self._spans(sentences, kind, first, targets) for kind, first in self.kinds)
         )
+
+    def _spans(
+        self, sentences: NDArray[np.int64], kind: Spans, first: NDArray[np.int64], targets: NDArray[np.int64]
+    ) -> Spans:
+        places = np.empty(kernels.count_entries(sentences, first, kind.begin), np.int64)
+        begin = np.empty(kernels.count_all(sentences, first) + 1, np.int64)
+        of = np.empty_like(targets)
+        columns = (kind.places, kind.begin, kind.of, places, begin, of)
+        kernels.put_spans(sentences, self.first_target, self.first_row, first, *columns)
+        return Spans(places, begin, of)
 
     def row_counts(self, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         """How many rows each batch of sentences needs, int64 [batches]."""
@@ -152,26 +158,6 @@ def _distinct(
     begin = np.concatenate([[0], np.cumsum(sizes)])
     of = rank[inverse.reshape(-1)] - first[sentence]
     return Spans(places, begin, of), first
-
-
-def _chosen(
-    kind: Spans,
-    first: NDArray[np.int64],
-    first_target: NDArray[np.int64],
-    sentences: NDArray[np.int64],
-    row_shift: NDArray[np.int64],
-    target_counts: NDArray[np.int64],
-) -> Spans:
-    """The spans of some sentences, whose rows begin at `row_shift`."""
-    start, stop = first[sentences], first[sentences + 1]
-    counts = stop - start
-    chosen = ranges(start, stop)
-    sizes = kind.begin[chosen + 1] - kind.begin[chosen]
-    entry_counts = kind.begin[stop] - kind.begin[start]
-    places = kind.places[ranges(kind.begin[start], kind.begin[stop])] + np.repeat(row_shift, entry_counts)
-    of = kind.of[ranges(first_target[sentences], first_target[sentences + 1])]
-    of = of + np.repeat(np.cumsum(counts) - counts, target_counts)
-    return Spans(places, np.concatenate([[0], np.cumsum(sizes)]), of)
 
 
 def _most(counts: NDArray[np.int64], sentences: int) -> int:
