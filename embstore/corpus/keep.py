@@ -67,7 +67,21 @@ class Keep:
         forms: Sequence[str],
         pass_rows: int = PASS_ROWS,
     ) -> Rows:
-        """Return the rows to keep, int64, ascending.
+        """Return the rows to keep, int64, ascending; see `mask`."""
+        kept = self.mask(type=type, sentence=sentence, context=context, labels=labels, forms=forms, pass_rows=pass_rows)
+        return np.flatnonzero(kept)
+
+    def mask(
+        self,
+        *,
+        type: NDArray[np.int32],
+        sentence: NDArray[np.int64],
+        context: NDArray[np.uint64],
+        labels: Mapping[str, NDArray[np.int32]],
+        forms: Sequence[str],
+        pass_rows: int = PASS_ROWS,
+    ) -> NDArray[np.bool_]:
+        """Say of each row whether to keep it.
 
         `type`, `sentence` and each of `labels`, one a row, may be memory-mapped: the row of `forms`, the row
         of `context`, the label's code or -1. `context`: one number a sentence, equal for equal sentences.
@@ -85,7 +99,7 @@ class Keep:
             _keep_frequent(kept, type, sentence, context, self.min_contexts, len(forms), pass_rows)
         if self.max_contexts is not None:
             self._keep_sample(kept, type, labels.get(self.per) if self.per else None, forms, pass_rows)
-        return np.flatnonzero(kept)
+        return kept
 
     def _keep_words(self, kept: NDArray[np.bool_], type: NDArray[np.int32], forms: Sequence[str]) -> None:
         if self.words is None:

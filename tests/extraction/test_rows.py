@@ -1,0 +1,87 @@
+"""Rows are chosen and numbered block after block: the same whatever the block, in memory that does not grow."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from embstore.corpus import Keep, Sentence
+from embstore.extraction import rows as rows_module
+from embstore.extraction.rows import index_of
+from embstore.extraction.spool import Spool
+from embstore.extraction.survey import Survey, survey
+from embstore.store.consistency import index_faults
+from tests.extraction.fake import FakeEncoder
+
+KEEPS = [
+    Keep(),
+    Keep(words=frozenset({"bank", "river"})),
+    Keep(labelled="tag", max_contexts=3),
+    Keep(min_contexts=4),
+    Keep(words=frozenset({"nowhere"})),
+]
+
+
+def surveyed(*, keep_ids: bool) -> tuple[Survey, FakeEncoder]:
+    """Sentences of which some are empty, and whose words have no piece, one or several."""
+    random = np.random.default_rng(5)
+    words = np.array(["bank", "river", "a", "~", "evening", "Constantinople", "der", "so"])
+    sentences = []
+    for _ in range(60):
+        chosen = random.choice(words, random.integers(0, 9)).tolist()
+        tags = random.choice(np.array(["NOUN", "VERB", ""]), len(chosen)).tolist()
+        sentences.append(Sentence(tuple(chosen), labels={"tag": tuple(tag or None for tag in tags)}))
+    encoder = FakeEncoder()
+    return survey(sentences, encoder, limit=24, keep_ids=keep_ids, spool=Spool()), encoder
+
+
+@pytest.mark.parametrize("unit", ["word", "subword"])
+@pytest.mark.parametrize("keep", KEEPS, ids=["all", "words", "labelled", "frequent", "none"])
+def test_any_block_gives_the_same_index(keep: Keep, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, encoder = surveyed(keep_ids=unit == "subword")
+    whole, dropped = index_of(found, keep=keep, unit=unit, encoder=encoder)
+    assert not len(whole.type) or not list(index_faults(whole, len(whole.type)))
+    for block in (1, 3, 50):
+        monkeypatch.setattr(rows_module, "BLOCK", block)
+        found, encoder = surveyed(keep_ids=unit == "subword")
+        index, same = index_of(found, keep=keep, unit=unit, encoder=encoder)
+        assert same == dropped
+        expected = whole.arrays()
+        for name, column in index.arrays().items():
+            assert column.dtype == expected[name].dtype, name
+            np.testing.assert_array_equal(column, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "keep", [Keep(), Keep(words=frozenset(f"w{number}" for number in range(90)))], ids=["all", "most"]
+)
+def test_memory_does_not_grow_with_the_rows(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column of 8 bytes a row would take 6.4 MB, one a sentence 3.2; masks of a byte take 0.8 and 0.4."""
+    monkeypatch.setattr(rows_module, "BLOCK", 2**13)
+    monkeypatch.setattr("embstore.corpus.keep.BLOCK_ROWS", 2**13)
+    count, sentences = 800_000, 400_000
+    found = Survey(Spool())
+    for number in range(100):
+        _ = found.types[f"w{number}"]
+    found.sentences = sentences
+    columns = {
+        "type": np.arange(count, dtype=np.int32) % 100,
+        "sentence": np.arange(count) // 2,
+        "position": np.arange(count, dtype=np.int32) % 2,
+        "subwords": np.ones(count, np.int16),
+        "context": np.arange(sentences, dtype=np.uint64),
+        "text_bytes": np.full(sentences, 3, np.int32),
+        "text": np.full(3 * sentences, ord("x"), np.uint8),
+    }
+    for name, values in columns.items():
+        found.spool.append(name, values)
+    kept = int((columns["type"] < 90).sum()) if keep.words else count
+    del columns
+    tracemalloc.start()
+    index, _ = index_of(found, keep=keep, unit="word", encoder=FakeEncoder())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(index.type) == kept
+    assert peak < 2.5e6, f"{peak:,} bytes"
