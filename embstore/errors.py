@@ -51,6 +51,10 @@ class BenchmarkError(EmbstoreError, ValueError):
     exit_status = 2
 
 
+class DeviceMemoryError(EmbstoreError, MemoryError):
+    """A model, or one sentence alone, does not fit into the memory of a device."""
+
+
 class NonFiniteError(EmbstoreError, ArithmeticError):
     """A hidden state is NaN, infinite, or beyond what the store's dtype can hold."""
 
@@ -133,6 +137,14 @@ class SurplusWordsWarning(EmbstoreWarning):
 
 class IgnoredFilesWarning(EmbstoreWarning):
     """Files among the benchmarks are none that embstore knows."""
+
+
+class WorkerWarning(EmbstoreWarning):
+    """A worker cannot begin, differs from the others, or failed at work that another has done since."""
+
+
+class SmallerBatchesWarning(EmbstoreWarning):
+    """A batch did not fit into the memory of a device, and is run in parts, as are those after it."""
 
 
 class UnfinishedStoreWarning(EmbstoreWarning):
