@@ -53,7 +53,8 @@ class PartitionReader:
 
     Everything depends on the index, the encoder and `limit` (subwords, specials not counted) alone, so that any
     process that has the store and the model makes the same batches. `contexts`: the context windows wanted, one a
-    store, the whole sentence where it is (None,); with windows `batch_subwords` decides the passages too.
+    store, the whole sentence where it is (None,); with windows `batch_subwords` decides the passages too. Where the
+    index is a part of another, its first row and sentence are the other's `first_row` and `first_sentence`.
     """
 
     def __init__(
@@ -65,8 +66,12 @@ class PartitionReader:
         contexts: tuple[Context, ...] = (None,),
         causal: bool = False,
         batch_subwords: int = 0,
+        first_row: int = 0,
+        first_sentence: int = 0,
     ) -> None:
         self._index = index
+        self._first_row = first_row
+        self._first_sentence = first_sentence
         self._contexts = contexts
         self._causal = causal
         self._most_words = passage_words(batch_subwords)
@@ -117,7 +122,8 @@ class PartitionReader:
         self._check(rows, targets.start, targets.stop)
         own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
         targets, cut = targets[own], truncated(tokenized, self._limit)
-        first_row, sentence_of_row = rows.start + own.start, targets.sentence + first
+        first_row = self._first_row + rows.start + own.start
+        sentence_of_row = targets.sentence + first + self._first_sentence
         if not self._windowed:
             spans = Spans(targets.sentence, targets.start, targets.stop)
             return Passage(first_row, sentence_of_row, cut, spans)
@@ -141,8 +147,9 @@ class PartitionReader:
         wrong = np.flatnonzero((end - begin != self._index.subwords[rows]) | (end > self._limit))
         if len(wrong):
             row = rows.start + int(wrong[0])
+            sentence = int(self._index.sentence[row])
             raise StoreDamagedError(
-                f"row {row} (sentence {int(self._index.sentence[row])}) has "
+                f"row {self._first_row + row} (sentence {self._first_sentence + sentence}) has "
                 f"{int(end[wrong[0]] - begin[wrong[0]])} subwords, the index says {int(self._index.subwords[row])}: "
                 "the index is damaged or the tokenizer has changed; run embstore verify"
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 from embstore.corpus import Corpus
 from embstore.corpus.keep import Keep
+from embstore.extraction.encoder_recipe import settle
 from embstore.extraction.estimate import Estimate, estimate
 from embstore.extraction.options import Options, window_name
 from embstore.extraction.partition import PartitionReader
@@ -191,7 +192,7 @@ def planned(
     """
     encoder, index = reading.encoder, reading.index
     if not settled:
-        _settle(reading, options)
+        settle(encoder, reading.check_sentences(), reading.layers, options)
     metadata = _metadata(reading, options)
     cost = estimate(
         metadata,
@@ -229,22 +230,6 @@ def reader_of(
         contexts=options.contexts if contexts is None else contexts,
         causal=isinstance(encoder, WindowedEncoder) and encoder.causal,
         batch_subwords=options.batch_subwords,
-    )
-
-
-def _settle(reading: Reading, options: Options) -> None:
-    """Have the encoder check itself and settle its batching, windows of one length standing together."""
-    encoder = reading.encoder
-    tokenized = encoder.tokenize(reading.check_sentences())
-    if not isinstance(encoder, WindowedEncoder):
-        encoder.self_check(tokenized, layers=reading.layers, pooling=options.pooling)
-        return
-    encoder.self_check(
-        tokenized,
-        layers=reading.layers,
-        pooling=options.pooling,
-        attention_window=options.attention_window,
-        equal_lengths=options.cuts_windows,
     )
 
 
