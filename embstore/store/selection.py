@@ -47,10 +47,15 @@ class Selection:
         self._start = start
 
     def __repr__(self) -> str:
-        return f"<Selection of {self.store.path}: {len(self.rows):,} occurrences, layers {list(self.layers)}>"
+        return f"<Selection of {self.store.path}: {len(self):,} occurrences, layers {list(self.layers)}>"
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.store.rows if self._whole else len(self.rows)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether nothing was asked of the occurrences: then the rows are all of them, and need not be listed."""
+        return self._start is None and not self._filters
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
@@ -91,6 +96,8 @@ class Selection:
 
     @cached_property
     def _dense(self) -> bool:
+        if self._whole:
+            return True
         rows = self.rows
         if len(rows) < 2 or not bool((np.diff(rows) > 0).all()):
             return False
@@ -102,6 +109,10 @@ class Selection:
             yield Block(layer, rows, self.store.gather(rows, layer))
 
     def _scanned(self, layer: int, size: int) -> Iterator[Block]:
+        if self._whole:
+            for start, vectors in self.store.scan(layer, block_rows=size):
+                yield Block(layer, np.arange(start, start + len(vectors)), vectors)
+            return
         first, last = int(self.rows[0]), int(self.rows[-1]) + 1
         lacking = self.rows[~self.store.committed[self.rows // self.store.layout.partition_rows]]
         if len(lacking):

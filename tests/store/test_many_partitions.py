@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embstore.errors import MissingRowsError
 from embstore.store import StoreWriter, open_store, zarr_reader, zarr_writer
 from tests.store.example import SUFFIXES, Example, example
 
@@ -91,6 +92,28 @@ def test_a_finished_store_that_lost_a_third_is_resumed(tmp_path: Path, many: Exa
     store = open_store(resumed)
     np.testing.assert_array_equal(store.gather(np.arange(store.rows), 0), many.values[0])
     assert files(whole) == files(resumed)
+
+
+def test_all_rows_are_read_without_being_listed(tmp_path: Path, many: Example) -> None:
+    store = many.make(tmp_path / "a.zarr")
+    everything, listed = store.select(), store.select(rows=np.arange(store.rows))
+    blocks, same = list(everything.iter_blocks(block_rows=100)), list(listed.iter_blocks(block_rows=100))
+    assert len(everything) == len(listed) == store.rows
+    assert "rows" not in vars(everything)
+    for block, other in zip(blocks, same, strict=True):
+        np.testing.assert_array_equal(block.rows, other.rows)
+        np.testing.assert_array_equal(block.vectors, other.vectors)
+    np.testing.assert_array_equal(everything.rows, listed.rows)
+
+
+def test_all_rows_of_an_unfinished_store_are_refused(tmp_path: Path, many: Example) -> None:
+    path = many.create(tmp_path / "a.zarr")
+    many.fill(path, [0, 1])
+    with pytest.warns(UserWarning, match="not finished"):
+        store = open_store(path)
+    with pytest.raises(MissingRowsError, match="2,460 of the rows 0 to 2972"):
+        next(store.select().iter_blocks())
+    assert sum(len(block.rows) for block in store.select().committed().iter_blocks()) == 512
 
 
 def files(path: Path) -> dict[str, bytes]:
