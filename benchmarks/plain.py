@@ -20,10 +20,12 @@ def extract_plainly(
     dtype: str,
     by_layer: bool = False,
     batch: int = 32,
+    device: str = "cpu",
 ) -> None:
     """Write one dataset a sentence, [layer, word, feature]; a word without a subword is a row of zeros.
 
     `by_layer`: pool every layer of a word by itself, as many scripts do, rather than all layers of a word at once.
+    `device`: where the model is; the hidden states of a batch come from there at once, and are pooled here.
     """
     with h5py.File(path, "w") as file, torch.no_grad():
         for start in range(0, len(sentences), batch):
@@ -31,8 +33,9 @@ def extract_plainly(
             encoded = tokenizer(
                 chunk, is_split_into_words=True, padding=True, truncation=True, max_length=512, return_tensors="pt"
             )
-            output = model(**encoded, output_hidden_states=True)
-            hidden_states = output.hidden_states if by_layer else torch.stack(output.hidden_states)
+            output = model(**encoded.to(device), output_hidden_states=True)
+            hidden_states = [layer.cpu() for layer in output.hidden_states]
+            hidden_states = hidden_states if by_layer else torch.stack(hidden_states)
             for number, words in enumerate(chunk):
                 subwords = defaultdict(list)
                 for place, word in enumerate(encoded.word_ids(number)):

@@ -1,0 +1,72 @@
+"""Steps of run.py over the store that it has written: geometry, exact neighbours, the bank of probes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from setting import Setting, SkipError
+
+import embstore as es
+
+TINY_BANK = ("--layers", "2", "--classes", "2", "--width", "8", "--hidden", "8", "--batch", "16", "--steps", "2",
+             "--looped", "1", "--square", "64", "--repeats", "1")  # fmt: skip
+VALUE_ALLOWED = 1e-3
+
+
+def geometry(setting: Setting) -> dict[str, Any]:
+    """The cosines and spectra of words and sentences in every layer, on the card and on the CPU."""
+    store = es.open(setting.need("store"))
+    found: dict[str, Any] = {"rows": store.rows, "layers": len(store.layers)}
+    tables = {}
+    for device in dict.fromkeys((str(setting.device), "cpu")):
+        call = partial(_kept, tables, device, partial(es.geometry, store, device=device))
+        found[f"{device}_s"] = setting.timed(call)
+    mine, cpu = tables[str(setting.device)], tables["cpu"]
+    differences = np.abs(mine["value"].to_numpy() - cpu["value"].to_numpy())
+    found["largest_difference"] = float(np.nanmax(differences))
+    if found["largest_difference"] > VALUE_ALLOWED:
+        raise ValueError(f"geometry on {setting.device} differs from the CPU's by {found['largest_difference']:.2g}")
+    return found
+
+
+def neighbors(setting: Setting) -> dict[str, Any]:
+    """The ten nearest of some occurrences among all, by every one of them, on the card and on the CPU."""
+    store = es.open(setting.need("store"))
+    rng = np.random.default_rng(setting.seed)
+    asked = np.sort(rng.choice(store.rows, min(setting.size.queries, store.rows), replace=False)).tolist()
+    found: dict[str, Any] = {"rows": store.rows, "queries": len(asked), "k": 10}
+    tables = {}
+    for device in dict.fromkeys((str(setting.device), "cpu")):
+        ask = partial(es.neighbors, store, occurrence=asked, layer=store.layers[-1], k=10, device=device)
+        found[f"{device}_s"] = setting.timed(partial(_kept, tables, device, ask))
+    mine, cpu = (table["score"].to_numpy() for table in (tables[str(setting.device)], tables["cpu"]))
+    found["largest_difference_of_scores"] = float(np.abs(mine - cpu).max())
+    if found["largest_difference_of_scores"] > VALUE_ALLOWED:
+        raise ValueError(f"scores on {setting.device} differ from the CPU's by {np.abs(mine - cpu).max():.2g}")
+    return found
+
+
+def _kept(tables: dict[str, Any], name: str, call: Any) -> None:
+    tables[name] = call()
+
+
+def bank(setting: Setting) -> dict[str, Any]:
+    """bank.py in a process of its own, so that one that takes too long can be ended."""
+    out = setting.folder / "bank.json"
+    options = TINY_BANK if setting.size.square < 1024 else ("--repeats", "2")
+    command = [sys.executable, str(Path(__file__).with_name("bank.py")), "--device", str(setting.device),
+               "--out", str(out), *options]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(5.0, setting.left))
+    except subprocess.TimeoutExpired:
+        raise SkipError("the bank took longer than its share of the time") from None
+    if done.returncode != 0:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["bank.py failed"])[-1])
+    result: dict[str, Any] = json.loads(out.read_text())
+    return {"found": result["found"], "targets": result["targets"]}

@@ -1,0 +1,148 @@
+"""All that is to be known of a card, in one call of under ten minutes; README.md beside this says how to run it.
+
+python benchmarks/gpu/run.py --out benchmarks/results/h100.json
+python benchmarks/gpu/run.py --device cpu --tiny
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from extraction_steps import baselines, correctness, forward, rates, storing
+from measure import Target, machine, table, targets_table, write_json
+from query_steps import bank, geometry, neighbors
+from setting import ON_CARD, TINY, Setting, SkipError, one_line
+
+LEAST_SECONDS = 5.0  # with less than that left a step is not begun
+
+
+@dataclass(frozen=True)
+class Step:
+    """A thing to measure, and the seconds that it should take on a card."""
+
+    name: str
+    seconds: float
+    run: Callable[[Setting], dict[str, Any]]
+
+
+STEPS = (
+    Step("rates", 25, rates),
+    Step("correctness", 70, correctness),
+    Step("forward, base", 80, lambda setting: forward(setting, setting.base)),
+    Step("storing, base", 60, lambda setting: storing(setting, setting.base)),
+    Step("baselines", 60, lambda setting: baselines(setting, setting.base)),
+    Step("geometry", 50, geometry),
+    Step("neighbors", 30, neighbors),
+    Step("bank", 60, bank),
+    Step("forward, large", 50, lambda setting: forward(setting, setting.large)),
+    Step("storing, large", 50, lambda setting: storing(setting, setting.large)),
+)
+
+
+def run_steps(setting: Setting, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Do the steps in their order, each within its own time, and write what there is after each."""
+    ends = time.perf_counter() + arguments.seconds
+    for step in STEPS:
+        if arguments.steps and step.name not in arguments.steps:
+            continue
+        began = time.perf_counter()
+        setting.deadline = min(began + step.seconds, ends)
+        result["steps"][step.name] = entry = done(step, setting, ends - began)
+        entry["seconds"] = time.perf_counter() - began
+        result["targets"] = [target.as_json() for target in setting.targets]
+        print(f"{step.name}: {entry['status']}, {entry['seconds']:.1f} s", file=sys.stderr, flush=True)
+        written(arguments.out, result, setting.targets)
+        if setting.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def done(step: Step, setting: Setting, left: float) -> dict[str, Any]:
+    """What came of a step: "done" with its figures, "skipped" or "failed" with the reason."""
+    if left < min(LEAST_SECONDS, step.seconds):
+        return {"status": "skipped", "reason": "the time for the whole run is out"}
+    try:
+        return {"status": "done", "figures": step.run(setting)}
+    except (SkipError, ImportError) as error:
+        return {"status": "skipped", "reason": one_line(error)}
+    except Exception as error:
+        return {"status": "failed", "reason": one_line(error)}
+
+
+def written(out: str | None, result: dict[str, Any], targets: list[Target]) -> None:
+    if out is not None:
+        write_json(out, result)
+        Path(out).with_suffix(".md").write_text(markdown(result, targets), encoding="utf-8")
+
+
+def markdown(result: dict[str, Any], targets: list[Target]) -> str:
+    """The figures for people: what held, then a table a step."""
+    lines = [f"# {result['card']}", "", "```", targets_table(targets) if targets else "no target was measured", "```"]
+    for name, entry in result["steps"].items():
+        lines += ["", f"## {name}: {entry['status']}, {entry['seconds']:.1f} s", ""]
+        lines += [entry["reason"]] if "reason" in entry else ["```", *told(entry["figures"]), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def told(figures: dict[str, Any], name: str = "") -> list[str]:
+    """Plain figures a line each; lists of cases as tables; what is inside under its name."""
+    lines = []
+    plain = [(key, value) for key, value in figures.items() if not isinstance(value, dict | list)]
+    if plain:
+        lines.append(table([name or "figure", "value"], plain))
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            lines += ["", *told(value, f"{name} {key}".strip())]
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            head = list(dict.fromkeys(column for case in value for column in case))
+            lines += ["", table(head, [[case.get(column) for column in head] for case in value])]
+    return lines
+
+
+def card(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else machine()["cpu"]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="tiny models and few words: does every line run?")
+    parser.add_argument("--seconds", type=float, default=540.0, help="for the whole; what does not fit is skipped")
+    parser.add_argument("--steps", nargs="*", choices=[step.name for step in STEPS], help="only these")
+    parser.add_argument("--data", help="a corpus whose sentence lengths are used instead of those of EWT")
+    parser.add_argument("--tmp", help="folder for models and stores (default: the system's)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", help="JSON file to write, and Markdown beside it, anew after every step")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    device = torch.device(arguments.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("no card is to be seen by torch: --device cpu --tiny shows that the script runs")
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("out", "tmp")}
+    result: dict[str, Any] = {"benchmark": "gpu", "card": card(device), "machine": machine(), "settings": settings,
+                              "steps": {}, "targets": []}  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
+        size = TINY if arguments.tiny else ON_CARD
+        setting = Setting(device, Path(folder), size, arguments.seed, arguments.data)
+        run_steps(setting, arguments, result)
+    print(markdown(result, setting.targets))
+    if any(entry["status"] == "failed" for entry in result["steps"].values()):
+        raise SystemExit("some steps failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""What the steps of run.py work on: sentences as long as EWT's, models of random weights, the card, the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from made_models import SHAPES, made_words, save_model
+from measure import Target
+from numpy.typing import NDArray
+
+import embstore as es
+from embstore.models.encoder import Spans, Tokenized
+
+# How many sentences of the training part of the English Web Treebank (UD) have 1, 2, 3 ... 60 words, and more.
+EWT_LENGTHS = (
+    521, 625, 491, 368, 419, 446, 435, 430, 455, 471, 488, 475, 421, 438, 443, 409, 379, 373, 351, 356,
+    300, 314, 313, 256, 213, 216, 177, 180, 181, 135, 136, 111, 119, 100, 78, 76, 87, 71, 77, 57,
+    54, 60, 37, 34, 32, 21, 22, 32, 23, 23, 18, 25, 11, 12, 11, 7, 11, 7, 8, 11,
+)  # fmt: skip
+EWT_LONGER = {62: 14, 65: 13, 66: 14, 68: 9, 70: 9, 72: 11, 76: 7, 80: 4, 85: 2, 89: 4, 95: 3, 102: 4, 135: 1, 159: 1}
+BATCHINGS = ("varlen", "packed", "padded")
+DISTINCT_WORDS = 60_000
+
+
+class SkipError(Exception):
+    """A step that cannot be done here, and why."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is done: on a card, or enough to see that every line runs."""
+
+    shapes: tuple[str, ...]
+    correctness_sentences: int
+    forward_words: int
+    stored_words: int
+    plain_sentences: int
+    single_sentences: int
+    queries: int
+    batches: tuple[int, ...]
+    square: int
+    buffer_nbytes: int
+    rate_seconds: float
+
+
+ON_CARD = Size(("MiniLM", "BERT-base", "BERT-large"), 96, 400_000, 200_000, 640, 320, 1024, (16384, 32768, 65536), 8192,
+               2**30, 1.0)  # fmt: skip
+TINY = Size(("tiny", "tiny, wide", "tiny, deep"), 6, 300, 300, 8, 4, 8, (256, 512), 64, 2**20, 0.01)
+
+
+@dataclass
+class Setting:
+    """`figures`: what steps have found, for later ones; `deadline`: when the present step should be done."""
+
+    device: torch.device
+    folder: Path
+    size: Size
+    seed: int
+    data: str | None
+    figures: dict[str, Any] = field(default_factory=dict)
+    targets: list[Target] = field(default_factory=list)
+    deadline: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.made = made_words(DISTINCT_WORDS)
+        self.sentences = self._sentences(self.size.forward_words)
+
+    @property
+    def left(self) -> float:
+        """Seconds left for the present step."""
+        return self.deadline - time.perf_counter()
+
+    @property
+    def base(self) -> str:
+        return self.size.shapes[1]
+
+    @property
+    def large(self) -> str:
+        return self.size.shapes[2]
+
+    def model(self, shape: str) -> Path:
+        """The folder of a model of a shape, made when it is first asked for."""
+        folder = self.folder / shape
+        if not folder.exists():
+            save_model(folder, self.made, seed=self.seed, **SHAPES[shape])
+        return folder
+
+    def encoder(self, shape: str, *, dtype: str = "auto", device: str | None = None) -> Any:
+        return es.load_encoder(self.model(shape), device=device or str(self.device), compute_dtype=dtype)
+
+    def some(self, words: int) -> list[list[str]]:
+        """The first sentences, of so many words in all or a few more."""
+        ends = np.cumsum([len(sentence) for sentence in self.sentences])
+        return self.sentences[: int(np.searchsorted(ends, words)) + 1]
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def timed(self, call: Any) -> float:
+        """Seconds of a call and all that it set off on the card."""
+        self.wait()
+        began = time.perf_counter()
+        call()
+        self.wait()
+        return time.perf_counter() - began
+
+    def need(self, name: str) -> Any:
+        """What an earlier step has found; the present one is skipped where it has not."""
+        if name not in self.figures:
+            raise SkipError(f"needs {name}, which an earlier step did not give")
+        return self.figures[name]
+
+    def _sentences(self, words: int) -> list[list[str]]:
+        rng = np.random.default_rng(self.seed)
+        lengths, share = ewt_lengths() if self.data is None else lengths_of(self.data)
+        drawn = rng.choice(lengths, 1 + int(2 * words / float((lengths * share).sum())), p=share)
+        drawn = drawn[: int(np.searchsorted(np.cumsum(drawn), words)) + 1]
+        spelled = np.array(self.made, dtype=object)
+        types = np.exp(rng.random(int(drawn.sum())) * np.log(len(self.made))).astype(np.int64) - 1
+        ends = np.cumsum(drawn)
+        return [
+            spelled[types[end - length : end]].tolist()
+            for length, end in zip(drawn.tolist(), ends.tolist(), strict=True)
+        ]
+
+
+@cache
+def ewt_lengths() -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    counted = dict(enumerate(EWT_LENGTHS, 1)) | EWT_LONGER
+    lengths, counts = np.array(list(counted)), np.array(list(counted.values()), np.float64)
+    return lengths, counts / counts.sum()
+
+
+def lengths_of(corpus: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    lengths, counts = np.unique([len(sentence.words) for sentence in es.open_corpus(corpus)], return_counts=True)
+    return lengths, counts / counts.sum()
+
+
+def spans_of(tokenized: Tokenized) -> Spans:
+    """A span for every word that has a subword."""
+    words = np.diff(tokenized.sentence_indptr)
+    sentence = np.repeat(np.arange(len(words)), words)
+    base = tokenized.word_indptr[tokenized.sentence_indptr[sentence]]
+    start, stop = tokenized.word_indptr[:-1] - base, tokenized.word_indptr[1:] - base
+    some = stop > start
+    return Spans(sentence[some], start[some], stop[some])
+
+
+def needed_flops(tokenized: Tokenized, shape: str) -> float:
+    """Flops of the linear layers and of attention for the subwords there are, special ones included, no padding."""
+    config = SHAPES[shape]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr]).astype(np.float64) + 2
+    linear = lengths.sum() * 2 * (4 * hidden * hidden + 2 * hidden * inner)
+    return float(config["num_hidden_layers"] * (linear + 4 * hidden * (lengths**2).sum()))
+
+
+def layers_of(shape: str, layers: Sequence[int] | None = None) -> tuple[int, ...]:
+    return tuple(range(SHAPES[shape]["num_hidden_layers"] + 1)) if layers is None else tuple(layers)
+
+
+def row_nbytes(shape: str) -> int:
+    """Bytes of a word with all layers in half precision."""
+    return len(layers_of(shape)) * SHAPES[shape]["hidden_size"] * 2
+
+
+def one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300] if text else 'no message'}"

@@ -1,0 +1,75 @@
+"""Models of any shape with random weights, and words and a WordPiece tokenizer for them, made without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SYLLABLES = [onset + nucleus for onset in (*"bdfghklmnprstvwz", "st", "tr") for nucleus in "aeiou"]
+SHAPES = {
+    "MiniLM": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
+    "BERT-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "BERT-large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    "tiny": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
+    "tiny, wide": {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 64},
+    "tiny, deep": {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64},
+}
+
+
+def made_words(count: int) -> list[str]:
+    """Distinct pronounceable words, the first ones the shortest: numbers written in syllables."""
+    words = list(SYLLABLES)
+    start = 0
+    while len(words) < count:
+        stop = len(words)
+        words += [word + syllable for word in words[start:stop] for syllable in SYLLABLES][: count - stop]
+        start = stop
+    return words[:count]
+
+
+def save_tokenizer(folder: Path, words: Sequence[str], *, vocabulary: int) -> int:
+    """Save a WordPiece tokenizer that has the first words whole and splits the others; returns its size."""
+    inner = [f"##{piece}" for piece in (*SYLLABLES, *"abcdefghijklmnopqrstuvwxyz")]
+    pieces = [*SPECIALS, *"abcdefghijklmnopqrstuvwxyz", *inner]
+    pieces += words[: max(0, vocabulary - len(pieces))]
+    numbered = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocab=numbered, unk_token="[UNK]", max_input_chars_per_word=200))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    around = [(name, numbered[name]) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        mask_token="[MASK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+    fast.save_pretrained(folder)
+    return len(numbered)
+
+
+def save_model(folder: Path, words: Sequence[str], *, vocabulary: int = 30_522, seed: int = 0, **shape: Any) -> Path:
+    """Save a BERT of a shape (see `SHAPES`) with random weights, and its tokenizer; returns the folder.
+
+    Weights are drawn as BERT's were (normal, .02), biases and norms shaken so that none is without effect.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    size = save_tokenizer(folder, words, vocabulary=vocabulary)
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(vocab_size=size, max_position_embeddings=512, pad_token_id=0, **shape)
+    model = transformers.BertModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape) * 0.02)
+    model.save_pretrained(folder)
+    return folder
