@@ -31,7 +31,7 @@ EXAMPLE = "Example: embstore probe edges gum.zarr edge-probing/pos edge-probing/
 
 
 def edges(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="A store of the sentences of the tasks.")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="A store of the sentences of the tasks.")],
     tasks: Annotated[
         list[Path],
         typer.Argument(

@@ -36,7 +36,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def geometry_command(
-    stores: Annotated[list[Path], typer.Argument(metavar="STORE", help="One store or several: NAME.zarr, NAME.h5.")],
+    stores: Annotated[list[str], typer.Argument(metavar="STORE", help="One store or several, files or addresses.")],
     metrics: Annotated[
         str,
         typer.Option(
@@ -110,10 +110,12 @@ def geometry_command(
     _print(tables, summaries, top)
 
 
-def _names(stores: list[Path]) -> list[str]:
-    names = [path.stem for path in stores]
+def _names(stores: list[str]) -> list[str]:
+    from embstore.store.object_path import place_of
+
+    names = [place_of(path).stem for path in stores]
     if len(set(names)) < len(names):
-        names = [str(path) for path in stores]
+        names = stores
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidValueError(f"the store {twice} is given twice: give each once")
@@ -126,12 +128,12 @@ def _metrics(text: str) -> list[str]:
     return list(METRICS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _measured(path: Path, layers: str, options: dict[str, Any]) -> pl.DataFrame:
+def _measured(path: str, layers: str, options: dict[str, Any]) -> pl.DataFrame:
     from embstore.store.layers import chosen_layers
 
     opened = es.open(path)
     chosen = chosen_layers(layers, opened.layers)
-    with progress_bar(f"geometry of {path.name}", total=None, unit="occurrences") as advance:
+    with progress_bar(f"geometry of {opened.path.name}", total=None, unit="occurrences") as advance:
         return es.geometry(opened, layers=chosen, progress=advance, **options)
 
 

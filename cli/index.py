@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -157,7 +156,7 @@ def _described(found: IndexState) -> dict[str, Any]:
     }
 
 
-def _print_list(path: Path, found: list[IndexState], as_json: bool) -> None:
+def _print_list(path: str, found: list[IndexState], as_json: bool) -> None:
     described = [_described(state) for state in found]
     if as_json:
         print_json(described)

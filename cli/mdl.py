@@ -28,7 +28,7 @@ def add_to(probes: typer.Typer) -> None:
 
 
 def mdl(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="A store of the sentences of the tasks.")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="A store of the sentences of the tasks.")],
     tasks: Annotated[
         list[Path],
         typer.Argument(metavar="TASK", help="Folders with train.jsonl and dev.jsonl, or one file of train targets."),

@@ -21,7 +21,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def neighbors(
-    source: Annotated[Path, typer.Argument(metavar="STORE", help="A store, or a file of word vectors.")],
+    source: Annotated[str, typer.Argument(metavar="STORE", help="A store, or a file of word vectors.")],
     word: Annotated[str | None, typer.Argument(metavar="[WORD]", help="The word, as written in the corpus.")] = None,
     layer: Annotated[
         int | None, typer.Option("--layer", "-l", metavar="N", help="The layer; the last if not given.")
@@ -127,8 +127,11 @@ def _read_batch(path: Path) -> tuple[list[str] | None, Any]:
     return list(dict.fromkeys(words)), None
 
 
-def _is_store(path: Path) -> bool:
-    return path.suffix in (".zarr", ".h5", ".hdf5") or path.is_dir()
+def _is_store(source: str) -> bool:
+    from embstore.store.object_path import place_of
+
+    path = place_of(source)
+    return not isinstance(path, Path) or path.suffix in (".zarr", ".h5", ".hdf5") or path.is_dir()
 
 
 def _asked(

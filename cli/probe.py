@@ -46,7 +46,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def classes(
-    stores: Annotated[list[Path], typer.Argument(metavar="STORE", help="One or more stores.")],
+    stores: Annotated[list[str], typer.Argument(metavar="STORE", help="One or more stores.")],
     train: Annotated[
         Path,
         typer.Option(
@@ -151,7 +151,7 @@ def classes(
 
 def apply(
     bank: Annotated[Path, typer.Argument(metavar="BANK", help="Probes saved by probe classes --save.")],
-    stores: Annotated[list[Path], typer.Argument(metavar="STORE", help="Stores of the same width.")],
+    stores: Annotated[list[str], typer.Argument(metavar="STORE", help="Stores of the same width.")],
     test: Annotated[
         Path | None, typer.Option(metavar="TSV", help="Other words to be asked than those the probes were made with.")
     ] = None,

@@ -243,7 +243,7 @@ def _accuracies(frame: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def hubness(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="A store, or a file of word vectors.")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="A store, or a file of word vectors.")],
     layers: Layers = "all",
     k: Annotated[int, typer.Option("--k", "-k", metavar="N", help="How many nearest neighbours count.")] = 10,
     metric: Metric = "cosine",
@@ -272,7 +272,7 @@ def hubness(
 
     source: Any
     chosen = None
-    if store.suffix in STORES:
+    if Path(store).suffix in STORES:
         source = es.open(store)
         chosen = chosen_layers(layers, source.layers)
     elif layers != "all":

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from embstore.store import Report
 
-StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="A store: NAME.zarr or NAME.h5.")]
+StorePath = Annotated[
+    str,
+    typer.Argument(metavar="STORE", help="A store: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az://, https://."),
+]
 LOOKED_UP = 20
 
 
@@ -157,7 +160,9 @@ def _draw(store: es.Store, contexts: pl.DataFrame, word: str, row: int | None, p
 
 def export(
     store: StorePath,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write: NAME.zarr or NAME.h5.")],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")
+    ],
     layers: Annotated[str | None, typer.Option(help="Only these layers: last, or numbers such as 0,6-12.")] = None,
     words: Annotated[
         Path | None, typer.Option(help="Only the words of this file (one a line).", metavar="FILE")
@@ -165,7 +170,7 @@ def export(
     dtype: Annotated[str | None, typer.Option(help="float32, float16, bfloat16 or int8; as stored by default.")] = None,
     check: Annotated[bool, typer.Option(help="Hold what is read against its checksums first.")] = True,
 ) -> None:
-    """Copy a store, whole or in part, between Zarr and HDF5.
+    """Copy a store, whole or in part, between Zarr and HDF5, disks and buckets.
 
     What is not converted is copied bit for bit. The same command goes on where an interrupted one ended.
     """
@@ -181,7 +186,9 @@ def import_(
     source: Annotated[
         Path, typer.Argument(metavar="FILE", help="An HDF5 file of NeuroX or AllenNLP (a dataset a sentence).")
     ],
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="The store to write: NAME.zarr or NAME.h5.")],
+    store: Annotated[
+        str, typer.Argument(metavar="STORE", help="The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")
+    ],
     corpus: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="The text it was made of, where FILE does not hold the sentences."),

@@ -39,7 +39,7 @@ def add_to(probes: typer.Typer) -> None:
 
 
 def structure(
-    stores: Annotated[list[Path], typer.Argument(metavar="STORE", help="One or more stores of unit word.")],
+    stores: Annotated[list[str], typer.Argument(metavar="STORE", help="One or more stores of unit word.")],
     train: Annotated[Path, typer.Option(metavar="CONLLU", help="Sentences with gold trees to learn from.")],
     dev: Annotated[Path, typer.Option(metavar="CONLLU", help="Sentences to slow down and stop by.")],
     test: Annotated[Path, typer.Option(metavar="CONLLU", help="Sentences to be asked.")],

@@ -23,7 +23,7 @@ LONGEST = 60  # letters of a listed sentence
 
 
 def trace(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="A store of the sentences.")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="A store of the sentences.")],
     probes: Annotated[
         list[Path],
         typer.Argument(metavar="PROBES", help="Edge probes that were saved, or folders of such: one or more tasks."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from embstore.probe.tasks import Part, Source
 from embstore.probe.training import Training, train_bank
 from embstore.query.scan import choose_device, selected
 from embstore.store import Selection, Store
+from embstore.store.object_path import ObjectPath, place_of
 
 Stores = Store | Selection | Sequence[Store | Selection] | Mapping[str, Store | Selection]
 
@@ -264,10 +265,10 @@ def _split(
     return split_words(train, test, dev=dev, dev_share=dev_share, seed=seed)
 
 
-def named_stores(paths: Sequence[Path]) -> dict[str, Path]:
+def named_stores(paths: Iterable[str | Path | ObjectPath]) -> dict[str, Path | ObjectPath]:
     """Stores by the name of their file, with a number where two are called the same."""
-    named: dict[str, Path] = {}
-    for path in paths:
+    named: dict[str, Path | ObjectPath] = {}
+    for path in map(place_of, paths):
         name, number = path.stem, 2
         while name in named:
             name, number = f"{path.stem}-{number}", number + 1

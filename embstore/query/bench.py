@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,7 +23,7 @@ REST_S = 0.3
 
 
 def bench_query(
-    store: str | Path, *, layer: int | None = None, repeats: int = 7, seed: int = 0
+    store: str | os.PathLike[str], *, layer: int | None = None, repeats: int = 7, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Time opening, gathering and scanning one layer; one row a read: `read, rows, ms, beside, beside_ms, ratio`.
 
@@ -52,7 +52,7 @@ def bench_query(
 
 
 def bench_neighbors(
-    store: str | Path,
+    store: str | os.PathLike[str],
     *,
     layer: int | None = None,
     k: int = 10,

@@ -82,6 +82,10 @@ class IndexState:
 
 def folder_of(store: Store) -> Path:
     """Where a store's indexes stand: in an array of a Zarr store, where no tool looks for members; beside a file."""
+    if not isinstance(store.path, Path):
+        raise InvalidValueError(
+            f"{store.path} can have no index, which stands beside a store on a disk: search without, or copy the store"
+        )
     return store.path / INDEXES if store.path.is_dir() else store.path.with_name(f"{store.path.name}.index")
 
 
@@ -107,6 +111,8 @@ def default_name(recipe: Recipe) -> str:
 def list_indexes(store: Store) -> list[IndexState]:
     """The indexes of a store by name, finished or not; nothing but their metadata and the sizes of files is read."""
     found: dict[str, IndexState] = {}
+    if not isinstance(store.path, Path):
+        return []
     root = folder_of(store)
     for entry in sorted(os.listdir(root)) if root.is_dir() else []:
         building = re.fullmatch(r"\.(.+)\.new", entry)

@@ -15,17 +15,19 @@ from embstore.errors import InvalidValueError, StorageError, StoreFormatError, S
 from embstore.store.lock import old_path
 from embstore.store.mapped import RowSource, TakeSource
 from embstore.store.metadata import Metadata, StoredArray
+from embstore.store.object_path import ObjectPath
 
 SUFFIXES = (".zarr", ".h5")
 
 
 class Reader(Protocol):
-    """What a store's reader asks of a backend; see ZarrReader and HDF5Reader."""
+    """What a store's reader asks of a backend; see ZarrReader, HDF5Reader, ObjectReader and CachedReader."""
 
-    path: Path
     metadata: Metadata
     arrays: dict[str, StoredArray]
 
+    @property
+    def path(self) -> Path | ObjectPath: ...
     def commits(self) -> NDArray[np.uint64]: ...
     def settled(self) -> bool: ...
     def forget(self) -> None: ...
@@ -67,8 +69,10 @@ def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], 
         zarr_writer.lay_out(path, metadata, frozen)
 
 
-def open_reader(path: Path) -> Reader:
-    """Open what stands at a path, a folder as Zarr and a file as HDF5."""
+def open_reader(path: Path | ObjectPath, *, cache: Path | None = None) -> Reader:
+    """Open what stands at a path, a folder as Zarr and a file as HDF5; a bucket's shards through the folder `cache`."""
+    if isinstance(path, ObjectPath):
+        return _open_objects(path, cache)
     if standing_kind(path) == "folder":
         from embstore.store.zarr_reader import ZarrReader
 
@@ -76,6 +80,17 @@ def open_reader(path: Path) -> Reader:
     from embstore.store.hdf5_reader import HDF5Reader
 
     return HDF5Reader(path)
+
+
+def _open_objects(path: ObjectPath, cache: Path | None) -> Reader:
+    require_zarr(path)
+    if cache is not None:
+        from embstore.store.object_cache import CachedReader
+
+        return CachedReader(path, cache)
+    from embstore.store.object_reader import ObjectReader
+
+    return ObjectReader(path)
 
 
 def open_writer(path: Path) -> Writer:
@@ -89,6 +104,16 @@ def open_writer(path: Path) -> Writer:
     return HDF5Writer(path)
 
 
+def require_zarr(path: ObjectPath) -> None:
+    """Raise InvalidValueError for the address of an HDF5 file, which is only read from a disk."""
+    if path.suffix == ".h5":
+        raise InvalidValueError(f"{path} cannot be read: a store in a bucket is a .zarr; copy the file to a disk")
+
+
+def no_store(path: Path | ObjectPath) -> StoreNotFoundError:
+    return StoreNotFoundError(f"there is no store at {path}: embstore extract makes one")
+
+
 def standing_kind(path: Path) -> str:
     """Say whether a "folder" or a "file" stands at a path; refuse what cannot be a store, in one line."""
     try:
@@ -98,7 +123,7 @@ def standing_kind(path: Path) -> str:
             raise StoreNotFoundError(
                 f"a repair of {path} was interrupted: run the same `embstore extract --repair` command again"
             ) from None
-        raise StoreNotFoundError(f"there is no store at {path}: embstore extract makes one") from None
+        raise no_store(path) from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
     folder = stat.S_ISDIR(mode.st_mode)

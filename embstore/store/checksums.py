@@ -12,6 +12,7 @@ from embstore.store.arrays import payload_specs
 from embstore.store.backend import Reader
 from embstore.store.files import MEND, crc32c, crc32c_of_file, reading
 from embstore.store.metadata import Metadata
+from embstore.store.object_path import ObjectPath
 
 
 def require_whole_index(reader: Reader) -> None:
@@ -26,11 +27,20 @@ def require_whole_partition(reader: Reader, partition: int, expected: int) -> No
 
     A partition whose arrays another tool has stored anew has no checksum any more, and passes.
     """
-    inspect = _zarr_crc32c if reader.path.is_dir() else _hdf5_crc32c
-    with reading(reader.path, f" of partition {partition}"):
-        found = inspect(reader.path, reader.metadata, reader, partition)
+    found = _found_crc32c(reader, reader.path, partition)
     if found is not None and found != expected:
         raise StoreDamagedError(f"the rows of partition {partition} of {reader.path} were changed: {MEND}")
+
+
+def _found_crc32c(reader: Reader, path: Path | ObjectPath, partition: int) -> int | None:
+    if isinstance(path, ObjectPath):
+        from embstore.store.object_reader import RemoteStore
+
+        assert isinstance(reader, RemoteStore)
+        return reader.crc32c(partition)
+    inspect = _zarr_crc32c if path.is_dir() else _hdf5_crc32c
+    with reading(path, f" of partition {partition}"):
+        return inspect(path, reader.metadata, reader, partition)
 
 
 def _zarr_crc32c(path: Path, metadata: Metadata, reader: Reader, partition: int) -> int | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.store.backend import Reader
+from embstore.store.far import FarRows, Part, end_all
 from embstore.store.layout import Layout
 from embstore.store.mapped import TakeSource
 from embstore.store.vectors import (
@@ -26,18 +27,6 @@ _PROBE_ROWS = 8
 _COLD_SECONDS_A_ROW = 25e-6
 
 
-class Part(NamedTuple):
-    """Rows of one partition, or of a whole layer (-1): `local` counts from its first.
-
-    They stand at `[first, last)` of those asked for.
-    """
-
-    partition: int
-    first: int
-    last: int
-    local: NDArray[np.int64]
-
-
 class Gathering:
     """Gathers rows of a store whose `committed` partitions are those known at one moment."""
 
@@ -49,6 +38,7 @@ class Gathering:
         center: NDArray[np.float32] | None,
     ) -> None:
         self._reader = reader
+        self._far = reader if isinstance(reader, FarRows) else None
         self._layout = layout
         self._committed = committed
         self._all_committed = bool(committed.all())
@@ -77,7 +67,10 @@ class Gathering:
                 return out
         for start in range(0, len(rows), self._piece_rows):
             stop = min(start + self._piece_rows, len(rows))
-            self._take_piece(rows[start:stop], places, out[:, start:stop])
+            if self._far is None:
+                self._take_piece(rows[start:stop], places, out[:, start:stop])
+            else:
+                self._take_far(self._far, rows[start:stop], places, out[:, start:stop])
         return out
 
     def _take_written(
@@ -109,6 +102,24 @@ class Gathering:
                 values.take(inverse, 0, target, "clip")
             elif values is not target:
                 target[...] = values
+
+    def _take_far(self, far: FarRows, rows: NDArray[np.int64], places: Sequence[int], out: NDArray[Any]) -> None:
+        """Ask for the rows of all layers and partitions at once, then decode."""
+        parts, inverse = self._split(rows)
+        stored = np.empty((len(places), len(rows), self._layout.hidden_size), self._storage)
+        begun = far.begin("hidden_states", places, parts, stored)
+        scales = None
+        if self._center is not None:
+            scales = np.empty(stored.shape[:2], SCALE_DTYPE)
+            begun += far.begin("scale", places, parts, scales)
+        end_all(begun)
+        for number, place in enumerate(places):
+            values = stored[number]
+            if self._layout.dtype == "bfloat16":
+                values = float32_of_bfloat16(values)
+            elif scales is not None and self._center is not None:
+                values = dequantize(values, scales[number], self._center[place])
+            out[number] = values if inverse is None else values[inverse]
 
     def _split(self, rows: NDArray[np.int64]) -> tuple[list[Part], NDArray[np.int64] | None]:
         """Group rows by partition; also returns where each row then stands, None where that is as it was."""

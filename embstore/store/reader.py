@@ -15,11 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, UnfinishedStoreWarning
 from embstore.store.backend import Reader, open_reader
+from embstore.store.far import FarColumns
 from embstore.store.files import MEND
 from embstore.store.gather import Gathering
 from embstore.store.index import Index
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
+from embstore.store.object_path import ObjectPath, place_of
 from embstore.store.scan import scan_blocks
 from embstore.store.selection import Selection, select
 from embstore.store.vectors import VALUE_DTYPE
@@ -32,12 +34,16 @@ _LOOKUPS_BEFORE_TABLE = 8
 RESUME = "run the same `embstore extract` command again to go on"
 
 
-def open_store(path: str | os.PathLike[str]) -> Store:
+def open_store(path: str | os.PathLike[str] | ObjectPath, *, cache: str | os.PathLike[str] | None = None) -> Store:
     """Open a store for reading; a store that is not finished is opened with an UnfinishedStoreWarning.
+
+    `path`: a folder, a file, or an address: s3://bucket/name.zarr, gs://, az://, https://. `cache`: a folder in which
+    the shards of an address are kept, each downloaded whole when it is first needed (EMBSTORE_CACHE by default; not
+    kept, and rows read one by one, where neither is given).
 
     Raises StoreNotFoundError, StoreFormatError (no store, or of a newer format), StoreDamagedError, StorageError.
     """
-    store = Store(open_reader(Path(path)))
+    store = Store(open_reader(place_of(path), cache=cache_folder(cache)))
     if store.committed_rows < store.rows:
         missing = int((~store.committed).sum())
         warnings.warn(
@@ -58,7 +64,8 @@ class Store:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self.path = reader.path
+        self.path: Path | ObjectPath = reader.path
+        self.cache: Path | None = getattr(reader, "cache", None)
         self.metadata: Metadata = reader.metadata
         self.layout: Layout = reader.metadata.layout
         self.layers: tuple[int, ...] = self.layout.layers
@@ -75,7 +82,7 @@ class Store:
         return f"<Store {self.path}: {shape} {self.dtype}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_again, (self.path,)
+        return _open_again, (self.path, self.cache)
 
     def refresh(self) -> None:
         """Read the commits again, so that rows which another process has written since are seen."""
@@ -109,6 +116,8 @@ class Store:
     def index(self) -> Index:
         """The columns of the store, memory-mapped."""
         try:
+            if isinstance(self._reader, FarColumns):
+                self._reader.fetch_columns(self._reader.arrays)
             return Index.of_arrays({name: self._reader.column(name) for name in sorted(self._reader.arrays)})
         except KeyError as error:
             raise StoreDamagedError(f"{self.path} has no array {error}: {MEND}") from None
@@ -288,6 +297,12 @@ class Store:
         return array.astype(np.int64, copy=False)
 
 
-def _open_again(path: Path) -> Store:
+def cache_folder(cache: str | os.PathLike[str] | None) -> Path | None:
+    """The folder that shards of far stores are kept in: the one given, or EMBSTORE_CACHE, or none."""
+    folder = os.environ.get("EMBSTORE_CACHE") if cache is None else cache
+    return Path(folder) if folder else None
+
+
+def _open_again(path: Path | ObjectPath, cache: Path | None) -> Store:
     """What a pickled store becomes in another process: opened there, with no second warning."""
-    return Store(open_reader(path))
+    return Store(open_reader(path, cache=cache))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from embstore.store.object_path import ObjectPath
+
 Progress = Callable[[int, int], object]
 
 
@@ -26,7 +28,7 @@ class Fault:
 class Report:
     """The outcome of `verify`: what is damaged, and separately the partitions never written."""
 
-    path: Path
+    path: Path | ObjectPath
     faults: tuple[Fault, ...]
     missing: tuple[int, ...]
     partitions: int
@@ -56,7 +58,7 @@ class Findings:
         if self._progress is not None:
             self._progress(self.checked_nbytes, max(self.total_nbytes, self.checked_nbytes))
 
-    def report(self, path: Path, partitions: int) -> Report:
+    def report(self, path: Path | ObjectPath, partitions: int) -> Report:
         return Report(path, tuple(self.faults), tuple(self.missing), partitions, self.checked_nbytes)
 
 

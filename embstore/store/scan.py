@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.store.backend import Reader
+from embstore.store.far import Ahead, FarRows
 from embstore.store.layout import Layout
 from embstore.store.mapped import Read
 from embstore.store.vectors import (
@@ -42,9 +43,9 @@ class Turns:
 
 
 class Cursor:
-    """Reads ascending rows of one array and layer, across partitions, each file opened once."""
+    """Reads ascending rows of one array and layer, across partitions, each file opened once; none beyond `most`."""
 
-    def __init__(self, reader: Reader, layout: Layout, array: str, place: int) -> None:
+    def __init__(self, reader: Reader, layout: Layout, array: str, place: int, most: int | None = None) -> None:
         self._reader = reader
         self._layout = layout
         self._array = array
@@ -52,15 +53,25 @@ class Cursor:
         self._partition = -1
         self._files = ExitStack()
         self._read_rows: Read | None = None
+        self._far = reader if isinstance(reader, FarRows) else None
+        self._ahead: Ahead | None = None
+        self._most = layout.rows if most is None else most
 
     def __enter__(self) -> Cursor:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._files.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def read(self, start: int, stop: int, out: NDArray[Any]) -> None:
         """Read committed rows `[start, stop)` into `out`."""
+        if self._far is not None:
+            if self._ahead is None:
+                self._ahead = self._far.ahead(self._array, self._place, self._most)
+            self._ahead.read(start, stop, out)
+            return
         size = self._layout.partition_rows
         for partition in range(start // size, -(-stop // size)):
             if partition != self._partition:
@@ -90,7 +101,7 @@ def scan_blocks(
     row_nbytes = layout.hidden_size * value.itemsize
     block_rows = min(block_rows or max(BLOCK_NBYTES // row_nbytes, 1), max(stop - start, 1))
     turns = Turns((block_rows, layout.hidden_size), value)
-    with Decoder(reader, layout, center, place, block_rows) as decoder:
+    with Decoder(reader, layout, center, place, block_rows, stop) as decoder:
         for first, last, written in _spans(layout, committed, start, stop):
             if not written and not nan:
                 continue
@@ -112,12 +123,18 @@ class Decoder:
     """Reads blocks of one layer and turns what is stored into values."""
 
     def __init__(
-        self, reader: Reader, layout: Layout, center: NDArray[np.float32] | None, place: int, block_rows: int
+        self,
+        reader: Reader,
+        layout: Layout,
+        center: NDArray[np.float32] | None,
+        place: int,
+        block_rows: int,
+        most: int | None = None,
     ) -> None:
         self._dtype = layout.dtype
         self._center = None if center is None else center[place]
-        self._vectors = Cursor(reader, layout, "hidden_states", place)
-        self._scales = Cursor(reader, layout, "scale", place)
+        self._vectors = Cursor(reader, layout, "hidden_states", place, most)
+        self._scales = Cursor(reader, layout, "scale", place, most)
         direct = layout.dtype in ("float32", "float16")
         self._codes = np.empty((0 if direct else block_rows, layout.hidden_size), STORAGE_DTYPE[layout.dtype])
         self._scale = np.empty(0 if direct else block_rows, SCALE_DTYPE)

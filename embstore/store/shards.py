@@ -29,12 +29,21 @@ def shard_index(chunks: tuple[int, int], written: int, chunk_nbytes: int) -> byt
     return index + crc32c(index).to_bytes(_CRC_NBYTES, "little")
 
 
-def parse_index(shard: Bytes, chunks: tuple[int, int], chunk_nbytes: int, *, name: str) -> NDArray[np.int64]:
+def index_nbytes(chunks: tuple[int, int]) -> int:
+    """The bytes at the end of a shard that say where its chunks are."""
+    return chunks[0] * chunks[1] * _PAIR_NBYTES + _CRC_NBYTES
+
+
+def parse_index(
+    shard: Bytes, chunks: tuple[int, int], chunk_nbytes: int, *, name: str, size: int | None = None
+) -> NDArray[np.int64]:
     """Return where each inner chunk [outer, inner] stands in a shard, -1 where it is left out.
 
-    Raises StoreDamagedError where the checksum differs or a chunk does not fit.
+    `shard`: its bytes, or only the last of its `size`. Raises StoreDamagedError where the checksum differs or
+    a chunk does not fit.
     """
-    nbytes = chunks[0] * chunks[1] * _PAIR_NBYTES
+    nbytes = index_nbytes(chunks) - _CRC_NBYTES
+    size = len(shard) if size is None else size
     if len(shard) < nbytes + _CRC_NBYTES:
         raise StoreDamagedError(f"{name} is cut short: {len(shard)} bytes hold no index of {nbytes}: {MEND}")
     index = shard[len(shard) - nbytes - _CRC_NBYTES : len(shard) - _CRC_NBYTES]
@@ -44,7 +53,7 @@ def parse_index(shard: Bytes, chunks: tuple[int, int], chunk_nbytes: int, *, nam
     pairs: NDArray[Any] = np.frombuffer(index.tobytes(), "<u8").reshape(*chunks, 2)
     offsets, sizes = pairs[..., 0], pairs[..., 1]
     absent = (offsets == ABSENT) & (sizes == ABSENT)
-    limit = len(shard) - nbytes - _CRC_NBYTES
+    limit = size - nbytes - _CRC_NBYTES
     fits = (sizes == chunk_nbytes) & (offsets <= max(limit - chunk_nbytes, 0)) & (limit >= chunk_nbytes)
     if not (absent | fits).all():
         raise StoreDamagedError(f"the index of {name} names bytes that it does not have: {MEND}")

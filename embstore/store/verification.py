@@ -12,38 +12,59 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, StoreNotFoundError
+from embstore.errors import EmbstoreError, StoreDamagedError, StoreNotFoundError
 from embstore.store.arrays import NOT_WRITTEN
-from embstore.store.backend import standing_kind
+from embstore.store.backend import no_store, require_zarr, standing_kind
 from embstore.store.consistency import index_faults, occurrence_faults
 from embstore.store.index import Index
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
+from embstore.store.object_path import ObjectPath, place_of
 from embstore.store.report import Findings, Progress, Report
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Report:
+def verify(path: str | os.PathLike[str] | ObjectPath, *, progress: Progress | None = None) -> Report:
     """Read every byte of a store and hold it against its checksums; damage is reported, never raised.
 
-    `progress` is called with (bytes checked, bytes in all). Raises StoreNotFoundError where nothing is there.
+    `progress` is called with (bytes checked, bytes in all). Raises StoreNotFoundError where nothing is there,
+    StorageError where the server of an address does not answer.
     """
-    path = Path(path)
+    path = place_of(path)
     findings = Findings(progress)
     try:
-        if standing_kind(path) == "folder":
-            from embstore.store.verify_zarr import verify_zarr as inspect
+        if isinstance(path, ObjectPath):
+            partitions = _verify_objects(path, findings)
+        elif standing_kind(path) == "folder":
+            from embstore.store.verify_zarr import verify_zarr
+
+            partitions = verify_zarr(path, findings)
         else:
-            from embstore.store.verify_hdf5 import verify_hdf5 as inspect
-        partitions = inspect(path, findings)
+            from embstore.store.verify_hdf5 import verify_hdf5
+
+            partitions = verify_hdf5(path, findings)
     except StoreNotFoundError:
         raise
     except (EmbstoreError, OSError) as error:
+        if isinstance(path, ObjectPath) and not isinstance(error, StoreDamagedError):
+            raise
         findings.fault("store", str(error))
         partitions = 0
     return findings.report(path, partitions)
 
 
-def check_attribute(fields: Any, path: Path, findings: Findings) -> tuple[Metadata, dict[str, StoredArray]] | None:
+def _verify_objects(path: ObjectPath, findings: Findings) -> int:
+    from embstore.store.objects import Objects
+    from embstore.store.verify_zarr import verify_zarr
+
+    require_zarr(path)
+    if Objects.at(path).get_or_none("zarr.json") is None:
+        raise no_store(path)
+    return verify_zarr(path, findings)
+
+
+def check_attribute(
+    fields: Any, path: Path | ObjectPath, findings: Findings
+) -> tuple[Metadata, dict[str, StoredArray]] | None:
     """Parse the attribute "embstore" and hold it against its schema; None where it cannot be relied on."""
     try:
         metadata, arrays = parse(fields, path=str(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.store.arrays import COMMIT_DTYPE, NOT_WRITTEN, ArraySpec, frozen_spec, payload_specs
-from embstore.store.files import crc32c, crc32c_of_file
+from embstore.store.files import crc32c
 from embstore.store.layout import CHUNK_ROWS, Layout
 from embstore.store.metadata import StoredArray
+from embstore.store.object_path import ObjectPath
 from embstore.store.report import Findings
 from embstore.store.shards import shard_index
 from embstore.store.verification import check_attribute, check_index, check_record
+from embstore.store.verify_files import StoreFiles, files_of, unreadable
 from embstore.store.writer import committed
 from embstore.store.zarr_format import (
     FOLDED_FILE,
-    INDEXES,
     NODE,
     TEMPORARY,
     chunk_file,
@@ -33,11 +33,12 @@ from embstore.store.zarr_format import (
 from embstore.store.zarr_writer import column_end
 
 
-def verify_zarr(path: Path, findings: Findings) -> int:
-    """Verify a folder and return how many partitions it has, 0 where that cannot be known."""
-    files = _files(path)
+def verify_zarr(path: Path | ObjectPath, findings: Findings) -> int:
+    """Verify a folder or a store in a bucket; returns how many partitions it has, 0 where that cannot be known."""
+    source = files_of(path)
+    files = source.sizes()
     findings.total_nbytes = sum(files.values())
-    root = _read(path, NODE, findings)
+    root = _read(source, NODE, findings)
     parsed = check_attribute(_attribute(root), path, findings)
     if parsed is None:
         return 0
@@ -46,37 +47,27 @@ def verify_zarr(path: Path, findings: Findings) -> int:
     known = {NODE}
     for name, node in frozen_nodes(metadata, arrays).items():
         known.add(name)
-        found = root if name == NODE else _read(path, name, findings)
+        found = root if name == NODE else _read(source, name, findings)
         if found is not None and found != node:
             findings.fault(name, "is not what was written")
-    columns = {name: _column(path, name, array, files, known, findings) for name, array in arrays.items()}
+    columns = {name: _column(source, name, array, files, known, findings) for name, array in arrays.items()}
     whole = {name: column for name, column in columns.items() if column is not None}
     if len(whole) == len(arrays):
         check_index(whole, metadata, findings)
-    records = _check_commits(path, layout, files, known, findings)
+    records = _check_commits(source, layout, files, known, findings)
     specs = payload_specs(metadata)
     known.update(shard_file(spec, partition) for spec in specs for partition in range(layout.partitions))
-    _check_shards(path, specs, layout, records, files, findings)
+    _check_shards(source, specs, layout, records, files, findings)
     for name in sorted(set(files) - known):
         findings.fault(name, "does not belong to the store")
     return layout.partitions
 
 
-def _files(path: Path) -> dict[str, int]:
-    """The size of every file by its name; search indexes keep checksums of their own."""
-    files = {}
-    for folder, _, names in os.walk(path):
-        for name in names:
-            file = Path(folder, name)
-            files[file.relative_to(path).as_posix()] = file.lstat().st_size
-    return {name: size for name, size in files.items() if not name.startswith(f"{INDEXES}/")}
-
-
-def _read(path: Path, name: str, findings: Findings) -> bytes | None:
+def _read(source: StoreFiles, name: str, findings: Findings) -> bytes | None:
     try:
-        data = (path / name).read_bytes()
+        data = source.read(name)
     except OSError as error:
-        findings.fault(name, f"cannot be read: {error.strerror}")
+        findings.fault(name, unreadable(error))
         return None
     findings.checked(len(data))
     return data
@@ -90,7 +81,7 @@ def _attribute(root: bytes | None) -> Any:
 
 
 def _column(
-    path: Path, name: str, array: StoredArray, files: Mapping[str, int], known: set[str], findings: Findings
+    source: StoreFiles, name: str, array: StoredArray, files: Mapping[str, int], known: set[str], findings: Findings
 ) -> NDArray[Any] | None:
     """Check the chunk file of a frozen array and return the array, None where it is damaged."""
     spec = frozen_spec(name, array.shape)
@@ -107,10 +98,10 @@ def _column(
         findings.fault(file, f"has {files[file]} bytes, not {nbytes + len(end)}")
         return None
     try:
-        data = np.memmap(path / file, np.uint8, "r")
+        data = source.flat(file, files[file])
         same = crc32c(data[:nbytes]) == array.crc32c and data[nbytes:].tobytes() == end
     except OSError as error:
-        findings.fault(file, f"cannot be read: {error.strerror}")
+        findings.fault(file, unreadable(error))
         return None
     findings.checked(files[file])
     if not same:
@@ -120,23 +111,23 @@ def _column(
 
 
 def _check_commits(
-    path: Path, layout: Layout, files: Mapping[str, int], known: set[str], findings: Findings
+    source: StoreFiles, layout: Layout, files: Mapping[str, int], known: set[str], findings: Findings
 ) -> NDArray[np.uint64]:
     """Return the records [partition, 2] of the form that is valid; what a killed writer left is no fault."""
     name = f"commits/{NODE}"
     singles = [commit_file(partition) for partition in range(layout.partitions)]
     known.update({name, FOLDED_FILE, *singles})
     known.update(file for file in files if file.startswith(f"{TEMPORARY}/"))
-    node = _read(path, name, findings)
+    node = _read(source, name, findings)
     if node == commits_node(layout.partitions, folded=True):
-        return _folded(path, layout, files, findings)
+        return _folded(source, layout, files, findings)
     records = np.full((layout.partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
     if node != commits_node(layout.partitions, folded=False):
         if node is not None:
             findings.fault(name, "is not what was written")
         return records
     for partition, file in enumerate(singles):
-        data = _read(path, file, findings) if file in files else None
+        data = _read(source, file, findings) if file in files else None
         if data is None:
             if file not in files:
                 findings.missing.append(partition)
@@ -148,9 +139,9 @@ def _check_commits(
     return records
 
 
-def _folded(path: Path, layout: Layout, files: Mapping[str, int], findings: Findings) -> NDArray[np.uint64]:
+def _folded(source: StoreFiles, layout: Layout, files: Mapping[str, int], findings: Findings) -> NDArray[np.uint64]:
     records = np.full((layout.partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
-    data = _read(path, FOLDED_FILE, findings) if FOLDED_FILE in files else None
+    data = _read(source, FOLDED_FILE, findings) if FOLDED_FILE in files else None
     if data is None or len(data) != records.nbytes:
         for partition in range(layout.partitions):
             findings.fault(FOLDED_FILE, "is missing or cut short", partition=partition)
@@ -159,13 +150,13 @@ def _folded(path: Path, layout: Layout, files: Mapping[str, int], findings: Find
     for partition, record in enumerate(records):
         check_record(record, partition, layout, FOLDED_FILE, findings)
         single = commit_file(partition)  # a fold that was killed leaves the records it came from
-        if single in files and _read(path, single, findings) != record.tobytes():
+        if single in files and _read(source, single, findings) != record.tobytes():
             findings.fault(single, "does not belong to the store")
     return records
 
 
 def _check_shards(
-    path: Path,
+    source: StoreFiles,
     specs: list[ArraySpec],
     layout: Layout,
     records: NDArray[np.uint64],
@@ -177,19 +168,21 @@ def _check_shards(
         wrong = False
         for name in (shard_file(spec, partition) for spec in specs):
             try:
-                crc, size = crc32c_of_file(path / name, crc)
+                if name not in files:
+                    raise FileNotFoundError
+                crc, size = source.crc32c(name, files[name], crc)
                 findings.checked(size)
             except OSError as error:
-                what = "is missing" if name not in files else f"cannot be read: {error.strerror}"
+                what = "is missing" if name not in files else unreadable(error)
                 findings.fault(name, what, partition=partition)
                 wrong = True
         if not wrong and crc != records[partition, 1]:
-            for name, what in _why(path, specs, layout, partition, files):
+            for name, what in _why(source, specs, layout, partition, files):
                 findings.fault(name, what, partition=partition)
 
 
 def _why(
-    path: Path, specs: list[ArraySpec], layout: Layout, partition: int, files: Mapping[str, int]
+    source: StoreFiles, specs: list[ArraySpec], layout: Layout, partition: int, files: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
     """Say what is wrong with a partition whose bytes are not those committed, as closely as can be told."""
     start, stop = layout.span(partition)
@@ -204,7 +197,7 @@ def _why(
         if files[name] != size:
             told = True
             yield name, f"has {files[name]} bytes, not {size}"
-        elif np.memmap(path / name, np.uint8, "r")[-len(end) :].tobytes() != end:
+        elif source.tail(name, len(end)) != end:
             told = True
             yield name, "its index is not what was written"
     if not told:

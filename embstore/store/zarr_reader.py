@@ -49,7 +49,7 @@ class ZarrReader:
         self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
         self._chunk_rows = {name: self._chunk_rows_of(spec) for name, spec in self._specs.items()}
         self._shards: OrderedDict[tuple[str, int], list[RowSource]] = OrderedDict()
-        self._most_shards = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._most_shards = most_mapped()
         self._mutex = threading.Lock()
 
     def commits(self) -> NDArray[np.uint64]:
@@ -104,31 +104,7 @@ class ZarrReader:
         if chunk_rows is None:
             return [ZarrRows(self.path / spec.path, layer, start) for layer in layers]
         file = self.path / shard_file(spec, partition)
-        with reading(file, f" of partition {partition}"):
-            mapped = map_file(file, advice=mmap.MADV_RANDOM)
-        if mapped is None:
-            raise StoreDamagedError(f"{file} of partition {partition} is empty: {MEND}")
-        data = np.frombuffer(mapped, np.uint8)
-        row_shape = spec.shape[2:]
-        row_nbytes = spec.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
-        chunks = (spec.shape[0], spec.shard[1] // chunk_rows)
-        offsets = parse_index(data, chunks, chunk_rows * row_nbytes, name=str(file))
-        return [
-            MappedRows(
-                str(file),
-                mapped,
-                runs_of_chunks(
-                    data,
-                    offsets[layer],
-                    chunk_rows=chunk_rows,
-                    rows=stop - start,
-                    dtype=spec.dtype,
-                    row_shape=row_shape,
-                    fill=spec.fill,
-                ),
-            )
-            for layer in layers
-        ]
+        return map_shard(file, spec, chunk_rows=chunk_rows, rows=stop - start, partition=partition)
 
     def _node(self, name: str) -> bytes:
         return _read(self.path / name / NODE)
@@ -139,7 +115,7 @@ class ZarrReader:
         if node == array_node(spec):
             return spec.chunk[1]
         try:
-            return _foreign_chunk_rows(json.loads(node), spec)
+            return foreign_chunk_rows(json.loads(node), spec)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise StoreDamagedError(f"{self.path / spec.path / NODE} cannot be read ({error}): {MEND}") from error
 
@@ -148,6 +124,40 @@ class ZarrReader:
         if array.shape != spec.shape:
             raise StoreDamagedError(f"{spec.path} of {self.path} has the shape {list(array.shape)}: {MEND}")
         return array.astype(spec.dtype, copy=False)
+
+
+def map_shard(file: Path, spec: ArraySpec, *, chunk_rows: int, rows: int, partition: int) -> list[RowSource]:
+    """Map the shard of a partition of `rows` rows and return the rows of each layer."""
+    with reading(file, f" of partition {partition}"):
+        mapped = map_file(file, advice=mmap.MADV_RANDOM)
+    if mapped is None:
+        raise StoreDamagedError(f"{file} of partition {partition} is empty: {MEND}")
+    data = np.frombuffer(mapped, np.uint8)
+    row_shape = spec.shape[2:]
+    row_nbytes = spec.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+    chunks = (spec.shape[0], spec.shard[1] // chunk_rows)
+    offsets = parse_index(data, chunks, chunk_rows * row_nbytes, name=str(file))
+    return [
+        MappedRows(
+            str(file),
+            mapped,
+            runs_of_chunks(
+                data,
+                offsets[layer],
+                chunk_rows=chunk_rows,
+                rows=rows,
+                dtype=spec.dtype,
+                row_shape=row_shape,
+                fill=spec.fill,
+            ),
+        )
+        for layer in range(spec.shape[0])
+    ]
+
+
+def most_mapped() -> int:
+    """How many shards are mapped at a time: a map holds a file open."""
+    return max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
 
 class ZarrRows:
@@ -183,7 +193,7 @@ def _zarr_array(path: Path) -> Any:
         raise StoreDamagedError(f"{path} cannot be opened by zarr ({str(error).splitlines()[0]}): {MEND}") from error
 
 
-def _foreign_chunk_rows(node: dict[str, Any], spec: ArraySpec) -> int | None:
+def foreign_chunk_rows(node: dict[str, Any], spec: ArraySpec) -> int | None:
     """Return the rows of an inner chunk where shards written by others have a form that can be mapped."""
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     if tuple(node["shape"]) != spec.shape or node["data_type"] != spec.dtype.name:

@@ -1,0 +1,267 @@
+"""A store in a bucket reads as the same store on a disk, by few requests, and never wrong."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embstore.errors import (
+    InvalidValueError,
+    MissingRowsError,
+    StoreDamagedError,
+    StoreFormatError,
+    StoreNotFoundError,
+    UnfinishedStoreWarning,
+)
+from embstore.store import Store, object_reader, object_scan, open_store
+from embstore.store.object_reader import runs_of
+from tests.object_server import Bucket, Fault
+from tests.store.example import DTYPES, Example, example
+
+KEY = "stores/x.zarr"
+SHARD = r"hidden_states/c/0/\d+/0$"
+
+
+def upload(bucket: Bucket, made: Example, tmp_path: Path) -> tuple[Store, Store]:
+    """The same store on a disk and in the bucket."""
+    near = made.make(tmp_path / "x.zarr")
+    return near, open_store(bucket.upload(tmp_path / "x.zarr", KEY))
+
+
+def shard_requests(bucket: Bucket) -> list[tuple[str, int, int]]:
+    """(key, first byte, byte past the last) of each request that read rows; those from the end read an index."""
+    found = []
+    for request in bucket.proxy.requests:
+        if "/hidden_states/c/" in request.key and request.range and not request.range.startswith("bytes=-"):
+            first, last = request.range.removeprefix("bytes=").split("-")
+            found.append((request.key, int(first), int(last) + 1))
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gather_and_scan_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path, dtype: str) -> None:
+    near, far = upload(bucket, example(dtype=dtype), tmp_path)
+    assert (far.rows, far.layers, far.finished, far.digest) == (near.rows, near.layers, True, near.digest)
+    random = np.random.default_rng(1)
+    for count in (0, 1, 50, 900):
+        rows = random.integers(0, near.rows, count)
+        assert np.array_equal(far.gather(rows, 3), near.gather(rows, 3))
+        assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
+        assert np.array_equal(far.gather_layers(rows, [5, 0, 5]), near.gather_layers(rows, [5, 0, 5]))
+    assert np.array_equal(far.gather_layers(np.arange(near.rows)), near.gather_layers(np.arange(near.rows)))
+    for start, stop, size in ((0, 700, None), (100, 600, 7), (255, 257, None)):
+        for (first, mine), (other, theirs) in zip(
+            far.scan(5, start, stop, block_rows=size), near.scan(5, start, stop, block_rows=size), strict=True
+        ):
+            assert first == other
+            assert np.array_equal(mine, theirs)
+
+
+def test_columns_and_selections_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path) -> None:
+    near, far = upload(bucket, example(), tmp_path)
+    assert far.occurrences.equals(near.occurrences)
+    assert far.select(words="bank").contexts().equals(near.select(words="bank").contexts())
+    sparse = near.select(rows=np.arange(0, 700, 97))
+    there = far.select(rows=np.arange(0, 700, 97))
+    assert np.array_equal(sparse.vectors(), there.vectors())
+    again = pickle.loads(pickle.dumps(far))
+    assert np.array_equal(again.gather([3, 1], 0), near.gather([3, 1], 0))
+    assert far.describe() == {**near.describe(), "path": f"{bucket.url}/{KEY}"}
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"), [(4_000, 150), pytest.param(20_000, 1_000, marks=pytest.mark.slow)], ids=["150", "1000"]
+)
+def test_a_gather_asks_once_for_each_run_and_for_no_shard_whole(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, rows: int
+) -> None:
+    monkeypatch.setattr(object_reader, "GAP_NBYTES", 512)
+    near, far = upload(bucket, example(rows=count, layers=(0, 1, 2), partition_rows=1024), tmp_path)
+    wanted = np.random.default_rng(2).choice(count, rows, replace=False)
+    bucket.proxy.reset()
+    assert np.array_equal(far.gather_layers(wanted), near.gather_layers(wanted))
+    runs = oracle_runs(wanted, layers=3, row_nbytes=32, partition_rows=1024, count=count, gap=512)
+    asked = shard_requests(bucket)
+    assert sorted((int(key.split("/")[-2]), first, last) for key, first, last in asked) == sorted(runs)
+    indexes = len({partition for partition, _, _ in runs})
+    assert len(bucket.proxy.requests) == len(runs) + indexes
+    shard = (tmp_path / "x.zarr/hidden_states/c/0/0/0").stat().st_size
+    assert max(request.nbytes for request in bucket.proxy.requests) < shard / 3
+    far.gather(wanted, 1)
+    assert not [request for request in bucket.proxy.requests[len(runs) + indexes :] if "bytes=-" in str(request.range)]
+
+
+def oracle_runs(
+    rows: np.ndarray, *, layers: int, row_nbytes: int, partition_rows: int, count: int, gap: int
+) -> set[tuple[int, int, int]]:
+    """The runs (partition, first byte, byte past the last) of rows with gaps of at most `gap`, one row at a time."""
+    places = set()
+    for row in rows.tolist():
+        partition, local = divmod(row, partition_rows)
+        held = min(partition_rows, -(-(count - partition * partition_rows) // 256) * 256)
+        places |= {(partition, (layer * held + local) * row_nbytes) for layer in range(layers)}
+    runs: list[list[int]] = []
+    for partition, start in sorted(places):
+        if runs and runs[-1][0] == partition and start - runs[-1][2] <= gap:
+            runs[-1][2] = start + row_nbytes
+        else:
+            runs.append([partition, start, start + row_nbytes])
+    return {(partition, first, last) for partition, first, last in runs}
+
+
+def test_long_runs_are_cut() -> None:
+    starts = np.arange(10_000) * 2048
+    runs = runs_of(starts, 2048)
+    assert runs[0] == (0, 2048)
+    assert [first for first, _ in runs[1:]] == [last for _, last in runs[:-1]]
+    assert runs_of(starts[:0], 2048) == []
+    assert runs_of(np.zeros(5, np.int64), 2048) == [(0, 5)]
+
+
+def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> None:
+    upload(bucket, example(rows=5000, partition_rows=512), tmp_path)
+    bucket.proxy.reset()
+    far = open_store(f"{bucket.url}/{KEY}")
+    opening = [request.key.removeprefix(f"{KEY}/") for request in bucket.proxy.requests]
+    assert sorted(set(opening)) == [
+        "commits/c.0.0",
+        "commits/zarr.json",
+        "hidden_states/zarr.json",
+        "scale/zarr.json",
+        "zarr.json",
+    ]
+    bucket.proxy.reset()
+    rows = far.occurrences_of(0)
+    assert len(bucket.proxy.requests) == 2
+    bucket.proxy.reset()
+    far.gather(rows[:1], 0)
+    assert len(bucket.proxy.requests) == 2, "an index and a row"
+    far.gather(rows[:1], 3)
+    assert len(bucket.proxy.requests) == 3
+
+
+def test_a_scan_reads_windows_ahead_and_no_other_layer(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_scan, "WINDOW_NBYTES", 4096)
+    near, far = upload(bucket, example(rows=2000, partition_rows=512), tmp_path)
+    bucket.proxy.reset()
+    for (_, mine), (_, theirs) in zip(
+        far.scan(3, 100, 1500, block_rows=50), near.scan(3, 100, 1500, block_rows=50), strict=True
+    ):
+        assert np.array_equal(mine, theirs)
+    asked = shard_requests(bucket)
+    assert sum(last - first for _, first, last in asked) == 1400 * 32
+    assert max(last - first for _, first, last in asked) == 4096
+    blocks = far.scan(3, 0, 2000, block_rows=10)
+    bucket.proxy.reset()
+    next(blocks)
+    assert len(shard_requests(bucket)) <= 1, "who reads little waits for little"
+
+
+def test_rows_not_written_are_missing(bucket: Bucket, tmp_path: Path) -> None:
+    made = example()
+    made.fill(made.create(tmp_path / "x.zarr"), [0, 2])
+    url = bucket.upload(tmp_path / "x.zarr", KEY)
+    with pytest.warns(UnfinishedStoreWarning, match=f"^{url} is not finished: 256 of 700 rows"):
+        far = open_store(url)
+    with pytest.raises(MissingRowsError):
+        far.gather([300], 0)
+    with pytest.raises(MissingRowsError):
+        list(far.scan(0))
+    assert np.isnan(far.gather([300], 0, missing="nan")).all()
+    assert np.array_equal(far.gather([699, 0], 5), made.values[2][[699, 0]])
+    assert sum(len(block) for _, block in far.scan(0, missing="skip")) == 444
+    made.fill(tmp_path / "x.zarr", [1])
+    bucket.upload(tmp_path / "x.zarr", KEY)
+    far.refresh()
+    assert np.array_equal(far.gather([300], 0), made.values[0][[300]])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault(SHARD, 2, 503), Fault(SHARD, 2, cut=0.5), Fault(SHARD, 2, lose=True), Fault("zarr.json", 2, 503)],
+    ids=["503", "cut", "lost", "503 at opening"],
+)
+def test_faults_are_tried_again_and_the_values_are_right(bucket: Bucket, tmp_path: Path, fault: Fault) -> None:
+    near, _ = upload(bucket, example(), tmp_path)
+    bucket.proxy.break_next(fault)
+    far = open_store(f"{bucket.url}/{KEY}")
+    rows = np.random.default_rng(3).integers(0, 700, 40)
+    assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
+    assert fault.met == 2
+
+
+def test_what_was_damaged_is_never_read_as_good(bucket: Bucket, tmp_path: Path) -> None:
+    upload(bucket, example(), tmp_path)
+    url = f"{bucket.url}/{KEY}"
+    column = bytearray(bucket.get(f"{KEY}/occurrence/type/c/0"))
+    column[5] ^= 1
+    bucket.put(f"{KEY}/occurrence/type/c/0", bytes(column))
+    with pytest.raises(StoreDamagedError, match=r"occurrence/type/c/0 is not what was written, its checksum differs"):
+        _ = open_store(url).index
+    bucket.delete(f"{KEY}/occurrence/type/c/0")
+    with pytest.raises(StoreDamagedError, match="there is nothing at"):
+        _ = open_store(url).index
+    shard = bucket.get(f"{KEY}/hidden_states/c/0/0/0")
+    bucket.put(f"{KEY}/hidden_states/c/0/0/0", shard[:-1] + bytes([shard[-1] ^ 1]))
+    with pytest.raises(StoreDamagedError, match=r"the index of .* is damaged"):
+        open_store(url).gather([1], 0)
+    bucket.put(f"{KEY}/hidden_states/c/0/0/0", shard[100:])
+    with pytest.raises(StoreDamagedError, match="names bytes that it does not have"):
+        open_store(url).gather([1], 0)
+    bucket.delete(f"{KEY}/hidden_states/c/0/0/0")
+    with pytest.raises(StoreDamagedError, match="of partition 0 is missing"):
+        open_store(url).gather([1], 0)
+    root = bucket.get(f"{KEY}/zarr.json")
+    bucket.put(f"{KEY}/zarr.json", root.replace(b"tiny", b"tidy"))
+    with pytest.raises(StoreDamagedError, match=r"the metadata of .* was changed"):
+        open_store(url)
+
+
+def test_what_is_no_store_is_refused_in_one_line(bucket: Bucket) -> None:
+    bucket.put("other/zarr.json", b'{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    for address, kind, said in (
+        (f"{bucket.url}/none.zarr", StoreNotFoundError, f"there is no store at {bucket.url}/none.zarr"),
+        ("s3://no-such-bucket/x.zarr", StoreNotFoundError, "there is no bucket 'no-such-bucket'"),
+        (f"{bucket.url}/other", StoreFormatError, "has no attribute 'embstore'"),
+        (f"{bucket.url}/x.h5", InvalidValueError, "a store in a bucket is a .zarr"),
+        ("ftp://host/x.zarr", InvalidValueError, "ftp:// is no place for a store"),
+    ):
+        with pytest.raises(kind) as raised:
+            open_store(address)
+        assert said in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_shards_that_another_tool_wrote_are_read_or_refused(bucket: Bucket, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    made = example()
+    made.make(tmp_path / "x.zarr")
+    group = zarr.open_group(str(tmp_path / "x.zarr"), mode="r+")
+    for compressors, readable in ((None, True), ("auto", False)):
+        group.create_array(
+            "hidden_states",
+            data=made.arrays["hidden_states"],
+            shards=(3, 256, 16),
+            chunks=(1, 256, 16),
+            compressors=compressors,
+            overwrite=True,
+        )
+        url = bucket.upload(tmp_path / "x.zarr", KEY)
+        if readable:
+            assert np.array_equal(open_store(url).gather_layers([5, 300]), made.values[:, [5, 300]])
+        else:
+            with pytest.raises(StoreFormatError, match="stored anew by another tool"):
+                open_store(url)
+
+
+def test_no_warning_for_a_finished_store(bucket: Bucket, tmp_path: Path) -> None:
+    upload(bucket, example(rows=10), tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_store(f"{bucket.url}/{KEY}")
