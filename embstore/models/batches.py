@@ -29,6 +29,11 @@ class Batch:
     columns: _Indices
     shape: tuple[int, int]
 
+    @property
+    def positions(self) -> int:
+        """How many subwords it has room for."""
+        return self.shape[0] * self.shape[1]
+
 
 def lay_out(lengths: _Indices, *, how: Batching, batch_subwords: int, row_capacity: int = 64) -> Iterator[Batch]:
     """Lay sentences of `lengths` subwords (specials counted) into batches of about `batch_subwords` positions.
@@ -40,6 +45,24 @@ def lay_out(lengths: _Indices, *, how: Batching, batch_subwords: int, row_capaci
     if how == "varlen":
         return _end_to_end(lengths, batch_subwords)
     return _rows_of_one(lengths, batch_subwords, equal=how == "equal")
+
+
+def halves(
+    batch: Batch, lengths: _Indices, *, how: Batching, batch_subwords: int, row_capacity: int = 64
+) -> list[Batch]:
+    """Lay the sentences of a batch out again in two halves, each of one batch or more of at most `batch_subwords`.
+
+    `lengths`: those given to `lay_out`. A batch of one sentence is returned as it is.
+    """
+    if len(batch.sentences) < 2:
+        return [batch]
+    inside = np.cumsum(lengths[batch.sentences])
+    middle = min(max(1, int(np.searchsorted(inside, inside[-1] // 2, side="right"))), len(inside) - 1)
+    made = []
+    for half in (batch.sentences[:middle], batch.sentences[middle:]):
+        for part in lay_out(lengths[half], how=how, batch_subwords=batch_subwords, row_capacity=row_capacity):
+            made.append(Batch(half[part.sentences], part.rows, part.columns, part.shape))
+    return made
 
 
 def _packed(lengths: _Indices, batch_subwords: int, row_capacity: int) -> Iterator[Batch]:

@@ -18,7 +18,8 @@ from embstore.models.selfcheck import TOLERANCE, word_spans
 from embstore.models.static_rows import StaticRows
 from embstore.models.stopwatch import Stopwatch, stopwatch
 from embstore.models.tokens import PROBES, indptr, ragged_indices
-from embstore.models.work import Passed, Work, collected, to_host
+from embstore.models.transfer import HostCopies
+from embstore.models.work import Passed, Work, collected
 
 BATCHING = "packed"
 BATCH_SUBWORDS = {"cpu": 4096, "cuda": 65536}
@@ -37,6 +38,7 @@ class ContextFreeEncoder:
         self._static = rows
         self._bag = bag
         self._times = StageTimes()
+        self._copies = HostCopies(rows.matrix.device)
         self._info = ModelInfo(
             name=name,
             architecture=f"BagOfContext({rows.architecture})" if bag else rows.architecture,
@@ -165,7 +167,7 @@ class ContextFreeEncoder:
         passes = (
             self._bags(asked, part, clock) if self._bag else self._words(asked, part, pooling, clock) for part in parts
         )
-        return collected(passes, clock, self._times, ahead=self.device.type == "cuda")
+        return collected(passes, clock, self._times, ahead=int(self.device.type == "cuda"))
 
     @torch.inference_mode()
     def _words(self, asked: Asked, part: slice, pooling: Pooling, clock: Stopwatch) -> Passed:
@@ -201,8 +203,9 @@ class ContextFreeEncoder:
         vectors = bag.pooled(self._static.matrix, "mean").index_select(0, of_span)
         vectors[lacking] = torch.nan
         ran = clock.mark()
-        pooled = Pooled(np.arange(part.start, part.stop), to_host(vectors[None]))
-        return Passed(pooled, begun, made, ran, clock.mark(), [])
+        return Passed(
+            np.arange(part.start, part.stop), self._copies.begin((vectors[None],), clock), begun, made, ran, []
+        )
 
     def _passed(
         self,
@@ -226,7 +229,7 @@ class ContextFreeEncoder:
         if bags is not None:
             out[0, len(alone) :] = bags.pooled(matrix, pooling)
         ran = clock.mark()
-        return Passed(Pooled(order, to_host(out)), begun, made, ran, clock.mark(), [])
+        return Passed(order, self._copies.begin((out,), clock), begun, made, ran, [])
 
     def _plain(self, tokenized: Tokenized, spans: Spans, pooling: Pooling) -> NDArray[np.float32]:
         """Return the vectors of spans [spans, hidden_size], one after the other; NaN where there is none."""

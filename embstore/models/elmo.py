@@ -11,18 +11,20 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models.batches import Batch, lay_out
+from embstore.models.batches import Batch, halves, lay_out
 from embstore.models.elmo_network import ElmoNetwork, State, TimeMajor
 from embstore.models.elmo_plain import plain_vectors
 from embstore.models.elmo_weights import ElmoFiles, ElmoOptions, read_options, read_weights
 from embstore.models.elmo_words import BEGIN, END, WordNumbers, spell, spelt_lengths
 from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
 from embstore.models.loading import choose_device, choose_dtype, sha256_of, use_threads
+from embstore.models.memory import Halving
 from embstore.models.pooling import Pool, check_pooling
 from embstore.models.selfcheck import require_finite, vectors_apart, word_spans
 from embstore.models.stopwatch import Stopwatch, stopwatch
 from embstore.models.tokens import PROBES, ragged_indices
-from embstore.models.work import Passed, Work, collected, to_host
+from embstore.models.transfer import HostCopies
+from embstore.models.work import Passed, Work, collected
 
 BATCHING = "packed"
 # Rounding goes on from step to step, and bfloat16 keeps three bits less than float16.
@@ -50,6 +52,8 @@ class ElmoEncoder:
         self.network = ElmoNetwork(options, weights, device=device, dtype=dtype)
         self._words = WordNumbers()
         self._times = StageTimes()
+        self._halving: Halving[Passed] = Halving(device)
+        self._copies = HostCopies(device)
         self._info = ModelInfo(
             name=name,
             architecture="ELMo",
@@ -189,9 +193,16 @@ class ElmoEncoder:
         begun = clock.mark()
         text = self._text(work.ids[ragged_indices(work.starts, work.lengths)], work.lengths)
         self._times.forward += clock.seconds(begun, clock.mark())
-        batches = lay_out(work.lengths + 2, how="padded", batch_subwords=size)
-        passes = (self._run(work, text, batch.sentences, layers, pooling, clock) for batch in batches)
-        return collected(passes, clock, self._times, ahead=self.device.type == "cuda")
+        lengths = work.lengths + 2
+
+        def run(batch: Batch) -> Passed:
+            return self._run(work, text, batch.sentences, layers, pooling, clock)
+
+        def split(batch: Batch) -> list[Batch]:
+            return halves(batch, lengths, how="padded", batch_subwords=max(1, batch.positions // 2))
+
+        passes = self._halving.run(lay_out(lengths, how="padded", batch_subwords=size), run, split)
+        return collected(passes, clock, self._times, ahead=int(self.device.type == "cuda"))
 
     @torch.inference_mode()
     def _run(
@@ -221,7 +232,7 @@ class ElmoEncoder:
         made = clock.mark()
         self.network.run(text.vectors, index, laid, layers, receive, rows=self._gate_rows)
         ran = clock.mark()
-        return Passed(Pooled(rows[pool.order], to_host(out)), begun, made, ran, clock.mark(), pools)
+        return Passed(rows[pool.order], self._copies.begin((out,), clock), begun, made, ran, pools)
 
     @torch.inference_mode()
     def _batch(

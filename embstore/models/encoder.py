@@ -60,10 +60,15 @@ class Spans:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Vectors of some of the spans: `rows` int64 [n], indices of the spans; `vectors` [layer, n, hidden_size]."""
+    """Vectors of some of the spans: `rows` int64 [n], indices of the spans; `vectors` [layer, n, hidden_size].
+
+    `extremes`: float32 [2, layer], the least and the largest number of each layer as it was computed, NaN where one
+    is; None where they are not known.
+    """
 
     rows: NDArray[np.int64]
     vectors: torch.Tensor
+    extremes: torch.Tensor | None = None
 
 
 @dataclass

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from embstore.errors import InvalidValueError, ModelError
+from embstore.models.memory import memory_needed
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 WEIGHTS = "model.safetensors"
@@ -105,7 +106,8 @@ def load(model: str | Path, *, device: torch.device, dtype: torch.dtype, revisio
     found = open_checkpoint(model, revision=revision)
     with quiet():
         network, missing = _network(found.folder, found.config, dtype)
-    network = network.to(device).eval()
+    with memory_needed(f"the model {str(model)!r}", device):
+        network = network.to(device).eval()
     return Loaded(network, found.tokenizer, str(model), found.revision, sha256_of(found.files), missing)
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from embstore.errors import ModelError
+from embstore.errors import DeviceMemoryError, ModelError
 from embstore.models.batches import Batching
 from embstore.models.encoder import Encoder, Pooled, Pooling, Spans, Tokenized
 from embstore.models.plain import plain_vectors
@@ -77,7 +76,7 @@ class _Trial:
             self.encoder.use_batching(batching)
             try:
                 found[batching] = self._apart()
-            except torch.OutOfMemoryError:
+            except DeviceMemoryError:
                 raise
             except Exception:  # the model cannot take such a batch at all
                 found[batching] = float("inf")

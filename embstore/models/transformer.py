@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models.batches import BATCHINGS, ROW_CAPACITY, Batch, Batching, fitting_capacity, lay_out
+from embstore.models.batches import BATCHINGS, ROW_CAPACITY, Batch, Batching, fitting_capacity, halves, lay_out
 from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
 from embstore.models.inputs import (
     InputMaker,
@@ -27,16 +27,20 @@ from embstore.models.inputs import (
 from embstore.models.layers import LayerTap, find_layers
 from embstore.models.linears import PackedLinears
 from embstore.models.loading import Loaded, choose_device, choose_dtype, load, use_threads
+from embstore.models.memory import Halving, fitting_batch, free_nbytes, memory_needed
 from embstore.models.pooling import Pool, check_pooling
 from embstore.models.selfcheck import settle_batching
 from embstore.models.stopwatch import Stopwatch, stopwatch
 from embstore.models.tokens import SubwordTokenizer
+from embstore.models.transfer import HostCopies
 from embstore.models.varlen import attending, takes_sentences
 from embstore.models.windowcheck import require_window_kept
-from embstore.models.work import Passed, Work, collected, to_host
+from embstore.models.work import Passed, Work, collected
 
 _PROBE_POSITIONS = 7
 _TYPICAL_POSITIONS = 2048
+_CPU_BATCH = 2048
+_AHEAD = 2  # batches that a card is given before the one before them is fetched
 
 
 class TransformerEncoder:
@@ -53,6 +57,8 @@ class TransformerEncoder:
         self.row_capacity = ROW_CAPACITY.get(device.type, 128)
         self._batching: Batching = "padded"
         self._times = StageTimes()
+        self._halving: Halving[Passed] = Halving(device)
+        self._copies = HostCopies(device)
         embeddings: int = self.model.get_input_embeddings().num_embeddings
         self._tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=embeddings)
         self.inputs, self._tap = self._probe(loaded, embeddings)
@@ -103,8 +109,20 @@ class TransformerEncoder:
 
     @property
     def default_batch_subwords(self) -> int:
-        """Return how many subwords make a good batch on the encoder's device."""
-        return 2048 if self.device.type == "cpu" else 16384
+        """Return how many subwords make a good batch on the encoder's device, on a card by what is free on it."""
+        if self.device.type != "cuda":
+            return _CPU_BATCH if self.device.type == "cpu" else 16384
+        return fitting_batch(free_nbytes(self.device), position_nbytes=self.position_nbytes())
+
+    @property
+    def sizes_batches(self) -> bool:
+        """Tell whether `default_batch_subwords` depends on the memory that is free at the time."""
+        return self.device.type == "cuda"
+
+    @property
+    def casts(self) -> bool:
+        """Tell whether `encode` should be told what the vectors are kept as: fewer bytes leave the card."""
+        return self.device.type == "cuda"
 
     @property
     def num_specials(self) -> int:
@@ -148,8 +166,13 @@ class TransformerEncoder:
         pooling: Pooling,
         batch_subwords: int,
         attention_window: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Iterator[Pooled]:
         """Run the model over all sentences that have a span and yield their vectors, each span once.
+
+        With `dtype` the vectors are cast to it on the device, unless it is wider, and `extremes` come with them. A
+        batch that the memory does not hold is run in parts, and so are all batches of its size after it (a
+        SmallerBatchesWarning says so once); DeviceMemoryError where one sentence alone does not fit.
 
         With `attention_window` a word attends, at every layer, to the words at most so many words away and to the
         special subwords, which attend only to each other. Sentences longer than `info.max_subwords` are cut there.
@@ -164,7 +187,7 @@ class TransformerEncoder:
         window = None if attention_window is None else WordWindow(work.word_numbers(), attention_window)
         if window is not None and self._batching == "varlen":
             raise InvalidValueError("sentences end to end have no mask for an attention window; use another batching")
-        return self._encode(work, wanted, pooling, batch_subwords, window)
+        return self._encode(work, wanted, pooling, batch_subwords, window, dtype)
 
     def self_check(
         self,
@@ -184,16 +207,17 @@ class TransformerEncoder:
         keep to it.
         """
         wanted, pooling = self._check_layers(layers), check_pooling(pooling)
-        if attention_window is not None:
-            require_window_kept(self, tokenized, attention_window)
-        return settle_batching(
-            self,
-            tokenized,
-            layers=wanted,
-            pooling=pooling,
-            attention_window=attention_window,
-            batchings=self._tried(attention_window, equal_lengths=equal_lengths),
-        )
+        with memory_needed(f"the self-check of {self.info.name!r}", self.device):
+            if attention_window is not None:
+                require_window_kept(self, tokenized, attention_window)
+            return settle_batching(
+                self,
+                tokenized,
+                layers=wanted,
+                pooling=pooling,
+                attention_window=attention_window,
+                batchings=self._tried(attention_window, equal_lengths=equal_lengths),
+            )
 
     def _tried(self, attention_window: int | None, *, equal_lengths: bool) -> Sequence[Batching]:
         if equal_lengths:
@@ -212,11 +236,21 @@ class TransformerEncoder:
         width = min(longest, max(self.row_capacity, batch_subwords))
         positions = max(batch_subwords, width)
         kept = self.info.num_hidden_layers + 1 if not self._tap.blocks else len(set(layers))
-        activations = positions * size * (8 * hidden + 3 * inner + kept * hidden)
+        held = kept if self.device.type == "cpu" else kept + _AHEAD * len(set(layers))
+        activations = positions * size * (8 * hidden + 3 * inner + held * hidden)
         masks = positions * width * (size + 12) * max(1, len(self.inputs.layer_types))
         scores = 0 if config._attn_implementation == "sdpa" else 3 * positions * width * heads * size
+        return self._weights_nbytes() + activations + masks + scores
+
+    def position_nbytes(self) -> int:
+        """Estimate the memory that each subword of a batch takes on the device, all layers asked for, from above."""
+        layers = range(self.info.num_hidden_layers + 1)
+        batch = self.projected_nbytes(layers=layers, batch_subwords=_TYPICAL_POSITIONS) - self._weights_nbytes()
+        return max(1, batch // _TYPICAL_POSITIONS)
+
+    def _weights_nbytes(self) -> int:
         weights: int = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return weights + self.linears.nbytes + activations + masks + scores
+        return weights + self.linears.nbytes
 
     def _probe(self, loaded: Loaded, vocabulary: int) -> tuple[InputMaker, LayerTap]:
         """Learn from passes over a few subwords what the model takes and where its layers are."""
@@ -274,14 +308,28 @@ class TransformerEncoder:
         return chosen
 
     def _encode(
-        self, work: Work, layers: tuple[int, ...], pooling: Pooling, size: int, window: WordWindow | None
+        self,
+        work: Work,
+        layers: tuple[int, ...],
+        pooling: Pooling,
+        size: int,
+        window: WordWindow | None,
+        dtype: torch.dtype | None,
     ) -> Iterator[Pooled]:
         how = self._batching
         lengths = work.lengths + self.inputs.specials.count
         batches = lay_out(lengths, how=how, batch_subwords=size, row_capacity=self.row_capacity)
         clock = stopwatch(self.device)
-        passes = (self._run(work, batch, layers, pooling, how, window, clock) for batch in batches)
-        return collected(passes, clock, self._times, ahead=self.device.type != "cpu")
+
+        def run(batch: Batch) -> Passed:
+            return self._run(work, batch, layers, pooling, how, window, dtype, clock)
+
+        def split(batch: Batch) -> list[Batch]:
+            room = max(1, batch.positions // 2)
+            return halves(batch, lengths, how=how, batch_subwords=room, row_capacity=self.row_capacity)
+
+        passes = self._halving.run(batches, run, split)
+        return collected(passes, clock, self._times, ahead=_AHEAD if self.device.type == "cuda" else 0)
 
     @torch.inference_mode()
     def _run(
@@ -292,6 +340,7 @@ class TransformerEncoder:
         pooling: Pooling,
         how: Batching,
         window: WordWindow | None,
+        dtype: torch.dtype | None,
         clock: Stopwatch,
     ) -> Passed:
         begun = clock.mark()
@@ -314,7 +363,15 @@ class TransformerEncoder:
                 ways.enter_context(attending(self.model))
             self._tap.run(inputs, layers, receive)
         ran = clock.mark()
-        return Passed(Pooled(rows[pool.order], to_host(out)), begun, made, ran, clock.mark(), pools)
+        return Passed(rows[pool.order], self._copies.begin(_leaving(out, dtype), clock), begun, made, ran, pools)
+
+
+def _leaving(vectors: torch.Tensor, dtype: torch.dtype | None) -> tuple[torch.Tensor, ...]:
+    """What leaves the device of vectors [layer, spans, features]: as they are, or cast and with their extremes."""
+    if dtype is None:
+        return (vectors,)
+    extremes = torch.stack([vectors.amin((1, 2)), vectors.amax((1, 2))]).float()
+    return (vectors.to(dtype) if dtype.itemsize <= vectors.dtype.itemsize else vectors, extremes)
 
 
 def _first_int(config: Any, names: Sequence[str], default: int) -> int:

@@ -103,7 +103,8 @@ def _fused(query: torch.Tensor) -> _Fused | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # a torch before it
         return None
-    return lambda *given: _by_kernel(varlen_attn, *given)
+    kernel: Any = varlen_attn
+    return lambda *given: _by_kernel(kernel, *given)
 
 
 def _by_kernel(
@@ -144,10 +145,13 @@ def _by_length(
     start = 0
     for count, length in sentences.runs:
         stop = start + count * length
+        queries, keys, values = (_apart(states[0, :, start:stop], count) for states in (query, key, value))
         attended = torch.nn.functional.scaled_dot_product_attention(
-            *(_apart(states[0, :, start:stop], count, length) for states in (query, key, value)),
+            queries,
+            keys,
+            values,
             attn_mask=_near(length, window, query.device),
-            is_causal=window == (-1, 0) or (window[1] == 0 and window[0] >= length - 1),
+            is_causal=window[1] == 0 and not 0 <= window[0] < length - 1,
             scale=scaling,
         )
         out[start:stop].view(count, length, heads, -1).copy_(attended.transpose(1, 2))
@@ -155,9 +159,9 @@ def _by_length(
     return out.unsqueeze(0)
 
 
-def _apart(states: torch.Tensor, count: int, length: int) -> torch.Tensor:
+def _apart(states: torch.Tensor, count: int) -> torch.Tensor:
     """Stand sentences of one length apart: [heads, positions, features] to [sentences, heads, length, features]."""
-    return states.unflatten(1, (count, length)).transpose(0, 1)
+    return states.view(len(states), count, -1, states.shape[-1]).transpose(0, 1)
 
 
 def _near(length: int, window: _Window, device: torch.device) -> torch.Tensor | None:

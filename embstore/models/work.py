@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
@@ -14,47 +14,46 @@ from embstore.models.batches import Batch
 from embstore.models.encoder import Pooled, Spans, StageTimes, Tokenized
 from embstore.models.stopwatch import Stopwatch
 from embstore.models.tokens import ragged_indices
+from embstore.models.transfer import Copying
 
 
 class Passed:
-    """A batch whose vectors are on their way to the host."""
+    """A batch whose vectors are on their way to the host.
 
-    def __init__(self, pooled: Pooled, begun: Any, made: Any, ran: Any, copied: Any, pools: list[Any]) -> None:
-        self._pooled = pooled
-        self._moments = begun, made, ran, copied
+    `rows`: int64 [n], its spans; `copying`: the vectors, and the least and largest of each layer where these were
+    asked for. `begun`, `made`, `ran`: when the work, the forward pass and the copy began; `pools`: from when to when
+    each layer was pooled.
+    """
+
+    def __init__(
+        self, rows: NDArray[np.int64], copying: Copying, begun: Any, made: Any, ran: Any, pools: list[Any]
+    ) -> None:
+        self._rows = rows
+        self._copying = copying
+        self._moments = begun, made, ran
         self._pools = pools
 
     def collect(self, clock: Stopwatch, times: StageTimes) -> Pooled:
         """Wait for the vectors, and book the stages: making the inputs counts as copying."""
-        begun, made, ran, copied = self._moments
-        copying = clock.seconds(ran, copied) + clock.seconds(begun, made)
+        begun, made, ran = self._moments
+        copying = self._copying
         pooling = sum(clock.seconds(start, stop) for start, stop in self._pools)
-        times.copy += copying
+        times.copy += clock.seconds(copying.began, copying.ended) + clock.seconds(begun, made)
         times.pool += pooling
         times.forward += clock.seconds(made, ran) - pooling
-        return self._pooled
+        return Pooled(self._rows, *copying.host)
 
 
-def collected(passes: Iterable[Passed], clock: Stopwatch, times: StageTimes, *, ahead: bool) -> Iterator[Pooled]:
-    """Yield the vectors of batch after batch; with `ahead` the next batch runs while one is copied."""
-    waiting: Passed | None = None
+def collected(passes: Iterable[Passed | None], clock: Stopwatch, times: StageTimes, *, ahead: int) -> Iterator[Pooled]:
+    """Yield the vectors of batch after batch, while up to `ahead` later ones run; None: collect all that waits."""
+    waiting: deque[Passed] = deque()
     for passed in passes:
-        if waiting is not None:
-            yield waiting.collect(clock, times)
-        waiting = passed
-        if not ahead:
-            yield waiting.collect(clock, times)
-            waiting = None
-    if waiting is not None:
-        yield waiting.collect(clock, times)
-
-
-def to_host(vectors: torch.Tensor) -> torch.Tensor:
-    """Begin to copy vectors to the host, on CUDA into pinned memory and without waiting."""
-    if vectors.device.type != "cuda":
-        return vectors.cpu()
-    host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
-    return host.copy_(vectors, non_blocking=True)
+        if passed is not None:
+            waiting.append(passed)
+        while len(waiting) > (ahead if passed is not None else 0):
+            yield waiting.popleft().collect(clock, times)
+    while waiting:
+        yield waiting.popleft().collect(clock, times)
 
 
 class Work:

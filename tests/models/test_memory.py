@@ -1,0 +1,201 @@
+"""A device without enough memory: batches are halved, no row is lost, and one line says so."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import embstore as es
+from embstore.errors import DeviceMemoryError, SmallerBatchesWarning
+from embstore.models import load_encoder, transformer
+from embstore.models.batches import BATCHINGS, halves, lay_out
+from embstore.models.memory import SIZES, fitting_batch, means_out_of_memory
+from embstore.models.plain import plain_vectors
+from embstore.models.transformer import TransformerEncoder
+from tests.models.oracle import gather, relative_error, word_spans
+from tests.models.tiny import SENTENCES, random_sentences, save
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save("bert", tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def encoder(folder):
+    return load_encoder(folder)
+
+
+class Card:
+    """A memory that holds so many positions: the second block of the model asks for more and gets an error."""
+
+    def __init__(self, encoder, room, *, error=None):
+        self.room = room
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        self.ran = []
+        encoder.model.encoder.layer[1].register_forward_pre_hook(self.ask, with_kwargs=True)
+
+    def ask(self, module, args, kwargs):
+        rows, columns = args[0].shape[:2]
+        self.ran.append(rows * columns)
+        if rows * columns > self.room:
+            raise self.error
+
+
+def sentences():
+    return [*SENTENCES, *random_sentences(20, seed=4), *[SENTENCES[0]] * 30]
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    encoder = load_encoder(folder)
+    tokenized = encoder.tokenize(sentences())
+    return plain_vectors(encoder, tokenized, word_spans(tokenized)[0], layers=(0, 3), pooling="mean")
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_halved_batches_hold_every_row_once(encoder, expected, batching):
+    tokenized = encoder.tokenize(sentences())
+    spans, _ = word_spans(tokenized)
+    longest = int(np.diff(tokenized.word_indptr[tokenized.sentence_indptr]).max()) + 2
+    card = Card(encoder, longest + 3)
+    encoder.use_batching(batching)
+    with pytest.warns(SmallerBatchesWarning, match="did not fit into the memory of cpu") as told:
+        vectors = gather(
+            encoder.encode(tokenized, spans, layers=(0, 3), pooling="mean", batch_subwords=700), spans, 2, 32
+        )
+    assert len(told) == 1
+    assert relative_error(vectors, expected) < 2e-5
+    failed = [positions for positions in card.ran if positions > card.room]
+    assert 1 <= len(failed) <= 6  # once it is known what fits, no larger batch is tried
+
+
+def test_what_fits_is_remembered(encoder):
+    tokenized = encoder.tokenize(sentences())
+    spans, _ = word_spans(tokenized)
+    card = Card(encoder, 300)
+    options = {"layers": (3,), "pooling": "mean", "batch_subwords": 512}
+    with pytest.warns(SmallerBatchesWarning, match=r"--batch-subwords \d+"):
+        first = gather(encoder.encode(tokenized, spans, **options), spans, 1, 32)
+    card.ran.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = gather(encoder.encode(tokenized, spans, **options), spans, 1, 32)
+    assert max(card.ran) <= 300
+    assert relative_error(again, first) < 2e-5
+
+
+def test_one_sentence_that_does_not_fit_is_named(encoder):
+    tokenized = encoder.tokenize(SENTENCES)
+    spans, _ = word_spans(tokenized)
+    longest = int(np.diff(tokenized.word_indptr[tokenized.sentence_indptr]).max()) + 2
+    Card(encoder, longest - 1)
+    passes = encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=128)
+    with (
+        pytest.warns(SmallerBatchesWarning),
+        pytest.raises(DeviceMemoryError, match=rf"one sentence of {longest} subwords.*--max-length.*cpu") as told,
+    ):
+        list(passes)
+    assert "\n" not in str(told.value)
+
+
+def test_an_extraction_that_runs_short_ends_whole(encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(TransformerEncoder, "batchings", ("packed",))
+    plan = es.plan(sentences(), model=encoder, batch_subwords=512, dtype="float32", calibrate=False)
+    whole = es.extract(plan, tmp_path / "whole.zarr")
+    Card(encoder, 200)
+    with pytest.warns(SmallerBatchesWarning):
+        short = es.extract(plan, tmp_path / "short.zarr")
+    assert es.verify(tmp_path / "short.zarr").ok
+    every = np.arange(whole.rows)
+    for layer in whole.layers:
+        one, other = (np.asarray(store.gather(every, layer)) for store in (short, whole))
+        assert np.abs(one - other).max() < 2e-5 * np.abs(other).max()
+    assert short.metadata.extraction == whole.metadata.extraction
+
+
+def test_other_errors_are_not_taken_for_it(encoder):
+    tokenized = encoder.tokenize(SENTENCES)
+    spans, _ = word_spans(tokenized)
+    Card(encoder, 10, error=RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        list(encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=128))
+
+
+@pytest.mark.parametrize(
+    ("error", "means"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+            True,
+        ),
+        (MemoryError(), True),
+        (RuntimeError("shape mismatch"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_errors_that_mean_a_lack_of_memory(error, means):
+    assert means_out_of_memory(error) == means
+
+
+def test_a_self_check_without_memory_is_one_line(encoder):
+    Card(encoder, 0)
+    with pytest.raises(DeviceMemoryError, match=r"the self-check of .* does not fit into the memory of cpu"):
+        encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
+
+
+@pytest.mark.parametrize(
+    ("free", "position_nbytes", "size"),
+    [
+        (78 * GIB, 100_000, 65536),  # BERT-base on an H100
+        (13 * GIB, 100_000, 65536),
+        (12 * GIB, 100_000, 32768),
+        (4 * GIB, 100_000, 16384),
+        (2**18, 1, 65536),
+        (2**17, 1, 65536),
+        (2**17 - 2, 1, 32768),
+        (2**20, 100_000, 1024),  # hardly anything: halving sees to the rest
+    ],
+)
+def test_a_batch_takes_half_of_what_is_free(free, position_nbytes, size):
+    assert fitting_batch(free, position_nbytes=position_nbytes) == size
+    assert size == SIZES[-1] or size * position_nbytes <= free / 2
+
+
+def test_a_position_costs_what_a_batch_of_them_does(encoder):
+    each = encoder.position_nbytes()
+    small, large = (encoder.projected_nbytes(layers=range(4), batch_subwords=n) for n in (8192, 16384))
+    assert each == pytest.approx((large - small) / 8192, rel=0.05)
+    assert not encoder.sizes_batches
+
+
+def test_a_card_s_default_is_of_its_memory(encoder, monkeypatch):
+    monkeypatch.setattr(transformer, "free_nbytes", lambda device: 20_000 * encoder.position_nbytes() * 2)
+    encoder.device = torch.device("cuda")
+    assert encoder.default_batch_subwords == 16384
+
+
+@pytest.mark.parametrize("how", BATCHINGS)
+@pytest.mark.parametrize("seed", range(5))
+def test_halves_hold_the_sentences_of_the_whole(how, seed):
+    lengths = np.random.default_rng(seed).integers(1, 90, 80)
+    for batch in lay_out(lengths, how=how, batch_subwords=1000, row_capacity=64):
+        made = halves(batch, lengths, how=how, batch_subwords=max(1, batch.positions // 2), row_capacity=64)
+        together = np.concatenate([part.sentences for part in made])
+        assert np.array_equal(np.sort(together), np.sort(batch.sentences))
+        if len(batch.sentences) == 1:
+            assert made == [batch]
+            continue
+        assert len(made) > 1
+        longest = lengths[batch.sentences].max()
+        assert all(part.positions <= max(batch.positions // 2, longest, 128) for part in made)
+        for part in made:
+            assert (part.columns + lengths[part.sentences] <= part.shape[1]).all()
