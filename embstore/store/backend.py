@@ -16,6 +16,7 @@ from embstore.store.lock import old_path
 from embstore.store.mapped import RowSource, TakeSource
 from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.object_path import ObjectPath
+from embstore.store.objects import Objects
 
 SUFFIXES = (".zarr", ".h5")
 
@@ -37,9 +38,9 @@ class Reader(Protocol):
 
 
 class Writer(Protocol):
-    """What a store's writer asks of a backend; see ZarrWriter and HDF5Writer."""
+    """What a store's writer asks of a backend; see ZarrWriter, HDF5Writer and ObjectWriter."""
 
-    path: Path
+    path: Any
     metadata: Metadata
 
     def commits(self) -> NDArray[np.uint64]: ...
@@ -50,16 +51,39 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-def is_hdf5(path: Path) -> bool:
+def is_hdf5(path: Path | ObjectPath) -> bool:
     """Tell the backend by the suffix. Raises InvalidValueError for another one."""
     if path.suffix not in SUFFIXES:
         raise InvalidValueError(f"the name of a store must end in .zarr or .h5, not {path.name!r}")
+    if path.suffix == ".h5" and isinstance(path, ObjectPath):
+        raise InvalidValueError(f"{path} cannot be: a store in a bucket is a .zarr, HDF5 stands on a disk")
     return path.suffix == ".h5"
 
 
-def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], *, hdf5: bool) -> None:
+def require_place(path: Path | ObjectPath) -> None:
+    """Raise InvalidValueError where no store can be made at `path`, whatever stands there."""
+    is_hdf5(path)
+    if isinstance(path, ObjectPath):
+        if not Objects.at(path).listed:
+            raise InvalidValueError(f"cannot write {path}: stores at {path.scheme}:// can only be read")
+    elif not path.absolute().parent.is_dir():
+        raise InvalidValueError(f"cannot make {path}: there is no folder {path.parent}")
+
+
+def stands(path: Path | ObjectPath) -> bool:
+    """Tell whether something is at `path`: any file or folder, or a whole store in a bucket."""
+    if isinstance(path, ObjectPath):
+        return Objects.at(path).size("zarr.json") is not None
+    return os.path.lexists(path)
+
+
+def lay_out(path: Path | ObjectPath, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], *, hdf5: bool) -> None:
     """Write a whole store without rows at the new path `path`."""
-    if hdf5:
+    if isinstance(path, ObjectPath):
+        from embstore.store import object_layout
+
+        object_layout.lay_out(path, metadata, frozen)
+    elif hdf5:
         from embstore.store import hdf5_format
 
         hdf5_format.lay_out(path, metadata, frozen)
@@ -93,8 +117,12 @@ def _open_objects(path: ObjectPath, cache: Path | None) -> Reader:
     return ObjectReader(path)
 
 
-def open_writer(path: Path) -> Writer:
-    """Open what stands at a path for writing; its lock must be held."""
+def open_writer(path: Path | ObjectPath) -> Writer:
+    """Open what stands at a path for writing; its lock must be held, but in a bucket, where there is none."""
+    if isinstance(path, ObjectPath):
+        from embstore.store.object_writer import ObjectWriter
+
+        return ObjectWriter(path)
     if standing_kind(path) == "folder":
         from embstore.store.zarr_writer import ZarrWriter
 

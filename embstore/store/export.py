@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ from embstore.store.filling import Progress, fill_store, require_free_path
 from embstore.store.layers import chosen_layers
 from embstore.store.layout import Layout
 from embstore.store.metadata import Dropped, Metadata
-from embstore.store.reader import Store
+from embstore.store.object_path import ObjectPath, place_of
+from embstore.store.reader import Store, cache_folder
 from embstore.store.subset import subset_of
 
 LEFT_OUT = "left out of an export"
@@ -29,8 +29,8 @@ Rows = NDArray[np.int64]
 
 
 def export(
-    store: str | os.PathLike[str] | Store,
-    out: str | os.PathLike[str],
+    store: str | os.PathLike[str] | ObjectPath | Store,
+    out: str | os.PathLike[str] | ObjectPath,
     *,
     layers: str | int | Iterable[int] | None = None,
     words: str | Iterable[str] | None = None,
@@ -39,7 +39,7 @@ def export(
     check: bool = True,
     progress: Progress | None = None,
 ) -> Store:
-    """Copy a finished store, or some of its layers, words or rows, to the new path `out` (.zarr or .h5).
+    """Copy a finished store, or some of its layers, words or rows, to the new path `out` (.zarr, .h5, s3://...).
 
     `layers`: "0,6-12", "all", "last" or numbers. `words`: forms as spelled in the store. `rows`: integers,
     ascending, each once; where both are given, only rows of these words. `dtype`: as stored, unless given; what is
@@ -50,8 +50,9 @@ def export(
     Raises MissingRowsError for a store that is not finished, InvalidValueError for a layer, word or row that it does
     not have and for a path that is taken, NonFiniteError for values beyond the dtype, StoreDamagedError, StorageError.
     """
-    path = Path(out)
-    reader = open_reader(Path(store.path if isinstance(store, Store) else store))
+    path = place_of(out)
+    near = (store.path, store.cache) if isinstance(store, Store) else (place_of(store), cache_folder(None))
+    reader = open_reader(near[0], cache=near[1])
     source = Store(reader)
     _require_finished(source)
     places = [source.layers.index(layer) for layer in chosen_layers(layers, source.layers)]

@@ -43,7 +43,7 @@ def crc32c(data: NDArray[Any] | bytes, crc: int = 0) -> int:
 
 
 @contextmanager
-def storing(path: str | os.PathLike[str]) -> Iterator[None]:
+def storing(path: object) -> Iterator[None]:
     """Say in one line why something could not be written at `path`."""
     try:
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, StorageError
-from embstore.store.backend import Reader, is_hdf5, open_reader
-from embstore.store.files import crc32c, remove, storing
+from embstore.store.backend import Reader, open_reader, require_place, stands
+from embstore.store.files import crc32c, storing
 from embstore.store.index import Index
 from embstore.store.metadata import Metadata, StoredArray
+from embstore.store.object_path import ObjectPath
 from embstore.store.reader import Store, open_store
-from embstore.store.writer import StoreWriter, create_store
+from embstore.store.writer import StoreWriter, create_store, remove_store
 
 Progress = Callable[[int, int], object]
 ArraysOf = Callable[[int], Mapping[str, NDArray[Any]]]
@@ -26,7 +26,7 @@ _DERIVED = {"layer", "type/indptr", "type/occurrences"}
 
 
 def fill_store(
-    path: Path,
+    path: Path | ObjectPath,
     *,
     metadata: Metadata,
     index: Index,
@@ -46,7 +46,7 @@ def fill_store(
             _write(writer, arrays_of, progress)
         except Exception as error:
             if begun and not isinstance(error, StorageError):
-                remove(path)
+                remove_store(path)
             raise
         writer.finish()
     return open_store(path)
@@ -66,19 +66,18 @@ def _write(writer: StoreWriter, arrays_of: ArraysOf, progress: Progress | None) 
         progress(done, layout.rows)
 
 
-def require_free_path(path: Path) -> None:
+def require_free_path(path: Path | ObjectPath) -> None:
     """Raise InvalidValueError at once where no store can be written at `path`, or a finished one stands there."""
-    is_hdf5(path)
-    if not path.absolute().parent.is_dir():
-        raise InvalidValueError(f"cannot make {path}: there is no folder {path.parent}")
-    if os.path.lexists(path) and _unfinished(path) is None:
+    require_place(path)
+    if stands(path) and _unfinished(path) is None:
         raise _taken(path)
 
 
-def _begin(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> bool:
+def _begin(path: Path | ObjectPath, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> bool:
     """Lay the store out; False where an unfinished one of the same rows stands there already."""
-    if not os.path.lexists(path):
-        _require_space(path, metadata, index)
+    if not stands(path):
+        if isinstance(path, Path):
+            _require_space(path, metadata, index)
         create_store(path, metadata=metadata, index=index, center=center)
         return True
     reader = _unfinished(path)
@@ -87,11 +86,11 @@ def _begin(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.f
     return False
 
 
-def _taken(path: Path) -> InvalidValueError:
+def _taken(path: Path | ObjectPath) -> InvalidValueError:
     return InvalidValueError(f"{path} exists already: choose another path, or remove it first")
 
 
-def _unfinished(path: Path) -> Reader | None:
+def _unfinished(path: Path | ObjectPath) -> Reader | None:
     try:
         reader = open_reader(path)
         return None if Store(reader).finished else reader

@@ -20,6 +20,7 @@ from embstore.store.index import Index
 from embstore.store.layers import chosen_layers
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
+from embstore.store.object_path import ObjectPath, place_of
 from embstore.store.reader import Store
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ Words = Sequence[str]
 
 def import_hdf5(
     source: str | os.PathLike[str],
-    store: str | os.PathLike[str],
+    store: str | os.PathLike[str] | ObjectPath,
     *,
     corpus: Iterable[Words] | None = None,
     layers: str | int | Iterable[int] | None = None,
@@ -52,7 +53,7 @@ def import_hdf5(
 
     wanted = "float16" if dtype is None else dtype
     require_dtype(wanted)
-    path = Path(store)
+    path = place_of(store)
     require_free_path(path)
     with SentenceFile(Path(source)) as file:
         chosen = chosen_layers(layers, range(file.layers))

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreMismatchError, StoreNotFoundError
-from embstore.store.backend import is_hdf5
+from embstore.store.backend import is_hdf5, require_place
 from embstore.store.files import map_file, remove, storing
 from embstore.store.index import Index
 from embstore.store.lock import StoreLock, new_path, swap
 from embstore.store.metadata import Metadata, parse
-from embstore.store.writer import build
+from embstore.store.object_path import ObjectPath, place_of
+from embstore.store.writer import build, frozen_of
 from embstore.store.zarr_format import NODE
 from embstore.store.zarr_reader import read_root_attribute
 
 
 def repair_layout(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ObjectPath,
     *,
     metadata: Metadata,
     index: Index,
@@ -34,8 +36,10 @@ def repair_layout(
     and StoreMismatchError where the metadata can be read and is of another recipe; where it cannot be read and the
     digest of the recipe beside the vectors is not the plan's, StoreDamagedError or StoreFormatError.
     """
-    path = Path(path)
+    path = place_of(path)
     hdf5 = is_hdf5(path)
+    if isinstance(path, ObjectPath):
+        return _repair_objects(path, metadata, index, center)
     with StoreLock(path):
         if not os.path.lexists(path):
             raise StoreNotFoundError(f"there is no store at {path}: embstore extract makes one")
@@ -49,6 +53,32 @@ def repair_layout(
             remove(new_path(path))
             raise
     return [partition for partition in range(metadata.layout.partitions) if partition not in kept]
+
+
+def _repair_objects(path: ObjectPath, planned: Metadata, index: Index, center: NDArray[np.float32] | None) -> list[int]:
+    """Mend a store in a bucket object by object: there is no other place to lay it out at and swap."""
+    from embstore.store import object_repair
+
+    require_place(path)
+    try:
+        stored = object_repair.stored_metadata(path)
+    except (StoreDamagedError, StoreFormatError) as error:
+        if not object_repair.names_recipe(path, planned):
+            raise _unknown(path, error) from error
+        stored = planned
+    _require_same(path, stored, planned)
+    with frozen_of(path, stored, index, center, scratch=Path(tempfile.gettempdir())) as frozen:
+        return object_repair.mend(path, stored, frozen)
+
+
+def _unknown(path: Path | ObjectPath, error: EmbstoreError) -> EmbstoreError:
+    """Return the error for metadata that are lost, with nothing beside the vectors that says whose they are."""
+    if isinstance(error, StoreFormatError):
+        return error
+    return StoreDamagedError(
+        f"the metadata of {path} cannot be read, and nothing else in it says that this plan made it: give the "
+        "options it was made with, or remove it first"
+    )
 
 
 def _stored_metadata(path: Path, planned: Metadata) -> Metadata:
@@ -65,10 +95,7 @@ def _stored_metadata(path: Path, planned: Metadata) -> Metadata:
             return planned
         if isinstance(error, StoreFormatError):
             raise
-        raise StoreDamagedError(
-            f"the metadata of {path} cannot be read, and nothing else in it says that this plan made it: give the "
-            "options it was made with, or remove it first"
-        ) from error
+        raise _unknown(path, error) from error
     _require_same(path, stored, planned)
     return stored
 
@@ -82,7 +109,7 @@ def _names_recipe(path: Path, planned: Metadata) -> bool:
     return mapped is not None and mapped.find(planned.recipe_sha256.encode()) >= 0
 
 
-def _require_same(path: Path, stored: Metadata, planned: Metadata) -> None:
+def _require_same(path: Path | ObjectPath, stored: Metadata, planned: Metadata) -> None:
     then, now = stored.recipe, planned.recipe
     for key in sorted(then):
         if then[key] != now[key]:

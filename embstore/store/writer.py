@@ -1,10 +1,12 @@
-"""Making stores and filling them: one writer, partitions in any order, each committed once it is on disk."""
+"""Making stores and filling them: partitions in any order, each committed once it is on disk or in the bucket."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,20 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError
-from embstore.store.arrays import check_center, check_columns, frozen_arrays, payload_specs
-from embstore.store.backend import is_hdf5, lay_out, open_writer
+from embstore.store.arrays import check_center, check_columns, frozen_arrays
+from embstore.store.backend import is_hdf5, lay_out, open_writer, require_place
 from embstore.store.consistency import index_faults
 from embstore.store.files import fsync_folder, remove, storing
 from embstore.store.index import Index
 from embstore.store.layout import Layout
 from embstore.store.lock import StoreLock, new_path
 from embstore.store.metadata import Metadata, check_metadata
+from embstore.store.object_path import ObjectPath, place_of
+from embstore.store.objects import Objects
 from embstore.store.occurrences import rows_of_types
-from embstore.store.vectors import INT8_FILL
+from embstore.store.partition_check import check_partition
 
 
 def create_store(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ObjectPath,
     *,
     metadata: Metadata,
     index: Index,
@@ -36,12 +40,13 @@ def create_store(
 
     `center`: float32 [layer, feature], for int8 only. Raises InvalidValueError for a path that exists or has
     another suffix than .zarr or .h5, and for an index that does not fit the metadata; StorageError where the
-    disk is full.
+    disk is full. In a bucket the same call goes on with what an interrupted one left.
     """
-    path = Path(path)
-    is_hdf5(path)
-    if not path.parent.is_dir():
-        raise InvalidValueError(f"cannot make {path}: there is no folder {path.parent}")
+    path = place_of(path)
+    require_place(path)
+    if isinstance(path, ObjectPath):
+        _lay_out(path, path, metadata=metadata, index=index, center=center, scratch=Path(tempfile.gettempdir()))
+        return
     with StoreLock(path):
         if os.path.lexists(path):
             raise InvalidValueError(f"{path} exists already: choose another path, or remove it first")
@@ -53,43 +58,90 @@ def create_store(
 
 def build(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> None:
     """Lay out a store at `new_path(path)`; nothing is left there where that fails. The lock must be held."""
-    check_metadata(metadata)
-    check_center(metadata, center)
-    check_columns(index.labels)
-    for fault in index_faults(index, metadata.rows):
-        raise InvalidValueError(f"the index is not consistent: {fault}")
     new = new_path(path)
     try:
-        with storing(path), rows_of_types(index.type, len(index.words), path.parent) as words:
-            frozen = frozen_arrays(metadata, index, words, center)
-            lay_out(new, metadata, frozen, hdf5=is_hdf5(path))
+        _lay_out(path, new, metadata=metadata, index=index, center=center, scratch=path.parent)
     except BaseException:
         remove(new)
         raise
 
 
+def _lay_out(
+    path: Path | ObjectPath,
+    new: Path | ObjectPath,
+    *,
+    metadata: Metadata,
+    index: Index,
+    center: NDArray[np.float32] | None,
+    scratch: Path,
+) -> None:
+    """Lay out at `new` what is to stand at `path`."""
+    with frozen_of(path, metadata, index, center, scratch=scratch) as frozen:
+        lay_out(new, metadata, frozen, hdf5=is_hdf5(path))
+
+
+@contextmanager
+def frozen_of(
+    path: Path | ObjectPath,
+    metadata: Metadata,
+    index: Index,
+    center: NDArray[np.float32] | None,
+    *,
+    scratch: Path,
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Give the arrays of a lay-out that never change; `scratch`: a folder for what does not fit into memory.
+
+    Raises InvalidValueError for what no store can be laid out from.
+    """
+    check_metadata(metadata)
+    check_center(metadata, center)
+    check_columns(index.labels)
+    for fault in index_faults(index, metadata.rows):
+        raise InvalidValueError(f"the index is not consistent: {fault}")
+    with storing(path), rows_of_types(index.type, len(index.words), scratch) as words:
+        yield frozen_arrays(metadata, index, words, center)
+
+
+def remove_store(path: Path | ObjectPath) -> None:
+    """Remove a store that nobody uses, all of it or so that what is left is none; its lock, if any, must be held."""
+    if isinstance(path, ObjectPath):
+        objects = Objects.at(path)
+        objects.delete("zarr.json")
+        for name in objects.names():
+            objects.delete(name)
+    elif os.path.lexists(path):
+        os.rename(path, new_path(path))
+        remove(new_path(path))
+
+
 class StoreWriter:
     """Writes the partitions of a laid-out store, under its lock; a context manager.
 
-    Raises StoreBusyError where another process writes the store. What a killed writer left is removed.
+    Raises StoreBusyError where another process writes the store. What a killed writer left is removed. In a bucket
+    there is no lock, and several may write: of each partition the first one's rows stay.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        if not self.path.parent.is_dir():
-            open_writer(self.path)
-        self._lock = StoreLock(self.path)
+    def __init__(self, path: str | os.PathLike[str] | ObjectPath) -> None:
+        self.path = place_of(path)
         self._mutex = threading.Lock()
-        self._lock.__enter__()
+        self._lock: StoreLock | None = None
+        if isinstance(self.path, ObjectPath):
+            require_place(self.path)
+        else:
+            if not self.path.parent.is_dir():
+                open_writer(self.path)
+            self._lock = StoreLock(self.path)
+            self._lock.__enter__()
         try:
             with storing(self.path):
                 self._backend = open_writer(self.path)
         except BaseException:
-            self._lock.release()
+            if self._lock is not None:
+                self._lock.release()
             raise
+        self._open = True
         self.metadata = self._backend.metadata
         self._written: NDArray[np.bool_] | None = None  # what is committed, read once: none is taken back by others
-        self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -112,20 +164,38 @@ class StoreWriter:
         of the partition; for int8 also "scale" float32 [layer, n]. Raises InvalidValueError for other arrays or
         a committed partition, StorageError where the disk is full: then nothing is committed.
         """
-        layout = self.metadata.layout
-        if not 0 <= partition < layout.partitions:
-            raise InvalidValueError(f"there is no partition {partition}: the store has {layout.partitions}")
-        start, stop = layout.span(partition)
-        self._check(partition, stop - start, arrays)
+        rows = check_partition(self.metadata, partition, arrays)
         with self._mutex, storing(self.path):
-            self._check_open()
-            if self._written is None:
-                self._written = committed(self._backend.commits(), layout)
-            if self._written[partition]:
-                raise InvalidValueError(f"partition {partition} is committed already: discard it first")
-            crc = self._backend.write(partition, arrays)
-            self._backend.commit(partition, np.array([stop - start, crc], np.uint64))
-            self._written[partition] = True
+            if self._is_missing(partition):
+                crc = self._backend.write(partition, arrays)
+                self._record(partition, np.array([rows, crc], np.uint64))
+
+    def commit(self, partition: int, record: NDArray[np.uint64]) -> None:
+        """Commit a partition that a `PartitionWriter`, here or on another machine, has written; it gave `record`.
+
+        Raises InvalidValueError for a record that cannot be the partition's, or a committed partition.
+        """
+        layout = self.metadata.layout
+        start, stop = layout.span(partition)
+        if int(record[0]) != stop - start or int(record[1]) >= 2**32:
+            raise InvalidValueError(f"{record.tolist()} is no record of partition {partition} of {stop - start} rows")
+        with self._mutex, storing(self.path):
+            if self._is_missing(partition):
+                self._record(partition, record)
+
+    def _is_missing(self, partition: int) -> bool:
+        """Whether a partition is to be committed; in a bucket another writer may have done so meanwhile."""
+        self._check_open()
+        if self._written is None:
+            self._written = committed(self._backend.commits(), self.metadata.layout)
+        if self._written[partition] and self._lock is not None:
+            raise InvalidValueError(f"partition {partition} is committed already: discard it first")
+        return not self._written[partition]
+
+    def _record(self, partition: int, record: NDArray[np.uint64]) -> None:
+        assert self._written is not None
+        self._backend.commit(partition, record)
+        self._written[partition] = True
 
     def discard(self, partitions: Iterable[int]) -> None:
         """Count partitions as not written, so that they are written again."""
@@ -150,26 +220,15 @@ class StoreWriter:
     def close(self) -> None:
         """Release the lock; a second call does nothing."""
         with self._mutex:
-            if self._lock.held:
+            if self._open:
+                self._open = False
                 self._backend.close()
-                self._lock.release()
+                if self._lock is not None:
+                    self._lock.release()
 
     def _check_open(self) -> None:
-        if not self._lock.held:
+        if not self._open:
             raise EmbstoreError(f"the writer of {self.path} is closed")
-
-    def _check(self, partition: int, rows: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        if set(arrays) != set(self._specs):
-            raise InvalidValueError(f"a partition holds {sorted(self._specs)}, not {sorted(arrays)}")
-        for name, spec in self._specs.items():
-            shape = (spec.shape[0], rows, *spec.shape[2:])
-            if arrays[name].shape != shape or arrays[name].dtype != spec.dtype:
-                raise InvalidValueError(
-                    f"{name} of partition {partition} must be {spec.dtype} {shape}, "
-                    f"not {arrays[name].dtype} {arrays[name].shape}"
-                )
-        if self.metadata.dtype == "int8" and (arrays["hidden_states"] == INT8_FILL).any():
-            raise InvalidValueError(f"the int8 code {INT8_FILL} means not written and cannot be stored")
 
 
 def committed(records: NDArray[np.uint64], layout: Layout) -> NDArray[np.bool_]:

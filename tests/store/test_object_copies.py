@@ -1,0 +1,95 @@
+"""Copies of stores from a disk to a bucket and back are the same bytes, whole or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError
+from embstore.store import create_store, export, open_store
+from tests.store.example import all_files, example
+from tests.store.memory_bucket import URL, MemoryBucket
+
+pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
+
+
+class Killed(BaseException):
+    """Ends a copy at once, as a signal does."""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_to_a_bucket_and_back(memory: MemoryBucket, tmp_path: Path, dtype: str) -> None:
+    local = example(dtype=dtype).make(tmp_path / "x.zarr")
+    far = export(local, URL)
+    assert str(far.path) == URL
+    assert far.finished
+    assert memory.files() == all_files(local.path)
+    export(far, tmp_path / "back.zarr")
+    assert all_files(tmp_path / "back.zarr") == all_files(local.path)
+    flat = export(URL, tmp_path / "back.h5")
+    assert np.array_equal(flat.gather([699, 0], 3), local.gather([699, 0], 3))
+    with pytest.raises(InvalidValueError, match=r"s3://bucket/x\.zarr exists already"):
+        export(local, URL)
+
+
+def test_a_part_of_a_store_in_another_dtype(memory: MemoryBucket, tmp_path: Path) -> None:
+    local = example().make(tmp_path / "x.zarr")
+    export(local, URL)
+    chosen = {"layers": [0, 5], "rows": [3, 4, 600], "dtype": "float32"}
+    export(local, tmp_path / "near.zarr", **chosen)
+    export(URL, "s3://bucket/far.zarr", **chosen)
+    far = {key.removeprefix("far.zarr/"): data for key, data in memory.all_objects().items() if key.startswith("far")}
+    assert far == all_files(tmp_path / "near.zarr")
+
+
+def test_an_interrupted_copy_goes_on(memory: MemoryBucket, tmp_path: Path) -> None:
+    local = example().make(tmp_path / "x.zarr")
+    written: list[str] = []
+
+    def step(when: str, kind: str, name: str) -> None:
+        if when == "begin" and kind == "put":
+            if name == "hidden_states/c/0/2/0" and name not in written:
+                written.append(name)
+                raise Killed
+            written.append(name)
+
+    memory.step = step
+    with pytest.raises(Killed):
+        export(local, URL)
+    with pytest.raises(MissingRowsError), pytest.warns(match="is not finished"):
+        export(open_store(URL), tmp_path / "back.zarr")
+    written[:-1] = []
+    export(local, URL)
+    assert [name for name in written if name.startswith("hidden_states/c")] == ["hidden_states/c/0/2/0"] * 2
+    assert memory.files() == all_files(local.path)
+
+
+def test_what_was_changed_is_not_copied(memory: MemoryBucket, tmp_path: Path) -> None:
+    local = example().make(tmp_path / "x.zarr")
+    export(local, URL)
+    for name in ("hidden_states/c/0/1/0", "occurrence/position/c/0"):
+        whole = memory.files()[name]
+        memory.objects.put(name, whole[:9] + bytes([whole[9] ^ 1]) + whole[10:])
+        with pytest.raises(StoreDamagedError):
+            export(URL, tmp_path / f"{name.replace('/', '_')}.zarr")
+        memory.objects.put(name, whole)
+
+
+def test_what_a_failed_copy_began_is_removed(memory: MemoryBucket, tmp_path: Path) -> None:
+    made = example(dtype="float32")
+    made.arrays["hidden_states"][1, 5, 2] = 1e6
+    local = made.make(tmp_path / "x.zarr")
+    with pytest.raises(ArithmeticError, match="beyond float16"):
+        export(local, URL, dtype="float16")
+    assert memory.files() == {}
+
+
+def test_a_store_that_is_another_ones_stays(memory: MemoryBucket, tmp_path: Path) -> None:
+    other = example(seed=1)
+    create_store(URL, metadata=other.metadata, index=other.index)
+    before = memory.files()
+    with pytest.raises(InvalidValueError, match="exists already"):
+        export(example().make(tmp_path / "x.zarr"), URL)
+    assert memory.files() == before
