@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -22,6 +23,11 @@ LONGEST = ("test_ewt.py", "test_kill.py", "test_full_disk.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that take longest first, so that no worker begins one when the other is nearly done."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the modules and tests that stay to the end."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

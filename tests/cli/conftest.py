@@ -10,9 +10,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 
 import embstore as es
 from tests.models import tiny
@@ -68,6 +70,14 @@ def made(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = es.plan(folder / "corpus.txt", model=folder / "model", calibrate=False)
     es.extract(plan, folder / "store.zarr")
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def parser_made_once() -> Iterator[None]:
+    """Keep the parser that typer makes anew for every run: for thirty commands it takes longer than most of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.main.get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

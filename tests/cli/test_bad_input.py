@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -323,6 +323,14 @@ STORES = {
 }
 
 BAD = CORPORA | OPTIONS | MODELS | STORES
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_is_loaded_stays(made: Path) -> Iterator[None]:
+    """Let each test's collection look at what that test left only, not at torch and transformers again."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("name", BAD)
