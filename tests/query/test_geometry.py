@@ -30,7 +30,16 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def mean_cosine(vectors: np.ndarray) -> float:
-    return float(np.mean([cosine(one, other) for one, other in combinations(vectors, 2)]))
+    """The mean over all pairs, each cosine by itself."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    units = vectors / np.where(lengths > 0, lengths, 1)[:, None]
+    return float((units @ units.T)[np.triu_indices(len(vectors), 1)].mean())
+
+
+def test_the_mean_over_pairs_is_that_of_a_loop() -> None:
+    vectors = np.concatenate([array for _, array in awkward_words()])[::4]
+    pairs = [cosine(one, other) for one, other in combinations(vectors, 2)]
+    assert mean_cosine(vectors) == pytest.approx(np.mean(pairs), abs=1e-13)
 
 
 def within_sentence(vectors: np.ndarray) -> float:
@@ -58,6 +67,12 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     vectors = [(word, np.stack([array, other])) for (word, array), (_, other) in zip(first, second, strict=True)]
     path = tmp_path_factory.mktemp("geometry") / f"store{suffix}"
     return write_words(path, vectors, layers=(1, 4), dtype=dtype)
+
+
+@pytest.fixture(scope="module")
+def whole(written: Written) -> pl.DataFrame:
+    """Every metric of a store, in one piece."""
+    return geometry(written.store, metrics=METRICS, min_contexts=1, precision="float64")
 
 
 def values(table: pl.DataFrame, metric: str, layer: int) -> dict[str, float | None]:
@@ -111,9 +126,8 @@ def test_every_metric_is_that_of_its_definition(written: Written, precision: str
     "options", [{"block_rows": 1}, {"block_rows": 37}, {"threads": 1}, {"threads": 3}, {"memory": 1}]
 )
 def test_nothing_depends_on_blocks_threads_or_memory(
-    written: Written, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    written: Written, whole: pl.DataFrame, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = geometry(written.store, metrics=METRICS, min_contexts=1, precision="float64")
     monkeypatch.setattr(groups, "CACHED_NBYTES", 1000)
     other = geometry(written.store, metrics=METRICS, min_contexts=1, precision="float64", **options)
     assert other.drop("value", "baseline", "adjusted").equals(whole.drop("value", "baseline", "adjusted"))
