@@ -18,6 +18,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 PLACED_WITHIN = 300.0  # seconds until the first worker has a place to run
+AWAITED_FOR = 30.0  # seconds that a piece which one worker failed at waits for another that has no place yet
 BLAMED_MOST = 3  # pieces in a row that a worker failed at and another then did
 
 
@@ -69,6 +70,13 @@ class _Worker:
     alone: bool = False  # it does a piece that has failed before, and nothing beside it
     lost_at_start: int = 0
     blamed: int = 0
+    hired_at: float = 0.0
+
+    def may_work(self) -> bool:
+        """Tell whether it works, or is soon to."""
+        if self.state == "hired":
+            return time.monotonic() - self.hired_at < AWAITED_FOR
+        return self.state != "out"
 
 
 class Foreman(Generic[P, R]):
@@ -91,12 +99,13 @@ class Foreman(Generic[P, R]):
         self._began = time.monotonic()
         self._placed = False
         self._reason: Exception | None = None
+        self._unsaid: list[str] = []
 
     def run(self) -> Iterator[Outcome[P, R]]:
         if not self._take():
             return
         for number in range(len(self._workers)):
-            self._crew.hire(number)
+            self._hire(number)
         while self._tasks or self._take():
             self._hand_out()
             if all(worker.state == "out" for worker in self._workers):
@@ -141,7 +150,7 @@ class Foreman(Generic[P, R]):
         record = self._tasks[task]
         if not record.attempts:
             return True
-        others = {other for other, one in enumerate(self._workers) if one.state in ("starting", "ready")}
+        others = {other for other, one in enumerate(self._workers) if one.may_work()}
         return not worker.tasks and (number not in record.tried_by or others <= set(record.tried_by))
 
     def _give(self, number: int, worker: _Worker, task: int) -> None:
@@ -172,6 +181,7 @@ class Foreman(Generic[P, R]):
             warnings.warn(f"{worker.name}: {note}", WorkerWarning, stacklevel=2)
         if answer.error is None:
             worker.state, worker.lost_at_start = "ready", 0
+            self._tell_of_those_left_out()
             return
         self._leave_out(worker, pickle.loads(answer.error))
 
@@ -182,8 +192,15 @@ class Foreman(Generic[P, R]):
         reason = kind(f"{worker.name}: {in_one_line(error)}")
         reason.__cause__ = error
         self._reason = self._reason or reason
-        if any(other.state != "out" for other in self._workers):
-            warnings.warn(f"{reason}; the work goes on without it", WorkerWarning, stacklevel=2)
+        self._unsaid.append(str(reason))
+        self._tell_of_those_left_out()
+
+    def _tell_of_those_left_out(self) -> None:
+        """Say who is left out once it is certain that there is another."""
+        if any(worker.state == "ready" for worker in self._workers):
+            for reason in self._unsaid:
+                warnings.warn(f"{reason}; the work goes on without it", WorkerWarning, stacklevel=2)
+            self._unsaid.clear()
 
     def _answered(self, task: int, worker: _Worker, answer: Answer) -> Iterator[Outcome[P, R]]:
         if answer.error is not None:
@@ -237,7 +254,11 @@ class Foreman(Generic[P, R]):
         if worker.lost_at_start >= self._attempts:
             self._leave_out(worker, ClusterError(f"lost as it began, {worker.lost_at_start} times: {why}"))
             return
-        worker.state = "hired"
+        self._hire(number)
+
+    def _hire(self, number: int) -> None:
+        worker = self._workers[number]
+        worker.state, worker.hired_at = "hired", time.monotonic()
         self._crew.hire(number)
 
     def _let_go(self, worker: _Worker, task: int) -> None:
@@ -246,7 +267,8 @@ class Foreman(Generic[P, R]):
             worker.alone = False
 
     def _patience(self) -> float:
-        return 3600.0 if self._placed else max(0.1, self._began + PLACED_WITHIN - time.monotonic())
+        """How long to wait for an event: less where time alone may change who does what."""
+        return 1.0 if any(worker.state == "hired" for worker in self._workers) else 3600.0
 
     def _check_placed(self) -> None:
         if not self._placed and time.monotonic() - self._began >= PLACED_WITHIN:

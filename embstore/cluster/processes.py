@@ -151,7 +151,7 @@ class _ProcessCrew:
             process.kill()
             status = process.wait()
         with errors:
-            return _ending(status, _last_line(errors))
+            return _ending(status, last_line(errors))
 
     def waiting_for(self) -> str:
         return "the processes do not start"
@@ -172,7 +172,7 @@ def _ending(status: int, last_line: str) -> str:
     return f"ended with status {status}" + (f": {last_line}" if last_line else "")
 
 
-def _last_line(errors: IO[bytes]) -> str:
+def last_line(errors: IO[bytes]) -> str:
     size = errors.seek(0, os.SEEK_END)
     errors.seek(max(0, size - 4096))
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]

@@ -61,8 +61,10 @@ class ExecutorTests:
             assert sorted(outcome.result[0] for outcome in executor.run(jobs.Squares(), range(4))) == [0, 1, 4, 9]  # type: ignore[index]
 
     def test_no_worker_can_begin(self, executor: Executor) -> None:
-        with pytest.raises(ClusterError, match="the model is not here"):
-            list(executor.run(jobs.CannotBegin(), range(4)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ClusterError, match="the model is not here"):
+                list(executor.run(jobs.CannotBegin(), range(4)))
 
 
 class WorkerTests(ExecutorTests):
@@ -114,3 +116,38 @@ class SeveralWorkerTests(WorkerTests):
         told = [str(one.message) for one in caught]
         assert any("the model is not here; the work goes on without it" in line for line in told)
         assert any("torch 1.0 is here" in line for line in told)
+
+
+class AllAtOnceTests:
+    """Of executors that take seconds to begin: all that may go wrong in one run, of two workers or more."""
+
+    def test_all_at_once(self, executor: Executor, tmp_path: Path) -> None:
+        taken: list[int] = []
+
+        def pieces() -> Iterator[int]:
+            for piece in range(24):
+                taken.append(piece)
+                yield piece
+
+        job = jobs.AllAtOnce(tmp_path, killing=5, poisoned=3)
+        outcomes = {}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for outcome in executor.run(job, pieces()):
+                assert outcome.piece not in outcomes
+                outcomes[outcome.piece] = outcome
+                assert len(taken) <= len(outcomes) + 4 * executor.workers
+        assert any("the work goes on without it" in str(one.message) for one in caught)
+        assert {piece: one.result[0] for piece, one in outcomes.items() if one.result} == {
+            piece: piece**2 for piece in range(24) if piece != 3
+        }
+        assert outcomes[3].attempts == ATTEMPTS
+        assert any("ValueError: 3 is poisoned" in line for line in outcomes[3].failures)
+        assert any("the worker was lost" in line for line in outcomes[5].failures)
+        assert any("the disk is full" in line for one in outcomes.values() for line in one.failures)
+
+    def test_no_worker_can_begin(self, executor: Executor) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ClusterError, match="the model is not here"):
+                list(executor.run(jobs.CannotBegin(), range(4)))

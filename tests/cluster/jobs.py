@@ -117,3 +117,26 @@ def first(path: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class AllAtOnce:
+    """One worker fails at everything, one is killed at `killing`, and `poisoned` fails wherever it is done."""
+
+    folder: Path
+    killing: int
+    poisoned: int
+
+    def begin(self) -> Work:
+        broken = OneBrokenWorker(self.folder).begin()
+
+        def work(piece: int) -> tuple[int, int]:
+            result = broken(piece)
+            if piece == self.poisoned:
+                raise ValueError(f"{piece} is poisoned")
+            if piece == self.killing and first(self.folder / "killed"):
+                os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(60)
+            return result
+
+        return work
