@@ -8,13 +8,13 @@ import re
 import threading
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +55,13 @@ class Fault:
     met: int = field(default=0, init=False)
 
 
+class Server(ThreadingHTTPServer):
+    """A server that many clients may call at once; with the usual queue of five some would wait for a second."""
+
+    request_queue_size = 128
+    daemon_threads = True
+
+
 class Proxy:
     """Stands before an HTTP server at `host`:`port`; `url` is its own address."""
 
@@ -63,8 +70,7 @@ class Proxy:
         self._faults: list[Fault] = []
         self._requests: list[Request] = []
         self._mutex = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = Server(("127.0.0.1", 0), _handler(self))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -180,7 +186,7 @@ class Bucket:
 
     name: str
     proxy: Proxy
-    direct: str
+    held: Any  # what moto's server keeps
 
     @property
     def url(self) -> str:
@@ -195,58 +201,55 @@ class Bucket:
 
     def put(self, key: str, data: bytes) -> None:
         """Put one object, past the proxy."""
-        _plain("PUT", f"{self.direct}/{self.name}/{urllib.parse.quote(key)}", data)
+        self.held.put_object(self.name, key, data)
 
     def get(self, key: str) -> bytes:
         """Get one object, past the proxy."""
-        return _plain("GET", f"{self.direct}/{self.name}/{urllib.parse.quote(key)}")
+        found = self.held.get_object(self.name, key)
+        assert found is not None, key
+        value: bytes = found.value
+        return value
 
     def delete(self, key: str) -> None:
         """Remove one object, past the proxy."""
-        _plain("DELETE", f"{self.direct}/{self.name}/{urllib.parse.quote(key)}")
+        self.held.delete_object(self.name, key)
 
     def keys(self) -> list[str]:
-        """Every key of the bucket, in order, past the proxy (at most 1,000)."""
-        listed = _plain("GET", f"{self.direct}/{self.name}?list-type=2").decode()
-        return sorted(re.findall(r"<Key>([^<]*)</Key>", listed))
-
-
-def _plain(method: str, url: str, data: bytes | None = None) -> bytes:
-    signed = f"AWS4-HMAC-SHA256 Credential={KEY}/20200101/us-east-1/s3/aws4_request, Signature=0"
-    headers = {"Authorization": signed, "Content-Type": "application/octet-stream"}
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method)) as answer:
-        body: bytes = answer.read()
-        return body
+        """Every key of the bucket, in order, past the proxy."""
+        return sorted(self.held.get_bucket(self.name).keys)
 
 
 _numbers = count()
 
 
 @pytest.fixture(scope="session")
-def object_server() -> Iterator[tuple[Proxy, str]]:
-    """A proxy before an S3 server on a free port of loopback, and the server's own address."""
+def object_server() -> Iterator[tuple[Proxy, Any]]:
+    """A proxy before an S3 server on a free port of loopback, and what that server keeps."""
     pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
     server_of_moto = pytest.importorskip("moto.server", reason="no moto: pip install 'moto[s3,server]'")
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.s3.models import s3_backends
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = server_of_moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     proxy = Proxy(host, port)
-    yield proxy, f"http://{host}:{port}"
+    yield proxy, s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
     proxy.close()
     server.stop()
 
 
 @pytest.fixture
-def bucket(object_server: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def bucket(object_server: tuple[Proxy, Any], monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """An empty bucket, the environment set so that s3:// leads to it, few and quick retries."""
-    proxy, direct = object_server
+    proxy, held = object_server
     proxy.reset()
     for name, value in bucket_environment(proxy).items():
         monkeypatch.setenv(name, value)
     name = f"bucket-{next(_numbers)}"
-    _plain("PUT", f"{direct}/{name}")
-    return Bucket(name, proxy, direct)
+    held.create_bucket(name, "us-east-1")
+    return Bucket(name, proxy, held)
 
 
 def bucket_environment(proxy: Proxy) -> dict[str, str]:

@@ -35,7 +35,7 @@ from embstore.store.zarr_format import (
 )
 from embstore.store.zarr_reader import foreign_chunk_rows
 
-GAP_NBYTES = 256 * 2**10  # reading so much that nobody asked for costs less than another request
+GAP_NBYTES = 128 * 2**10  # reading so much that nobody asked for costs less than another request
 RUN_NBYTES = 4 * 2**20  # longer runs are cut, so that the parts come side by side
 MOST_SHARDS = 2**16  # indexes kept, a few KiB each
 

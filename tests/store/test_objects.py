@@ -115,7 +115,7 @@ def test_ranges_are_one_request_each(objects: Objects, bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault("GET", 2, 503), Fault("GET", 2, cut=0.5), Fault("GET", 2, lose=True)])
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_what_may_pass_is_tried_again_and_the_bytes_are_right(
     objects: Objects, bucket: Bucket, fault: Fault, whole: bool
 ) -> None:
@@ -125,6 +125,7 @@ def test_what_may_pass_is_tried_again_and_the_bytes_are_right(
     assert fault.met == fault.times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault("GET", 99, 503), Fault("GET", 99, cut=0.5), Fault("GET", 99, lose=True)])
 def test_what_does_not_pass_is_given_up_in_one_line(
     objects: Objects, bucket: Bucket, fault: Fault, monkeypatch: pytest.MonkeyPatch
@@ -177,6 +178,7 @@ def test_a_server_that_is_not_there_is_one_line(objects: Objects, monkeypatch: p
         Objects.at(objects.path).get("a/b")
 
 
+@pytest.mark.slow
 def test_web_servers_are_read_only(objects: Objects) -> None:
     place = place_of("https://127.0.0.1:9/x.zarr")
     assert isinstance(place, ObjectPath)

@@ -1,0 +1,91 @@
+"""Commands over a store in a bucket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import embstore as es
+from tests.cli.conftest import Ran
+from tests.object_server import KEY, SECRET, Bucket, Fault
+
+
+@pytest.fixture
+def url(made: Path, bucket: Bucket) -> str:
+    return bucket.upload(made / "store.zarr", "some/store.zarr")
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.mark.slow
+def test_a_store_in_a_bucket_is_asked_as_one_on_a_disk(made: Path, url: str, run: Run) -> None:
+    for command, options in (
+        ("info", ["--json"]),
+        ("lookup", ["bank", "--json"]),
+        ("geometry", ["--metrics", "selfsim,anisotropy", "--min-contexts", "2", "--json"]),
+        ("neighbors", ["bank", "-k", "3", "--json"]),
+    ):
+        there, here = run(command, url, *options), run(command, made / "store.zarr", *options)
+        assert (there.status, here.status) == (0, 0), there.err
+        assert json.loads(there.out) == json.loads(here.out.replace(str(made / "store.zarr"), url))
+
+
+@pytest.mark.slow
+def test_verify_static_and_export_from_a_bucket(made: Path, url: str, bucket: Bucket, run: Run, tmp_path: Path) -> None:
+    assert run("verify", url).status == 0
+    assert run("static", url, tmp_path / "there.npy", "--layer", "1").status == 0
+    assert run("static", made / "store.zarr", tmp_path / "here.npy", "--layer", "1").status == 0
+    assert (tmp_path / "there.npy").read_bytes() == (tmp_path / "here.npy").read_bytes()
+    assert run("export", url, tmp_path / "copy.zarr").status == 0
+    assert es.verify(tmp_path / "copy.zarr").ok
+    key = "some/store.zarr/hidden_states/c/0/0/0"
+    data = bucket.get(key)
+    bucket.put(key, bytes([data[0] ^ 1]) + data[1:])
+    damaged = run("verify", url)
+    assert damaged.status == 1
+    assert "hidden_states/c/0/0/0 (partition 0): its bytes are not those of the commit record" in damaged.out
+
+
+@pytest.mark.parametrize(
+    ("address", "fault", "status", "said"),
+    [
+        ("s3://no-such-bucket/x.zarr", None, 2, "there is no bucket 'no-such-bucket'"),
+        ("BUCKET/none.zarr", None, 2, "there is no store at"),
+        ("BUCKET/x.h5", None, 2, "a store in a bucket is a .zarr"),
+        ("ftp://host/x.zarr", None, 2, "ftp:// is no place for a store"),
+        ("s3://user:hunter2@host/x.zarr", None, 2, "credentials come from the environment only"),
+        ("BUCKET/x.zarr", Fault("", 9, 403, "AccessDenied"), 1, "no right to do so (403 Forbidden AccessDenied)"),
+        ("BUCKET/x.zarr", Fault("", 9, 301, "PermanentRedirect"), 1, "its bucket is in another region"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(
+    bucket: Bucket, run: Run, address: str, fault: Fault | None, status: int, said: str
+) -> None:
+    if fault is not None:
+        bucket.proxy.break_next(fault)
+    ran = run("info", address.replace("BUCKET", bucket.url))
+    assert (ran.status, ran.out) == (status, "")
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+    assert not any(secret in ran.err for secret in (KEY, SECRET, "hunter2"))
+
+
+def test_an_endpoint_that_is_not_there_is_one_line(bucket: Bucket, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("EMBSTORE_RETRIES", "0")
+    ran = run("info", f"{bucket.url}/x.zarr")
+    assert (ran.status, ran.err.count("\n")) == (1, 1)
+    assert "the server cannot be reached, connection refused" in ran.err
+
+
+@pytest.mark.slow
+def test_indexes_are_for_disks(url: str, run: Run) -> None:
+    pytest.importorskip("faiss")
+    ran = run("index", url, "--layer", "1")
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+    assert "stands beside a store on a disk" in ran.err
+    assert "has no index" in run("index", url, "--list").out

@@ -1,0 +1,138 @@
+"""Shards kept in a folder: downloaded once, checked, never stale, never more than allowed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embstore.errors import StoreDamagedError
+from embstore.store import Store, open_store
+from embstore.store.object_cache import CachedReader, KeptFiles
+from tests.object_server import Bucket, Fault
+from tests.store.example import example
+
+KEY = "x.zarr"
+
+
+def row_requests(bucket: Bucket) -> list[str]:
+    return [request.key for request in bucket.proxy.requests if re.search(r"/(hidden_states|scale)/c/", request.key)]
+
+
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("float16", marks=pytest.mark.slow)])
+def test_what_is_kept_reads_as_the_disk_and_is_fetched_once(bucket: Bucket, tmp_path: Path, dtype: str) -> None:
+    near = example(dtype=dtype).make(tmp_path / "x.zarr")
+    url = bucket.upload(tmp_path / "x.zarr", KEY)
+    rows = np.random.default_rng(0).integers(0, 700, 300)
+    for visit in range(2):
+        bucket.proxy.reset()
+        far = open_store(url, cache=tmp_path / "kept")
+        assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
+        assert far.occurrences.equals(near.occurrences)
+        assert [len(block) for _, block in far.scan(3)] == [700]
+        shards = 3 * (2 if dtype == "int8" else 1)
+        assert len(row_requests(bucket)) == (0 if visit else shards)
+        assert not any("/c/" in request.key for request in bucket.proxy.requests if visit)
+    again = pickle.loads(pickle.dumps(far))
+    bucket.proxy.reset()
+    assert np.array_equal(again.gather(rows, 0), near.gather(rows, 0))
+    assert not row_requests(bucket)
+
+
+@pytest.mark.slow
+def test_the_folder_can_be_named_in_the_environment(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = example()
+    made.make(tmp_path / "x.zarr")
+    url = bucket.upload(tmp_path / "x.zarr", KEY)
+    monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "kept"))
+    assert np.array_equal(open_store(url).gather([5], 0), made.values[0][[5]])
+    assert list((tmp_path / "kept").glob("*.kept"))
+    assert np.array_equal(open_store(tmp_path / "x.zarr").gather([5], 0), made.values[0][[5]])
+
+
+def test_a_store_that_was_written_anew_is_never_served_stale(bucket: Bucket, tmp_path: Path) -> None:
+    before, after = example(), example(seed=0)
+    after.arrays["hidden_states"] = after.arrays["hidden_states"] + np.float16(1)
+    before.make(tmp_path / "before.zarr")
+    after.make(tmp_path / "after.zarr")
+    url = bucket.upload(tmp_path / "before.zarr", KEY)
+    far = open_store(url, cache=tmp_path / "kept")
+    assert np.array_equal(far.gather([1], 0), before.arrays["hidden_states"][0][[1]])
+    bucket.upload(tmp_path / "after.zarr", KEY)
+    for store in (far, open_store(url, cache=tmp_path / "kept")):
+        store.refresh()
+        assert np.array_equal(store.gather([1], 0), after.arrays["hidden_states"][0][[1]])
+
+
+@pytest.mark.slow
+def test_changed_bytes_are_refused_and_not_kept(bucket: Bucket, tmp_path: Path) -> None:
+    example().make(tmp_path / "x.zarr")
+    url = bucket.upload(tmp_path / "x.zarr", KEY)
+    shard = bytearray(bucket.get(f"{KEY}/hidden_states/c/0/1/0"))
+    good = bytes(shard)
+    shard[100] ^= 1
+    bucket.put(f"{KEY}/hidden_states/c/0/1/0", bytes(shard))
+    far = open_store(url, cache=tmp_path / "kept")
+    with pytest.raises(StoreDamagedError, match=r"the rows of partition 1 of .* were changed"):
+        far.gather([300], 0)
+    assert not any((tmp_path / "kept").iterdir())
+    far.gather([10], 0)
+    bucket.delete(f"{KEY}/hidden_states/c/0/1/0")
+    with pytest.raises(StoreDamagedError, match="there is nothing at"):
+        far.gather([300], 0)
+    bucket.put(f"{KEY}/hidden_states/c/0/1/0", good)
+    bucket.proxy.break_next(Fault("hidden_states", 1, cut=0.5))
+    far.gather([300], 0)
+
+
+def test_a_download_that_ends_early_leaves_nothing(bucket: Bucket, tmp_path: Path) -> None:
+    kept = KeptFiles(tmp_path / "kept", 10**6)
+
+    def write(descriptors: list[int]) -> None:
+        os.write(descriptors[0], b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.keep([("one", 8), ("two", 8)], write)
+    assert not any((tmp_path / "kept").iterdir())
+
+
+def test_the_folder_is_bounded_and_what_was_used_last_stays(tmp_path: Path) -> None:
+    kept = KeptFiles(tmp_path, 250)
+    for number, name in enumerate("abc"):
+        kept.keep([(name, 100)], lambda descriptors: os.write(descriptors[0], bytes(100)))
+        if kept.find(name, 100) is not None and name != "c":
+            os.utime(kept.find(name, 100) or "", (number, number))
+        if name == "b":
+            assert kept.find("a", 100) is not None  # used again, so b is the one that goes
+    (tmp_path / "mine.txt").write_text("mine")
+    assert [kept.find(name, 100) is not None for name in "abc"] == [True, False, True]
+    assert kept.find("a", 99) is None
+    kept.keep([("large", 10**4)], lambda descriptors: os.write(descriptors[0], bytes(10**4)))
+    assert sorted(path.name[-5:] for path in tmp_path.iterdir()) == [".kept", "e.txt"]
+
+
+def test_a_full_disk_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example().make(tmp_path / "x.zarr")
+    far = open_store(bucket.upload(tmp_path / "x.zarr", KEY), cache=tmp_path / "kept")
+
+    def full(descriptor: int, *arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match=r"cannot write .*kept: the disk is full"):
+        far.gather([1], 0)
+    monkeypatch.undo()
+
+
+def test_the_reader_is_the_one_that_keeps(bucket: Bucket, tmp_path: Path) -> None:
+    example(rows=10).make(tmp_path / "x.zarr")
+    far = open_store(bucket.upload(tmp_path / "x.zarr", KEY), cache=str(tmp_path / "kept"))
+    assert isinstance(far, Store)
+    assert isinstance(far._reader, CachedReader)

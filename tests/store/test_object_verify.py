@@ -1,0 +1,147 @@
+"""Verifying and exporting a store in a bucket, and reading one from a plain web server."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embstore.errors import StorageError, StoreDamagedError, StoreNotFoundError
+from embstore.store import export, open_store, verify
+from tests.object_server import Bucket, Fault, Server
+from tests.store.example import all_files, example
+
+KEY = "x.zarr"
+
+
+@pytest.fixture
+def url(bucket: Bucket, tmp_path: Path) -> str:
+    example(dtype="int8").make(tmp_path / "x.zarr")
+    return bucket.upload(tmp_path / "x.zarr", KEY)
+
+
+def test_a_whole_store_is_whole(bucket: Bucket, url: str, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    report = verify(url, progress=lambda done, total: told.append((done, total)))
+    near = verify(tmp_path / "x.zarr")
+    assert (report.faults, report.partitions, report.missing) == ((), 3, ())
+    assert report.checked_nbytes == near.checked_nbytes == told[-1][0] == told[-1][1]
+    assert str(report.path) == url
+    bucket.put(f"{KEY}/hidden_states/.index/one/index.json", b"{}")
+    shard = bucket.get(f"{KEY}/hidden_states/c/0/1/0")
+    bucket.put(f"{KEY}/hidden_states/c/0/1/0", bytes([shard[0] ^ 1]) + shard[1:])
+    faults = verify(url).faults
+    assert [(fault.part, fault.partition) for fault in faults] == [("hidden_states/c/0/1/0", 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["scale/c/0/1", "occurrence/type/c/0", "type/zarr.json"])
+def test_damage_is_found_as_on_a_disk(bucket: Bucket, url: str, tmp_path: Path, place: str) -> None:
+    for change in ("bit", "end", "gone", "more"):
+        data = bucket.get(f"{KEY}/{place}")
+        changed = {"bit": bytes([data[0] ^ 1]) + data[1:], "end": data[:-1], "gone": b"", "more": data}[change]
+        other = {"more": f"{place}.bak"}.get(change, place)
+        bucket.delete(f"{KEY}/{other}") if change == "gone" else bucket.put(f"{KEY}/{other}", changed)
+        file = tmp_path / "x.zarr" / other
+        file.unlink() if change == "gone" else file.write_bytes(changed)
+        there, here = verify(url), verify(tmp_path / "x.zarr")
+        assert [(fault.part, fault.partition) for fault in there.faults] == [
+            (fault.part, fault.partition) for fault in here.faults
+        ]
+        assert not there.ok
+        for bytes_, name in ((data, place),):
+            bucket.put(f"{KEY}/{name}", bytes_)
+            (tmp_path / "x.zarr" / name).write_bytes(bytes_)
+    assert "does not belong to the store" in str(there.faults[0])
+
+
+@pytest.mark.slow
+def test_an_unfinished_store_names_what_is_missing(bucket: Bucket, tmp_path: Path) -> None:
+    made = example()
+    made.fill(made.create(tmp_path / "x.zarr"), [1])
+    report = verify(bucket.upload(tmp_path / "x.zarr", KEY))
+    assert (report.ok, report.missing) == (True, (0, 2))
+
+
+@pytest.mark.slow
+def test_a_server_that_fails_says_nothing_of_the_store(bucket: Bucket, url: str) -> None:
+    with pytest.raises(StoreNotFoundError, match="there is no store at"):
+        verify(f"{bucket.url}/none.zarr")
+    bucket.proxy.break_next(Fault("hidden_states/c", 99, 403, "AccessDenied"))
+    with pytest.raises(StorageError, match="no right to do so"):
+        verify(url)
+    bucket.proxy.reset()
+    bucket.proxy.break_next(Fault("hidden_states/c", 2, cut=0.3))
+    assert verify(url).ok
+
+
+@pytest.mark.slow
+def test_exports_are_those_of_the_disk(bucket: Bucket, url: str, tmp_path: Path) -> None:
+    export(url, tmp_path / "there.zarr", layers=[3], rows=np.arange(0, 700, 3))
+    export(tmp_path / "x.zarr", tmp_path / "here.zarr", layers=[3], rows=np.arange(0, 700, 3))
+    assert all_files(tmp_path / "there.zarr") == all_files(tmp_path / "here.zarr")
+    data = bucket.get(f"{KEY}/hidden_states/c/0/1/0")
+    bucket.put(f"{KEY}/hidden_states/c/0/1/0", bytes([data[0] ^ 1]) + data[1:])
+    for cache in (None, tmp_path / "kept"):
+        with pytest.raises(StoreDamagedError, match=r"the rows of partition 1 of .* were changed"):
+            export(open_store(url, cache=cache), tmp_path / "damaged.zarr")
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """A web server that serves parts of the files below a folder."""
+    server = Server(("127.0.0.1", 0), functools.partial(_Ranges, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+class _Ranges(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        asked = self.headers.get("range")
+        if asked is None or not path.is_file():
+            super().do_GET()
+            return
+        data = path.read_bytes()
+        first, last = asked.removeprefix("bytes=").split("-")
+        start = int(first) if first else len(data) - int(last)
+        stop = min(int(last) + 1, len(data)) if first else len(data)
+        self.send_response(206)
+        self.send_header("content-range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.send_header("content-length", str(stop - start))
+        self.end_headers()
+        self.wfile.write(data[start:stop])
+
+
+@pytest.mark.slow
+def test_a_store_is_read_and_verified_from_a_web_server(web: str, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    made = example()
+    near = made.make(tmp_path / "x.zarr")
+    far = open_store(f"{web}/x.zarr")
+    rows = np.random.default_rng(0).integers(0, 700, 60)
+    assert far.finished
+    assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
+    assert far.occurrences.equals(near.occurrences)
+    assert verify(f"{web}/x.zarr").ok
+    shard = tmp_path / "x.zarr/hidden_states/c/0/1/0"
+    shard.write_bytes(b"\1" + shard.read_bytes()[1:])
+    assert [fault.partition for fault in verify(f"{web}/x.zarr").faults] == [1]
+    shard.unlink()
+    assert [fault.what for fault in verify(f"{web}/x.zarr").faults] == ["is missing"]
+    with pytest.raises(StoreNotFoundError, match="there is no store at"):
+        open_store(f"{web}/y.zarr")
