@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import embstore as es
-from embstore.errors import InvalidValueError, StorageError
+from embstore.errors import StorageError
 from embstore_cli.help import Command
 from embstore_cli.output import AsJson, print_json
 from embstore_cli.progress import progress_bar
@@ -17,6 +17,7 @@ from embstore_cli.windows import AttentionWindow, ContextWindow, places, windows
 
 if TYPE_CHECKING:
     from embstore.extraction.sweep import WindowPlan
+    from embstore.store.object_path import ObjectPath
 
 UnitName = Literal["word", "subword"]
 PoolingName = Literal["mean", "first", "last", "max"]
@@ -34,7 +35,9 @@ Corpus = Annotated[
         help="A text file or a folder of them: .txt, .conllu, .conll, .pse, .jsonl or .tsv, also .gz or .zst.",
     ),
 ]
-StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The store to write: NAME.zarr or NAME.h5.")]
+StorePath = Annotated[
+    str, typer.Argument(metavar="STORE", help="The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")
+]
 Model = Annotated[
     str,
     typer.Option(
@@ -167,7 +170,7 @@ def plan(
     columns: Columns = None,
     encoding: Encoding = None,
     store: Annotated[
-        Path | None, typer.Option(metavar="STORE", help="Where the store will stand, for the space that is free there.")
+        str | None, typer.Option(metavar="STORE", help="Where the store will stand, for the space that is free there.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -219,9 +222,10 @@ def extract(
     """
     given = _without(locals(), "repair", "as_json")
     from embstore.extraction.sweep import extract_windows
+    from embstore.store.object_path import place_of
 
     asked = windows_asked(context_window, attention_window)
-    paths = places(store, asked)
+    paths = places(place_of(store), asked)
     for path in paths.values():
         _require_place(path, repair=repair)
     made = _plan(**given)
@@ -243,7 +247,7 @@ def extract(
                 stores = extract_windows(made, store, repair=repair, progress=tell)
                 written = {paths[window]: one for window, one in stores.items()}
     except KeyboardInterrupt as error:
-        begun = [str(path) for path in paths.values() if path.exists()]
+        begun = [str(path) for path in paths.values() if not isinstance(path, Path) or path.exists()]
         kept = f"; what {', '.join(begun)} holds is kept: the same command again goes on" if begun else ""
         raise type(error)(f"{str(error) or 'interrupted'} at {done:,} of {total:,} occurrences{kept}") from None
     if as_json:
@@ -254,18 +258,23 @@ def extract(
         print(f"{path} holds {one.rows:,} occurrences in {_layers(len(one.layers))}, all committed")
 
 
-def _require_place(store: Path, *, repair: bool) -> None:
+def _require_place(store: Path | ObjectPath, *, repair: bool) -> None:
     """Refuse a path where no store can be written or resumed before a corpus is read for it."""
-    from embstore.store.backend import is_hdf5, open_reader
+    from embstore.store.backend import open_reader, require_place, stands
+    from embstore.store.objects import Objects
 
-    is_hdf5(store)
-    folder = store.parent
-    if not folder.is_dir():
-        raise InvalidValueError(f"cannot make {store}: there is no folder {folder}")
-    if os.path.lexists(store):
+    require_place(store)
+    if stands(store):
         if not repair:
             open_reader(store)
-    elif not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+    elif isinstance(store, Path):
+        _require_rights(store.parent)
+    else:
+        Objects.at(store).names("commits")  # is there the bucket, and the right to look into it
+
+
+def _require_rights(folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise StorageError(f"cannot write in {folder}: permission denied; choose another folder")
 
 

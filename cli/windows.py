@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from embstore.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from embstore.store.object_path import ObjectPath
 
 WINDOWS = "How much of the sentence the model sees"
 
@@ -46,7 +49,7 @@ def windows_asked(context: str | None, attention: str | None) -> tuple[str, tupl
     return "context", parse_windows("full" if context is None else context, name="context")
 
 
-def places(store: Path, asked: tuple[str, tuple[int | None, ...]]) -> dict[int | None, Path]:
+def places(store: Path | ObjectPath, asked: tuple[str, tuple[int | None, ...]]) -> dict[int | None, Path | ObjectPath]:
     """Where each window's store will stand: STORE itself where it is the only one and its name holds no {window}."""
     from embstore.extraction.sweep import PLACE, store_path
 

@@ -17,6 +17,7 @@ from embstore.extraction.survey import Survey
 from embstore.extraction.workload import count_windows, first_sentences, positions_a_second, windows_of_typical_lengths
 from embstore.models.encoder import Encoder
 from embstore.store import Index, Layout, Metadata
+from embstore.store.object_path import ObjectPath, place_of
 
 BUFFERS = 2  # a partition is filled while the one before it is written
 MOST_BUFFERED_NBYTES = 2**30  # of several stores together; beyond it each has one buffer
@@ -26,7 +27,8 @@ WINDOW_WORD_NBYTES = 160  # held a word of the windows of a passage: what is cut
 
 @dataclass(frozen=True)
 class Estimate:
-    """`store_nbytes` on disk, `memory_nbytes` at the peak (main memory), `free_nbytes` where the store will stand.
+    """`store_nbytes` on disk, `memory_nbytes` at the peak (main memory), `free_nbytes` where the store will stand,
+    None in a bucket, which is never full.
 
     `seconds`: time of the forward passes from a calibration, None where none was made. `subwords_to_run`: what the
     model is given, equal windows once, special subwords not counted; `counted`: not projected from a sample.
@@ -34,7 +36,7 @@ class Estimate:
 
     store_nbytes: int
     memory_nbytes: int
-    free_nbytes: int
+    free_nbytes: int | None
     folder: str
     subwords_per_second: float | None
     seconds: float | None
@@ -55,17 +57,22 @@ class Estimate:
     def lines(self) -> list[tuple[str, str]]:
         told = [
             ("to run", f"{self.subwords_to_run:,} subwords" + ("" if self.counted else ", projected from a sample")),
-            ("on disk", f"{size(self.store_nbytes)} of {size(self.free_nbytes)} free in {self.folder}"),
+            ("on disk", self._room()),
             ("peak memory", size(self.memory_nbytes)),
         ]
         if self.seconds is not None and self.subwords_per_second is not None:
             told.append(("time", f"{duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
         return told
 
+    def _room(self) -> str:
+        if self.free_nbytes is None:
+            return f"{size(self.store_nbytes)} in {self.folder}"
+        return f"{size(self.store_nbytes)} of {size(self.free_nbytes)} free in {self.folder}"
+
     def require_space(self, *, fresh: float = 1.0) -> None:
         """Raise StorageError where the store would not fit; `fresh`: the share of it that does not stand yet."""
         needed = round(fresh * self.store_nbytes)
-        if needed > self.free_nbytes:
+        if self.free_nbytes is not None and needed > self.free_nbytes:
             raise StorageError(
                 f"the store needs {size(needed)}, but {self.folder} has {size(self.free_nbytes)} free: "
                 "choose fewer layers or words, or another folder"
@@ -81,13 +88,14 @@ def estimate(
     index: Index,
     reader: PartitionReader,
     limit: int,
-    store: str | Path | None,
+    store: str | Path | ObjectPath | None,
     calibrate: bool,
     stores: int = 1,
 ) -> Estimate:
     """Project the bytes of a store, and memory and time of an extraction into `stores` of its shape at once."""
     layout = metadata.layout
-    folder = existing_folder(store)
+    place = None if store is None else place_of(store)
+    folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
     size = options.batch_subwords
     if options.cuts_windows:
         work = count_windows(reader, layout, encoder, seed=options.seed)
@@ -104,7 +112,7 @@ def estimate(
     return Estimate(
         store_nbytes=layout.rows * layout.row_nbytes + index_nbytes(index),
         memory_nbytes=memory_nbytes(metadata, encoder, options, stores=stores, longest=found.longest),
-        free_nbytes=shutil.disk_usage(folder).free,
+        free_nbytes=shutil.disk_usage(folder).free if isinstance(folder, Path) else None,
         folder=str(folder),
         subwords_per_second=None if seconds is None else subwords / seconds,
         seconds=seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -16,14 +17,19 @@ from numpy.typing import NDArray
 
 from embstore.allocator import freed_memory_kept
 from embstore.errors import InvalidValueError, NonFiniteError, StoreDamagedError, StoreFormatError
+from embstore.executor import Executor
 from embstore.extraction.cast import Cast
 from embstore.extraction.center import center_of
+from embstore.extraction.distribution import distribute
+from embstore.extraction.encoding import encode_passage
 from embstore.extraction.estimate import buffers_of
+from embstore.extraction.job import Written
 from embstore.extraction.partition import Passage
+from embstore.extraction.piece import Piece
 from embstore.extraction.plan import Plan
 from embstore.extraction.prefetch import prefetched
 from embstore.extraction.recipe import require_same_recipe
-from embstore.models.encoder import StageTimes
+from embstore.models.encoder import Pooled, StageTimes
 from embstore.store import (
     Store,
     StoreWriter,
@@ -33,14 +39,18 @@ from embstore.store import (
     repair_layout,
     verify,
 )
-from embstore.store.backend import open_reader
-from embstore.store.files import remove
-from embstore.store.lock import StoreLock, new_path, old_path
+from embstore.store.backend import open_reader, stands
+from embstore.store.lock import StoreLock, old_path
+from embstore.store.object_path import ObjectPath, place_of
+from embstore.store.writer import remove_store
 
 
 @dataclass
 class Timings:
-    """Where the seconds of an extraction went; `write` and `tokenize` run beside the rest."""
+    """Where the seconds of an extraction went; `write` and `tokenize` run beside the rest.
+
+    With an executor `wall`, `rows` and `subwords` alone are known.
+    """
 
     wall: float = 0.0
     stages: StageTimes = field(default_factory=StageTimes)
@@ -64,29 +74,35 @@ class Progress:
 
 def extract(
     plan: Plan,
-    store: str | Path,
+    store: str | Path | ObjectPath,
     *,
     repair: bool = False,
+    executor: Executor | None = None,
     progress: Callable[[Progress], object] | None = None,
     timings: Timings | None = None,
 ) -> Store:
     """Carry out a plan: encode every partition not yet in the store and commit it.
 
     The same call again goes on where an earlier one ended; a finished store is left as it is. With `repair` the
-    store is verified first, and only damaged or missing partitions are encoded.
+    store is verified first, and only damaged or missing partitions are encoded. `executor`: whose workers encode
+    and write the partitions, each by itself, while this process commits them; None is the fast path of this process
+    alone. The store is the same bytes by whichever.
 
     Raises StoreMismatchError where the store was made by another plan, StoreBusyError where another process
-    writes it, NonFiniteError where a hidden state cannot be stored, StorageError where the disk is full; what is
-    committed by then stays.
+    writes it, NonFiniteError where a hidden state cannot be stored, StorageError where the disk is full,
+    ClusterError where an executor's workers are gone; what is committed by then stays.
     """
-    return extract_together([plan], [Path(store)], repair=repair, progress=progress, timings=timings)[0]
+    return extract_together(
+        [plan], [place_of(store)], repair=repair, executor=executor, progress=progress, timings=timings
+    )[0]
 
 
 def extract_together(
     plans: Sequence[Plan],
-    paths: Sequence[Path],
+    paths: Sequence[Path | ObjectPath],
     *,
     repair: bool = False,
+    executor: Executor | None = None,
     progress: Callable[[Progress], object] | None = None,
     timings: Timings | None = None,
 ) -> list[Store]:
@@ -95,6 +111,10 @@ def extract_together(
     A partition that any of the stores lacks is encoded for all of them, so that the batches, and with them the
     bits, are those of a run that was never interrupted.
     """
+    if executor is not None and len(plans) > 1:
+        raise InvalidValueError(
+            "several context windows are extracted together in this process: give one at a time to other workers"
+        )
     for path in paths:
         _undo_swap(path)
     _refuse_others(plans, paths)
@@ -110,7 +130,9 @@ def extract_together(
                 target.writer.discard(target.standing.damaged)
             target.missing = target.writer.missing()
         try:
-            if any(target.missing for target in targets):
+            if executor is not None and targets[0].missing:
+                _distributed(plans[0], targets[0], executor, timings or Timings(), progress)
+            elif any(target.missing for target in targets):
                 _Extraction(plans, targets, timings or Timings(), progress).run()
         except NonFiniteError:
             for target in targets:
@@ -123,19 +145,19 @@ def extract_together(
     return [open_store(path) for path in paths]
 
 
-def _undo_swap(path: Path) -> None:
+def _undo_swap(path: Path | ObjectPath) -> None:
     """Take the lock where a repair was killed as it put a new store in the old one's place, which undoes that."""
-    if os.path.lexists(old_path(path)):
+    if isinstance(path, Path) and os.path.lexists(old_path(path)):
         with StoreLock(path):
             pass
 
 
-def _refuse_others(plans: Sequence[Plan], paths: Sequence[Path]) -> None:
+def _refuse_others(plans: Sequence[Plan], paths: Sequence[Path | ObjectPath]) -> None:
     """Where one of several stores cannot be resumed, say so before another is begun."""
     if len(plans) == 1:
         return
     for plan, path in zip(plans, paths, strict=True):
-        if os.path.exists(path):
+        if _stands(path):
             with suppress(StoreDamagedError, StoreFormatError):  # repair may mend them
                 require_same_recipe(plan.metadata, open_reader(path).metadata, path=str(path))
 
@@ -145,32 +167,38 @@ class _Standing:
     """A store as it stands before an extraction; `begun`: laid out in this call; `at_rest`: nothing is to do."""
 
     plan: Plan
-    path: Path
+    path: Path | ObjectPath
     begun: bool
     damaged: list[int]
     at_rest: bool
 
 
-def _stand(plan: Plan, path: Path, *, repair: bool) -> _Standing:
+def _stand(plan: Plan, path: Path | ObjectPath, *, repair: bool) -> _Standing:
     """Lay a store out, or see that the one that stands there is the plan's."""
     damaged: list[int] = []
-    begun = not os.path.exists(path) and _create(plan, path)
+    begun = not _stands(path) and _create(plan, path)
     if repair and not begun:
         damaged = _mend_layout(plan, path)
     store = Store(open_reader(path))
     require_same_recipe(plan.metadata, store.metadata, path=str(path))
     # with nothing left to tidy, so that it may stand where nothing can be written
-    at_rest = store.finished and not damaged and not StoreLock(path).file.exists()
+    locked = isinstance(path, Path) and StoreLock(path).file.exists()
+    at_rest = store.finished and not damaged and not locked
     return _Standing(plan, path, begun, damaged, at_rest)
 
 
-def _create(plan: Plan, path: Path) -> bool:
+def _stands(path: Path | ObjectPath) -> bool:
+    return os.path.exists(path) if isinstance(path, Path) else stands(path)
+
+
+def _create(plan: Plan, path: Path | ObjectPath) -> bool:
     """Lay the store out; False where another process has done so in the meantime."""
-    plan.estimate.require_space()
+    if isinstance(path, Path):
+        plan.estimate.require_space()
     try:
         create_store(path, metadata=plan.metadata, index=plan.index, center=_center(plan))
     except InvalidValueError:
-        if not os.path.exists(path):
+        if not _stands(path):
             raise
         return False
     return True
@@ -180,7 +208,7 @@ def _center(plan: Plan) -> NDArray[np.float32] | None:
     return center_of(plan) if plan.metadata.dtype == "int8" else None
 
 
-def _mend_layout(plan: Plan, path: Path) -> list[int]:
+def _mend_layout(plan: Plan, path: Path | ObjectPath) -> list[int]:
     """Verify a store and lay it out afresh where what is damaged is not vectors; returns the partitions to discard."""
     with suppress(StoreDamagedError, StoreFormatError):  # what cannot be read is verify's to judge
         require_same_recipe(plan.metadata, open_reader(path).metadata, path=str(path))
@@ -201,12 +229,38 @@ class _Target:
         self.context = standing.plan.options.contexts.index(standing.plan.options.context_window)
         self.cast = Cast(standing.plan.layout, center=Store(open_reader(writer.path)).center)
 
+    def lacks(self, partition: int) -> bool:
+        """Tell whether a partition is to be written; asked for every passage, of 100,000 partitions or more."""
+        place = bisect_left(self.missing, partition)
+        return place < len(self.missing) and self.missing[place] == partition
+
     def remove_if_empty(self) -> None:
         """Remove a store that this call began, in which nothing is and nothing can be."""
         if self.standing.begun and len(self.writer.missing()) == self.standing.plan.layout.partitions:
-            path = self.standing.path
-            os.rename(path, new_path(path))
-            remove(new_path(path))
+            remove_store(self.standing.path)
+
+
+def _distributed(
+    plan: Plan,
+    target: _Target,
+    executor: Executor,
+    timings: Timings,
+    progress: Callable[[Progress], object] | None,
+) -> None:
+    """Have an executor's workers fill a store, and tell how far it is as they report."""
+    done = plan.layout.rows - sum(stop - start for start, stop in map(plan.layout.span, target.missing))
+
+    def committed(piece: Piece, written: Written) -> None:
+        nonlocal done
+        rows = piece.rows[1] - piece.rows[0]
+        done += rows
+        timings.rows += rows
+        timings.subwords += written.subwords
+        if progress is not None:
+            progress(Progress(done, plan.layout.rows, timings.subwords))
+
+    with freed_memory_kept():
+        distribute(plan, target.writer, target.missing, executor, committed=committed)
 
 
 _Buffer = dict[str, torch.Tensor]
@@ -288,22 +342,12 @@ class _Extraction:
 
     def _encode(self, partition: int, passage: Passage, buffers: Sequence[_Buffer]) -> None:
         """Run the encoder over a passage and cast its vectors into the partition's buffers."""
-        options = self._plan.options
         writing = [
-            (target, buffer)
-            for target, buffer in zip(self._targets, buffers, strict=True)
-            if partition in target.missing
+            (target, buffer) for target, buffer in zip(self._targets, buffers, strict=True) if target.lacks(partition)
         ]
         offset = passage.first_row - self._layout.span(partition)[0]
-        seen = np.zeros(len(passage.spans.sentence), bool)  # a buffer is used again: what is not filled is another's
-        for pooled in self._encoder.encode(
-            passage.tokenized,
-            passage.spans,
-            layers=self._layout.layers,
-            pooling=options.pooling,
-            batch_subwords=options.batch_subwords,
-            **options.encoding,
-        ):
+
+        def take(pooled: Pooled) -> None:
             start = time.perf_counter()
             writing[0][0].cast.check(pooled, passage)
             for target, buffer in writing:
@@ -312,13 +356,9 @@ class _Extraction:
                 self._done += len(rows)
                 self._timings.rows += len(rows)
             self._timings.cast += time.perf_counter() - start
-            seen[pooled.rows] = True
             self._tell()
-        if not seen.all():
-            raise StoreDamagedError(
-                f"the model returned {seen.sum()} of {len(seen)} vectors from row {passage.first_row} on: "
-                "the encoder is at fault; nothing of this partition was written"
-            )
+
+        encode_passage(self._encoder, passage, layers=self._layout.layers, options=self._plan.options, take=take)
         self._timings.subwords += len(passage.tokenized.ids)
         self._tell()
 
@@ -330,7 +370,7 @@ class _Extraction:
         start = time.perf_counter()
         first, last = self._layout.span(partition)
         for target, buffer in zip(self._targets, buffers, strict=True):
-            if partition in target.missing:
+            if target.lacks(partition):
                 arrays = target.cast.arrays(buffer, last - first)
                 target.writer.write(partition, arrays)
                 self._timings.nbytes += sum(array.nbytes for array in arrays.values())

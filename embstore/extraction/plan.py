@@ -19,6 +19,7 @@ from embstore.extraction.versions import software
 from embstore.extraction.windows import Context
 from embstore.models.encoder import Encoder, Pooling, WindowedEncoder
 from embstore.store import Index, Layout, Metadata
+from embstore.store.object_path import ObjectPath
 
 
 @dataclass
@@ -132,7 +133,7 @@ def plan(
     encoding: str | None = None,
     device: str = "auto",
     compute_dtype: str = "auto",
-    store: str | Path | None = None,
+    store: str | Path | ObjectPath | None = None,
     calibrate: bool = True,
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
@@ -181,7 +182,7 @@ def planned(
     reading: Reading,
     options: Options,
     *,
-    store: str | Path | None,
+    store: str | Path | ObjectPath | None,
     calibrate: bool,
     stores: int = 1,
     settled: bool = False,

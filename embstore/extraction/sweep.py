@@ -10,6 +10,7 @@ from typing import Any
 from embstore.corpus import Corpus
 from embstore.corpus.keep import Keep
 from embstore.errors import InvalidValueError
+from embstore.executor import Executor
 from embstore.extraction.estimate import Estimate
 from embstore.extraction.options import Options, check_window, in_order, window_name
 from embstore.extraction.pipeline import Progress, Timings, extract_together
@@ -18,6 +19,8 @@ from embstore.extraction.reading import read
 from embstore.extraction.windows import Context
 from embstore.models.encoder import Encoder, Pooling
 from embstore.store import Store
+from embstore.store.backend import stands
+from embstore.store.object_path import ObjectPath, place_of
 
 PLACE = "{window}"
 
@@ -42,7 +45,7 @@ class WindowPlan:
         """Rows of all stores together."""
         return sum(plan.layout.rows for plan in self.plans.values())
 
-    def paths(self, store: str | Path) -> dict[Context, Path]:
+    def paths(self, store: str | Path | ObjectPath) -> dict[Context, Path | ObjectPath]:
         """Where the store of each window stands: the name's {window} is replaced, else x.zarr becomes x-k2.zarr."""
         return {window: store_path(store, kind=self.kind, window=window) for window in self.windows}
 
@@ -59,12 +62,12 @@ class WindowPlan:
         return first.described([windows], self.estimate)
 
 
-def store_path(store: str | Path, *, kind: str, window: Context) -> Path:
+def store_path(store: str | Path | ObjectPath, *, kind: str, window: Context) -> Path | ObjectPath:
     """Where the store of a window stands: {window} in the name is replaced by the number of words or full.
 
     Otherwise x.zarr becomes x-k2.zarr, x-a2.zarr for an attention window, and x-full.zarr.
     """
-    path = Path(store)
+    path = place_of(store)
     if PLACE in path.name:
         return path.with_name(path.name.replace(PLACE, window_name(window)))
     letter = {"context": "k", "attention": "a"}[kind] if window is not None else ""
@@ -85,7 +88,7 @@ def plan_windows(
     max_length: int | None = None,
     batch_subwords: int | None = None,
     seed: int = 0,
-    store: str | Path | None = None,
+    store: str | Path | ObjectPath | None = None,
     calibrate: bool = True,
     **reading: Any,
 ) -> WindowPlan:
@@ -123,22 +126,24 @@ def plan_windows(
 
 def extract_windows(
     plan: WindowPlan,
-    store: str | Path,
+    store: str | Path | ObjectPath,
     *,
     repair: bool = False,
+    executor: Executor | None = None,
     progress: Callable[[Progress], object] | None = None,
     timings: Timings | None = None,
 ) -> dict[int | None, Store]:
     """Carry out a plan of windows into one store each (see `WindowPlan.paths`); the same call again resumes.
 
     Returns the stores by window. Raises what `extract` raises; nothing is begun where one of the stores that
-    exist is another plan's.
+    exist is another plan's. An `executor` takes one context window, or any number of attention windows.
     """
     paths = plan.paths(store)
     if len(set(paths.values())) < len(paths):
         raise InvalidValueError(f"the name {store} gives several windows one store: put {PLACE} in it, or leave it out")
-    plan.estimate.require_space(fresh=sum(not path.exists() for path in paths.values()) / len(paths))
-    options: dict[str, Any] = {"repair": repair, "timings": timings}
+    if isinstance(place_of(store), Path):
+        plan.estimate.require_space(fresh=sum(not stands(path) for path in paths.values()) / len(paths))
+    options: dict[str, Any] = {"repair": repair, "executor": executor, "timings": timings}
     if plan.kind == "context":
         stores = extract_together(list(plan.plans.values()), list(paths.values()), progress=progress, **options)
         return dict(zip(plan.windows, stores, strict=True))
