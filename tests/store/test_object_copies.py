@@ -19,7 +19,7 @@ class Killed(BaseException):
     """Ends a copy at once, as a signal does."""
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_to_a_bucket_and_back(memory: MemoryBucket, tmp_path: Path, dtype: str) -> None:
     local = example(dtype=dtype).make(tmp_path / "x.zarr")
     far = export(local, URL)

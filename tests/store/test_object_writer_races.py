@@ -292,8 +292,8 @@ def test_a_server_that_always_overwrites_is_refused(memory: MemoryBucket, monkey
     [
         ("float16", 4),
         ("int8", 4),
-        pytest.param("float16", 30, marks=pytest.mark.slow),
-        pytest.param("int8", 30, marks=pytest.mark.slow),
+        pytest.param("float16", 20, marks=pytest.mark.slow),
+        pytest.param("int8", 20, marks=pytest.mark.slow),
     ],
 )
 def test_any_interleaving_leaves_one_valid_commit_a_partition(

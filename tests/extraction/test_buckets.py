@@ -1,0 +1,152 @@
+"""Extraction into a bucket: the bytes of a store on a disk, by however many processes and after whatever ends them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embstore as es
+from embstore.corpus import Sentence
+from embstore.errors import InvalidValueError, NonFiniteError, StoreMismatchError
+from embstore.models.encoder import Pooled
+from embstore.store import verify
+from tests.extraction.fake import FakeEncoder
+from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
+from tests.store.memory_bucket import URL, MemoryBucket
+
+pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
+
+
+class Killed(BaseException):
+    """Ends an extraction at once, as a signal does."""
+
+
+class Trembling(FakeEncoder):
+    """The same model with other last bits, as on a GPU."""
+
+    def encode(self, *arguments: Any, **options: Any) -> Iterator[Pooled]:
+        for pooled in super().encode(*arguments, **options):
+            yield Pooled(pooled.rows, pooled.vectors * 1.001)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
+    small_partitions(monkeypatch)
+    held = MemoryBucket()
+    monkeypatch.setattr("embstore.store.objects.Objects.at", held.at)
+    return held
+
+
+def plan(sentences: list[Sentence], *, model: FakeEncoder | None = None, **options: Any) -> es.Plan:
+    given = {"dtype": "float32", "calibrate": False} | options
+    return es.plan(sentences, model=model or FakeEncoder(), **given)
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
+def test_a_bucket_gets_the_bytes_of_a_disk(memory: MemoryBucket, tmp_path: Path, dtype: str) -> None:
+    sentences = many(150)
+    store = es.extract(plan(sentences, dtype=dtype, store=URL), URL)
+    assert store.finished
+    assert str(store.path) == URL
+    near = es.extract(plan(sentences, dtype=dtype), tmp_path / "x.zarr")
+    assert near.layout.partitions > 2
+    assert memory.files() == tree_bytes(near.path)
+    before = memory.files()
+    assert es.extract(plan(sentences, dtype=dtype), URL).finished
+    assert memory.files() == before
+
+
+def test_killed_and_run_again(memory: MemoryBucket, tmp_path: Path) -> None:
+    sentences = many(150)
+    expected = tree_bytes(es.extract(plan(sentences), tmp_path / "x.zarr").path)
+    mutex = threading.Lock()
+    deaths = 0
+    for number in range(0, 1000, 6):
+        left = [number]
+
+        def step(when: str, kind: str, name: str, left: list[int] = left) -> None:
+            if when == "end" and kind in ("put", "delete", "replace"):
+                with mutex:
+                    left[0] -= 1
+                if left[0] < 0:
+                    raise Killed
+
+        memory.step = step
+        try:
+            es.extract(plan(sentences), URL)
+            break
+        except Killed:
+            deaths += 1
+    assert deaths > 3
+    assert memory.files() == expected
+
+
+def test_another_plan_is_refused_with_what_differs(memory: MemoryBucket) -> None:
+    sentences = many(20)
+    es.extract(plan(sentences), URL)
+    before = memory.files()
+    with pytest.raises(StoreMismatchError, match=r"s3://bucket/x\.zarr was made with extraction\.pooling "):
+        es.extract(plan(sentences, pooling="last"), URL)
+    with pytest.raises(InvalidValueError, match="can only be read"):
+        es.extract(plan(sentences), "https://host/y.zarr")
+    with pytest.raises(InvalidValueError, match="HDF5 stands on a disk"):
+        es.extract(plan(sentences), "s3://bucket/x.h5")
+    assert memory.files() == before
+
+
+def test_two_at_once_whose_bits_differ(memory: MemoryBucket, tmp_path: Path) -> None:
+    sentences = many(150)
+    plans = [plan(sentences), plan(sentences, model=Trembling())]
+    begin = threading.Barrier(2)
+    raised: list[BaseException] = []
+
+    def work(number: int) -> None:
+        begin.wait()
+        try:
+            store = es.extract(plans[number], URL)
+            assert store.committed_rows == store.rows
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == []
+    assert es.open(URL).finished
+    assert verify(memory.download(tmp_path / "got.zarr")).ok
+    ways = [tree_bytes(es.extract(one, tmp_path / f"{number}.zarr").path) for number, one in enumerate(plans)]
+    for name, data in memory.files().items():
+        if not name.startswith("commits"):
+            assert data in (ways[0][name], ways[1][name])
+
+
+def test_repair_encodes_what_is_damaged(memory: MemoryBucket) -> None:
+    sentences = many(150)
+    es.extract(plan(sentences), URL)
+    before = memory.files()
+    for name in ("hidden_states/c/0/1/0", "occurrence/type/c/0", "commits/c.0.0"):
+        memory.objects.put(name, before[name][:-9] + bytes(9))
+        assert es.extract(plan(sentences), URL, repair=True).finished
+        assert memory.files() == before
+
+
+def test_what_cannot_be_stored_leaves_nothing(memory: MemoryBucket) -> None:
+    encoder = FakeEncoder()
+    poisoned = plan([Sentence(["zzz", "poison"])], model=encoder)
+    encoder.poison = "zzz"
+    with pytest.raises(NonFiniteError):
+        es.extract(poisoned, URL)
+    assert memory.files() == {}
+
+
+def test_several_windows_into_a_bucket(memory: MemoryBucket, tmp_path: Path) -> None:
+    from embstore.extraction.sweep import store_path
+
+    assert str(store_path(URL, kind="context", window=2)) == "s3://bucket/x-k2.zarr"
+    assert store_path("a/x.zarr", kind="attention", window=None) == Path("a/x-full.zarr")
