@@ -61,13 +61,13 @@ class Copy:
 
     def _copy(self, buffer: PartitionBuffer, place: int, start: int, stop: int) -> None:
         for array in ["hidden_states", "scale"] if self._layout.dtype == "int8" else ["hidden_states"]:
-            with self._stored(array, place) as stored:
+            with self._stored(array, place, stop) as stored:
                 for first, rows in self._pieces(start, stop):
                     stored.read(rows, buffer.stored(array, place, first - start, first - start + len(rows)))
 
     def _convert(self, buffer: PartitionBuffer, place: int, start: int, stop: int) -> None:
         center = self._source.center
-        with self._stored("hidden_states", place) as stored, self._stored("scale", place) as scales:
+        with self._stored("hidden_states", place, stop) as stored, self._stored("scale", place, stop) as scales:
             for first, rows in self._pieces(start, stop):
                 numbers = np.empty((len(rows), self._layout.hidden_size), STORAGE_DTYPE[self._source.dtype])
                 stored.read(rows, numbers)
@@ -86,8 +86,9 @@ class Copy:
     def _namer(self, rows: Rows) -> Callable[[int], str]:
         return lambda number: f"row {rows[number]} of {self._source.path}"
 
-    def _stored(self, array: str, place: int) -> StoredRows:
-        return StoredRows(self._reader, self._source.layout, array, self._places[place])
+    def _stored(self, array: str, place: int, stop: int) -> StoredRows:
+        most = stop if self._rows is None else int(self._rows[stop - 1]) + 1
+        return StoredRows(self._reader, self._source.layout, array, self._places[place], most)
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
         """Rows `[start, stop)` of the copy in pieces: (first, the rows of the source)."""

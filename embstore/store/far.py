@@ -58,10 +58,12 @@ class FarColumns(Protocol):
 
 def end_all(begun: Sequence[Future[Any]]) -> None:
     """Wait until all have ended; where one fails, give up those not yet begun and raise what it raised."""
-    waiting = wait(begun, return_when=FIRST_EXCEPTION).not_done
-    for each in waiting:
-        each.cancel()
-    wait(waiting)
+    try:
+        wait(begun, return_when=FIRST_EXCEPTION)
+    finally:  # an interrupt must not leave thousands of requests to be made before the process may end
+        for each in begun:
+            each.cancel()
+    wait(begun)
     for each in begun:
         if not each.cancelled():
             each.result()

@@ -56,7 +56,8 @@ def _client(scheme: str, bucket: str, process: int, environment: int) -> Any:
             "base": 3,
         },
     }
-    limits: Any = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "300s"}
+    silence = setting("EMBSTORE_SILENCE_SECONDS", 60)
+    limits: Any = {"connect_timeout": "10s", "read_timeout": f"{silence * 1000:.0f}ms", "timeout": "300s"}
     try:
         if scheme == "s3":
             copies = {} if "AWS_COPY_IF_NOT_EXISTS" in os.environ else {"copy_if_not_exists": "multipart"}

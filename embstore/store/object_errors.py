@@ -51,6 +51,8 @@ def told(error: Exception, verb: str, url: str) -> EmbstoreError:
         return StorageError(f"cannot {verb} {url}: there are no credentials in the environment: {_set(scheme)}")
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or number in (401, 403):
         return StorageError(f"cannot {verb} {url}: no right to do so ({answer or 'refused'}); check {_set(scheme)}")
+    if kind == "NotSupportedError" and "ange" in text:
+        return StorageError(f"cannot {verb} {url}: the server gives no parts of files, which reading rows needs")
     if number == 416:
         return StoreDamagedError(f"{url} is cut short: {MEND}")
     if number >= 500 or number in (408, 429):

@@ -28,6 +28,7 @@ PIECE_NBYTES = 8 * 2**20
 PIECES_AHEAD = 4
 
 _READ_TRIES = 3
+_LOST = ("error decoding response body", "request or response body error", "before message completed")
 
 T = TypeVar("T")
 
@@ -43,9 +44,10 @@ class ObjectChangedError(EmbstoreError):
 class Objects:
     """The objects below a place, by names relative to it; safe to use from many threads. Made by `Objects.at`.
 
-    Failures that may pass (5xx, throttling, lost connections) are tried again, EMBSTORE_RETRIES times (10) within
-    EMBSTORE_RETRY_SECONDS (180). What still fails is one line: StoreNotFoundError (no such bucket or object),
-    StorageError (no right, other region, not to be reached), StoreDamagedError (fewer bytes than asked for).
+    Failures that may pass (5xx, throttling, lost connections, a silence of EMBSTORE_SILENCE_SECONDS, 60) are tried
+    again, EMBSTORE_RETRIES times (10) within EMBSTORE_RETRY_SECONDS (180). What still fails is one line:
+    StoreNotFoundError (no such bucket or object), StorageError (no right, other region, not to be reached),
+    StoreDamagedError (fewer bytes than asked for).
     """
 
     def __init__(self, path: ObjectPath, client: Any) -> None:
@@ -271,7 +273,7 @@ class Objects:
             raise StoreDamagedError(f"{self.url(name)} is cut short: {error}; {MEND}") from None
         except (raised.BaseError, FileNotFoundError, NotImplementedError) as error:
             text = str(error)
-            if "error decoding response body" in text or "before message completed" in text:
+            if any(sign in text for sign in _LOST):
                 raise CutShortError(f"cannot {verb} {self.url(name)}: the connection is lost in the middle") from None
             translated = told(error, verb, self.url(name))
             if isinstance(error, FileNotFoundError) and not isinstance(translated, StoreNotFoundError):

@@ -15,17 +15,17 @@ DENSE = 0.1
 
 
 class StoredRows:
-    """Reads ascending, distinct, committed rows of one array and layer; a context manager.
+    """Reads ascending, distinct, committed rows of one array and layer, none beyond `most`; a context manager.
 
     Pieces of a few MiB are best: where the rows of a piece are dense, all that lies between them is read too.
     """
 
-    def __init__(self, reader: Reader, layout: Layout, array: str, place: int) -> None:
+    def __init__(self, reader: Reader, layout: Layout, array: str, place: int, most: int | None = None) -> None:
         self._reader = reader
         self._size = layout.partition_rows
         self._array = array
         self._place = place
-        self._cursor = Cursor(reader, layout, array, place)
+        self._cursor = Cursor(reader, layout, array, place, most)
 
     def __enter__(self) -> StoredRows:
         return self

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -126,6 +129,33 @@ def test_what_may_pass_is_tried_again_and_the_bytes_are_right(
 
 
 @pytest.mark.slow
+def test_a_server_that_falls_silent_is_asked_again(
+    objects: Objects, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBSTORE_SILENCE_SECONDS", "0.3")
+    fault = bucket.proxy.break_next(Fault("GET", 1, delay=2.0))
+    began = time.perf_counter()
+    assert Objects.at(objects.path).get_range("a/b", 5, 500).tobytes() == BODY[5:500]
+    assert (fault.met, time.perf_counter() - began < 1.9) == (1, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 99])
+def test_fewer_bytes_than_asked_for_are_never_taken(objects: Objects, bucket: Bucket, times: int) -> None:
+    bucket.proxy.break_next(Fault("GET", times, alter=lambda body: body[:-10]))
+    for read, right in (
+        (lambda: objects.get_range("a/b", 0, 1000), BODY[:1000]),
+        (lambda: objects.tail("a/b", 1000)[0], BODY[-1000:]),
+    ):
+        if times == 1:
+            assert read().tobytes() == right
+        else:
+            with pytest.raises(EmbstoreError) as raised:
+                read()
+            assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault("GET", 99, 503), Fault("GET", 99, cut=0.5), Fault("GET", 99, lose=True)])
 def test_what_does_not_pass_is_given_up_in_one_line(
     objects: Objects, bucket: Bucket, fault: Fault, monkeypatch: pytest.MonkeyPatch
@@ -207,3 +237,25 @@ def test_a_message_of_the_client_loses_its_secrets(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "hunter2hunter2")
     text = "GET https://user:pw@host/x?sig=abc failed, key hunter2hunter2\nDebug source: more"
     assert cleaned(text) == "GET https://host/x failed, key ***"
+
+
+@pytest.mark.slow
+def test_a_forked_process_is_told_to_be_started_otherwise(objects: Objects) -> None:
+    code = (
+        "import os, sys\n"
+        "from embstore.store.objects import Objects, place_of\n"
+        f"objects = Objects.at(place_of({str(objects.path)!r}))\n"
+        "assert objects.size('a/b') == 300_000\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "for ask in (objects, Objects):\n"
+        "    try:\n"
+        "        ask.get('a/b') if ask is objects else Objects.at(objects.path)\n"
+        "    except OSError as error:\n"
+        "        print(error, flush=True)\n"
+        "os._exit(7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.count("start workers with 'spawn' instead") == done.stdout.count("\n") == 2
