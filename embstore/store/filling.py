@@ -46,7 +46,7 @@ def fill_store(
             _write(writer, arrays_of, progress)
         except Exception as error:
             if begun and not isinstance(error, StorageError):
-                remove_store(path)
+                remove_store(path, filled=True)
             raise
         writer.finish()
     return open_store(path)

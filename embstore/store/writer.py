@@ -102,10 +102,15 @@ def frozen_of(
         yield frozen_arrays(metadata, index, words, center)
 
 
-def remove_store(path: Path | ObjectPath) -> None:
-    """Remove a store that nobody uses, all of it or so that what is left is none; its lock, if any, must be held."""
+def remove_store(path: Path | ObjectPath, *, filled: bool = False) -> None:
+    """Remove a store that this process has begun, all of it or so that what is left is none; under its lock, if any.
+
+    In a bucket it stays where a shard stands and it was not `filled` by this process: another one writes it too.
+    """
     if isinstance(path, ObjectPath):
         objects = Objects.at(path)
+        if not filled and objects.names("hidden_states/c"):
+            return
         objects.delete("zarr.json")
         for name in objects.names():
             objects.delete(name)

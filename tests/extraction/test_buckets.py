@@ -145,6 +145,23 @@ def test_what_cannot_be_stored_leaves_nothing(memory: MemoryBucket) -> None:
     assert memory.files() == {}
 
 
+def test_what_another_has_begun_to_fill_is_not_removed(memory: MemoryBucket) -> None:
+    encoder = FakeEncoder()
+    poisoned = plan([Sentence(["zzz", "poison"])], model=encoder)
+    encoder.poison = "zzz"
+    made: list[str] = []
+
+    def step(when: str, kind: str, name: str) -> None:
+        if name == "zarr.json" and kind == "put" and when == "end":
+            memory.objects.put("hidden_states/c/0/0/0", b"another's")
+            made.extend(memory.objects.names())
+
+    memory.step = step
+    with pytest.raises(NonFiniteError):
+        es.extract(poisoned, URL)
+    assert sorted(memory.files()) == made
+
+
 def test_several_windows_into_a_bucket(memory: MemoryBucket, tmp_path: Path) -> None:
     from embstore.extraction.sweep import store_path
 
