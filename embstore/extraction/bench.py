@@ -10,11 +10,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError
+from embstore.extraction.limits import DISK_NBYTES, Stage, copy_rate, disk_rate, product_rate, verdict
 from embstore.extraction.pipeline import Timings, extract
-from embstore.extraction.plan import plan
+from embstore.extraction.plan import Plan, plan
 from embstore.models.encoder import Encoder, Pooling
+from embstore.store.layout import ITEM_NBYTES
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,16 @@ class ExtractionRate:
     seconds: float
     plan_seconds: float
     timings: Timings
+    limits: tuple[Stage, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Which stage binds and how far it is from its own limit, in one line."""
+        return verdict(self.limits, self.seconds)
+
+    def limits_table(self) -> list[dict[str, Any]]:
+        """What each stage did a second, beside the best that the machine can do."""
+        return [stage.row(self.seconds) for stage in self.limits]
 
     def rates(self) -> list[dict[str, Any]]:
         """Rates as a table: what, amount, a second."""
@@ -63,6 +79,8 @@ class ExtractionRate:
             "seconds": self.seconds,
             "plan_seconds": self.plan_seconds,
             "stages": self.stages(),
+            "limits": [stage.as_json(self.seconds) for stage in self.limits],
+            "binds": self.verdict if self.limits else None,
         }
 
 
@@ -78,10 +96,17 @@ def bench_extract(
     batch_subwords: int | None = None,
     folder: str | Path | None = None,
     suffix: str = ".zarr",
+    disk_nbytes: int = DISK_NBYTES,
 ) -> ExtractionRate:
-    """Extract the first sentences of a corpus into a store that is thrown away, and measure it."""
+    """Extract the first sentences of a corpus into a store that is thrown away, and measure it.
+
+    Then measure, in the same run, what each stage could do at best; `disk_nbytes`: how large a file is written for
+    the rate of the disk.
+    """
     if sentences < 1:
         raise InvalidValueError(f"sentences {sentences} is not allowed: give 1 or more")
+    if disk_nbytes < 1:
+        raise InvalidValueError(f"a file of {disk_nbytes} bytes measures no disk: give 1 or more")
     some = list(islice(open_corpus(corpus), sentences))
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=folder) as temporary:
         store = Path(temporary) / f"bench{suffix}"
@@ -100,4 +125,52 @@ def bench_extract(
         timings = Timings()
         extract(made, store, timings=timings)
         seconds = time.perf_counter() - planned
-    return ExtractionRate(made.words, timings.subwords, timings.nbytes, seconds, planned - start, timings)
+        limits = _limits(made, timings, Path(temporary), disk_nbytes=disk_nbytes)
+    return ExtractionRate(made.words, timings.subwords, timings.nbytes, seconds, planned - start, timings, limits)
+
+
+def _limits(made: Plan, timings: Timings, folder: Path, *, disk_nbytes: int) -> tuple[Stage, ...]:
+    """Each stage's work and the best rate of it here, measured now."""
+    encoder, layout, spent = made.encoder, made.layout, timings.stages
+    device = getattr(encoder, "device", torch.device("cpu"))
+    lengths, alone = _tokenized_alone(made)
+    flops = getattr(encoder, "forward_flops", None)
+    operations = 0.0 if flops is None else flops(lengths, layers=layout.layers)
+    products = None if flops is None else product_rate(device, encoder.compute_dtype)
+    kept, computed = (ITEM_NBYTES[name] for name in (layout.dtype, encoder.compute_dtype))
+    leaving = timings.rows * len(layout.layers) * layout.hidden_size * (computed if kept < 2 else min(kept, computed))
+    on_card = device.type == "cuda"
+    return (
+        Stage("tokenise", spent.tokenize, float(_subwords(lengths, encoder)), "subwords", alone, "tokenising alone"),
+        Stage("forward", spent.forward + spent.pool, operations, "FLOP", products, "matrix-multiply rate"),
+        Stage(
+            "copy",
+            spent.copy,
+            float(leaving if on_card else 0),
+            "B",
+            copy_rate(device) if on_card else None,
+            "pinned copy rate" if on_card else "nothing leaves a CPU",
+        ),
+        Stage("cast", timings.cast, float(timings.nbytes), "B", copy_rate(torch.device("cpu")), "memory copy rate"),
+        Stage("write", timings.write, float(timings.nbytes), "B", disk_rate(folder, nbytes=disk_nbytes), "disk rate"),
+    )
+
+
+def _tokenized_alone(made: Plan) -> tuple[NDArray[np.int64], float | None]:
+    """Make the extraction's sentences again with nothing beside: their positions, and subwords a second if known."""
+    encoder = made.encoder
+    before = encoder.times.tokenize
+    lengths = []
+    for partition in range(made.layout.partitions):
+        for passage in made.reader().passages(*made.layout.span(partition), encoder):
+            tokenized = passage.tokenized
+            bounds = tokenized.word_indptr[tokenized.sentence_indptr]
+            lengths.append(np.diff(bounds)[np.unique(passage.spans.sentence)] + encoder.num_specials)
+    positions = np.concatenate(lengths)
+    seconds = encoder.times.tokenize - before
+    return positions, _subwords(positions, encoder) / seconds if seconds > 0 else None
+
+
+def _subwords(positions: NDArray[np.int64], encoder: Encoder) -> int:
+    """Subwords of sentences of so many positions."""
+    return int(positions.sum()) - len(positions) * encoder.num_specials

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
 from embstore.extraction.partition import Passage
-from embstore.models.encoder import Pooled
+from embstore.models.encoder import Encoder, Pooled
 from embstore.store import Layout, quantize
 
 TORCH_DTYPE = {
@@ -19,6 +19,12 @@ TORCH_DTYPE = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
+}
+
+ADVICE = {
+    "float32": "check its weights",
+    "bfloat16": "check its weights, or compute in float32",
+    "float16": "its numbers may be too large for that; compute in bfloat16 or float32",
 }
 
 
@@ -47,9 +53,12 @@ class Cast:
         return buffer
 
     def check(self, pooled: Pooled, passage: Passage) -> None:
-        """Raise NonFiniteError for vectors that cannot be kept."""
-        low, high = torch.aminmax(pooled.vectors)
-        if not (-self._largest <= low.item() and high.item() <= self._largest):
+        """Raise NonFiniteError for vectors that cannot be kept; what the device found of them is not sought again."""
+        if pooled.extremes is None:
+            low, high = (end.item() for end in torch.aminmax(pooled.vectors))
+        else:
+            low, high = pooled.extremes[0].min().item(), pooled.extremes[1].max().item()
+        if not (-self._largest <= low and high <= self._largest):
             raise NonFiniteError(self._complaint(pooled, passage))
 
     def into(
@@ -79,12 +88,28 @@ class Cast:
         return {name: array[:, :rows].numpy() for name, array in buffer.items()}
 
     def _complaint(self, pooled: Pooled, passage: Passage) -> str:
-        bad = ~(pooled.vectors.abs() <= self._largest)
-        layer, row, _ = (int(axis[0]) for axis in torch.nonzero(bad, as_tuple=True))
-        value = float(pooled.vectors[layer, row][bad[layer, row]][0])
+        ends = pooled.extremes
+        if ends is None:
+            ends = torch.stack([pooled.vectors.amin((1, 2)), pooled.vectors.amax((1, 2))])
+        ends = ends.double()  # in half precision the bound itself would be infinite
+        layer = int((~(ends.abs() <= self._largest)).any(0).nonzero()[0])
+        value = max((end for end in ends[:, layer].tolist() if not abs(end) <= self._largest), key=abs)
+        sizes = pooled.vectors[layer].float().abs().nan_to_num(torch.inf, torch.inf).amax(1)  # cast, perhaps infinite
+        row = int(sizes.argmax())
         place = passage.row_of(int(pooled.rows[row]))
         sentence = int(passage.sentence_of_row[place])
         where = f"layer {self._layout.layers[layer]}, sentence {sentence}, row {passage.first_row + place}"
         if np.isfinite(value):
             return f"{where}: {value:,.0f} is beyond float16's 65,504: choose dtype float32 or bfloat16"
-        return f"{where}: the model gives {value}: check its weights, or compute in float32"
+        computed = str(pooled.computed or pooled.vectors.dtype).removeprefix("torch.")
+        return f"{where}: the model gives {value} in {computed}: {ADVICE[computed]}"
+
+
+def leaving_as(encoder: Encoder, dtype: str) -> dict[str, Any]:
+    """What an encoder on a card is told beside the rest: what its vectors are kept as, for fewer bytes to copy.
+
+    For int8 they leave as they were computed, as quantising is done here.
+    """
+    if not getattr(encoder, "casts", False):
+        return {}
+    return {"dtype": torch.float32 if dtype == "int8" else TORCH_DTYPE[dtype]}

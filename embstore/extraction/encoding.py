@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from embstore.errors import StoreDamagedError
+from embstore.extraction.cast import leaving_as
 from embstore.extraction.options import Options
 from embstore.extraction.partition import Passage
 from embstore.models.encoder import Encoder, Pooled
@@ -29,6 +30,7 @@ def encode_passage(
         pooling=options.pooling,
         batch_subwords=options.batch_subwords,
         **options.encoding,
+        **leaving_as(encoder, options.dtype),
     ):
         take(pooled)
         seen[pooled.rows] = True

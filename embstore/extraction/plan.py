@@ -144,8 +144,9 @@ def plan(
     encoder. `layers`: "all", "last", "0,6-12" or numbers. `keep`: which occurrences get a row (default: all).
     `context_window`: give the model only so many words left and right of each target; `attention_window`: give it
     the sentence, each word of which attends to the words so many words away; None: all of the sentence.
-    `max_length` and `batch_subwords` count subwords, special ones included. `store`: where the store will stand,
-    for the free space; `calibrate`: time a batch to project the whole.
+    `max_length` and `batch_subwords` count subwords, special ones included; by default a batch is what suits the
+    device, on a card what its free memory takes, or what the store that stands at `store` has. `store`: where the
+    store will stand, for the free space; `calibrate`: time a batch to project the whole.
 
     Raises CorpusError, ModelError or InvalidValueError where an input cannot be used.
     """
@@ -165,6 +166,7 @@ def plan(
         options=options,
         layers=layers,
         batch_subwords=batch_subwords,
+        store=store,
         masks_words=attention_window is not None,
         format=format,
         split=split,

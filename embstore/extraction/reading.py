@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from embstore.corpus import Corpus, open_corpus
-from embstore.errors import CorpusError, InvalidValueError
+from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.extraction.options import UNLIMITED_LENGTH, Options, parse_layers
 from embstore.extraction.rows import index_of
 from embstore.extraction.spool import Spool
@@ -16,7 +17,9 @@ from embstore.extraction.survey import Survey, survey
 from embstore.models import load_encoder
 from embstore.models.encoder import Encoder, WindowedEncoder
 from embstore.store import Index
+from embstore.store.backend import open_reader, stands
 from embstore.store.metadata import Dropped
+from embstore.store.object_path import ObjectPath, place_of
 
 CHECK_SENTENCES = 8
 
@@ -53,6 +56,7 @@ def read(
     options: Options,
     layers: str | Iterable[int] = "all",
     batch_subwords: int | None = None,
+    store: str | Path | ObjectPath | None = None,
     masks_words: bool = False,
     format: str | None = None,
     split: str | None = None,
@@ -63,7 +67,11 @@ def read(
     compute_dtype: str = "auto",
     progress: Callable[[int], object] | None = None,
 ) -> Reading:
-    """Read a corpus; see `embstore.extraction.plan.plan`. `masks_words`: an attention window is wanted."""
+    """Read a corpus; see `embstore.extraction.plan.plan`. `masks_words`: an attention window is wanted.
+
+    `store`: where the store will stand, or stands: then it is gone on with in batches of its size, where the size would
+    else depend on the memory that is free today.
+    """
     if batch_subwords is not None:
         options = replace(options, batch_subwords=batch_subwords)
     source = open_corpus(
@@ -76,7 +84,7 @@ def read(
             "none: use context windows"
         )
     if batch_subwords is None:
-        options = replace(options, batch_subwords=encoder.default_batch_subwords)
+        options = replace(options, batch_subwords=_standing_batch(store, encoder) or encoder.default_batch_subwords)
     chosen = parse_layers(layers, num_hidden_layers=encoder.info.num_hidden_layers)
     limit = _limit(encoder, options.max_length)
     spool = Spool()
@@ -97,6 +105,17 @@ def _loaded(model: str | Path | Encoder, *, device: str, compute_dtype: str) -> 
     if isinstance(model, str | Path):
         return load_encoder(model, device=device, compute_dtype=compute_dtype)
     return model
+
+
+def _standing_batch(store: str | Path | ObjectPath | None, encoder: Encoder) -> int | None:
+    """The batches of the store that stands there; None where there is none, or the encoder's own never change."""
+    if store is None or not getattr(encoder, "sizes_batches", False):
+        return None
+    place = place_of(store)
+    with suppress(EmbstoreError):  # what cannot be read is said when it is written to
+        if stands(place):
+            return int(open_reader(place).metadata.extraction["batch_subwords"])
+    return None
 
 
 def _limit(encoder: Encoder, max_length: int | None) -> int:

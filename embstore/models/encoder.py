@@ -62,13 +62,14 @@ class Spans:
 class Pooled:
     """Vectors of some of the spans: `rows` int64 [n], indices of the spans; `vectors` [layer, n, hidden_size].
 
-    `extremes`: float32 [2, layer], the least and the largest number of each layer as it was computed, NaN where one
-    is; None where they are not known.
+    `computed`: the dtype that they were computed in, None where it is theirs. `extremes`: float32 [2, layer], the
+    least and the largest number of each layer before they were cast, NaN where one is; None where not known.
     """
 
     rows: NDArray[np.int64]
     vectors: torch.Tensor
     extremes: torch.Tensor | None = None
+    computed: torch.dtype | None = None
 
 
 @dataclass

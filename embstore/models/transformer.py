@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models.batches import BATCHINGS, ROW_CAPACITY, Batch, Batching, fitting_capacity, halves, lay_out
 from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
+from embstore.models.flops import forward_flops
 from embstore.models.inputs import (
     InputMaker,
     WordWindow,
@@ -24,7 +26,7 @@ from embstore.models.inputs import (
     needed_parameters,
     position_offset,
 )
-from embstore.models.layers import LayerTap, find_layers
+from embstore.models.layers import LayerTap, Receive, find_layers
 from embstore.models.linears import PackedLinears
 from embstore.models.loading import Loaded, choose_device, choose_dtype, load, use_threads
 from embstore.models.memory import Halving, fitting_batch, free_nbytes, memory_needed
@@ -242,6 +244,14 @@ class TransformerEncoder:
         scores = 0 if config._attn_implementation == "sdpa" else 3 * positions * width * heads * size
         return self._weights_nbytes() + activations + masks + scores
 
+    def run_layers(self, inputs: Mapping[str, Any], layers: Sequence[int], receive: Receive) -> None:
+        """Run the stock model no deeper than it must be and hand each layer to `receive(layer, hidden states)`."""
+        self._tap.run(inputs, layers, receive)
+
+    def forward_flops(self, lengths: NDArray[np.int64], *, layers: Sequence[int]) -> float:
+        """Count the operations of a pass over sentences of so many positions; see `embstore.models.flops`."""
+        return forward_flops(self, lengths, deepest=max(self._check_layers(layers)))
+
     def position_nbytes(self) -> int:
         """Estimate the memory that each subword of a batch takes on the device, all layers asked for, from above."""
         layers = range(self.info.num_hidden_layers + 1)
@@ -363,7 +373,8 @@ class TransformerEncoder:
                 ways.enter_context(attending(self.model))
             self._tap.run(inputs, layers, receive)
         ran = clock.mark()
-        return Passed(rows[pool.order], self._copies.begin(_leaving(out, dtype), clock), begun, made, ran, pools)
+        copying = self._copies.begin(_leaving(out, dtype), clock)
+        return Passed(rows[pool.order], copying, begun, made, ran, pools, self.dtype)
 
 
 def _leaving(vectors: torch.Tensor, dtype: torch.dtype | None) -> tuple[torch.Tensor, ...]:

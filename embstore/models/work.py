@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
@@ -22,12 +23,20 @@ class Passed:
 
     `rows`: int64 [n], its spans; `copying`: the vectors, and the least and largest of each layer where these were
     asked for. `begun`, `made`, `ran`: when the work, the forward pass and the copy began; `pools`: from when to when
-    each layer was pooled.
+    each layer was pooled; `computed`: the dtype before they were cast.
     """
 
     def __init__(
-        self, rows: NDArray[np.int64], copying: Copying, begun: Any, made: Any, ran: Any, pools: list[Any]
+        self,
+        rows: NDArray[np.int64],
+        copying: Copying,
+        begun: Any,
+        made: Any,
+        ran: Any,
+        pools: list[Any],
+        computed: torch.dtype | None = None,
     ) -> None:
+        self._computed = computed
         self._rows = rows
         self._copying = copying
         self._moments = begun, made, ran
@@ -41,7 +50,8 @@ class Passed:
         times.copy += clock.seconds(copying.began, copying.ended) + clock.seconds(begun, made)
         times.pool += pooling
         times.forward += clock.seconds(made, ran) - pooling
-        return Pooled(self._rows, *copying.host)
+        vectors, *extremes = copying.host
+        return Pooled(self._rows, vectors, extremes[0] if extremes else None, self._computed)
 
 
 def collected(passes: Iterable[Passed | None], clock: Stopwatch, times: StageTimes, *, ahead: int) -> Iterator[Pooled]:

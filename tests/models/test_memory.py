@@ -183,6 +183,29 @@ def test_a_card_s_default_is_of_its_memory(encoder, monkeypatch):
     assert encoder.default_batch_subwords == 16384
 
 
+def test_a_store_is_gone_on_with_in_batches_of_its_size(encoder, tmp_path, monkeypatch):
+    today = [1024]
+    monkeypatch.setattr(TransformerEncoder, "sizes_batches", True)
+    monkeypatch.setattr(TransformerEncoder, "default_batch_subwords", property(lambda encoder: today[0]))
+
+    def plan(store, **options):
+        made = es.plan(SENTENCES, model=encoder, store=store, calibrate=False, **options)
+        return made, made.metadata.extraction["batch_subwords"]
+
+    first, size = plan(tmp_path / "s.zarr")
+    assert size == 1024
+    es.extract(first, tmp_path / "s.zarr")
+    today[0] = 2048
+    again, size = plan(tmp_path / "s.zarr")
+    assert size == 1024
+    es.extract(again, tmp_path / "s.zarr")
+    assert plan(tmp_path / "s.zarr", batch_subwords=77)[1] == 77  # what is asked for is heard, and then refused
+    assert plan(tmp_path / "t.zarr")[1] == 2048
+    (tmp_path / "broken.zarr").mkdir()
+    assert plan(tmp_path / "broken.zarr")[1] == 2048
+    assert plan(None)[1] == 2048
+
+
 @pytest.mark.parametrize("how", BATCHINGS)
 @pytest.mark.parametrize("seed", range(5))
 def test_halves_hold_the_sentences_of_the_whole(how, seed):

@@ -1,0 +1,123 @@
+"""What leaves a card is what is stored, and what cannot be stored is named as well as on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import embstore as es
+from embstore.errors import NonFiniteError
+from embstore.extraction.cast import leaving_as
+from embstore.models import load_encoder
+from embstore.models.transformer import TransformerEncoder
+from tests.extraction.fake import FakeEncoder
+from tests.models.tiny import SENTENCES, save
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("bert", tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransformerEncoder, "casts", True)
+
+
+@pytest.fixture
+def spoil(folder: Path) -> Callable[[float, str], TransformerEncoder]:
+    """An encoder whose layer 2 has a value planted where the word zebra stands, layer 3 too."""
+
+    def made(value: float, compute_dtype: str) -> TransformerEncoder:
+        encoder = load_encoder(folder, compute_dtype=compute_dtype)
+        zebra = encoder.tokenize([["zebra"]]).ids.tolist()
+        seen: list[torch.Tensor] = []
+        encoder.model.embeddings.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
+        )
+
+        def plant(module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            first = (seen[-1] == zebra[0]) & (seen[-1].roll(-1, 1) == zebra[1])
+            output[first, 5] = value
+            return output
+
+        encoder.model.encoder.layer[1].register_forward_hook(plant)
+        assert isinstance(encoder, TransformerEncoder)
+        return encoder
+
+    return made
+
+
+def planned(encoder: TransformerEncoder, monkeypatch: pytest.MonkeyPatch, dtype: str) -> es.Plan:
+    """A plan whose self-check has not seen what is planted."""
+    monkeypatch.setattr(encoder, "self_check", lambda *args, **options: 0.0)
+    corpus = [*SENTENCES, ["the", "zebra", "sat"]]
+    return es.plan(corpus, model=encoder, dtype=dtype, pooling="first", calibrate=False)
+
+
+@pytest.mark.parametrize("card", [True, False])
+@pytest.mark.parametrize(
+    ("value", "compute", "dtype", "told"),
+    [
+        (float("inf"), "float32", "float16", "the model gives inf in float32: check its weights"),
+        (float("inf"), "bfloat16", "bfloat16", "the model gives inf in bfloat16: check its weights, or compute in"),
+        (float("-inf"), "float16", "float16", "the model gives -inf in float16: .* compute in bfloat16 or float32"),
+        (float("nan"), "float16", "float32", "the model gives nan in float16"),
+        (-70000.0, "float32", "float16", "-70,000 is beyond float16's 65,504"),
+        (65510.0, "float32", "float16", "65,510 is beyond float16's 65,504"),  # the cast alone would round it down
+        (98304.0, "bfloat16", "float16", "98,304 is beyond float16's 65,504"),
+    ],
+)
+def test_layer_sentence_and_dtype_are_named(
+    spoil: Callable[[float, str], TransformerEncoder],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    card: bool,
+    value: float,
+    compute: str,
+    dtype: str,
+    told: str,
+) -> None:
+    monkeypatch.setattr(TransformerEncoder, "casts", card)
+    plan = planned(spoil(value, compute), monkeypatch, dtype)
+    sentence = len(SENTENCES)
+    row = plan.layout.rows - 2
+    with pytest.raises(NonFiniteError, match=rf"^layer 2, sentence {sentence}, row {row}: {told}") as error:
+        es.extract(plan, tmp_path / "s.zarr")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_the_store_is_the_same_wherever_the_cast_is_made(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: str, dtype: str
+) -> None:
+    encoder = load_encoder(folder, compute_dtype=compute)
+    plan = es.plan(SENTENCES, model=encoder, dtype=dtype, calibrate=False)
+    plain = es.extract(plan, tmp_path / "plain.zarr")
+    monkeypatch.setattr(TransformerEncoder, "casts", True)
+    came = []
+    run = encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda *a, **o: (came.append(p) or p for p in run(*a, **o)))
+    cast = es.extract(plan, tmp_path / "cast.zarr")
+    every = np.arange(plain.rows)
+    for layer in plain.layers:
+        assert np.array_equal(np.asarray(cast.gather(every, layer)), np.asarray(plain.gather(every, layer)))
+    computed = getattr(torch, compute)
+    kept = torch.float32 if dtype == "int8" else getattr(torch, dtype)
+    leaves = kept if kept.itemsize <= computed.itemsize else computed
+    told = [pooled for pooled in came if pooled.extremes is not None]
+    assert len(told) == (len(came) if dtype != "int8" else len(came) // 2)  # its center is computed first
+    assert all(pooled.vectors.dtype == leaves and pooled.computed == computed for pooled in told)
+    assert all(pooled.extremes.shape == (2, 4) for pooled in told)
+
+
+def test_only_a_card_is_told(folder: Path, on_a_card: None) -> None:
+    encoder = load_encoder(folder)
+    assert leaving_as(encoder, "float16") == {"dtype": torch.float16}
+    assert leaving_as(encoder, "int8") == {"dtype": torch.float32}
+    assert leaving_as(FakeEncoder(), "float16") == {}

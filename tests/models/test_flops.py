@@ -1,0 +1,49 @@
+"""The operations of a forward pass, beside torch's own counter and a count by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from embstore.models import load_encoder
+from tests.models.tiny import save
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_flops_are_those_that_torch_counts(tmp_path, name):
+    encoder = load_encoder(save(name, tmp_path))
+    lengths = np.array([11, 3, 40])
+    total = 0
+    for length in lengths.tolist():
+        inputs = encoder.inputs.plain(np.full(length, 7))
+        plain = sdpa_kernel(SDPBackend.MATH)  # fused attention on a CPU is not counted
+        with plain, FlopCounterMode(display=False) as counter, torch.inference_mode():
+            encoder.model(**inputs, **encoder.inputs.fixed())
+        total += counter.get_total_flops()
+    assert encoder.forward_flops(lengths, layers=(0, 3)) == total
+
+
+def test_flops_of_a_layer_are_as_worked_out_by_hand(tmp_path):
+    encoder = load_encoder(save("bert", tmp_path))
+    lengths = np.array([5, 9])
+    hidden, inner = 32, 48
+    layer = 2 * 14 * (4 * hidden * hidden + 2 * hidden * inner) + 4 * hidden * (5**2 + 9**2)
+    assert encoder.forward_flops(lengths, layers=(0, 1)) == layer
+    assert encoder.forward_flops(lengths, layers=(2,)) == 2 * layer
+    assert encoder.forward_flops(lengths, layers=(0,)) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "key"), [("albert", 32, 32), ("llama", 32, 16)]
+)  # shared layers, grouped keys
+def test_layers_that_share_weights_are_counted_each_time(tmp_path, name, query, key):
+    encoder = load_encoder(save(name, tmp_path))
+    once, thrice = (encoder.forward_flops(np.array([9]), layers=(layer,)) for layer in (1, 3))
+    entry = 2 * 9 * 16 * 32 if name == "albert" else 0  # its embeddings are smaller than its layers
+    pooler = 2 * 32 * 32 if name == "albert" else 0
+    assert thrice - entry - pooler == 3 * (once - entry)
+    products = {"albert": 2 * 32 * 48, "llama": 3 * 32 * 48}[name]
+    assert once - entry == 2 * 9 * (2 * query * 32 + 2 * key * 32 + products) + 4 * query * 81
