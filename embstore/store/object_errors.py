@@ -48,9 +48,11 @@ def told(error: Exception, verb: str, url: str) -> EmbstoreError:
     if _OTHER_REGION.search(text) or number == 301:
         return StorageError(f"cannot {verb} {url}: its bucket is in another region{_region(text)}")
     if _INSTANCE.search(text):
-        return StorageError(f"cannot {verb} {url}: there are no credentials in the environment: {_set(scheme)}")
+        return StorageError(f"cannot {verb} {url}: there are no credentials in the environment: set {_names(scheme)}")
+    if verb == "open":  # no request was made: what the environment says is not enough to make one
+        return StorageError(f"cannot {verb} {url}: {cleaned(text)}; set {_names(scheme)}")
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or number in (401, 403):
-        return StorageError(f"cannot {verb} {url}: no right to do so ({answer or 'refused'}); check {_set(scheme)}")
+        return StorageError(f"cannot {verb} {url}: no right to do so ({answer or 'refused'}); check {_checked(scheme)}")
     if kind == "NotSupportedError" and "ange" in text:
         return StorageError(f"cannot {verb} {url}: the server gives no parts of files, which reading rows needs")
     if number == 416:
@@ -83,9 +85,14 @@ def cleaned(text: str) -> str:
     return line[:300]
 
 
-def _set(scheme: str) -> str:
-    names = _CREDENTIALS.get(scheme)
-    return f"the environment's {names}" if names else "that it is public: credentials are not sent over https://"
+def _names(scheme: str) -> str:
+    return _CREDENTIALS.get(scheme, "nothing: credentials are not sent over https://")
+
+
+def _checked(scheme: str) -> str:
+    if scheme not in _CREDENTIALS:
+        return "that it is public: credentials are not sent over https://"
+    return f"the environment's {_names(scheme)}"
 
 
 def _region(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -230,6 +231,18 @@ def test_unencrypted_http_is_for_loopback_or_by_leave(bucket: Bucket, monkeypatc
 def test_settings_are_numbers(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMBSTORE_RETRIES", "many")
     with pytest.raises(InvalidValueError, match="EMBSTORE_RETRIES must be a number from 0 on, not 'many'"):
+        Objects.at(ObjectPath("s3://bucket/x.zarr"))
+
+
+def test_an_environment_without_credentials_says_which_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_")):
+            monkeypatch.delenv(name)
+    with pytest.raises(StorageError, match="Account must be specified; set AZURE_STORAGE_ACCOUNT_NAME"):
+        Objects.at(ObjectPath("az://container/x.zarr"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with pytest.raises(StorageError, match="Missing AccessKeyId; set AWS_ACCESS_KEY_ID"):
         Objects.at(ObjectPath("s3://bucket/x.zarr"))
 
 
