@@ -1,6 +1,6 @@
 """Read a store with other tools and print what they see; run as a script, with no embstore anywhere.
 
-Usage: foreign_readers.py TOOL STORE. Prints the SHA-256 of each array's bytes in C order, as JSON.
+Usage: foreign_readers.py TOOL STORE... Prints for each store the SHA-256 of each array's bytes in C order, as JSON.
 """
 
 from __future__ import annotations
@@ -83,10 +83,14 @@ def by_h5netcdf(path: str) -> dict[str, np.ndarray]:
     return {str(name): variable.values for name, variable in dataset.variables.items()}
 
 
+def described(array: np.ndarray) -> list[str]:
+    """The dtype, the shape and the SHA-256 of the bytes."""
+    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return [*map(str, (array.dtype, *array.shape)), digest]
+
+
 if __name__ == "__main__":
-    arrays = globals()[f"by_{sys.argv[1]}"](sys.argv[2])
+    read = globals()[f"by_{sys.argv[1]}"]
+    seen = [{name: described(array) for name, array in read(path).items()} for path in sys.argv[2:]]
     assert not any(name.split(".")[0] == "embstore" for name in sys.modules)
-    digests = {
-        name: hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest() for name, array in arrays.items()
-    }
-    print(json.dumps({name: [*map(str, (array.dtype, *array.shape)), digests[name]] for name, array in arrays.items()}))
+    print(json.dumps(seen))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,25 +16,36 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.store.example import DTYPES, Example, example
+from tests.store.foreign_readers import described
 
 SCRIPT = Path(__file__).with_name("foreign_readers.py")
 TOOLS = [("zarr", ".zarr"), ("tensorstore", ".zarr"), ("xarray", ".zarr"), ("h5py", ".h5"), ("h5netcdf", ".h5")]
+Seen = dict[str, list[str]]
 
 
-def read_by(tool: str, path: Path) -> dict[str, list[str]]:
-    command = [sys.executable, "-W", "error::UserWarning", str(SCRIPT), tool, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=path.parent)
+def read_by(tool: str, *paths: Path) -> list[Seen]:
+    """What a tool sees in each store."""
+    command = [sys.executable, "-W", "error::UserWarning", str(SCRIPT), tool, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=paths[0].parent)
     assert done.returncode == 0, done.stderr
-    seen: dict[str, list[str]] = json.loads(done.stdout)
+    seen: list[Seen] = json.loads(done.stdout)
     return seen
 
 
-def described(array: NDArray[Any]) -> list[str]:
-    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-    return [*map(str, (array.dtype, *array.shape)), digest]
+@pytest.fixture(scope="module")
+def seen_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, Seen]]:
+    """What a tool sees in the stores of every dtype, read in one process."""
+
+    @cache
+    def seen(tool: str, suffix: str) -> dict[str, Seen]:
+        folder = tmp_path_factory.mktemp(tool)
+        paths = [example(dtype=dtype, rows=700).make(folder / f"{dtype}{suffix}").path for dtype in DTYPES]
+        return dict(zip(DTYPES, read_by(tool, *paths), strict=True))
+
+    return seen
 
 
-def expected(made: Example, *, nested: bool) -> dict[str, list[str]]:
+def expected(made: Example, *, nested: bool) -> Seen:
     arrays: dict[str, NDArray[Any]] = {**made.arrays, "layer": np.array(made.metadata.layers, np.int32)}
     if made.center is not None:
         arrays["center"] = made.center
@@ -47,24 +59,33 @@ def expected(made: Example, *, nested: bool) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tool", "suffix"), TOOLS)
-def test_other_tools_read_the_same(tmp_path: Path, tool: str, suffix: str, dtype: str) -> None:
+def test_other_tools_read_the_same(
+    seen_by: Callable[[str, str], dict[str, Seen]], tool: str, suffix: str, dtype: str
+) -> None:
     module = "xarray" if tool == "h5netcdf" else tool
     if find_spec(module) is None or (tool == "h5netcdf" and find_spec("h5netcdf") is None):
         pytest.skip(f"{tool} is not installed")
     made = example(dtype=dtype, rows=700)
-    seen = read_by(tool, made.make(tmp_path / f"s{suffix}").path)
+    seen = seen_by(tool, suffix)[dtype]
     for name, description in expected(made, nested=tool != "h5netcdf").items():
         assert seen[name] == description, name
     assert seen["commits"][:3] == ["uint64", "3", "2"]
 
 
+@pytest.fixture(scope="module")
+def large() -> Example:
+    return example(rows=140_000, layers=(0, 1), hidden_size=1, partition_rows=65_536)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("tool", "suffix"), TOOLS[:4])
-def test_large_columns(tmp_path: Path, tool: str, suffix: str) -> None:
-    made = example(rows=140_000, layers=(0, 1), hidden_size=1, partition_rows=65_536)
-    seen = read_by(tool, made.make(tmp_path / f"s{suffix}").path)
-    for name, description in expected(made, nested=True).items():
-        assert seen[name] == description, name
+@pytest.mark.parametrize(("tools", "suffix"), [(("zarr", "tensorstore", "xarray"), ".zarr"), (("h5py",), ".h5")])
+def test_large_columns(tmp_path: Path, large: Example, tools: tuple[str, ...], suffix: str) -> None:
+    path = large.make(tmp_path / f"s{suffix}").path
+    wanted = expected(large, nested=True)
+    for tool in tools:
+        (seen,) = read_by(tool, path)
+        for name, description in wanted.items():
+            assert seen[name] == description, (tool, name)
 
 
 @pytest.mark.parametrize("tool", ["zarr", "tensorstore", "xarray"])
@@ -74,7 +95,7 @@ def test_rows_that_are_not_written_are_nan(tmp_path: Path, tool: str) -> None:
     made.fill(path, [1])
     holes = made.values.copy()
     holes[:, :256] = holes[:, 512:] = np.nan
-    seen = read_by(tool, path)
+    (seen,) = read_by(tool, path)
     assert seen["hidden_states"] == described(holes)
     records = np.full((3, 2), 2**64 - 1, np.uint64)
     assert seen["commits"][-1] != described(records)[-1]
