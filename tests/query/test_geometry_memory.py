@@ -13,7 +13,7 @@ import pytest
 from embstore.query.geometry import geometry
 from tests.query.word_store import write_words
 
-MEMORY = 80 * 2**20
+MEMORY = 48 * 2**20
 
 CHILD = """
 import json, sys, threading, time
@@ -53,7 +53,7 @@ def run(path: Path, memory: int) -> dict[str, object]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
 def test_a_store_four_times_the_memory(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    counts = rng.integers(2, 5, 38_000)
+    counts = rng.integers(2, 5, 23_000)
     vectors = np.split(rng.normal(size=(counts.sum(), 768)).astype(np.float32) + 1, np.cumsum(counts)[:-1])
     words = [(f"word{number}", array) for number, array in enumerate(vectors)]
     made = write_words(tmp_path / "store.zarr", words)
