@@ -64,6 +64,24 @@ class CosineSums:
         yield from ((code, sums, count) for code, (sums, count) in self.open.items())
         self.open = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels: of words and sentences those that have come."""
+        words, sentences = np.flatnonzero(self.word_nonzero), np.flatnonzero(~np.isnan(self.values))
+        kept = {name: value for name, value in vars(self).items() if name not in ("row", "block_total")}
+        return kept | {
+            "sums": (words, self.sums[words]),
+            "word_nonzero": self.word_nonzero[words],
+            "values": (sentences, self.values[sentences]),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        (words, sums), nonzero, (sentences, values) = (state.pop(name) for name in ("sums", "word_nonzero", "values"))
+        vars(self).update(state)
+        total, run, first = self.total, self.run, self.first
+        self.__post_init__()
+        self.total, self.run, self.first = total, run, first
+        self.sums[words], self.word_nonzero[words], self.values[sentences] = sums, nonzero, values
+
 
 @dataclass(frozen=True)
 class CosineFigures:
@@ -86,7 +104,10 @@ class FusedCosines:
         self._sentences = sentences or Grouping(_NO_CODES, 0)
         if not self._sentences.contiguous:
             raise InvalidValueError("the occurrences of a sentence do not follow each other: sort the rows")
-        self._sizes = self._sentences.sizes
+
+    def of_part(self, scope: Scope, start: int, stop: int) -> FusedCosines:
+        """The same for the occurrences `[start, stop)` alone."""
+        return FusedCosines(words=self._words.of_part(start, stop), sentences=self._sentences.of_part(start, stop))
 
     def init(self, scope: Scope) -> CosineSums:
         return CosineSums(scope.hidden_size, self._words.count, self._sentences.count)
@@ -101,11 +122,11 @@ class FusedCosines:
             stored.view(np.int16) if half else _NO_HALVES,
             _NO_FLOATS if half else stored.astype(np.float32, copy=False),
             state.row,
-            self._words.codes[batch.places],
+            self._words.codes_of(batch),
             state.sums,
             state.word_nonzero,
-            self._sentences.codes[batch.places],
-            self._sizes,
+            self._sentences.codes_of(batch),
+            self._sentences.sizes,
             state.values,
             state.run.code,
             state.run.sums,
@@ -150,7 +171,7 @@ class FusedCosines:
         if code in state.open:
             before, others = state.open.pop(code)
             sums, count = before + sums, others + count
-        if count < self._sizes[code]:
+        if count < self._sentences.sizes[code]:
             state.open[code] = sums, count
             return
         length = float(np.linalg.norm(sums[0]))

@@ -14,13 +14,17 @@ from numpy.typing import NDArray
 
 from embstore.allocator import freed_memory_kept, freed_memory_returned
 from embstore.errors import InvalidValueError
+from embstore.executor import Executor
 from embstore.query.cosines import FusedCosines
 from embstore.query.groups import Grouping
 from embstore.query.moments import LayerMoments, Moments
-from embstore.query.scan import Reducer, choose_device, reduce, selected
+from embstore.query.parts import FEWEST, LayerParts
+from embstore.query.scan import Reducer, choose_device, selected
 from embstore.query.similarity import Anisotropy, IntraSentenceSimilarity, SelfSimilarity, mean_cosine
-from embstore.query.spectra import maximum_explainable_variance, sample_mev
-from embstore.query.words import eligible_types
+from embstore.query.spectra import explained_shares, sample_mev
+from embstore.query.steps import results_of
+from embstore.query.word_steps import WordsStep
+from embstore.query.words import eligible_types, rows_of_words
 from embstore.store import Selection, Store
 
 PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
@@ -28,6 +32,7 @@ LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_comp
 METRICS = (*PAPER_METRICS, *LAYER_METRICS)
 BASELINES = ("exact", "sample")
 DEFAULT_MEMORY = 2**30
+PART_TIMES = 16  # a part has so many times the occurrences of the words whose sums it makes
 TIGHT_MEMORY = 2**28  # below it what the C library keeps of freed memory counts
 SCHEMA: dict[str, Any] = {
     "metric": pl.Enum(METRICS),
@@ -55,6 +60,7 @@ def geometry(
     threads: int | None = None,
     memory: int | None = None,
     block_rows: int | None = None,
+    executor: Executor | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> pl.DataFrame:
     """Measure the geometry of each layer: `metric, layer, item, count, value, baseline, adjusted`, one value a row.
@@ -67,9 +73,11 @@ def geometry(
 
     `baseline`: "exact" over all occurrences selected, or "sample", the paper's: `sample` of them, drawn with `seed`.
     `centered`: whether MEV is that of vectors less their mean, for words and baseline alike. `memory`: bytes to
-    work in (1 GiB); with less, words are done in several passes. `progress`: is told what is done, and of how much.
+    work in (1 GiB); with less, words are done in several passes. `executor`: who does the parts, each worker within
+    `memory` and with one thread, and `threads` are those of one process; the table is the same to the bit (on
+    processors of one kind). `progress`: is told what is done, and of how much.
 
-    Raises InvalidValueError, MissingRowsError for rows not yet written, NonFiniteError.
+    Raises InvalidValueError, MissingRowsError for rows not yet written, NonFiniteError, ClusterError.
     """
     wanted = _checked_metrics(metrics)
     if baseline not in BASELINES:
@@ -87,6 +95,7 @@ def geometry(
         computing={"precision": precision, "device": device, "threads": threads, "block_rows": block_rows},
         memory=memory or DEFAULT_MEMORY,
         progress=progress or (lambda done, total: None),
+        executor=executor,
     )
     with freed_memory_returned() if study.memory < TIGHT_MEMORY else freed_memory_kept():
         return pl.concat(list(study.frames()))
@@ -123,27 +132,49 @@ class _Study:
     computing: dict[str, Any]
     memory: int
     progress: Callable[[int, int], object]
-    _done: int = 0
+    executor: Executor | None = None
 
     def frames(self) -> Iterator[pl.DataFrame]:
         if {"selfsim", "mev"} & set(self.metrics):
             self._require_words()
-        found = self._pass()
-        selfsim = self._self_similarities(found) if "selfsim" in self.metrics else {}
-        for layer in self.selection.layers:
-            yield from self._layer_frames(layer, found[layer], selfsim.get(layer))
+        passes = self._passes()
+        explained = self._explained()
+        results: Iterator[Any] = results_of(
+            [*passes, *explained],
+            self.selection.store,
+            executor=self.executor,
+            memory=max(1, self.memory // 2),
+            progress=lambda done: self.progress(min(done, self._total), self._total),
+        )
+        found: dict[int, dict[str, Any]] = {layer: {} for layer in self.selection.layers}
+        for figures in [next(results) for _ in passes]:
+            self._add(found, figures)
+        for layer, mev in zip(self.selection.layers if explained else (), results, strict=True):
+            found[layer]["mev"] = mev
+        for layer, each in found.items():
+            yield from self._layer_frames(layer, each)
 
-    def _layer_frames(
-        self, layer: int, found: dict[str, Any], selfsim: NDArray[np.float64] | None
-    ) -> Iterator[pl.DataFrame]:
+    @staticmethod
+    def _add(found: dict[int, dict[str, Any]], figures: dict[int, dict[str, Any]]) -> None:
+        """Add the figures of a pass; those of words to the words of the passes before."""
+        for layer, each in figures.items():
+            if "cosines" in each:
+                each |= vars(each.pop("cosines"))
+            known = found[layer]
+            if "selfsim" in known:
+                known["selfsim"] = np.concatenate([known["selfsim"], each["selfsim"]])
+            else:
+                found[layer] = each | known
+
+    def _layer_frames(self, layer: int, found: dict[str, Any]) -> Iterator[pl.DataFrame]:
         cosine = self._cosine(layer, found) if {"selfsim", "intrasim", "anisotropy"} & set(self.metrics) else None
-        if selfsim is not None:
-            yield self._word_frame("selfsim", layer, selfsim, cosine)
+        if "selfsim" in self.metrics:
+            yield self._word_frame("selfsim", layer, found["selfsim"], cosine)
         if "intrasim" in self.metrics:
             items, grouping = self._sentences
             yield _frame("intrasim", layer, items, grouping.sizes, found["intrasim"], cosine)
         if "mev" in self.metrics:
-            yield self._word_frame("mev", layer, self._mev(layer), self._mev_baseline(layer, found))
+            yield self._word_frame("mev", layer, found["mev"], self._mev_baseline(layer, found))
         count = len(self.selection.rows)
         if "anisotropy" in self.metrics:
             assert cosine is not None
@@ -187,9 +218,7 @@ class _Study:
     @cached_property
     def _word_chunks(self) -> list[NDArray[np.int64]]:
         """The types, in as many parts as their sums need to fit the memory."""
-        parts = self.computing["threads"] or torch.get_num_threads()
-        each = 8 * self.selection.store.hidden_size * parts
-        size = max(1, self.memory // 6 // each)
+        size = max(1, self.memory // 12 // (8 * self.selection.store.hidden_size))
         return [self.types[start : start + size] for start in range(0, len(self.types), size)]
 
     @cached_property
@@ -200,26 +229,30 @@ class _Study:
         more = words if "selfsim" in self.metrics and len(self._word_chunks) > 1 else 0
         return one + more + (words if "mev" in self.metrics else 0)
 
-    def _advance_from(self, base: int) -> Callable[[int], None]:
-        def advance(done: int) -> None:
-            self._done = base + done
-            self.progress(min(self._done, self._total), self._total)
-
-        return advance
-
-    def _pass(self) -> dict[int, dict[str, Any]]:
+    def _passes(self) -> list[LayerParts]:
         """One pass for all that needs every occurrence, the words' sums among them where they fit the memory."""
-        with_words = "selfsim" in self.metrics and len(self._word_chunks) == 1
+        apart = self._word_chunks if "selfsim" in self.metrics and len(self._word_chunks) > 1 else []
         reducers = self._cosines(
-            words=self._words(self.selection, self.types) if with_words else None,
+            words=self._words(self.selection, self.types) if "selfsim" in self.metrics and not apart else None,
             sentences=self._sentences[1] if "intrasim" in self.metrics else None,
             all_pairs=self.sample is None and bool({"selfsim", "intrasim", "anisotropy"} & set(self.metrics)),
         )
         if set(LAYER_METRICS) & set(self.metrics) or ("mev" in self.metrics and self.sample is None):
             reducers["moments"] = Moments()
-        if not reducers:
-            return {layer: {} for layer in self.selection.layers}
-        return self._reduced(self.selection, reducers)
+        passes = [self._pass(self.selection, reducers, 0 if apart else len(self.types))] if reducers else []
+        for types in apart:
+            chunk = self._rows_of(types)
+            passes.append(self._pass(chunk, self._cosines(words=self._words(chunk, types)), len(types)))
+        return passes
+
+    def _pass(self, selection: Selection, reducers: dict[str, Reducer[Any]], words: int) -> LayerParts:
+        """A pass whose parts are large beside the words' sums that each makes, in threads whose sums fit the memory."""
+        sizes: dict[str, Any] = {}
+        if words:
+            states = self.memory // (3 * 8 * self.selection.store.hidden_size * words)
+            sizes["most_threads"] = max(1, states - 2)
+            sizes["parts"] = max(FEWEST, len(selection.rows) // (PART_TIMES * words))
+        return LayerParts(selection, reducers, local=self.executor is None, **sizes, **self.computing)
 
     def _cosines(
         self, *, words: Grouping | None = None, sentences: Grouping | None = None, all_pairs: bool = False
@@ -227,7 +260,9 @@ class _Study:
         """What finds the cosines asked for: in one reading where the processor can, else each by itself."""
         if words is None and sentences is None and not all_pairs:
             return {}
-        fused = self.computing["precision"] == "float32" and choose_device(self.computing["device"]).type == "cpu"
+        local = self.executor is None and self.computing["device"]
+        cpu = (choose_device(local).type if local else self.computing["device"].partition(":")[0]) in ("cpu", "auto")
+        fused = self.computing["precision"] == "float32" and cpu
         if fused and (sentences is None or sentences.contiguous):
             return {"cosines": FusedCosines(words=words, sentences=sentences)}
         reducers: dict[str, Reducer[Any]] = {"anisotropy": Anisotropy()} if all_pairs else {}
@@ -236,23 +271,6 @@ class _Study:
         if sentences is not None:
             reducers["intrasim"] = IntraSentenceSimilarity(sentences)
         return reducers
-
-    def _reduced(self, selection: Selection, reducers: dict[str, Reducer[Any]]) -> dict[int, dict[str, Any]]:
-        found = reduce(selection, reducers, progress=self._advance_from(self._done), **self.computing)
-        for figures in found.values():
-            if "cosines" in figures:
-                figures.update(vars(figures.pop("cosines")))
-        return found
-
-    def _self_similarities(self, found: dict[int, dict[str, Any]]) -> dict[int, NDArray[np.float64]]:
-        if len(self._word_chunks) == 1:
-            return {layer: figures["selfsim"] for layer, figures in found.items()}
-        parts: dict[int, list[NDArray[np.float64]]] = {layer: [] for layer in self.selection.layers}
-        for types in self._word_chunks:
-            chunk = self._rows_of(types)
-            for layer, figures in self._reduced(chunk, self._cosines(words=self._words(chunk, types))).items():
-                parts[layer].append(figures["selfsim"])
-        return {layer: np.concatenate(values) for layer, values in parts.items()}
 
     def _rows_of(self, types: NDArray[np.int64]) -> Selection:
         rows = self.selection.rows
@@ -274,18 +292,16 @@ class _Study:
         units = vectors / torch.where(lengths > 0, lengths, 1)[:, None]
         return float(mean_cosine(units.sum(0), (lengths > 0).sum().double(), torch.tensor(float(len(vectors)))))
 
-    def _mev(self, layer: int) -> NDArray[np.float64]:
-        base = self._done
-        return maximum_explainable_variance(
-            self.selection,
-            layer,
-            self.types,
-            centered=self.centered,
-            precision=self.computing["precision"],
-            device=str(choose_device(self.computing["device"])),
-            memory=max(1, self.memory // 2),
-            progress=self._advance_from(base),
-        )
+    def _explained(self) -> list[WordsStep]:
+        if "mev" not in self.metrics:
+            return []
+        words = rows_of_words(self.selection, self.types)
+        computing = {name: self.computing[name] for name in ("precision", "device")}
+        computing |= {"memory": max(1, self.memory // 2), "local": self.executor is None}
+        return [
+            explained_shares(self.selection, layer, words, centered=self.centered, **computing)
+            for layer in self.selection.layers
+        ]
 
     def _mev_baseline(self, layer: int, found: dict[str, Any]) -> float:
         if self.sample is not None:

@@ -36,15 +36,15 @@ def add_cosine_block(  # type: ignore[no-untyped-def]
     size = row.shape[0]
     found = 0
     for place in range(count):
-        square = np.float32(0)
         if half.shape[0]:
             for at in range(size):
                 row[at] = float_of_half(half[place, at])
-                square += row[at] * row[at]
         else:
             for at in range(size):
                 row[at] = full[place, at]
-                square += row[at] * row[at]
+        square = np.float32(0)
+        for at in range(size):  # apart: where it also stored, it would add in another order if arrays lay side by side
+            square += row[at] * row[at]
         if not square < np.inf:
             return -1
         scale = np.float32(0)

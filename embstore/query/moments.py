@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,13 @@ class MomentSums:
     product: torch.Tensor
     norms: float = 0.0
     count: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "product"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.product = torch.empty_like(self.second, dtype=self.shift.dtype)
 
 
 @dataclass(frozen=True)
@@ -79,15 +87,28 @@ def _ratio(one: float, other: float) -> float:
 class Moments:
     """The mean and the second moment of a layer; finishes as LayerMoments.
 
-    Computed relative to the mean of the first rows, so that a large common mean costs no digits.
+    Computed relative to the mean of the first rows (or to `shift` [feature]), so that a large common mean costs no
+    digits.
     """
 
-    def init(self, scope: Scope) -> MomentSums:
+    def __init__(self, *, shift: NDArray[np.float64] | None = None) -> None:
+        self._shift = shift
+
+    def of_part(self, scope: Scope, start: int, stop: int) -> Moments:
+        """The same for the occurrences `[start, stop)` alone."""
+        return Moments(shift=self._near_mean(scope))
+
+    def _near_mean(self, scope: Scope) -> NDArray[np.float64]:
+        if self._shift is not None:
+            return self._shift
         rows = scope.selection.rows[:_SHIFT_ROWS]
-        mean = scope.selection.store.gather(rows, scope.layer).astype(np.float64).mean(0)
+        vectors: NDArray[Any] = scope.selection.store.gather(rows, scope.layer)
+        return np.asarray(vectors.astype(np.float64).mean(0))
+
+    def init(self, scope: Scope) -> MomentSums:
         size = scope.hidden_size
         return MomentSums(
-            torch.from_numpy(mean).to(scope.device, scope.dtype),
+            torch.from_numpy(self._near_mean(scope)).to(scope.device, scope.dtype),
             torch.zeros(size, dtype=torch.float64, device=scope.device),
             torch.zeros(size, size, dtype=torch.float64, device=scope.device),
             torch.empty(size, size, dtype=scope.dtype, device=scope.device),

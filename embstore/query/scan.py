@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import pairwise, zip_longest
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -15,10 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.executor import Executor
 from embstore.store import Selection, Store
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 BLOCK_NBYTES = 4 * 2**20  # of float32: a thread's block and what is made of it stay in its cache
+
+WAITING_NBYTES = 2**28
 
 State = TypeVar("State")
 
@@ -129,11 +129,18 @@ class Reduction:
         self.block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * selection.store.hidden_size))
 
     def run(
-        self, layer: int, start: int, stop: int, *, progress: Callable[[int], object] | None = None
+        self,
+        layer: int,
+        start: int,
+        stop: int,
+        *,
+        rows: NDArray[np.int64] | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> dict[str, Any]:
-        scope = self._scope(layer)
+        """`rows`: those of the occurrences, where they are at hand."""
+        scope = self.scope(layer)
         states = {name: reducer.init(scope) for name, reducer in self.reducers.items()}
-        for batch in self._batches(layer, start, stop):
+        for batch in self._batches(layer, start, self.selection.rows[start:stop] if rows is None else rows):
             for name, reducer in self.reducers.items():
                 states[name] = reducer.update(states[name], batch)
             if progress is not None:
@@ -144,14 +151,15 @@ class Reduction:
         return {name: reducer.merge(states[name], others[name]) for name, reducer in self.reducers.items()}
 
     def finish(self, layer: int, states: Mapping[str, Any]) -> dict[str, Any]:
-        scope = self._scope(layer)
+        scope = self.scope(layer)
         return {name: reducer.finish(states[name], scope) for name, reducer in self.reducers.items()}
 
-    def _scope(self, layer: int) -> Scope:
+    def scope(self, layer: int) -> Scope:
+        """What the reducers are told of a layer."""
         return Scope(self.selection, layer, self.dtype, self.device)
 
-    def _batches(self, layer: int, start: int, stop: int) -> Iterator[Batch]:
-        part = Selection(self.selection.store, layers=(layer,), filters=(), start=self.selection.rows[start:stop])
+    def _batches(self, layer: int, start: int, rows: NDArray[np.int64]) -> Iterator[Batch]:
+        part = Selection(self.selection.store, layers=(layer,), filters=(), start=rows)
         room = torch.empty(self.block_rows, part.store.hidden_size, dtype=self.dtype, device=self.device)
         place = start
         for block in part.iter_blocks(block_rows=self.block_rows):
@@ -179,44 +187,44 @@ def reduce(
     device: str = "cpu",
     threads: int | None = None,
     block_rows: int | None = None,
+    parts: int | None = None,
+    executor: Executor | None = None,
+    memory: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Run reducers over the occurrences of a store or a selection, each layer read once; {layer: {name: result}}.
 
-    `precision`: float32 or float64, what the vectors are computed in. `device`: cpu, cuda or auto. `threads`:
-    parts of a layer reduced at a time (default: one a core; each has its own states). `progress`: is told how
-    many occurrences of how many layers are done, of `len(layers) * n`.
+    `precision`: float32 or float64, what the vectors are computed in. `device`: cpu, cuda or auto. `parts`: at most
+    how many parts a layer is reduced in, which are merged in order (by default one in 64 MiB of float32, 2 to 256);
+    by them alone, and by `block_rows`, are sums rounded. `threads`: how many parts are reduced at a time (default: one
+    a core; each has its own states), or `executor`: who does them, and needs reducers and states that can be pickled;
+    `memory` is what of its results may wait to be merged. `progress`: is told how many occurrences of how many layers
+    are done, of `len(layers) * n`.
 
     Raises InvalidValueError for an empty selection or a layer not stored, MissingRowsError for rows not yet
-    written, NonFiniteError for values that are not finite.
+    written, NonFiniteError for values that are not finite, ClusterError.
     """
-    selection = selected(source, layers)
-    reduction = Reduction(selection, reducers, precision=precision, device=device, block_rows=block_rows)
-    count = len(selection.rows)
-    parts = thread_parts(count, threads, reduction)
-    done = 0
+    from embstore.query.parts import LayerParts
+    from embstore.query.steps import results_of
 
-    def advance(rows: int) -> None:
-        nonlocal done
-        done += rows
-        if progress is not None:
-            progress(done)
-
-    results = {}
-    with _one_thread_each(len(parts)) as begin, ThreadPoolExecutor(len(parts), "embstore-scan", begin) as pool:
-
-        def begun(layer: int) -> list[Future[dict[str, Any]]]:
-            return [pool.submit(reduction.run, layer, *part, progress=advance) for part in parts]
-
-        following = begun(selection.layers[0])
-        for layer, next_layer in zip_longest(selection.layers, selection.layers[1:]):
-            futures, following = following, [] if next_layer is None else begun(next_layer)
-            states = futures.pop(0).result()
-            while futures:
-                states = reduction.merge(states, futures.pop(0).result())
-            results[layer] = reduction.finish(layer, states)
-            del states
-    return results
+    step = LayerParts(
+        selected(source, layers),
+        reducers,
+        precision=precision,
+        device=device,
+        threads=threads,
+        block_rows=block_rows,
+        parts=parts,
+        local=executor is None,
+    )
+    (found,) = results_of(
+        [step],
+        step.selection.store,
+        executor=executor,
+        memory=memory or WAITING_NBYTES,
+        progress=progress or (lambda done: None),
+    )
+    return found
 
 
 def selected(source: Store | Selection, layers: int | Sequence[int] | None) -> Selection:
@@ -244,24 +252,3 @@ def choose_device(device: str) -> torch.device:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise InvalidValueError(f"device {device!r} is asked for, but this machine has no GPU: choose cpu or auto")
     return chosen
-
-
-def thread_parts(count: int, threads: int | None, reduction: Reduction) -> list[tuple[int, int]]:
-    """Split `count` occurrences into as many parts as threads work, each of whole blocks."""
-    if threads is not None and threads < 1:
-        raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
-    wanted = threads or (torch.get_num_threads() if reduction.device.type == "cpu" else 1)
-    size = reduction.block_rows
-    blocks = -(-count // size)
-    edges = [min(blocks * part // wanted * size, count) for part in range(wanted + 1)]
-    return [(start, stop) for start, stop in pairwise(edges) if start < stop]
-
-
-@contextmanager
-def _one_thread_each(parts: int) -> Iterator[Callable[[], None]]:
-    """Parts side by side compute with one thread each, a part alone with all; yields what each thread begins with."""
-    threads = torch.get_num_threads()
-    try:
-        yield partial(torch.set_num_threads, 1 if parts > 1 else threads)
-    finally:
-        torch.set_num_threads(threads)  # threads made later take what was set last

@@ -41,6 +41,10 @@ class SelfSimilarity:
     def __init__(self, words: Grouping) -> None:
         self._words = words
 
+    def of_part(self, scope: Scope, start: int, stop: int) -> SelfSimilarity:
+        """The same for the occurrences `[start, stop)` alone."""
+        return SelfSimilarity(self._words.of_part(start, stop))
+
     def init(self, scope: Scope) -> GroupSums:
         shape = self._words.count, scope.hidden_size
         return GroupSums(
@@ -89,6 +93,10 @@ class Anisotropy:
     Finishes as a float, NaN for one occurrence.
     """
 
+    def of_part(self, scope: Scope, start: int, stop: int) -> Anisotropy:
+        """The same for the occurrences `[start, stop)` alone."""
+        return self
+
     def init(self, scope: Scope) -> TotalSum:
         return TotalSum(torch.zeros(scope.hidden_size, dtype=torch.float64, device=scope.device))
 
@@ -127,7 +135,14 @@ class IntraSentenceSimilarity:
 
     def __init__(self, sentences: Grouping) -> None:
         self._sentences = sentences
-        self._sizes = torch.from_numpy(sentences.sizes)
+
+    @property
+    def _sizes(self) -> torch.Tensor:
+        return torch.from_numpy(self._sentences.sizes)
+
+    def of_part(self, scope: Scope, start: int, stop: int) -> IntraSentenceSimilarity:
+        """The same for the occurrences `[start, stop)` alone."""
+        return IntraSentenceSimilarity(self._sentences.of_part(start, stop))
 
     def init(self, scope: Scope) -> Sentences:
         return Sentences(torch.full((self._sentences.count,), torch.nan, dtype=torch.float64, device=scope.device))

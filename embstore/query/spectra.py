@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +15,8 @@ from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.query.eigen import largest_eigenvalues
 from embstore.query.scan import selected
 from embstore.query.word_batches import Computing, WordBatch, map_words
-from embstore.query.words import all_types, rows_of_words
+from embstore.query.word_steps import WordsStep
+from embstore.query.words import WordRows, all_types, rows_of_words
 from embstore.store import Selection, Store
 
 _HALVED = 192  # vectors from which on only half of a symmetric product is computed
@@ -41,10 +44,30 @@ def maximum_explainable_variance(
     1e-7) or float64, for the products of vectors; all else is float64. `memory`: bytes to work in (1 GiB).
     `progress`: is told how many occurrences are done. Raises InvalidValueError, MissingRowsError, NonFiniteError.
     """
-    computing = Computing.of(precision, device, memory)
     selection = selected(source, layer)
     words = rows_of_words(selection, all_types(selection) if types is None else types)
+    computing = {"precision": precision, "device": device, "memory": memory}
+    return explained_shares(selection, layer, words, centered=centered, **computing).here(
+        progress or (lambda done: None)
+    )
 
+
+def explained_shares(
+    selection: Selection, layer: int, words: WordRows, *, centered: bool, **computing: Any
+) -> WordsStep:
+    """The step of a query that finds what `maximum_explainable_variance` does."""
+    return WordsStep(selection.store, layer, words, partial(_shares, centered=centered), **computing)
+
+
+def _shares(
+    store: Store,
+    layer: int,
+    words: WordRows,
+    computing: Computing,
+    progress: Callable[[int], object],
+    *,
+    centered: bool,
+) -> NDArray[np.float64]:
     def of_batch(batch: WordBatch) -> NDArray[np.float64]:
         vectors = batch.vectors.to(computing.device, computing.dtype)
         counts = torch.from_numpy(batch.counts).to(computing.device)
@@ -55,7 +78,7 @@ def maximum_explainable_variance(
 
     out = np.empty(len(words.types))
     for places, shares in map_words(
-        selection.store, layer, words, batch=of_batch, frequent=of_frequent, computing=computing, progress=progress
+        store, layer, words, batch=of_batch, frequent=of_frequent, computing=computing, progress=progress
     ):
         out[places] = shares
     return out

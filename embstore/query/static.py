@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError
+from embstore.executor import Executor
 from embstore.query.eigen import largest_eigenpairs
-from embstore.query.scan import selected
+from embstore.query.scan import WAITING_NBYTES, selected
 from embstore.query.spectra import word_grams, word_moment
+from embstore.query.steps import results_of
 from embstore.query.word_batches import Computing, WordBatch, map_words
+from embstore.query.word_steps import WordsStep
 from embstore.query.words import WordRows, all_types, eligible_types, rows_of_words
 from embstore.store import Selection, Store
 from embstore.wordvectors import WordVectors
@@ -51,6 +54,7 @@ def static_vectors(
     precision: str = "float64",
     device: str = "cpu",
     memory: int | None = None,
+    executor: Executor | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> WordVectors: ...
 
@@ -69,6 +73,7 @@ def static_vectors(
     precision: str = "float64",
     device: str = "cpu",
     memory: int | None = None,
+    executor: Executor | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> dict[int, WordVectors]: ...
 
@@ -86,6 +91,7 @@ def static_vectors(
     precision: str = "float64",
     device: str = "cpu",
     memory: int | None = None,
+    executor: Executor | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> WordVectors | dict[int, WordVectors]:
     """One vector a word of a layer, or of each of several `layers`; words in the order of the store's `index.words`.
@@ -101,28 +107,31 @@ def static_vectors(
 
     `min_contexts`: only words in so many different sentences; or `types`: these rows of `index.words`. `precision`:
     float32 or float64, what products of vectors are computed in. `memory`: bytes to work in (1 GiB), beside the result.
-    `progress`: is told how many occurrences are done, of how many, over all layers.
+    `executor`: who does groups of words, each worker within `memory` and with one thread; the vectors are the same to
+    the bit. `progress`: is told how many occurrences are done, of how many, over all layers.
 
     Raises InvalidValueError for an option not allowed, a layer not stored, and where no word is left;
-    MissingRowsError, NonFiniteError.
+    MissingRowsError, NonFiniteError, ClusterError.
     """
     _check(layer, layers, method, scale, components)
-    computing = Computing.of(precision, device, memory)
     selection = selected(source, [layer] if layer is not None else layers)
+    computing: dict[str, Any] = {"precision": precision, "device": device, "memory": memory, "local": executor is None}
+    Computing.of(precision, device if executor is None else "cpu", memory)
     words = rows_of_words(selection, _chosen(selection, min_contexts) if types is None else types)
     forms = tuple(selection.store.index.words[int(number)] for number in words.types)
     total = len(words.rows) * len(selection.layers)
+    made = partial(_vectors, way=f"{method} {scale}" if method == "pc1" else method)
+    steps = [WordsStep(selection.store, number, words, made, **computing) for number in selection.layers]
+    results = results_of(
+        steps,
+        selection.store,
+        executor=executor,
+        memory=memory or WAITING_NBYTES,
+        progress=lambda done: None if progress is None else progress(done, total),
+    )
     found = {}
-    for place, number in enumerate(selection.layers):
-
-        def advance(done: int, before: int = place * len(words.rows)) -> None:
-            if progress is not None:
-                progress(before + done, total)
-
-        vectors = _vectors(selection.store, number, words, method, scale, computing, advance)
-        if method == "abtt":
-            vectors = all_but_the_top(vectors, components)
-        found[number] = WordVectors(forms, vectors)
+    for number, vectors in zip(selection.layers, results, strict=True):
+        found[number] = WordVectors(forms, all_but_the_top(vectors, components) if method == "abtt" else vectors)
     return found if layer is None else found[layer]
 
 
@@ -149,23 +158,17 @@ def _chosen(selection: Selection, min_contexts: int) -> NDArray[np.int64]:
 
 
 def _vectors(
-    store: Store,
-    layer: int,
-    words: WordRows,
-    method: str,
-    scale: str,
-    computing: Computing,
-    progress: Callable[[int], object],
+    store: Store, layer: int, words: WordRows, computing: Computing, progress: Callable[[int], object], *, way: str
 ) -> NDArray[np.float32]:
     """The vectors of all words of a layer, float32 [words, feature]; those of abtt are the means."""
-    way = _WAYS[f"{method} {scale}" if method == "pc1" else method]
+    chosen = _WAYS[way]
     out = np.empty((len(words.types), store.hidden_size), np.float32)
     for places, vectors in map_words(
         store,
         layer,
         words,
-        batch=lambda batch: way.of_batch(batch, computing).cpu().numpy(),
-        frequent=lambda _place, blocks: way.of_blocks(blocks, computing).cpu().numpy(),
+        batch=lambda batch: chosen.of_batch(batch, computing).cpu().numpy(),
+        frequent=lambda _place, blocks: chosen.of_blocks(blocks, computing).cpu().numpy(),
         computing=computing,
         progress=progress,
     ):

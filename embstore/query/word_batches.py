@@ -21,7 +21,9 @@ MEMORY = 2**30
 BATCH_NBYTES = 4 * 2**20  # of float32: a batch, its Gram matrices and what is made of them stay near the processor
 PADDED = 1.125  # a batch holds words of up to so many times the occurrences of its smallest
 _GPU_BATCH_NBYTES = 2**28
+_BATCH_TIMES = 24  # how often the memory of a batch is taken for each thread
 _AHEAD = 3  # batches that wait for each thread
+_REMOTE_NBYTES = 16 * 2**20  # rows that lie apart, asked for at a time where each request takes long
 
 Result = TypeVar("Result")
 
@@ -48,15 +50,19 @@ class Computing:
     threads: int
 
     @classmethod
-    def of(cls, precision: str = "float32", device: str = "cpu", memory: int | None = None) -> Computing:
-        """Read the options of a query; raises InvalidValueError. `memory`: None for 1 GiB."""
+    def of(
+        cls, precision: str = "float32", device: str = "cpu", memory: int | None = None, *, threads: int | None = None
+    ) -> Computing:
+        """Read the options of a query; raises InvalidValueError. `memory`: None for 1 GiB. `threads`: None for all."""
         if precision not in PRECISIONS:
             raise InvalidValueError(f"unknown precision {precision!r}; allowed are {', '.join(PRECISIONS)}")
         if memory is not None and memory < 1:
             raise InvalidValueError(f"memory {memory} is not allowed: give the bytes that may be used, 1 or more")
         chosen = choose_device(device)
-        threads = torch.get_num_threads() if chosen.type == "cpu" else 1
-        return cls(PRECISIONS[precision], chosen, MEMORY if memory is None else memory, threads)
+        memory = MEMORY if memory is None else memory
+        threads = threads or (torch.get_num_threads() if chosen.type == "cpu" else 1)
+        most = max(1, memory // (_BATCH_TIMES * _batch_nbytes(chosen, memory)) - 1)
+        return cls(PRECISIONS[precision], chosen, memory, min(threads, most))
 
     @property
     def window_nbytes(self) -> int:
@@ -65,9 +71,13 @@ class Computing:
 
     @property
     def batch_nbytes(self) -> int:
-        """Vectors computed with at a time; each batch takes about ten times as much."""
-        most = BATCH_NBYTES if self.device.type == "cpu" else _GPU_BATCH_NBYTES
-        return max(1, min(most, self.memory // (24 * (self.threads + 1))))
+        """Vectors computed with at a time, however many threads: what is in a batch decides how sums are rounded."""
+        return _batch_nbytes(self.device, self.memory)
+
+
+def _batch_nbytes(device: torch.device, memory: int) -> int:
+    most = BATCH_NBYTES if device.type == "cpu" else _GPU_BATCH_NBYTES
+    return max(1, min(most, memory // (3 * _BATCH_TIMES)))
 
 
 def map_words(
@@ -117,6 +127,19 @@ def map_words(
             yield next_result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def word_groups(store: Store, words: WordRows, computing: Computing) -> list[NDArray[np.int64]]:
+    """The places of words that are read at a time: each frequent one by itself, the others by windows.
+
+    `map_words` over one of them gives what it gives over all, to the bit.
+    """
+    counts = words.counts
+    places = np.argsort(counts, kind="stable")
+    places = places[counts[places] <= store.hidden_size]
+    most = computing.window_nbytes // (store.vector_dtype.itemsize * store.hidden_size)
+    frequent = [np.array([place]) for place in frequent_words(store, words)[::-1].tolist()]
+    return [*frequent, *_windows(places, counts, most)]
 
 
 def _bound(function: Callable[..., Result], *arguments: object) -> Callable[[], Result]:
@@ -231,7 +254,10 @@ def _read_words(store: Store, layer: int, words: WordRows, places: NDArray[np.in
     order = np.argsort(wanted, kind="stable")
     vectors = np.empty((len(wanted), store.hidden_size), store.vector_dtype)
     done = 0
-    for block in store.select(rows=wanted[order], layers=layer).iter_blocks():
+    size = None
+    if "://" in str(store.path):
+        size = max(1, _REMOTE_NBYTES // (store.hidden_size * store.vector_dtype.itemsize))
+    for block in store.select(rows=wanted[order], layers=layer).iter_blocks(block_rows=size):
         vectors[order[done : done + len(block.rows)]] = block.vectors
         done += len(block.rows)
     return vectors

@@ -31,6 +31,12 @@ class WordRows:
     def of(self, place: int) -> NDArray[np.int64]:
         return self.rows[self.indptr[place] : self.indptr[place + 1]]
 
+    def some(self, places: NDArray[np.int64]) -> WordRows:
+        """These words alone, in the order of `places`."""
+        ends = np.cumsum(self.counts[places])
+        own = [self.of(place) for place in places.tolist()]
+        return WordRows(self.types[places], np.append(0, ends), np.concatenate([np.empty(0, np.int64), *own]))
+
 
 def all_types(source: Store | Selection) -> NDArray[np.int64]:
     """The types that have an occurrence, ascending; int64 [n]."""

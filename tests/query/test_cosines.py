@@ -45,6 +45,23 @@ def test_every_float16_is_read_as_it_is() -> None:
     np.testing.assert_allclose(total[1], (1 / np.linalg.norm(whole, axis=1)).sum(), rtol=1e-3)
 
 
+@pytest.mark.parametrize("size", [12, 40])
+def test_sums_do_not_depend_on_where_arrays_lie(size: int) -> None:
+    vectors = np.random.default_rng(0).normal(size=(7, size)).astype(np.float32)
+    none, code, sums = np.empty(0, np.int64), np.array([-1, 0]), np.zeros((2, size), np.float32)
+    found = set()
+    for gap in (0, 1, 4, 64, 512):
+        room = np.zeros(4096, np.float32)
+        full, row, total = room[: 7 * size].reshape(7, size), room[7 * size + gap :], room[8 * size + 2 * gap :]
+        full[...] = vectors
+        add_cosine_block(
+            np.empty((0, 0), np.int16), full, row[:size], none, np.zeros((0, size)), np.zeros(0), none, none,
+            np.zeros(0), code.copy(), sums.copy(), code.copy(), sums.copy(), total[:size],
+        )  # fmt: skip
+        found.add(total[:size].tobytes())
+    assert len(found) == 1
+
+
 def test_the_smallest_float16_alone_has_length_one() -> None:
     tiny = np.zeros((1, 3), np.float16)
     tiny[0, 1] = np.float16(6e-8)
