@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -19,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from embstore.store import object_reader, open_store
+from embstore.store import Store, object_reader, open_store
 from tests.object_server import Bucket, Proxy, bucket_environment
 from tests.store.example import example
 
@@ -51,20 +52,26 @@ def measure(url: str, proxy: Proxy, repeats: int) -> None:
         figures = f"{median(times) * 1e3:,.0f} ms | {len(nbytes):,} | {sum(nbytes) / 2**20:.2f} MiB"
         print(f"| {what} | {figures} | {max(nbytes) / 2**10:,.0f} KiB |", flush=True)
 
-    far = open_store(url)
-    far.gather(np.arange(0, far.rows, far.layout.partition_rows), 0)  # the indexes of all shards are known from here on
+    far = _opened(url)
     random = np.random.default_rng(0)
     print("| read | time | requests | bytes | largest |\n| --- | --- | --- | --- | --- |")
     row("open", lambda: open_store(url))
     row(f"index, {len(far._reader.arrays)} columns", lambda: open_store(url).index)
     few, many = (random.choice(far.rows, count, replace=False) for count in (50, 1_000))
     row("50 rows, one layer", lambda: far.gather(few, 1))
-    as_it_is = object_reader.GAP_NBYTES
-    for gap in (0, 16 * 2**10, as_it_is):
-        object_reader.GAP_NBYTES = gap
-        row(f"1,000 rows, one layer, gaps of {gap >> 10} KiB", lambda: far.gather(many, 1))
+    for gap in (0, 16, object_reader.GAP_KIB):
+        os.environ["EMBSTORE_GAP_KIB"] = str(gap)
+        far = _opened(url)
+        row(f"1,000 rows, one layer, gaps of {gap} KiB", partial(far.gather, many, 1))
     row("1,000 rows, three layers", lambda: far.gather_layers(many))
     row("scan of a layer", lambda: [None for _ in far.scan(1)])
+
+
+def _opened(url: str) -> Store:
+    """Open a store whose shards' indexes are known."""
+    far = open_store(url)
+    far.gather(np.arange(0, far.rows, far.layout.partition_rows), 0)
+    return far
 
 
 def _serve() -> tuple[Bucket, Callable[[], None]]:

@@ -21,6 +21,7 @@ from embstore.store.far import Part, end_all
 from embstore.store.files import MEND, Bytes, crc32c
 from embstore.store.mapped import Read
 from embstore.store.metadata import parse
+from embstore.store.object_client import setting
 from embstore.store.object_commits import is_folded, read_commits
 from embstore.store.object_scan import ReadAhead
 from embstore.store.objects import NoSuchObjectError, ObjectPath, Objects
@@ -35,7 +36,7 @@ from embstore.store.zarr_format import (
 )
 from embstore.store.zarr_reader import foreign_chunk_rows
 
-GAP_NBYTES = 128 * 2**10  # reading so much that nobody asked for costs less than another request
+GAP_KIB = 128  # reading so much that nobody asked for costs less than another request
 RUN_NBYTES = 4 * 2**20  # longer runs are cut, so that the parts come side by side
 MOST_SHARDS = 2**16  # indexes kept, a few KiB each
 
@@ -141,11 +142,15 @@ class Shard(NamedTuple):
 
 
 class ObjectReader(RemoteStore):
-    """The arrays of a Zarr store in a bucket, of which no more is read than is asked for."""
+    """The arrays of a Zarr store in a bucket, of which no more is read than is asked for.
+
+    Rows no further apart than EMBSTORE_GAP_KIB (128) come with what lies between, by one request.
+    """
 
     def __init__(self, path: ObjectPath) -> None:
         super().__init__(path)
         self._shards: OrderedDict[tuple[str, int], Shard] = OrderedDict()
+        self._gap = int(setting("EMBSTORE_GAP_KIB", GAP_KIB) * 2**10)
 
     def forget(self) -> None:
         """Let go of the shards' indexes, since a writer may have replaced them."""
@@ -192,7 +197,7 @@ class ObjectReader(RemoteStore):
         starts, into = starts[order], into[order]
         return [
             self.objects.submit(partial(self._read_run, name, starts[first:last], into[first:last], row_nbytes, target))
-            for first, last in runs_of(starts, row_nbytes)
+            for first, last in runs_of(starts, row_nbytes, self._gap)
         ]
 
     def _read_run(
@@ -227,7 +232,7 @@ class ObjectReader(RemoteStore):
         starts = offsets[into] + inside[into] * out.shape[1]
         order = starts.argsort(kind="stable")
         starts, into = starts[order], into[order]
-        for first, last in runs_of(starts, out.shape[1]):
+        for first, last in runs_of(starts, out.shape[1], self._gap):
             self._read_run(shard.name, starts[first:last], into[first:last], out.shape[1], out)
 
     def _opened(self, array: str, partitions: Sequence[int]) -> list[Shard]:
@@ -295,11 +300,11 @@ class ObjectRows:
         out.reshape(-1).view(np.uint8)[...] = body
 
 
-def runs_of(starts: NDArray[np.int64], row_nbytes: int) -> list[tuple[int, int]]:
+def runs_of(starts: NDArray[np.int64], row_nbytes: int, gap_nbytes: int) -> list[tuple[int, int]]:
     """Cut ascending rows of an object into runs, each worth one request: small gaps, and not too long in all."""
     if not len(starts):
         return []
-    far = np.diff(starts) > row_nbytes + GAP_NBYTES
+    far = np.diff(starts) > row_nbytes + gap_nbytes
     edges = [0, *(np.flatnonzero(far) + 1).tolist(), len(starts)]
     runs = []
     for first, last in pairwise(edges):

@@ -17,7 +17,7 @@ from embstore.errors import (
     StoreNotFoundError,
     UnfinishedStoreWarning,
 )
-from embstore.store import Store, object_reader, object_scan, open_store
+from embstore.store import Store, object_scan, open_store
 from embstore.store.object_reader import runs_of
 from tests.object_server import Bucket, Fault
 from tests.store.example import DTYPES, Example, example
@@ -84,7 +84,7 @@ def test_columns_and_selections_equal_those_of_the_disk(bucket: Bucket, tmp_path
 def test_a_gather_asks_once_for_each_run_and_for_no_shard_whole(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, layers: tuple[int, ...], rows: int
 ) -> None:
-    monkeypatch.setattr(object_reader, "GAP_NBYTES", 512)
+    monkeypatch.setenv("EMBSTORE_GAP_KIB", "0.5")
     near, far = upload(bucket, example(rows=count, layers=layers, partition_rows=1024), tmp_path)
     wanted = np.random.default_rng(2).choice(count, rows, replace=False)
     bucket.proxy.reset()
@@ -120,11 +120,11 @@ def oracle_runs(
 
 def test_long_runs_are_cut() -> None:
     starts = np.arange(10_000) * 2048
-    runs = runs_of(starts, 2048)
+    runs = runs_of(starts, 2048, 0)
     assert runs[0] == (0, 2048)
     assert [first for first, _ in runs[1:]] == [last for _, last in runs[:-1]]
-    assert runs_of(starts[:0], 2048) == []
-    assert runs_of(np.zeros(5, np.int64), 2048) == [(0, 5)]
+    assert runs_of(starts[:0], 2048, 0) == []
+    assert runs_of(np.zeros(5, np.int64), 2048, 0) == [(0, 5)]
 
 
 def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> None:
