@@ -82,7 +82,8 @@ class Store:
         return f"<Store {self.path}: {shape} {self.dtype}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_again, (self.path, self.cache)
+        path = self.path.absolute() if isinstance(self.path, Path) else self.path  # another process may run elsewhere
+        return _open_again, (path, self.cache)
 
     def refresh(self) -> None:
         """Read the commits again, so that rows which another process has written since are seen."""
