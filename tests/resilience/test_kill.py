@@ -27,7 +27,6 @@ from tests.resilience.steps import Running, steps_of
 
 Get = Callable[..., Reference]
 
-MOMENTS = 25
 PAUSE = 0.002  # asleep this long a batch, so that most of the time goes into encoding, as it does with a model
 
 
@@ -48,12 +47,12 @@ def killed_at_moment(path: Path, seconds: float, *, dtype: str = "float32") -> i
     return running.join()
 
 
-def moments(duration: dict[str, float], *, seed: int) -> list[float]:
-    """Moments in creation (5), over all of the encoding (15) and around its end (5), each drawn at random."""
+def moments(duration: dict[str, float], fifths: int, *, seed: int) -> list[float]:
+    """Moments in creation (a fifth), over all of the encoding (three) and around its end (one), drawn at random."""
     rng = np.random.default_rng(seed)
     created, encoded, end = duration["created"], duration["encoded"], duration["seconds"]
-    body = created + (encoded - created) * (np.arange(15) + rng.random(15)) / 15
-    return [*(rng.random(5) * created), *body.tolist(), *(encoded + rng.random(5) * (end - encoded))]
+    body = created + (encoded - created) * (np.arange(3 * fifths) + rng.random(3 * fifths)) / (3 * fifths)
+    return [*(rng.random(fifths) * created), *body.tolist(), *(encoded + rng.random(fifths) * (end - encoded))]
 
 
 def duration_of(path: Path, *, dtype: str = "float32") -> dict[str, float]:
@@ -66,15 +65,16 @@ def duration_of(path: Path, *, dtype: str = "float32") -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("suffix", "dtype"), [(".zarr", "float32"), (".h5", "float32"), (".zarr", "int8"), (".h5", "bfloat16")]
+    ("suffix", "dtype", "fifths"),
+    [(".zarr", "float32", 5), (".h5", "float32", 5), (".zarr", "int8", 2), (".h5", "bfloat16", 2)],
 )
 def test_killed_at_random_moments(
-    tmp_path: Path, reference: Get, suffix: str, dtype: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, reference: Get, suffix: str, dtype: str, fifths: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = reference(suffix, dtype)
     duration = duration_of(tmp_path / f"duration{suffix}", dtype=dtype)
     states: Counter[str] = Counter()
-    for number, moment in enumerate(moments(duration, seed=7)):
+    for number, moment in enumerate(moments(duration, fifths, seed=7)):
         path = tmp_path / str(number) / f"store{suffix}"
         path.parent.mkdir()
         while killed_at_moment(path, moment, dtype=dtype) != -SIGKILL:  # it had ended: a moment earlier, then
@@ -82,10 +82,10 @@ def test_killed_at_random_moments(
             moment *= 0.95
         states[assert_honest(path, whole)] += 1
         resumed(path, whole, dtype=dtype)
-    assert sum(states.values()) == MOMENTS
+    assert sum(states.values()) == 5 * fifths
     assert len(states) >= 4  # the kills were spread over the run
     with capsys.disabled():
-        print(f"\n{suffix} {dtype}: {MOMENTS} kills in {duration['seconds']:.2f} s of run: {dict(states)}")
+        print(f"\n{suffix} {dtype}: {5 * fifths} kills in {duration['seconds']:.2f} s of run: {dict(states)}")
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
@@ -121,6 +121,11 @@ def all_steps(tmp_path: Path, suffix: str, *, dtype: str = "float32") -> tuple[l
     return names, names.index(f"rename store{suffix}") + 1
 
 
+def that_differ(steps: list[int], names: list[str]) -> list[int]:
+    """The steps without those after an fsync, before which the disk is as it was before the fsync."""
+    return [step for step in steps if step == 0 or names[step - 1] != "fsync"]
+
+
 @pytest.fixture(autouse=True)
 def folder_of_steps(tmp_path: Path) -> None:
     (tmp_path / "steps").mkdir()
@@ -135,7 +140,7 @@ def test_killed_at_every_step(
 ) -> None:
     names, standing = all_steps(tmp_path, suffix, dtype=dtype)
     stride = 3 if dtype == "int8" else 1  # int8 differs by one array of each partition
-    chosen = [*range(0, standing - 4, 9), *range(standing - 4, len(names), stride)]
+    chosen = that_differ([*range(0, standing - 4, 9), *range(standing - 4, len(names), stride)], names)
     states = killed_at_steps(tmp_path, reference(suffix, dtype), suffix, chosen, dtype=dtype)
     assert states["no store"]
     assert all(states[f"{done} of 5 partitions"] for done in range(5))
@@ -221,14 +226,16 @@ def test_repair_killed_at_every_step(
 ) -> None:
     names = repair_steps(tmp_path, reference(suffix), suffix)
     swapped = [place for place, name in enumerate(names) if name.endswith(f" store{suffix}")][-1]
-    chosen = [*range(0, swapped - 30, 9), *range(max(0, swapped - 30), len(names))]
-    states = killed_repairs(tmp_path, reference(suffix), suffix, chosen)
+    removed = names.index("rmdir .store.zarr.old") if suffix == ".zarr" else swapped  # the old store, file by file
+    chosen = {*range(0, len(names), 9), *range(max(0, swapped - 30), swapped + 3), *range(removed, len(names))}
+    steps = that_differ(sorted(chosen), names)
+    states = killed_repairs(tmp_path, reference(suffix), suffix, steps)
     assert states["damaged"]
     assert states["4 of 5 partitions"]
     if suffix == ".zarr":
         assert states["between"]
     with capsys.disabled():
-        print(f"\n{suffix}: repair killed at {len(chosen)} of {len(names)} steps: {dict(states)}")
+        print(f"\n{suffix}: repair killed at {len(steps)} of {len(names)} steps: {dict(states)}")
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
