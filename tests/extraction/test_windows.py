@@ -2,118 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
-import torch
 
 import embstore as es
 from embstore.corpus import Sentence
-from embstore.errors import InvalidValueError, ModelError, StorageError, StoreMismatchError
-from embstore.extraction.options import parse_windows
+from embstore.errors import InvalidValueError, ModelError
 from embstore.extraction.pipeline import Timings
-from embstore.extraction.sweep import WindowPlan, extract_windows, plan_windows, store_path
-from embstore.models.encoder import Encoder
-from embstore.store import Store, StoreWriter
+from embstore.extraction.sweep import extract_windows, plan_windows
 from tests.extraction.fake import FakeEncoder, span_vector
 from tests.extraction.test_pipeline import SENTENCES as FAKE_SENTENCES
-from tests.extraction.test_pipeline import small_partitions, tree_bytes
-from tests.models.oracle import PlainScript
+from tests.extraction.test_pipeline import small_partitions
+from tests.extraction.window_scene import CORPUS, WIDTHS, Scene, occurrences, relative, scenes, sweep, vectors_of
 from tests.models.tiny import SENTENCES as TINY_SENTENCES
-from tests.models.tiny import random_sentences, save
+from tests.models.tiny import random_sentences
 from tests.models.tiny_elmo import save_elmo
 
-WIDTHS = (0, 1, 2, 8, None)
 KINDS = ("bert", pytest.param("roberta", marks=pytest.mark.slow), "gpt2")
-CORPUS = [
-    Sentence(["New", "York", "is", "large", "but", "the", "old", "bank", "of", "New", "York"], {}, [(0, 2), (9, 11)]),
-    Sentence([*TINY_SENTENCES[6], "cold"], {}, [(1, 4), (15, 17)]),
-    Sentence(["antidisestablishmentarianism"]),
-    *[Sentence(words) for words in TINY_SENTENCES[:5]],
-    *[Sentence(words) for words in random_sentences(5, seed=3)],
-]
-
-
-@dataclass
-class Scene:
-    """A tiny model as embstore loads it and as a plain script does; `passes`: those with masks made by hand."""
-
-    encoder: Encoder
-    plain: PlainScript
-    passes: dict[Any, Any] = field(default_factory=dict)
-
-    def masked(self, words: Sequence[str], reach: int) -> tuple[Any, list[int | None]]:
-        """All layers of a sentence, [layer, subword, feature], under an attention window made pair by pair."""
-        key = (tuple(words), reach)
-        if key not in self.passes:
-            encoding = self.plain.tokenizer.encode(list(words), is_pretokenized=True)
-            owners = list(encoding.word_ids)
-            causal = "GPT2" in type(self.plain.model).__name__
-            mask = torch.full((1, 1, len(owners), len(owners)), torch.finfo(torch.float32).min)
-            for query, word in enumerate(owners):
-                for key_place, other in enumerate(owners):
-                    near = word is not None and other is not None and abs(word - other) <= reach
-                    if (other is None or near) and not (causal and key_place > query):
-                        mask[0, 0, query, key_place] = 0
-            inputs = {"input_ids": torch.tensor([encoding.ids]), "attention_mask": mask}
-            if self.plain.takes_types:
-                inputs["token_type_ids"] = torch.tensor([encoding.type_ids])
-            with torch.inference_mode():
-                states = self.plain.model(**inputs, output_hidden_states=True).hidden_states
-            self.passes[key] = torch.cat(states).numpy(), owners
-        return self.passes[key]
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Scene]:
-    made: dict[str, Scene] = {}
-
-    def of(kind: str) -> Scene:
-        if kind not in made:
-            folder = save(kind, tmp_path_factory.mktemp("models") / kind)
-            made[kind] = Scene(es.load_encoder(folder, device="cpu"), PlainScript.open(folder))
-        return made[kind]
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield of  # type: ignore[misc]
-    torch.set_num_threads(before)
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Scene]]:
+    yield from scenes(tmp_path_factory)
 
 
-def sweep(scene: Scene, sentences: Sequence[Any] = CORPUS, **options: Any) -> WindowPlan:
-    options = {"model": scene.encoder, "dtype": "float32", "calibrate": False} | options
-    if "attention_windows" not in options:
-        options.setdefault("context_windows", WIDTHS)
-    return plan_windows(list(sentences), **options)
-
-
-def occurrences(store: Store) -> list[tuple[list[str], int, int]]:
-    """Of each row the words of its sentence, and its first word and the one after its last."""
-    index = store.index
-    found = []
-    for row in range(store.rows):
-        first = int(index.position[row])
-        width = index.words[int(index.type[row])].count(" ") + 1
-        found.append((index.texts[int(index.sentence[row])].split(" "), first, first + width))
-    return found
-
-
-def vectors_of(store: Store) -> np.ndarray:
-    return np.asarray(store.gather_layers(np.arange(store.rows)))
-
-
-def relative(found: np.ndarray, expected: np.ndarray) -> float:
-    apart = np.abs(found - expected).max(axis=(1, 2)) / np.abs(expected).max(axis=(1, 2))
-    return float(apart.max())
-
-
-@pytest.mark.parametrize(("kind", "suffix"), [("bert", ".zarr"), ("roberta", ".h5"), ("gpt2", ".zarr")])
+@pytest.mark.parametrize(
+    ("kind", "suffix"), [("bert", ".zarr"), ("gpt2", ".h5"), pytest.param("roberta", ".h5", marks=pytest.mark.slow)]
+)
 def test_a_context_window_is_a_pass_over_the_truncated_words(
     tmp_path: Path, scene: Callable[[str], Scene], kind: str, suffix: str
 ) -> None:
@@ -143,42 +62,6 @@ def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene:
     store = es.extract(wide, tmp_path / "wide.zarr", timings=counted)
     assert counted.subwords == wide.subwords  # each sentence once, however many targets it has
     assert relative(vectors_of(store), vectors_of(ordinary)) < 2e-5
-
-
-@pytest.mark.slow
-def test_a_sweep_gives_what_each_window_gives_alone(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
-    used = scene("gpt2")
-    stores = extract_windows(sweep(used), tmp_path / "x.zarr")
-    for width in (0, 2):
-        alone = es.plan(
-            list(CORPUS), model=used.encoder, dtype="float32", calibrate=False, context_window=width, store=tmp_path
-        )
-        store = es.extract(alone, tmp_path / f"alone{width}.zarr")
-        np.testing.assert_array_equal(store.index.type, stores[width].index.type)
-        assert relative(vectors_of(store), vectors_of(stores[width])) < 2e-5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_run_is_every_different_window_once(tmp_path: Path, scene: Callable[[str], Scene], kind: str) -> None:
-    used = scene(kind)
-    plan = sweep(used, [*CORPUS, *CORPUS[:4]])
-    counted = Timings()
-    stores = extract_windows(plan, tmp_path / "x.zarr", timings=counted)
-    wanted: dict[Any, tuple[str, ...]] = {}  # for a causal model the longest window that begins at a place
-    for width, store in stores.items():
-        for row, (words, start, stop) in enumerate(occurrences(store)):
-            first, last = (0, len(words)) if width is None else (max(0, start - width), min(len(words), stop + width))
-            if kind == "gpt2":
-                key = (int(store.index.sentence[row]), first)
-                wanted[key] = max(wanted.get(key, ()), tuple(words[first:stop]), key=len)
-            else:
-                wanted[tuple(words[first:last])] = tuple(words[first:last])
-    tokenized = used.encoder.tokenize([list(words) for words in wanted.values()])
-    runs = np.split(tokenized.ids, tokenized.word_indptr[tokenized.sentence_indptr[1:-1]])
-    different = {run.tobytes(): len(run) for run in runs}
-    assert counted.subwords == sum(different.values())
-    assert plan.estimate.subwords_to_run == counted.subwords
-    assert plan.estimate.counted
 
 
 @pytest.mark.parametrize(
@@ -237,75 +120,6 @@ def test_both_kinds_of_window_differ(tmp_path: Path, scene: Callable[[str], Scen
     assert np.abs(vectors_of(first) - vectors_of(second)).max() > 0.1
 
 
-class _Killed(Exception):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("suffix", "dtype"),
-    [
-        (".zarr", "float16"),
-        pytest.param(".h5", "float16", marks=pytest.mark.slow),
-        (".h5", "int8"),
-        pytest.param(".zarr", "int8", marks=pytest.mark.slow),
-    ],
-)
-def test_a_killed_sweep_resumes_to_the_same_bytes(
-    tmp_path: Path, scene: Callable[[str], Scene], suffix: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_partitions(monkeypatch)
-    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)
-    sentences = random_sentences(56, seed=5)
-    widths = (0, 2, None)
-    plan = sweep(scene("bert"), sentences, context_windows=widths, dtype=dtype, layers=[0, 2])
-    assert next(iter(plan.plans.values())).layout.partitions >= 3
-    straight = extract_windows(plan, tmp_path / f"straight{suffix}")
-    write, written = StoreWriter.write, 0
-
-    def failing(self: StoreWriter, partition: int, arrays: Any) -> None:
-        nonlocal written
-        if written == 4:  # in the middle of the second partition: one store has it, two have not
-            raise _Killed
-        written += 1
-        write(self, partition, arrays)
-
-    monkeypatch.setattr(StoreWriter, "write", failing)
-    with pytest.raises(_Killed):
-        extract_windows(plan, tmp_path / f"x{suffix}")
-    monkeypatch.setattr(StoreWriter, "write", write)
-    seen: list[es.Progress] = []
-    resumed = extract_windows(
-        sweep(scene("bert"), sentences, context_windows=widths, dtype=dtype, layers=[0, 2]),
-        tmp_path / f"x{suffix}",
-        progress=seen.append,
-    )
-    assert seen[-1].rows == seen[-1].total_rows == 3 * resumed[0].rows
-    for width in widths:
-        assert resumed[width].finished
-        assert tree_bytes(resumed[width].path) == tree_bytes(straight[width].path)
-
-
-@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
-def test_another_window_is_refused_by_name(tmp_path: Path, scene: Callable[[str], Scene], suffix: str) -> None:
-    encoder, path = scene("bert").encoder, tmp_path / f"x{suffix}"
-
-    def extracted(**windows: int | None) -> Store:
-        return es.extract(es.plan(list(CORPUS[:3]), model=encoder, calibrate=False, **windows), path)  # type: ignore[arg-type]
-
-    extracted(context_window=2)
-    with pytest.raises(StoreMismatchError, match=r"was made with extraction.context_window 2, this plan has 3"):
-        extracted(context_window=3)
-    with pytest.raises(StoreMismatchError, match=r"extraction.context_window 2, this plan has None"):
-        extracted(attention_window=2)
-    path = tmp_path / f"x-k2{suffix}"
-    extracted(context_window=2)
-    with pytest.raises(StoreMismatchError, match=r"extraction.context_windows None, this plan has \[0, 2\]"):
-        extract_windows(
-            sweep(scene("bert"), CORPUS[:3], context_windows=[0, 2], dtype="float16"), tmp_path / f"x{suffix}"
-        )
-    assert not (tmp_path / f"x-k0{suffix}").exists()
-
-
 @pytest.mark.parametrize("unit", ["word", "subword"])
 @pytest.mark.parametrize("words", [2**20, 40])
 def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
@@ -344,48 +158,6 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
                 for layer in range(3)
             ]
             np.testing.assert_array_equal(vectors[:, row], np.stack(expected))
-
-
-def test_the_estimate_is_projected_from_a_sample_of_a_larger_corpus(
-    tmp_path: Path, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_partitions(monkeypatch)
-    plan = sweep(scene("bert"), random_sentences(110, seed=9), context_windows=[1, 4, None], layers=[0], calibrate=True)
-    assert next(iter(plan.plans.values())).layout.partitions > 3
-    counted = Timings()
-    extract_windows(plan, tmp_path / "x.zarr", timings=counted)
-    assert not plan.estimate.counted
-    assert plan.estimate.subwords_to_run == pytest.approx(counted.subwords, rel=0.15)
-    assert plan.estimate.seconds is not None
-    assert plan.estimate.seconds > 0
-    assert "projected from a sample" in str(plan)
-
-
-def test_plans_are_valid_against_their_schema(scene: Callable[[str], Scene]) -> None:
-    schema = json.loads((Path(__file__).parents[2] / "schemas" / "plan.schema.json").read_text())
-    for windows in ({"context_windows": [0, None]}, {"attention_windows": [1, 2]}):
-        jsonschema.validate(json.loads(json.dumps(sweep(scene("bert"), CORPUS[:3], **windows).as_json())), schema)
-    plan = es.plan(list(CORPUS[:3]), model=scene("bert").encoder, calibrate=False, context_window=3)
-    jsonschema.validate(json.loads(json.dumps(plan.as_json())), schema)
-
-
-def test_an_encoder_takes_the_batching_of_the_plan_at_hand(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
-    encoder = scene("bert").encoder
-    packed = es.plan(list(CORPUS), model=encoder, dtype="float32", calibrate=False)
-    es.plan(list(CORPUS), model=encoder, dtype="float32", calibrate=False, context_window=1)
-    assert encoder.batching == "equal"
-    es.extract(packed, tmp_path / "x.zarr")
-    assert encoder.batching == "packed"
-
-
-def test_too_little_space_is_told_before_the_first_store(
-    tmp_path: Path, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = sweep(scene("bert"), CORPUS[:3], context_windows=[0, 1])
-    object.__setattr__(plan.estimate, "free_nbytes", plan.estimate.store_nbytes - 1)
-    with pytest.raises(StorageError, match="the store needs"):
-        extract_windows(plan, tmp_path / "x.zarr")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["xlnet", "deberta_v2"])
@@ -435,28 +207,6 @@ def test_bad_windows(options: dict[str, Any], message: str) -> None:
         es.plan(FAKE_SENTENCES, model=FakeEncoder(), calibrate=False, **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_bad_sweeps(tmp_path: Path) -> None:
-    for windows, message in (
-        ({}, "give context windows or attention windows, one of the two"),
-        ({"context_windows": [0], "attention_windows": [0]}, "one of the two"),
-        ({"context_windows": []}, "no context window is given"),
-        ({"context_windows": [0, -3]}, "context window -3 is not allowed"),
-    ):
-        with pytest.raises(InvalidValueError, match=message):
-            plan_windows(FAKE_SENTENCES, model=FakeEncoder(), calibrate=False, **windows)  # type: ignore[arg-type]
-
-
-def test_windows_as_text_and_as_names() -> None:
-    assert parse_windows("16, full,0,2,2", name="context") == (0, 2, 16, None)
-    for text in ("-1", "a", "", "1,,2", "1.5", "²"):
-        with pytest.raises(InvalidValueError, match=r"context window .* cannot be read"):
-            parse_windows(text, name="context")
-    assert store_path("a/x.zarr", kind="context", window=0) == Path("a/x-k0.zarr")
-    assert store_path("a/x.zarr", kind="context", window=None) == Path("a/x-full.zarr")
-    assert store_path("a/x.h5", kind="attention", window=4) == Path("a/x-a4.h5")
-    assert store_path("a/x{window}y.h5", kind="context", window=None) == Path("a/xfully.h5")
 
 
 def test_elmo_has_context_windows_and_no_attention_windows(tmp_path: Path) -> None:

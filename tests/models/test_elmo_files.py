@@ -1,0 +1,133 @@
+"""Files of ELMo that are damaged, missing or of something else, each refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from embstore.errors import ModelError
+from embstore.models import load_encoder
+from tests.models.tiny_elmo import save_elmo
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_elmo(tmp_path / "elmo")
+
+
+def refused(folder: Path, match: str) -> None:
+    with pytest.raises(ModelError, match=match) as caught:
+        load_encoder(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "match"),
+    [
+        ("lstm", "dim", None, "options.json' have lstm.dim None; allowed is 1 or more"),
+        ("lstm", "dim", 11, r"hold RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/W_0 as float32 \(12, 40\)"),
+        ("lstm", "n_layers", 0, "have lstm.n_layers 0"),
+        ("lstm", "n_layers", 3, "lack RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0"),
+        ("lstm", "projection_dim", True, "have lstm.projection_dim True"),
+        ("lstm", "cell_clip", -3, "have lstm.cell_clip -3; allowed is a number above 0, or null"),
+        ("lstm", "proj_clip", "3", "have lstm.proj_clip '3'"),
+        ("lstm", "use_skip_connections", "yes", "have lstm.use_skip_connections 'yes'; allowed is true or false"),
+        ("char_cnn", "activation", "gelu", "have char_cnn.activation 'gelu'; allowed is relu or tanh"),
+        ("char_cnn", "n_characters", 300, "have char_cnn.n_characters 300; allowed is 261 to 262"),
+        ("char_cnn", "filters", [], r"have char_cnn.filters \[\]; allowed is a list of"),
+        ("char_cnn", "filters", [[1, 2, 3]], r"have char_cnn.filters \[\[1, 2, 3\]\]"),
+        ("char_cnn", "filters", [[51, 2]], "have char_cnn.filters 51; allowed is a width of at most the 50"),
+        (
+            "char_cnn",
+            "filters",
+            [[1, 4], [2, 5], [4, 7]],
+            r"hold CNN/W_cnn_2 as float32 \(1, 4, 3, 6\); .* \(1, 4, 3, 7\)",
+        ),
+        ("char_cnn", "embedding", 4, "hold no object at char_cnn.embedding"),
+        ("char_cnn", "max_characters_per_token", 2, "have char_cnn.max_characters_per_token 2; allowed is 3 or more"),
+    ],
+)
+def test_odd_options(folder, section, key, value, match):
+    options = json.loads((folder / "options.json").read_text("utf-8"))
+    options[section][key] = value
+    (folder / "options.json").write_text(json.dumps(options), "utf-8")
+    refused(folder, match)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("{", "are no JSON"),
+        ("[]", "hold no object at the top"),
+        ('{"lstm": {}}', "lack char_cnn; use the file as published"),
+        ('{"lstm": {}, "char_cnn": {}}', "lack char_cnn.n_characters"),
+        (b"\xff\xfe{", "are no JSON"),
+    ],
+)
+def test_options_that_are_something_else(folder, text, match):
+    (folder / "options.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused(folder, match)
+
+
+@pytest.mark.parametrize("name", ["char_embed", "CNN_high_1/b_carry", "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/W_P_0"])
+@pytest.mark.parametrize(
+    ("value", "match"), [(np.nan, "NaN or infinity in"), (np.inf, "NaN or infinity in"), (None, "lack")]
+)
+def test_weights_that_are_no_numbers_or_missing(folder, name, value, match):
+    with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
+        if value is None:
+            del file[name]
+        else:
+            file[name][1] = value
+    refused(folder, f"lm_weights.hdf5' .*{match} {name}; ")
+
+
+def test_weights_beyond_the_compute_dtype(folder):
+    with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
+        file["CNN_proj/W_proj"][0, 0] = 1e6
+    load_encoder(folder)
+    with pytest.raises(ModelError, match=r"hold values beyond 65504 in CNN_proj/W_proj; choose a wider"):
+        load_encoder(folder, compute_dtype="float16")
+
+
+def test_weights_of_whole_numbers(folder):
+    with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
+        del file["char_embed"]
+        file["char_embed"] = np.zeros((261, 3), np.int32)
+    refused(folder, r"hold char_embed as int32 \(261, 3\); the options ask for floats of shape \(261, 3\)")
+
+
+@pytest.mark.parametrize("kept", [0, 100, 3000])
+def test_truncated_weights(folder, kept):
+    whole = (folder / "lm_weights.hdf5").read_bytes()
+    (folder / "lm_weights.hdf5").write_bytes(whole[:kept])
+    refused(folder, "weights .*lm_weights.hdf5' are damaged: .*; fetch them again")
+
+
+def test_files_that_are_missing_or_too_many(folder):
+    whole = (folder / "lm_weights.hdf5").read_bytes()
+    (folder / "other_weights.hdf5").write_bytes(whole)
+    refused(folder, r"has several \*weights.hdf5: lm_weights.hdf5, other_weights.hdf5; leave one")
+    (folder / "other_weights.hdf5").unlink()
+    (folder / "lm_weights.hdf5").unlink()
+    refused(folder, r"ELMo folder .* has no file \*weights.hdf5")
+    (folder / "lm_weights.hdf5").write_bytes(whole)
+    (folder / "options.json").unlink()
+    refused(folder, r"ELMo folder .* has no file \*options.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@pytest.mark.parametrize("name", ["options.json", "lm_weights.hdf5"])
+def test_files_that_cannot_be_read(folder, name):
+    (folder / name).chmod(0)
+    refused(folder, f"{name}' cannot be read: Permission denied")
+
+
+def test_a_folder_with_config_is_no_elmo(folder):
+    (folder / "config.json").write_text("{}", "utf-8")
+    refused(folder, "config.json of .* names no model known here|has no model.safetensors")

@@ -1,0 +1,106 @@
+"""Stores of ELMo: the vectors of the plain biLM, resumed to the same bytes, and from the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.errors import StoreMismatchError
+from tests.models.oracle import relative_error
+from tests.models.test_elmo import SENTENCES
+from tests.models.tiny_elmo import PlainBiLm, save_elmo
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_elmo(tmp_path / "elmo")
+
+
+def corpus(path: Path, *, seed: int = 3) -> Path:
+    random = np.random.default_rng(seed)
+    words = np.array([word for sentence in SENTENCES for word in sentence if not word.isspace()])
+    lines = [" ".join(random.choice(words, size)) for size in random.integers(1, 15, 90)]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def tree_bytes(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("unit", ["word", "subword"])
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, unit, monkeypatch):
+    monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)
+    text = corpus(tmp_path / "corpus.txt")
+    plan = es.plan(text, model=folder, dtype="float32", unit=unit, device="cpu", batch_subwords=64)
+    store = es.extract(plan, tmp_path / f"store{suffix}")
+    assert plan.layout.partitions > 1
+    assert es.verify(store.path).ok
+    sentences = [line.split(" ") for line in text.read_text("utf-8").splitlines()]
+    assert [store.index.words[number] for number in store.index.type] == [word for words in sentences for word in words]
+    plain = PlainBiLm.open(folder)
+    expected = np.concatenate([plain.layers(words) for words in sentences], axis=1)
+    found = np.stack([store.gather(np.arange(store.rows), layer) for layer in store.layers])
+    assert relative_error(found, expected) < 2e-5
+    assert (np.asarray(store.index.subwords) == 1).all()
+    assert store.metadata.model["architecture"] == "ELMo"
+    assert store.metadata.extraction["batching"] == "packed"
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_an_interrupted_run_resumes_to_the_same_bytes(folder, tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+    text = corpus(tmp_path / "corpus.txt")
+
+    def plan():
+        return es.plan(text, model=folder, layers=[1, 2], device="cpu", calibrate=False)
+
+    straight = es.extract(plan(), tmp_path / f"straight{suffix}")
+    stopped = plan()
+    encode = stopped.encoder.encode
+    calls = []
+
+    def failing(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(*args, **options)
+
+    monkeypatch.setattr(stopped.encoder, "encode", failing)
+    with pytest.raises(KeyboardInterrupt):
+        es.extract(stopped, tmp_path / f"resumed{suffix}")
+    with pytest.warns(es.errors.UnfinishedStoreWarning):
+        begun = es.open(tmp_path / f"resumed{suffix}")
+    assert 0 < begun.committed_rows < begun.rows
+    resumed = es.extract(plan(), tmp_path / f"resumed{suffix}")
+    assert tree_bytes(resumed.path) == tree_bytes(straight.path)
+    other = save_elmo(tmp_path / "other", lstm={"cell_clip": 2.0})
+    changed = es.plan(text, model=other, layers=[1, 2], device="cpu", calibrate=False)
+    with pytest.raises(StoreMismatchError, match=r"was made with model.weights_sha256"):
+        es.extract(changed, resumed.path)
+
+
+@pytest.mark.slow
+def test_the_command_line(folder, tmp_path):
+    corpus(tmp_path / "corpus.txt")
+    command = [sys.executable, "-m", "embstore_cli", "extract", "corpus.txt", "out.zarr", "--model", str(folder)]
+    done = subprocess.run([*command, "--layers", "0,2"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "(ELMo, packed)" in done.stdout
+    store = es.open(tmp_path / "out.zarr")
+    assert (store.layers, store.metadata.hidden_size) == ((0, 2), 12)
+    (folder / "lm_weights.hdf5").unlink()
+    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1
+    assert "has no file *weights.hdf5" in failed.stderr
