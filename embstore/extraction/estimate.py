@@ -12,7 +12,7 @@ from typing import Any
 
 from embstore.errors import StorageError
 from embstore.extraction.options import Options
-from embstore.extraction.partition import PASSAGE_NBYTES, PartitionReader, passage_words, truncated
+from embstore.extraction.partition import PartitionReader, passage_nbytes, passage_words, truncated
 from embstore.extraction.survey import Survey
 from embstore.extraction.workload import count_windows, first_sentences, positions_a_second, windows_of_typical_lengths
 from embstore.models.encoder import Encoder
@@ -139,7 +139,7 @@ def memory_nbytes(metadata: Metadata, encoder: Encoder, options: Options, *, sto
     layout = metadata.layout
     buffers = stores * min(buffers_of(layout, stores=stores), layout.partitions) * layout.partition_nbytes
     batch = encoder.projected_nbytes(layers=layout.layers, batch_subwords=options.batch_subwords)
-    growing = buffers + batch + PASSAGE_FACTOR * PASSAGE_NBYTES
+    growing = buffers + batch + PASSAGE_FACTOR * passage_nbytes(options.batch_subwords)
     if options.cuts_windows:
         cut = sum(longest if width is None else min(2 * width + 1, longest) for width in options.contexts)
         rows = min(layout.rows, layout.partition_rows)

@@ -13,7 +13,8 @@ from embstore.extraction.windows import Context, Fan, Targets, cut_windows
 from embstore.models.encoder import Encoder, Spans, Tokenized
 from embstore.store.index import Index, Strings
 
-PASSAGE_NBYTES = 2**20  # text tokenised and batched at a time
+PASSAGE_NBYTES = 2**20  # text tokenised and batched at a time, in batches of up to so many subwords:
+PASSAGE_BATCH = 8192
 PASSAGE_WORDS = 2**20  # words of all windows cut from a passage, no more than about
 BATCHES_OF_A_LENGTH = 128  # a passage is as many batches long, so that windows of one length fill some
 
@@ -53,7 +54,7 @@ class PartitionReader:
 
     Everything depends on the index, the encoder and `limit` (subwords, specials not counted) alone, so that any
     process that has the store and the model makes the same batches. `contexts`: the context windows wanted, one a
-    store, the whole sentence where it is (None,); with windows `batch_subwords` decides the passages too. Where the
+    store, the whole sentence where it is (None,); `batch_subwords` decides how much text a passage has. Where the
     index is a part of another, its first row and sentence are the other's `first_row` and `first_sentence`.
     """
 
@@ -75,6 +76,7 @@ class PartitionReader:
         self._contexts = contexts
         self._causal = causal
         self._most_words = passage_words(batch_subwords)
+        self._most_nbytes = passage_nbytes(batch_subwords)
         self._unit = unit
         self._limit = limit
         self._widths = _word_counts(index.words) if unit == "word" else None
@@ -87,7 +89,7 @@ class PartitionReader:
         words = self._words_by_then(origin, last)
         first = origin
         while first < last:
-            reach = int(offsets[first - origin]) + PASSAGE_NBYTES
+            reach = int(offsets[first - origin]) + self._most_nbytes
             end = origin + int(np.searchsorted(offsets, reach, "right")) - 1
             if words is not None:
                 most = int(words[first - origin]) + self._most_words
@@ -178,6 +180,11 @@ def _places_in_runs(
 def passage_words(batch_subwords: int) -> int:
     """How many words the windows of a passage have at most, but for a sentence that alone has more."""
     return max(PASSAGE_WORDS, BATCHES_OF_A_LENGTH * batch_subwords)
+
+
+def passage_nbytes(batch_subwords: int) -> int:
+    """How much text a passage has: enough for many batches, since a device idles between two passages."""
+    return PASSAGE_NBYTES * max(1, batch_subwords // PASSAGE_BATCH)
 
 
 def truncated(tokenized: Tokenized, limit: int) -> Tokenized:

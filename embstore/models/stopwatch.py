@@ -25,9 +25,14 @@ class _HostClock:
 
 
 class _CudaEvents:
+    """Events in whatever stream is current on one card, which need not be the current card."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
@@ -37,4 +42,4 @@ class _CudaEvents:
 
 def stopwatch(device: torch.device) -> Stopwatch:
     """Return the stopwatch that fits a device."""
-    return _CudaEvents() if device.type == "cuda" else _HostClock()
+    return _CudaEvents(device) if device.type == "cuda" else _HostClock()

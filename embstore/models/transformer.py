@@ -202,8 +202,8 @@ class TransformerEncoder:
     ) -> float:
         """Hold the batchings against the plain pass, on these sentences and on long ones made of their words.
 
-        Keeps the first of packed, padded and equal whose largest difference, relative to the largest value of
-        the layer, is at most 2e-5 (5e-3 in half precision), and returns that difference. Raises ModelError
+        Keeps the first of `batchings` whose largest difference, relative to the largest value of
+        the layer, is at most 2e-5 (5e-3 in float16, 4e-2 in bfloat16), and returns that difference. Raises ModelError
         where none is, or where the plain pass gives values that are not finite. `equal_lengths`: only equal is
         tried. `attention_window`: the mask of the plain pass is written by hand; ModelError where the model does not
         keep to it.

@@ -14,6 +14,7 @@ from embstore.errors import InvalidValueError
 from embstore.extraction import bench, limits
 from embstore.extraction.bench import ExtractionRate
 from embstore.extraction.limits import Stage, binding, copy_rate, disk_rate, per_second, product_rate, verdict
+from embstore.extraction.partition import PASSAGE_NBYTES, passage_nbytes
 from embstore.extraction.pipeline import Timings
 from embstore.models import load_encoder
 from tests.extraction.fake import FakeEncoder
@@ -104,3 +105,8 @@ def test_a_rate_without_limits_still_tells_its_stages() -> None:
     assert ExtractionRate(1, 2, 3, 4.0, 5.0, Timings()).as_json()["binds"] is None
     with pytest.raises(InvalidValueError, match="a file of 0 bytes measures no disk"):
         es.bench_extract(SENTENCES, model=FakeEncoder(), disk_nbytes=0)
+
+
+def test_large_batches_come_from_large_passages() -> None:
+    assert [passage_nbytes(size) for size in (1, 2048, 16383)] == [PASSAGE_NBYTES] * 3
+    assert passage_nbytes(65536) == 8 * PASSAGE_NBYTES

@@ -175,6 +175,13 @@ def test_half_precision_is_near_the_plain_pass(tmp_path, dtype):
     assert relative_error(gather(passes, spans, 1, 32), expected) < (5e-3 if dtype == "float16" else 5e-2)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_keeps_the_first_batching(tmp_path, dtype):
+    encoder = load_encoder(save("bert", tmp_path), compute_dtype=dtype)
+    assert encoder.self_check(encoder.tokenize(SENTENCES), layers=(0, 1, 2, 3), pooling="mean") > 0
+    assert encoder.batching == "packed"
+
+
 def test_stages_are_timed_and_memory_is_projected(encoder):
     tokenized = encoder.tokenize(SENTENCES * 20)
     spans, _ = word_spans(tokenized)
