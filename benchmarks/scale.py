@@ -113,9 +113,9 @@ def lay_out_whole(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
     create_store(store, metadata=made.metadata, index=made.index)
     began = watch.phase("lay out", began)
     chosen = np.linspace(0, made.layout.partitions - 1, PASSAGE_PARTITIONS).astype(int).tolist()
-    subwords = 0
+    reader, subwords = made.reader(), 0
     for partition in chosen:
-        for passage in made.reader().passages(*made.layout.span(partition), encoder):
+        for passage in reader.passages(*made.layout.span(partition), encoder):
             subwords += len(passage.tokenized.ids)
     watch.phase("text of 20 partitions", began, subwords=subwords)
     assert made.layout.rows == arguments.rows
