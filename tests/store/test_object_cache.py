@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from embstore.errors import StoreDamagedError
-from embstore.store import Store, open_store
-from embstore.store.object_cache import CachedReader, KeptFiles
+from embstore.store import open_store
+from embstore.store.object_cache import KeptFiles
 from tests.object_server import Bucket, Fault
 from tests.store.example import example
 
@@ -56,6 +56,7 @@ def test_the_folder_can_be_named_in_the_environment(
     assert np.array_equal(open_store(tmp_path / "x.zarr").gather([5], 0), made.values[0][[5]])
 
 
+@pytest.mark.slow
 def test_a_store_that_was_written_anew_is_never_served_stale(bucket: Bucket, tmp_path: Path) -> None:
     before, after = example(), example(seed=0)
     after.arrays["hidden_states"] = after.arrays["hidden_states"] + np.float16(1)
@@ -118,6 +119,7 @@ def test_the_folder_is_bounded_and_what_was_used_last_stays(tmp_path: Path) -> N
     assert sorted(path.name[-5:] for path in tmp_path.iterdir()) == [".kept", "e.txt"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example().make(tmp_path / "x.zarr")
     far = open_store(bucket.upload(tmp_path / "x.zarr", KEY), cache=tmp_path / "kept")
@@ -129,10 +131,3 @@ def test_a_full_disk_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match=r"cannot write .*kept: the disk is full"):
         far.gather([1], 0)
     monkeypatch.undo()
-
-
-def test_the_reader_is_the_one_that_keeps(bucket: Bucket, tmp_path: Path) -> None:
-    example(rows=10).make(tmp_path / "x.zarr")
-    far = open_store(bucket.upload(tmp_path / "x.zarr", KEY), cache=str(tmp_path / "kept"))
-    assert isinstance(far, Store)
-    assert isinstance(far._reader, CachedReader)

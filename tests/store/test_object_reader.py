@@ -78,8 +78,8 @@ def test_columns_and_selections_equal_those_of_the_disk(bucket: Bucket, tmp_path
 
 @pytest.mark.parametrize(
     ("count", "layers", "rows"),
-    [(3_000, (0, 1, 2), 60), pytest.param(20_000, (0, 1), 1_000, marks=pytest.mark.slow)],
-    ids=["60", "1000"],
+    [(3_000, (0, 1, 2), 20), pytest.param(20_000, (0, 1), 1_000, marks=pytest.mark.slow)],
+    ids=["20", "1000"],
 )
 def test_a_gather_asks_once_for_each_run_and_for_no_shard_whole(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, layers: tuple[int, ...], rows: int
@@ -149,6 +149,7 @@ def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> No
     assert len(bucket.proxy.requests) == 3
 
 
+@pytest.mark.slow
 def test_a_scan_reads_windows_ahead_and_no_other_layer(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
