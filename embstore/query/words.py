@@ -33,9 +33,10 @@ class WordRows:
 
     def some(self, places: NDArray[np.int64]) -> WordRows:
         """These words alone, in the order of `places`."""
-        ends = np.cumsum(self.counts[places])
-        own = [self.of(place) for place in places.tolist()]
-        return WordRows(self.types[places], np.append(0, ends), np.concatenate([np.empty(0, np.int64), *own]))
+        counts = self.counts[places]
+        indptr = np.append(0, np.cumsum(counts))
+        own = np.arange(int(indptr[-1])) + np.repeat(self.indptr[places] - indptr[:-1], counts)
+        return WordRows(self.types[places], indptr, self.rows[own])
 
 
 def all_types(source: Store | Selection) -> NDArray[np.int64]:
