@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -99,12 +100,24 @@ def _fused(query: torch.Tensor) -> _Fused | None:
     features = query.shape[-1]
     if not query.is_cuda or not half or features % 8 or features > LARGEST_HEAD:
         return None
+    found = _kernel()
+    return None if found is None else lambda *given: _by_kernel(found, *given)
+
+
+@cache
+def _kernel() -> _Fused | None:
+    """Return torch's kernel, None where this torch has none, or one that knows neither scales nor windows."""
     try:
         from torch.nn.attention.varlen import varlen_attn
-    except ImportError:  # a torch before it
+    except ImportError:
         return None
     kernel: Any = varlen_attn
-    return lambda *given: _by_kernel(kernel, *given)
+    return kernel if {"scale", "window_size"} <= _options(kernel) else None
+
+
+@cache
+def _options(kernel: _Fused) -> frozenset[str]:
+    return frozenset(inspect.signature(kernel).parameters)
 
 
 def _by_kernel(
@@ -117,7 +130,7 @@ def _by_kernel(
     scaling: float | None,
 ) -> torch.Tensor:
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # [positions, heads, ...]
-    if queries.shape[1] != keys.shape[1] and "enable_gqa" in inspect.signature(kernel).parameters:
+    if queries.shape[1] != keys.shape[1] and "enable_gqa" in _options(kernel):
         kernel = _grouped(kernel)
     bounds, longest = sentences.bounds, sentences.longest
     return kernel(queries, keys, values, bounds, bounds, longest, longest, scale=scaling, window_size=window).unsqueeze(

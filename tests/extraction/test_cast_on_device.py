@@ -91,8 +91,17 @@ def test_layer_sentence_and_dtype_are_named(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+QUICK = {("float32", "float16"), ("float16", "float32"), ("bfloat16", "int8")}
+
+
+@pytest.mark.parametrize(
+    ("compute", "dtype"),
+    [
+        pytest.param(compute, dtype, marks=() if (compute, dtype) in QUICK else pytest.mark.slow)
+        for compute in ("float32", "float16", "bfloat16")
+        for dtype in ("float32", "float16", "bfloat16", "int8")
+    ],
+)
 def test_the_store_is_the_same_wherever_the_cast_is_made(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: str, dtype: str
 ) -> None:

@@ -113,7 +113,10 @@ def test_the_fused_kernel_is_given_what_it_takes(monkeypatch, causal, window, ke
 
 
 def test_the_kernel_of_this_torch_has_these_arguments():
-    kernel = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
+    pytest.importorskip("torch.nn.attention.varlen")
+    kernel = varlen._kernel()
+    if kernel is None:
+        pytest.skip("the kernel of this torch knows no windows")
     given = inspect.signature(by_loops).bind(*range(7), scale=0.3, window_size=(-1, 0), enable_gqa=True)
     inspect.signature(kernel).bind(*given.args, **given.kwargs)
 
