@@ -22,13 +22,19 @@ def ran(script: str, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_every_step_for_the_card_runs_without_one(tmp_path: Path) -> None:
+STEPS = [
+    *("rates", "correctness", "forward, base", "storing, base", "baselines", "geometry", "neighbors"),
+    *("forward, large", "storing, large"),
+]  # all but the bank of probes, which would start a process of its own
+
+
+def test_the_steps_for_the_card_run_without_one(tmp_path: Path) -> None:
     out = tmp_path / "cpu.json"
-    done = ran("gpu/run.py", "--device", "cpu", "--tiny", "--tmp", tmp_path, "--out", out)
+    done = ran("gpu/run.py", "--device", "cpu", "--tiny", "--tmp", tmp_path, "--out", out, "--steps", *STEPS)
     result = json.loads(out.read_text())
     assert done.returncode == 0, done.stderr[-2000:] or result["steps"]
     statuses = {name: step["status"] for name, step in result["steps"].items()}
-    assert list(statuses.values()) == 10 * ["done"], statuses
+    assert statuses == dict.fromkeys(STEPS, "done"), statuses
     figures = {name: step["figures"] for name, step in result["steps"].items()}
     compared = {(c["dtype"], c["batching"]): c["relative"] for c in figures["correctness"]["cases"] if "relative" in c}
     assert {("float16", "padded"), ("float16", "packed"), ("bfloat16", "padded")} <= set(compared)
