@@ -14,6 +14,7 @@ from embstore_cli.help import Command
 from embstore_cli.output import AsJson, print_json
 from embstore_cli.progress import progress_bar
 from embstore_cli.windows import AttentionWindow, ContextWindow, places, windows_asked
+from embstore_cli.workers import Cluster, Devices, Workers, executor_of, planning_device, require_one_pass
 
 if TYPE_CHECKING:
     from embstore.extraction.sweep import WindowPlan
@@ -212,6 +213,9 @@ def extract(
     normalize: Normalize = None,
     columns: Columns = None,
     encoding: Encoding = None,
+    cluster: Cluster = None,
+    workers: Workers = None,
+    devices: Devices = None,
     repair: Annotated[bool, typer.Option("--repair", help="Verify first; encode again what is damaged.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -220,7 +224,7 @@ def extract(
     The same command again goes on where an earlier one ended. A store that other options or another corpus or
     model made is left as it is.
     """
-    given = _without(locals(), "repair", "as_json")
+    given = _without(locals(), "repair", "as_json", "cluster", "workers", "devices")
     from embstore.extraction.sweep import extract_windows
     from embstore.store.object_path import place_of
 
@@ -228,7 +232,10 @@ def extract(
     paths = places(place_of(store), asked)
     for path in paths.values():
         _require_place(path, repair=repair)
-    made = _plan(**given)
+    executor = executor_of(cluster, workers, devices)
+    if executor is not None:
+        require_one_pass(asked)
+    made = _plan(**{**given, "device": planning_device(device, devices)})
     if not as_json:
         print(made, flush=True)
     total = made.layout.rows if isinstance(made, es.Plan) else made.rows
@@ -242,9 +249,10 @@ def extract(
     try:
         with progress_bar("extract", total=total, unit="words") as advance:
             if isinstance(made, es.Plan):
-                written = {path: es.extract(made, path, repair=repair, progress=tell) for path in paths.values()}
+                (path,) = paths.values()
+                written = {path: es.extract(made, path, repair=repair, executor=executor, progress=tell)}
             else:
-                stores = extract_windows(made, store, repair=repair, progress=tell)
+                stores = extract_windows(made, store, repair=repair, executor=executor, progress=tell)
                 written = {paths[window]: one for window, one in stores.items()}
     except KeyboardInterrupt as error:
         begun = [str(path) for path in paths.values() if not isinstance(path, Path) or path.exists()]

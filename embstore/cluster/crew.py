@@ -248,6 +248,8 @@ class Foreman(Generic[P, R]):
             worker.lost_at_start += 1
         for task in sorted(worker.tasks):
             self._let_go(worker, task)
+            record = self._tasks[task]
+            record.tried_by = [one for one in record.tried_by if one != number]  # the next of this number is another
             yield from self._failed(task, worker, ClusterError(f"the worker was lost: {why}"))
         if worker.state == "out":
             return

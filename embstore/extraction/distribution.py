@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from embstore.errors import ClusterError, EmbstoreError, WorkerWarning
 from embstore.executor import Executor, Outcome, in_one_line
 from embstore.extraction.encoder_recipe import EncoderRecipe
@@ -98,7 +96,7 @@ def job_of(plan: Plan, writer: StoreWriter) -> ExtractionJob:
 
 
 def _commit(writer: StoreWriter, piece: Piece, written: Written, committed: Committed) -> None:
-    writer.commit(piece.partition, np.array(written.record, np.uint64))
+    writer.commit(piece.partition, written.record)
     committed(piece, written)
 
 

@@ -28,7 +28,7 @@ from embstore.extraction.versions import software
 from embstore.models.encoder import Encoder, Pooled
 from embstore.store import Layout
 from embstore.store.object_path import ObjectPath
-from embstore.store.shard_writer import PartitionWriter, sees_mark
+from embstore.store.shard_writer import PartitionWriter, Record, sees_mark
 
 PIECES_AT_A_TIME = 2  # one is written as the next is encoded
 EXACT = "embstore"
@@ -38,9 +38,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Written:
-    """A partition that is on disk but not committed: its record (rows, CRC32C), and the subwords that were run."""
+    """A partition that is written but not committed: its record, and the subwords that were run."""
 
-    record: tuple[int, int]
+    record: Record
     subwords: int
 
 
@@ -137,7 +137,7 @@ class _Worker:
             record = self._writer.write(piece.partition, self._cast.arrays(buffer, stop - start))
         finally:
             self._buffers.put(buffer)
-        return Written((int(record[0]), int(record[1])), subwords)
+        return Written(record, subwords)
 
     def _encode(self, piece: Piece, buffer: Mapping[str, torch.Tensor]) -> int:
         """Fill a buffer with the vectors of a partition; returns how many subwords were run."""

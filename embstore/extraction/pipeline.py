@@ -44,6 +44,11 @@ from embstore.store.lock import StoreLock, old_path
 from embstore.store.object_path import ObjectPath, place_of
 from embstore.store.writer import remove_store
 
+ONE_PROCESS = (
+    "several context windows share one pass, which one process makes: extract one window at a time by other workers, "
+    "or all of them without"
+)
+
 
 @dataclass
 class Timings:
@@ -112,9 +117,7 @@ def extract_together(
     bits, are those of a run that was never interrupted.
     """
     if executor is not None and len(plans) > 1:
-        raise InvalidValueError(
-            "several context windows are extracted together in this process: give one at a time to other workers"
-        )
+        raise InvalidValueError(ONE_PROCESS)
     for path in paths:
         _undo_swap(path)
     _refuse_others(plans, paths)

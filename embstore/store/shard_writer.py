@@ -1,4 +1,8 @@
-"""Writing partitions without the store's lock: workers write, and who holds the lock commits what they report."""
+"""Writing partitions without the store's lock: workers write, and who holds the lock commits what they report.
+
+On a disk a worker's shards get names of their own, and the commit renames them: so nothing that a worker writes when
+it is thought lost, or after the coordinator has ended, can come in the place of what is committed.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,14 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import StorageError
-from embstore.store.arrays import payload_specs
+from embstore.store.arrays import ArraySpec, payload_specs
 from embstore.store.backend import standing_kind
 from embstore.store.files import fsync_folder, storing, write_file
 from embstore.store.lock import StoreLock
@@ -27,56 +31,54 @@ from embstore.store.zarr_writer import shard_pieces
 MARK_SECONDS = 5.0  # how long a network disk may take to show what another machine has written
 
 
+@dataclass(frozen=True)
+class Record:
+    """What a worker has written of a partition; `staged`: where on a disk its shards wait for the commit."""
+
+    rows: int
+    crc32c: int
+    staged: str = ""
+
+
 class Shards(Protocol):
-    """What writes the shards of partitions; see ZarrShards, HDF5Writer and ObjectShards."""
+    """What writes the shards of partitions in their place; see HDF5Writer and ObjectShards."""
 
     metadata: Metadata
 
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int: ...
 
 
-def open_shard_writer(path: str | os.PathLike[str] | ObjectPath) -> Shards:
-    """Open a laid-out store to write shards: nothing is locked, tidied or committed; any number at a time may."""
-    place = place_of(path)
-    if isinstance(place, ObjectPath):
-        from embstore.store.object_shards import ObjectShards
-
-        return ObjectShards(place)
-    if standing_kind(place) == "folder":
-        return ZarrShards(place)
-    from embstore.store.hdf5_writer import HDF5Writer
-
-    return HDF5Writer(place)
-
-
-class ZarrShards:
-    """Writes shards into a Zarr store on a disk, each under a temporary name of its own and then renamed."""
+class StagedShards:
+    """Writes shards of a Zarr store on a disk under names of their own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata = ZarrReader(path).metadata
         self._specs = payload_specs(self.metadata)
 
-    def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int:
+    def write(self, partition: int, arrays: Mapping[str, NDArray[Any]], staged: str) -> int:
         """Write the shards of a partition, lasting, and return the CRC32C of their bytes, one after the other."""
         crc = 0
+        (self.path / TEMPORARY).mkdir(exist_ok=True)
         for spec in self._specs:
-            name = shard_file(spec, partition)
-            temporary = self.path / TEMPORARY / f"{name.replace('/', '_')}.{uuid.uuid4().hex}"
-            temporary.parent.mkdir(exist_ok=True)
-            crc = write_file(temporary, shard_pieces(spec, arrays[spec.path]), crc=crc)
-            self._rename(temporary, self.path / name)
+            crc = write_file(
+                _staged_file(self.path, spec, partition, staged), shard_pieces(spec, arrays[spec.path]), crc=crc
+            )
         return crc
 
-    def _rename(self, temporary: Path, target: Path) -> None:
-        try:
-            new = _make_folders(self.path, target.parent)
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+
+def place_staged(path: Path, metadata: Metadata, partition: int, staged: str) -> None:
+    """Give the staged shards of a partition the names that they have in the store, lasting."""
+    for spec in payload_specs(metadata):
+        target = path / shard_file(spec, partition)
+        new = _make_folders(path, target.parent)
+        os.replace(_staged_file(path, spec, partition, staged), target)
         for folder in (target.parent, *(made.parent for made in new)):
             fsync_folder(folder)
+
+
+def _staged_file(path: Path, spec: ArraySpec, partition: int, staged: str) -> Path:
+    return path / TEMPORARY / f"{shard_file(spec, partition).replace('/', '_')}.{staged}"
 
 
 def _make_folders(root: Path, folder: Path) -> list[Path]:
@@ -117,20 +119,40 @@ def sees_mark(path: Path | ObjectPath, mark: str) -> bool:
 
 
 class PartitionWriter:
-    """Writes partitions of the store at `path` and returns their commit records; it may be used from many threads."""
+    """Writes partitions of the store at `path` and returns their commit records; it may be used from many threads.
+
+    Nothing is locked, tidied or committed, and any number of writers may write at a time.
+    """
 
     def __init__(self, path: str | os.PathLike[str] | ObjectPath) -> None:
         self.path = place_of(path)
+        self._shards: Shards | None = None
+        self._staged: StagedShards | None = None
         with storing(self.path):
-            self._shards = open_shard_writer(self.path)
-        self.metadata = self._shards.metadata
+            if isinstance(self.path, ObjectPath):
+                from embstore.store.object_shards import ObjectShards
 
-    def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
-        """Write a partition, lasting, and return its record (rows, CRC32C), which is yet to be committed.
+                self._shards = ObjectShards(self.path)
+            elif standing_kind(self.path) == "folder":
+                self._staged = StagedShards(self.path)
+            else:
+                from embstore.store.hdf5_writer import HDF5Writer
+
+                self._shards = HDF5Writer(self.path)
+        shards = self._shards or self._staged
+        assert shards is not None
+        self.metadata = shards.metadata
+
+    def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> Record:
+        """Write a partition, lasting, and return its record, which `StoreWriter.commit` takes.
 
         `arrays` as of `StoreWriter.write`. Raises InvalidValueError for other arrays, StorageError where the disk is
         full.
         """
         rows = check_partition(self.metadata, partition, arrays)
         with storing(self.path):
-            return np.array([rows, self._shards.write(partition, arrays)], np.uint64)
+            if self._shards is not None:
+                return Record(rows, self._shards.write(partition, arrays))
+            assert self._staged is not None
+            staged = uuid.uuid4().hex
+            return Record(rows, self._staged.write(partition, arrays, staged), staged)

@@ -27,6 +27,7 @@ from embstore.store.object_path import ObjectPath, place_of
 from embstore.store.objects import Objects
 from embstore.store.occurrences import rows_of_types
 from embstore.store.partition_check import check_partition
+from embstore.store.shard_writer import Record, place_staged
 
 
 def create_store(
@@ -175,18 +176,19 @@ class StoreWriter:
                 crc = self._backend.write(partition, arrays)
                 self._record(partition, np.array([rows, crc], np.uint64))
 
-    def commit(self, partition: int, record: NDArray[np.uint64]) -> None:
+    def commit(self, partition: int, record: Record) -> None:
         """Commit a partition that a `PartitionWriter`, here or on another machine, has written; it gave `record`.
 
         Raises InvalidValueError for a record that cannot be the partition's, or a committed partition.
         """
-        layout = self.metadata.layout
-        start, stop = layout.span(partition)
-        if int(record[0]) != stop - start or int(record[1]) >= 2**32:
-            raise InvalidValueError(f"{record.tolist()} is no record of partition {partition} of {stop - start} rows")
+        start, stop = self.metadata.layout.span(partition)
+        if record.rows != stop - start or not 0 <= record.crc32c < 2**32:
+            raise InvalidValueError(f"{record} is none of partition {partition}, which has {stop - start} rows")
         with self._mutex, storing(self.path):
             if self._is_missing(partition):
-                self._record(partition, record)
+                if record.staged and isinstance(self.path, Path):
+                    place_staged(self.path, self.metadata, partition, record.staged)
+                self._record(partition, np.array([record.rows, record.crc32c], np.uint64))
 
     def _is_missing(self, partition: int) -> bool:
         """Whether a partition is to be committed; in a bucket another writer may have done so meanwhile."""

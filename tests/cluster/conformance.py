@@ -145,9 +145,3 @@ class AllAtOnceTests:
         assert any("ValueError: 3 is poisoned" in line for line in outcomes[3].failures)
         assert any("the worker was lost" in line for line in outcomes[5].failures)
         assert any("the disk is full" in line for one in outcomes.values() for line in one.failures)
-
-    def test_no_worker_can_begin(self, executor: Executor) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with pytest.raises(ClusterError, match="the model is not here"):
-                list(executor.run(jobs.CannotBegin(), range(4)))

@@ -75,7 +75,7 @@ class OneBrokenWorker:
         def work(piece: int) -> tuple[int, int]:
             if broken:
                 raise StorageError("cannot write: the disk is full")
-            time.sleep(0.05)
+            time.sleep(0.02)
             return piece * piece, os.getpid()
 
         return work

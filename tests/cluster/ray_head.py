@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -16,9 +17,13 @@ OBJECT_STORE_NBYTES = 80 * 2**20
 
 
 class RayHead:
-    """A head with room for three workers; `address` is where executors reach it, also after it is started anew."""
+    """A head with room for three workers; `address` is where executors reach it, also after it is started anew.
 
-    def __init__(self) -> None:
+    `environment`: variables that its workers have beside those of this process.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = environment or {}
         self.port = free_port()
         self.address = ""
         self._folder = Path(tempfile.mkdtemp(prefix="ray"))  # short: the names of its sockets are limited
@@ -39,7 +44,7 @@ class RayHead:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.cluster.ray_head", str(self.port), str(self._folder)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", **self._environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

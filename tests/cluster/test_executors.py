@@ -16,6 +16,7 @@ class TestInProcess(ExecutorTests):
         return InProcess(attempts=ATTEMPTS)
 
 
+@pytest.mark.slow
 class TestOneProcess(WorkerTests):
     @pytest.fixture
     def executor(self) -> Executor:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import embstore as es
 from embstore.cluster.ray import RayExecutor
 from embstore.errors import ClusterError, InvalidValueError, MissingPackageError
 from embstore.executor import Executor
+from embstore.store import StoreWriter
 from tests.cluster import jobs
 from tests.cluster.conformance import ATTEMPTS, AllAtOnceTests
 from tests.cluster.ray_head import RayHead, free_port
+from tests.cluster.test_extraction import made
+from tests.cluster.troubles import Troubled, Troubles, quick_workers
+from tests.extraction.test_pipeline import small_partitions, tree_bytes
+from tests.object_server import Bucket, Proxy, bucket_environment
+
+__all__ = ["quick_workers"]
 
 
 @pytest.fixture(scope="module")
-def head() -> Iterator[RayHead]:
+def head(object_server: tuple[Proxy, Any]) -> Iterator[RayHead]:
+    """A head whose workers find the bucket."""
     pytest.importorskip("ray")
-    with RayHead() as head:
+    with RayHead(bucket_environment(object_server[0])) as head:
         yield head
 
 
@@ -27,6 +37,50 @@ class TestThreeRayWorkers(AllAtOnceTests):
     @pytest.fixture
     def executor(self, head: RayHead) -> Executor:
         return RayExecutor(head.address, workers=3, attempts=ATTEMPTS)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
+def test_one_worker_writes_the_same_bytes_into_a_bucket(
+    head: RayHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Bucket
+) -> None:
+    small_partitions(monkeypatch)
+    es.extract(made(), tmp_path / "plain.zarr")
+    executor = RayExecutor(head.address, workers=1)
+    es.extract(made(), f"{bucket.url}/s.zarr", executor=Troubled(executor, Troubles(tmp_path)))  # type: ignore[arg-type]
+    keys = bucket.keys()
+    assert {key.removeprefix("s.zarr/"): bucket.get(key) for key in keys} == tree_bytes(tmp_path / "plain.zarr")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
+def test_a_head_that_is_stopped_and_started_again(
+    head: RayHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_partitions(monkeypatch)
+    es.extract(made(), tmp_path / "plain.zarr")
+    stopped = False
+
+    def stop(state: es.Progress) -> None:
+        nonlocal stopped
+        if not stopped:
+            head.stop()
+            stopped = True
+
+    executor = RayExecutor(head.address, workers=3)
+    slowly = Troubled(executor, Troubles(tmp_path, seconds=1.0))
+    with pytest.raises(
+        ClusterError, match=r"is gone, its head was stopped .* the same command again goes on"
+    ) as raised:
+        es.extract(made(), tmp_path / "s.zarr", executor=slowly, progress=stop)  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+    with StoreWriter(tmp_path / "s.zarr") as writer:
+        assert 0 < len(writer.missing()) < writer.metadata.layout.partitions
+    with pytest.raises(ClusterError, match="no Ray cluster answers"):
+        es.extract(made(), tmp_path / "s.zarr", executor=executor)
+    head.start()
+    es.extract(made(), tmp_path / "s.zarr", executor=Troubled(executor, Troubles(tmp_path)))  # type: ignore[arg-type]
+    assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
 
 
 def test_an_address_of_no_cluster_is_refused_at_once() -> None:
