@@ -89,17 +89,22 @@ class SplitPlan:
             sum(most),
             sum(entries),
             _most(np.diff(self.first_target), sentences),
+            len(self.rows),
         )
 
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """Sizes of a batch: its rows, its distinct spans and their entries (of both kinds), its targets."""
+    """Sizes of a batch: its rows, its distinct spans and their entries (of both kinds), its targets.
+
+    `all_rows`: the rows of all batches.
+    """
 
     rows: int
     spans: int
     entries: int
     targets: int
+    all_rows: int
 
     def __or__(self, other: LargestBatch) -> LargestBatch:
         """The larger of each."""
@@ -108,6 +113,7 @@ class LargestBatch:
             max(self.spans, other.spans),
             max(self.entries, other.entries),
             max(self.targets, other.targets),
+            max(self.all_rows, other.all_rows),
         )
 
 

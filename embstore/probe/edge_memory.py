@@ -35,11 +35,12 @@ class EdgeMemory:
     @classmethod
     def of(cls, shape: EdgeShape, probes: int, largest: LargestBatch, store: Store) -> EdgeMemory:
         """For probes of a shape, whose largest batch is of that size."""
-        vectors = shape.layers * largest.rows * shape.width
+        row_nbytes = shape.layers * shape.width * store.vector_dtype.itemsize
+        room = max(largest.rows * row_nbytes, min(largest.all_rows * row_nbytes, GROUP_NBYTES))
         parameters = sum(prod(size) for size in shape.tensor_shapes().values())
         activations = _activations(shape, largest)
         return cls(
-            max(vectors * store.vector_dtype.itemsize, GROUP_NBYTES) * (READ_AHEAD + 1),
+            room * (READ_AHEAD + 1),
             FLOAT * HELD * probes * parameters,
             int(MARGIN * FLOAT * (TRAINED * parameters + activations)),
             int(MARGIN * FLOAT * activations),

@@ -100,7 +100,7 @@ class Stream:
         return MEMORY if self.memory is None else self.memory
 
     def _memory(self, shape: EdgeShape, probes: int, splits: Sequence[EdgeSplit | None]) -> EdgeMemory:
-        largest = LargestBatch(0, 0, 0, 0)
+        largest = LargestBatch(0, 0, 0, 0, 0)
         for split in filter(None, splits):
             largest |= SplitPlan.of(split).largest(self.batch_size)
         return EdgeMemory.of(shape, probes, largest, self.store)

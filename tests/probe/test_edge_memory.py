@@ -113,7 +113,7 @@ def test_memory_that_one_probe_does_not_fit_is_one_line(tmp_path: Path) -> None:
     bank = EdgeBank.initial(shape, cumulative(5), np.zeros(5, np.int64), device=CPU)
     need = needs(made.store, shape, task, 4, 5)
     stream = Stream(made.store, range(5), 4, CPU, need.rooms + need.held + need.training - 1)
-    with pytest.raises(InvalidValueError, match=r"memory [\d.]+ MB is not enough: one probe takes [\d.]+ MB") as told:
+    with pytest.raises(InvalidValueError, match=r"memory [\d.]+ kB is not enough: one probe takes [\d.]+ kB") as told:
         train_edges(bank, stream, task.splits["train"], task.splits["dev"], training=EdgeTraining())
     assert "\n" not in str(told.value)
     with pytest.raises(InvalidValueError, match=re.escape("memory 0 is not allowed")):
