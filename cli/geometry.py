@@ -12,6 +12,7 @@ from embstore.errors import InvalidValueError
 from embstore_cli.help import Command
 from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
 from embstore_cli.progress import progress_bar
+from embstore_cli.query_workers import QueryCluster, QueryWorkers, query_executor
 from embstore_cli.sizes import nbytes_of
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def geometry_command(
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory to work in, such as 500MB; with less, more passes.")
     ] = "1GiB",
+    cluster: QueryCluster = None,
+    workers: QueryWorkers = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the paper's figures to FILE.{png,svg,pdf}.")
     ] = None,
@@ -96,6 +99,7 @@ def geometry_command(
         "precision": precision,
         "device": device,
         "memory": nbytes_of(memory, option="--memory"),
+        "executor": query_executor(cluster, workers),
     }
     tables = {name: _measured(path, layers, options) for name, path in zip(names, stores, strict=True)}
     summaries = {name: es.summarize_geometry(table, resamples=resamples, seed=seed) for name, table in tables.items()}

@@ -12,6 +12,7 @@ from embstore.errors import InvalidValueError
 from embstore_cli.help import Command
 from embstore_cli.output import AsJson, print_json
 from embstore_cli.progress import progress_bar
+from embstore_cli.query_workers import QueryCluster, QueryWorkers, query_executor
 from embstore_cli.sizes import nbytes_of
 from embstore_cli.store import StorePath
 
@@ -61,6 +62,8 @@ def static(
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory to work in, beside the result, such as 500MB or 2GiB.")
     ] = "1GiB",
+    cluster: QueryCluster = None,
+    workers: QueryWorkers = None,
     as_json: AsJson = False,
 ) -> None:
     """Make static vectors: one a word, of one layer.
@@ -73,6 +76,7 @@ def static(
     made |= {"scale": scale} if method == "pc1" else {"components": components} if method == "abtt" else {}
     from embstore.query.static import static_vectors
 
+    executor = query_executor(cluster, workers)
     opened = es.open(store)
     with progress_bar("static", total=None, unit="occurrences") as advance:
         vectors = static_vectors(
@@ -85,6 +89,7 @@ def static(
             device=device,
             precision=precision,
             memory=nbytes_of(memory, option="--memory"),
+            executor=executor,
             progress=advance,
         )
     _write(vectors, out, form, source=opened, layer=layer, made=made)

@@ -27,7 +27,8 @@ from embstore.query.parts import LayerParts, part_edges
 from embstore.query.scan import Batch, Scope, reduce
 from embstore.query.spread import QueryJob, Waiting
 from embstore.query.static import static_vectors
-from embstore.store import Selection, Store
+from embstore.store import Selection, Store, open_store
+from tests.object_server import Bucket
 from tests.query.executors import Failing, Losing, Scattered
 from tests.query.word_store import awkward_words, write_words
 
@@ -259,3 +260,13 @@ def test_another_store_at_the_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ClusterError) as caught:
         pickle.loads(sent).begin()
     one_line(caught, "store.zarr is another store on the worker")
+
+
+@pytest.mark.slow
+def test_a_store_in_a_bucket_is_the_same(small: Store, bucket: Bucket) -> None:
+    assert isinstance(small.path, Path)
+    far = open_store(bucket.upload(small.path, "small.zarr"))
+    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1, "block_rows": 9, "memory": 10_000}
+    require_same(geometry(far, executor=Scattered(4), **asked), geometry(small, **asked))
+    near, found = static_vectors(small, layer=2), static_vectors(far, layer=2, executor=Scattered(4))
+    np.testing.assert_array_equal(found.vectors, near.vectors)
