@@ -101,6 +101,17 @@ class Halving(Generic[T]):
                     continue
                 yield self._alone(one, run)
 
+    @contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """Say nothing of what does not fit, and forget it: a model may make too much of one kind of batch alone."""
+        before = self.most
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SmallerBatchesWarning)
+            try:
+                yield
+            finally:
+                self.most = before
+
     def _try(self, batch: Batch, run: Callable[[Batch], T]) -> tuple[T | None, bool]:
         """Run a batch; what it held is let go before this returns, since the error keeps it alive."""
         try:

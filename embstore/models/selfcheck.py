@@ -72,16 +72,19 @@ class _Trial:
     def run(self, batchings: Sequence[Batching]) -> dict[str, float]:
         """Return the relative difference of each batching tried, the last one tried being within bounds or none."""
         found: dict[str, float] = {}
+        short: DeviceMemoryError | None = None
         for batching in batchings:
             self.encoder.use_batching(batching)
             try:
-                found[batching] = self._apart()
-            except DeviceMemoryError:
-                raise
-            except Exception:  # the model cannot take such a batch at all
+                with self.encoder.halving.on_trial():
+                    found[batching] = self._apart()
+            except Exception as error:  # the model cannot take such a batch at all, or makes too much of it
                 found[batching] = float("inf")
+                short = error if isinstance(error, DeviceMemoryError) else short
             if found[batching] <= TOLERANCE[self.encoder.compute_dtype]:
                 break
+        if short is not None and min(found.values()) == float("inf"):
+            raise short
         return found
 
     def _apart(self) -> float:

@@ -59,7 +59,7 @@ class TransformerEncoder:
         self.row_capacity = ROW_CAPACITY.get(device.type, 128)
         self._batching: Batching = "padded"
         self._times = StageTimes()
-        self._halving: Halving[Passed] = Halving(device)
+        self.halving: Halving[Passed] = Halving(device)
         self._copies = HostCopies(device)
         embeddings: int = self.model.get_input_embeddings().num_embeddings
         self._tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=embeddings)
@@ -338,7 +338,7 @@ class TransformerEncoder:
             room = max(1, batch.positions // 2)
             return halves(batch, lengths, how=how, batch_subwords=room, row_capacity=self.row_capacity)
 
-        passes = self._halving.run(batches, run, split)
+        passes = self.halving.run(batches, run, split)
         return collected(passes, clock, self._times, ahead=_AHEAD if self.device.type == "cuda" else 0)
 
     @torch.inference_mode()

@@ -146,6 +146,24 @@ def test_errors_that_mean_a_lack_of_memory(error, means):
     assert means_out_of_memory(error) == means
 
 
+def test_a_batching_that_takes_too_much_is_passed_over(encoder):
+    forward = encoder.model.forward
+
+    def of_rows(**inputs):
+        if inputs["attention_mask"].dim() == 4:
+            raise RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 140737488355328 bytes"
+            )
+        return forward(**inputs)
+
+    encoder.model.forward = of_rows
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
+    assert encoder.batching == "padded"
+    assert encoder.halving.most is None
+
+
 def test_a_self_check_without_memory_is_one_line(encoder):
     Card(encoder, 0)
     with pytest.raises(DeviceMemoryError, match=r"the self-check of .* does not fit into the memory of cpu"):
