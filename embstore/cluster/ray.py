@@ -137,6 +137,7 @@ class _Bridge:
     def __init__(self, settings: Settings, job: bytes) -> None:
         self._settings = settings
         self._job = job
+        self._connected = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._pipe: Connection[Any, Any]
         self._pipe, theirs = Pipe()
@@ -170,6 +171,7 @@ class _Bridge:
         kind, found = self._receive()
         if kind == "refused":
             raise ClusterError(str(found))
+        self._connected = True
         return int(found)
 
     def hire(self, worker: int) -> None:
@@ -195,7 +197,7 @@ class _Bridge:
         """End the bridge, and with it the workers and what it has started."""
         self._pipe.close()
         try:
-            self._process.wait(CLOSE_SECONDS)
+            self._process.wait(CLOSE_SECONDS if self._connected else 0.1)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
