@@ -95,7 +95,7 @@ def model_folder(folder: Path, words: list[str], *, width: int) -> Path:
     return save_model(folder / "model", words, **shape, intermediate_size=64)
 
 
-def lay_out_whole(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
+def lay_out_whole(arguments: argparse.Namespace, store: Path, *, plan_alone: bool = False) -> dict[str, Any]:
     """Plan a stream of sentences and lay its store out, all columns written; then read some partitions' text."""
     from made_models import made_words
 
@@ -110,8 +110,9 @@ def lay_out_whole(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
     began = time.perf_counter()
     made = es.plan(corpus, model=encoder, calibrate=False)
     began = watch.phase("plan", began, making_the_text=corpus.seconds)
-    create_store(store, metadata=made.metadata, index=made.index)
-    began = watch.phase("lay out", began)
+    if not plan_alone:
+        create_store(store, metadata=made.metadata, index=made.index)
+        began = watch.phase("lay out", began)
     chosen = np.linspace(0, made.layout.partitions - 1, PASSAGE_PARTITIONS).astype(int).tolist()
     reader, subwords = made.reader(), 0
     for partition in chosen:
@@ -245,7 +246,13 @@ def opened(store: Path) -> int:
     return int(found.layout.partitions)
 
 
-STEPS = {"whole": lay_out_whole, "bare": lay_out_bare, "fill": fill_and_die, "resume": resume}
+STEPS = {
+    "plan": partial(lay_out_whole, plan_alone=True),
+    "whole": lay_out_whole,
+    "bare": lay_out_bare,
+    "fill": fill_and_die,
+    "resume": resume,
+}
 
 
 def child(arguments: argparse.Namespace) -> None:
@@ -289,11 +296,12 @@ def nbytes_of(store: Path) -> tuple[int, int]:
 def measured(rows: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     store = folder / f"{rows}.zarr"
     whole = rows <= arguments.columns_to
+    planned = {} if whole or rows > arguments.plan_to else stepped("plan", rows, arguments, store)["phases"]
     laid_out = stepped("whole" if whole else "bare", rows, arguments, store)
     nbytes, on_disk = nbytes_of(store)
     filled, resumed = (stepped(step, rows, arguments, store) for step in ("fill", "resume"))
     shutil.rmtree(store)
-    phases = {**laid_out["phases"], **filled["phases"], **resumed["phases"]}
+    phases = {**laid_out["phases"], **planned, **filled["phases"], **resumed["phases"]}
     return {
         "occurrences": rows,
         "columns_written": whole,
@@ -347,7 +355,8 @@ def targets_of(runs: list[dict[str, Any]]) -> list[Target]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--occurrences", type=_number, nargs="+", default=[10**7, 10**8, 10**9])
-    parser.add_argument("--columns-to", type=_number, default=10**8, help="above so many, columns of holes and no plan")
+    parser.add_argument("--columns-to", type=_number, default=10**8, help="above so many, columns of holes")
+    parser.add_argument("--plan-to", type=_number, default=10**8, help="above so many, no plan: it takes 24 bytes each")
     parser.add_argument("--types", type=_number, default=10**6, help="distinct words that are drawn from")
     parser.add_argument("--width", type=int, default=768, help="features of a vector; there are 13 layers")
     parser.add_argument("--seed", type=int, default=0)
@@ -374,7 +383,9 @@ def main() -> None:
         runs = [measured(rows, arguments, Path(folder)) for rows in sorted(arguments.occurrences)]
     targets = targets_of(runs)
     show(runs, targets)
-    settings = {name: getattr(arguments, name) for name in ("occurrences", "columns_to", "types", "width", "seed")}
+    settings = {
+        name: getattr(arguments, name) for name in ("occurrences", "columns_to", "plan_to", "types", "width", "seed")
+    }
     write_json(
         arguments.out,
         {"benchmark": "scale", "machine": described, "settings": settings, "runs": runs,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embstore import plot as plot
+    from embstore.cluster.processes import Processes as Processes
+    from embstore.cluster.ray import RayExecutor as RayExecutor
     from embstore.corpus import Keep as Keep
     from embstore.corpus import Sentence as Sentence
     from embstore.corpus import open_corpus as open_corpus
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from embstore.errors import EmbstoreError as EmbstoreError
     from embstore.evaluation import evaluate as evaluate
     from embstore.evaluation import table1 as table1
+    from embstore.executor import Executor as Executor
+    from embstore.executor import InProcess as InProcess
     from embstore.extraction.bench import bench_extract as bench_extract
     from embstore.extraction.pipeline import Progress as Progress
     from embstore.extraction.pipeline import Timings as Timings
@@ -73,6 +77,7 @@ if TYPE_CHECKING:
     from embstore.query.torch_dataset import TorchDataset as TorchDataset
     from embstore.query.words import distinct_contexts as distinct_contexts
     from embstore.query.words import eligible_types as eligible_types
+    from embstore.recipes.tenney2019 import tenney2019 as tenney2019
     from embstore.recipes.zhao2020 import zhao2020 as zhao2020
     from embstore.store import Selection as Selection
     from embstore.store import Store as Store
@@ -94,6 +99,10 @@ _HOME = {
     "open_corpus": ("embstore.corpus", "open_corpus"),
     "Keep": ("embstore.corpus", "Keep"),
     "EmbstoreError": ("embstore.errors", "EmbstoreError"),
+    "Executor": ("embstore.executor", "Executor"),
+    "InProcess": ("embstore.executor", "InProcess"),
+    "Processes": ("embstore.cluster.processes", "Processes"),
+    "RayExecutor": ("embstore.cluster.ray", "RayExecutor"),
     "evaluate": ("embstore.evaluation", "evaluate"),
     "table1": ("embstore.evaluation", "table1"),
     "bench_extract": ("embstore.extraction.bench", "bench_extract"),
@@ -136,6 +145,7 @@ _HOME = {
     "cosine_neighbors": ("embstore.query.senses", "cosine_neighbors"),
     "label_agreement": ("embstore.query.senses", "label_agreement"),
     "labelled_occurrences": ("embstore.query.senses", "labelled_occurrences"),
+    "tenney2019": ("embstore.recipes.tenney2019", "tenney2019"),
     "zhao2020": ("embstore.recipes.zhao2020", "zhao2020"),
     "ProbeResult": ("embstore.probe.classes", "ProbeResult"),
     "apply_probes": ("embstore.probe.classes", "apply_probes"),

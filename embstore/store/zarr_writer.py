@@ -125,14 +125,16 @@ class ZarrWriter:
         """Nothing is held open."""
 
     def _unfold(self) -> None:
-        """Give each partition its record's file again; none is valid before the one rename, so none is placed alone."""
+        """Give each partition its file of a record again: all in one rename, none valid before the next."""
         if not self._is_folded():
             return
-        records = self.commits()
+        records, made = self.commits(), self._temporary / "c"
         for partition in np.flatnonzero(records[:, 0] != NOT_WRITTEN).tolist():
-            _write_new(self.path / commit_file(partition), [records[partition]])
-        if (self.path / COMMITS_FOLDER).is_dir():
-            fsync_tree(self.path / COMMITS_FOLDER)
+            _write_new(made / Path(commit_file(partition)).relative_to(COMMITS_FOLDER), [records[partition]])
+        if made.is_dir():
+            fsync_tree(made)
+            remove(self.path / COMMITS_FOLDER)
+            os.rename(made, self.path / COMMITS_FOLDER)
             fsync_folder(self.path / "commits")
         self._place(f"commits/{NODE}", [commits_node(self.partitions, folded=False)])
         self._clean()
