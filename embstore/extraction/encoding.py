@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,15 +13,8 @@ from embstore.extraction.partition import Passage
 from embstore.models.encoder import Encoder, Pooled
 
 
-def encode_passage(
-    encoder: Encoder,
-    passage: Passage,
-    *,
-    layers: Sequence[int],
-    options: Options,
-    take: Callable[[Pooled], None],
-) -> None:
-    """Run the encoder over a passage and give `take` all vectors; raises StoreDamagedError where one is not there."""
+def iter_encoded(encoder: Encoder, passage: Passage, *, layers: Sequence[int], options: Options) -> Iterator[Pooled]:
+    """Run the encoder over a passage and yield all its vectors; raises StoreDamagedError where one is not there."""
     seen = np.zeros(len(passage.spans.sentence), bool)  # a buffer is used again: what is not filled is another's
     for pooled in encoder.encode(
         passage.tokenized,
@@ -32,8 +25,8 @@ def encode_passage(
         **options.encoding,
         **leaving_as(encoder, options.dtype),
     ):
-        take(pooled)
         seen[pooled.rows] = True
+        yield pooled
     if not seen.all():
         raise StoreDamagedError(
             f"the model returned {seen.sum()} of {len(seen)} vectors from row {passage.first_row} on: "

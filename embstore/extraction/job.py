@@ -19,13 +19,13 @@ from embstore.allocator import freed_memory_kept
 from embstore.errors import ClusterError, StoreNotFoundError, WorkerWarning
 from embstore.extraction.cast import Cast
 from embstore.extraction.encoder_recipe import EncoderRecipe
-from embstore.extraction.encoding import encode_passage
+from embstore.extraction.encoding import iter_encoded
 from embstore.extraction.options import Options
 from embstore.extraction.partition import Passage
 from embstore.extraction.piece import Piece
 from embstore.extraction.prefetch import prefetched
 from embstore.extraction.versions import software
-from embstore.models.encoder import Encoder, Pooled
+from embstore.models.encoder import Encoder
 from embstore.store import Layout
 from embstore.store.object_path import ObjectPath
 from embstore.store.shard_writer import PartitionWriter, Record, sees_mark
@@ -153,13 +153,10 @@ class _Worker:
 
     def _encode_passage(self, piece: Piece, passage: Passage, buffer: Mapping[str, torch.Tensor]) -> None:
         offset = passage.first_row - piece.rows[0]
-
-        def take(pooled: Pooled) -> None:
+        for pooled in iter_encoded(self._encoder, passage, layers=self._job.layout.layers, options=self._job.options):
             self._cast.check(pooled, passage)
             sources, rows = passage.rows_of(self._context, pooled.rows)
             self._cast.into(buffer, pooled.vectors, rows + offset, sources)
-
-        encode_passage(self._encoder, passage, layers=self._job.layout.layers, options=self._job.options, take=take)
 
 
 def one_at_a_time(items: Iterator[T], lock: Lock) -> Iterator[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from embstore.executor import Executor
 from embstore.extraction.cast import Cast
 from embstore.extraction.center import center_of
 from embstore.extraction.distribution import distribute
-from embstore.extraction.encoding import encode_passage
+from embstore.extraction.encoding import iter_encoded
 from embstore.extraction.estimate import buffers_of
 from embstore.extraction.job import Written
 from embstore.extraction.partition import Passage
@@ -267,6 +267,9 @@ def _distributed(
 
 
 _Buffer = dict[str, torch.Tensor]
+_Encoded = tuple[
+    int, Passage, Pooled | None, bool
+]  # the vectors of a partition's passage; or its end, and whether its last
 
 
 class _Extraction:
@@ -301,13 +304,18 @@ class _Extraction:
             freed_memory_kept(),
             ThreadPoolExecutor(1, "embstore-write") as disk,
             closing(prefetched(self._passages())) as passages,
+            closing(self._ahead(self._encoded(passages))) as encoded,
         ):
             turn = 0
-            for partition, passage, last in self._timed(passages):
+            for partition, passage, pooled, last in encoded:
                 if len(pending) == turns:
                     self._wait(pending.pop(0))
                 filled = buffers[turn % turns]
-                self._encode(partition, passage, filled)
+                if pooled is not None:
+                    self._take(partition, passage, pooled, filled)
+                    continue
+                self._timings.subwords += len(passage.tokenized.ids)
+                self._tell()
                 if last:
                     pending.append(disk.submit(self._write, partition, filled))
                     turn += 1
@@ -343,26 +351,31 @@ class _Extraction:
         future.result()
         self._timings.waited_for_disk += time.perf_counter() - start
 
-    def _encode(self, partition: int, passage: Passage, buffers: Sequence[_Buffer]) -> None:
-        """Run the encoder over a passage and cast its vectors into the partition's buffers."""
+    def _encoded(self, passages: Iterator[tuple[int, Passage, bool]]) -> Generator[_Encoded]:
+        """What the encoder makes of the passages, and where each ends."""
+        for partition, passage, last in self._timed(passages):
+            for pooled in iter_encoded(self._encoder, passage, layers=self._layout.layers, options=self._plan.options):
+                yield partition, passage, pooled, False
+            yield partition, passage, None, last
+
+    def _ahead(self, encoded: Generator[_Encoded]) -> Generator[_Encoded]:
+        """Let a card go on with the next passage, in a thread of its own, while vectors are cast and written here."""
+        return prefetched(encoded) if getattr(self._encoder, "casts", False) else encoded
+
+    def _take(self, partition: int, passage: Passage, pooled: Pooled, buffers: Sequence[_Buffer]) -> None:
+        """Cast some vectors of a passage into the partition's buffers."""
+        start = time.perf_counter()
+        offset = passage.first_row - self._layout.span(partition)[0]
         writing = [
             (target, buffer) for target, buffer in zip(self._targets, buffers, strict=True) if target.lacks(partition)
         ]
-        offset = passage.first_row - self._layout.span(partition)[0]
-
-        def take(pooled: Pooled) -> None:
-            start = time.perf_counter()
-            writing[0][0].cast.check(pooled, passage)
-            for target, buffer in writing:
-                sources, rows = passage.rows_of(target.context, pooled.rows)
-                target.cast.into(buffer, pooled.vectors, rows + offset, sources)
-                self._done += len(rows)
-                self._timings.rows += len(rows)
-            self._timings.cast += time.perf_counter() - start
-            self._tell()
-
-        encode_passage(self._encoder, passage, layers=self._layout.layers, options=self._plan.options, take=take)
-        self._timings.subwords += len(passage.tokenized.ids)
+        writing[0][0].cast.check(pooled, passage)
+        for target, buffer in writing:
+            sources, rows = passage.rows_of(target.context, pooled.rows)
+            target.cast.into(buffer, pooled.vectors, rows + offset, sources)
+            self._done += len(rows)
+            self._timings.rows += len(rows)
+        self._timings.cast += time.perf_counter() - start
         self._tell()
 
     def _tell(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import torch
 
 import embstore as es
 from embstore.errors import NonFiniteError
-from embstore.extraction.cast import leaving_as
+from embstore.extraction.cast import Cast, leaving_as
 from embstore.models import load_encoder
 from embstore.models.transformer import TransformerEncoder
 from tests.extraction.fake import FakeEncoder
+from tests.extraction.test_pipeline import small_partitions
 from tests.models.tiny import SENTENCES, save
 
 
@@ -130,3 +132,32 @@ def test_only_a_card_is_told(folder: Path, on_a_card: None) -> None:
     assert leaving_as(encoder, "float16") == {"dtype": torch.float16}
     assert leaving_as(encoder, "int8") == {"dtype": torch.float32}
     assert leaving_as(FakeEncoder(), "float16") == {}
+
+
+def test_a_card_goes_on_with_the_next_partition_while_vectors_are_cast(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_card: None
+) -> None:
+    small_partitions(monkeypatch)
+    encoder = load_encoder(folder)
+    plan = es.plan(SENTENCES * 150, model=encoder, calibrate=False)
+    assert plan.layout.partitions > 2
+    begun = threading.Semaphore(0)
+    run, into = encoder.encode, Cast.into
+    waited: list[bool] = []
+
+    def encode(*args, **options):  # type: ignore[no-untyped-def]
+        begun.release()
+        return run(*args, **options)
+
+    def wait_for_two(*args, **options):  # type: ignore[no-untyped-def]
+        if not waited:
+            waited.append(begun.acquire(timeout=20) and begun.acquire(timeout=20))
+        return into(*args, **options)
+
+    monkeypatch.setattr(encoder, "encode", encode)
+    monkeypatch.setattr(Cast, "into", wait_for_two)
+    store = es.extract(plan, tmp_path / "s.zarr")
+    assert waited == [True]
+    monkeypatch.setattr(TransformerEncoder, "casts", False)
+    plain = es.extract(plan, tmp_path / "plain.zarr")
+    assert store.digest == plain.digest
