@@ -41,13 +41,16 @@ class TestThreeRayWorkers(AllAtOnceTests):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_workers")
-def test_one_worker_writes_the_same_bytes_into_a_bucket(
-    head: RayHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Bucket
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_write_the_same_bytes_on_a_disk_and_into_a_bucket(
+    head: RayHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Bucket, workers: int
 ) -> None:
     small_partitions(monkeypatch)
     es.extract(made(), tmp_path / "plain.zarr")
-    executor = RayExecutor(head.address, workers=1)
-    es.extract(made(), f"{bucket.url}/s.zarr", executor=Troubled(executor, Troubles(tmp_path)))  # type: ignore[arg-type]
+    executor: Any = Troubled(RayExecutor(head.address, workers=workers), Troubles(tmp_path))
+    es.extract(made(), tmp_path / "s.zarr", executor=executor)
+    assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
+    es.extract(made(), f"{bucket.url}/s.zarr", executor=executor)
     keys = bucket.keys()
     assert {key.removeprefix("s.zarr/"): bucket.get(key) for key in keys} == tree_bytes(tmp_path / "plain.zarr")
 
