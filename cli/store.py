@@ -170,7 +170,7 @@ def export(
     dtype: Annotated[str | None, typer.Option(help="float32, float16, bfloat16 or int8; as stored by default.")] = None,
     check: Annotated[bool, typer.Option(help="Hold what is read against its checksums first.")] = True,
 ) -> None:
-    """Copy a store, whole or in part, between Zarr and HDF5, disks and buckets.
+    """Copy a store or a part of it: Zarr or HDF5, disk or bucket.
 
     What is not converted is copied bit for bit. The same command goes on where an interrupted one ended.
     """
