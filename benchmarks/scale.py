@@ -356,7 +356,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--occurrences", type=_number, nargs="+", default=[10**7, 10**8, 10**9])
     parser.add_argument("--columns-to", type=_number, default=10**8, help="above so many, columns of holes")
-    parser.add_argument("--plan-to", type=_number, default=10**8, help="above so many, no plan: it takes 24 bytes each")
+    parser.add_argument("--plan-to", type=_number, default=0, help="so many are planned even so: 24 bytes each")
     parser.add_argument("--types", type=_number, default=10**6, help="distinct words that are drawn from")
     parser.add_argument("--width", type=int, default=768, help="features of a vector; there are 13 layers")
     parser.add_argument("--seed", type=int, default=0)

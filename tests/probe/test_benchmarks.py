@@ -26,9 +26,9 @@ def ran(script: str, *arguments: object, out: Path) -> dict[str, object]:
 
 @pytest.mark.slow
 def test_bank_on_a_card_runs_on_a_processor(tmp_path: Path) -> None:
-    sizes = {"layers": 2, "classes": 3, "width": 8, "hidden": 4, "batch": 16, "steps": 2, "looped": 2, "square": 64}
+    sizes = {"layers": 2, "classes": 3, "width": 8, "hidden": 4, "batch": 16, "steps": 60, "looped": 2, "square": 64}
     options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
-    held = ran("gpu/bank.py", "--device", "cpu", "--repeats", 1, *options, out=tmp_path / "out.json")
+    held = ran("gpu/bank.py", "--device", "cpu", "--repeats", 3, *options, out=tmp_path / "out.json")
     assert [(each["kind"], each["probes"]) for each in held["found"]] == [("linear", 6), ("mlp", 6)]  # type: ignore[attr-defined]
     assert all(each["loop_over_bank"] > 0 for each in held["found"])  # type: ignore[attr-defined]
 
@@ -54,4 +54,4 @@ def test_edge_probes_beside_one_after_another(tmp_path: Path) -> None:
     found = held["colours"]["1 threads"]  # type: ignore[index]
     assert set(found["times"]) == {"together", "one by one", "by hand", "stream", "gather"}
     assert all(each["median_s"] > 0 for each in found["times"].values())
-    assert len(held["targets"]) == 3  # type: ignore[arg-type]
+    assert len(held["targets"]) == 6  # type: ignore[arg-type]
