@@ -22,7 +22,7 @@ from embstore.probe.training import VERIFY
 from embstore.store import Store
 
 READ_AHEAD = 2
-GROUP_NBYTES = 2**21  # small batches are read and handed over so much at a time: a hand-over takes as long as a gather
+GROUP_NBYTES = 2**22  # small batches are read and handed over so much at a time: a hand-over takes as long as a gather
 _EXPONENTS = {
     2: (0x7C00, 0x0400, 0x8000),
     4: (0x7F800000, 0x00800000, 0x80000000),
