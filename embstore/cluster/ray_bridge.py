@@ -78,7 +78,7 @@ class Bridge:
             scheduling_strategy="SPREAD",
         )
         self._actors: dict[int, Any] = {}
-        self.todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._head = _head(settings)
 
     def hire(self, worker: int) -> None:
@@ -121,7 +121,7 @@ class Bridge:
                 self._lost(worker, error)
 
         # the thread that ends a future is Ray's own, in which nothing may be asked of Ray
-        reference.future().add_done_callback(lambda future: self.todo.put(lambda: arrived(future)))
+        reference.future().add_done_callback(lambda future: self.calls.put(lambda: arrived(future)))
 
     def listen(self) -> None:
         """Note down what the pipe asks for, until its other end is closed."""
@@ -130,14 +130,14 @@ class Bridge:
             try:
                 kind, *arguments = self._pipe.recv()
             except (EOFError, OSError):
-                self.todo.put(None)
+                self.calls.put(None)
                 return
-            self.todo.put(partial(asked[kind], *arguments))
+            self.calls.put(partial(asked[kind], *arguments))
 
     def serve(self) -> None:
         """Do what is asked for and hand on what arrives, in this one thread."""
         Thread(target=self.listen, daemon=True).start()
-        while (work := self.todo.get()) is not None:
+        while (work := self.calls.get()) is not None:
             work()
 
     def _lost(self, worker: int, error: BaseException) -> None:

@@ -26,7 +26,7 @@ from embstore.store.object_path import ObjectPath, place_of
 from embstore.store.partition_check import check_partition
 from embstore.store.zarr_format import TEMPORARY, shard_file
 from embstore.store.zarr_reader import ZarrReader
-from embstore.store.zarr_writer import shard_pieces
+from embstore.store.zarr_writer import make_folders, shard_pieces
 
 MARK_SECONDS = 5.0  # how long a network disk may take to show what another machine has written
 
@@ -71,23 +71,13 @@ def place_staged(path: Path, metadata: Metadata, partition: int, staged: str) ->
     """Give the staged shards of a partition the names that they have in the store, lasting."""
     for spec in payload_specs(metadata):
         target = path / shard_file(spec, partition)
-        new = _make_folders(path, target.parent)
+        make_folders(path, target.parent)
         os.replace(_staged_file(path, spec, partition, staged), target)
-        for folder in (target.parent, *(made.parent for made in new)):
-            fsync_folder(folder)
+        fsync_folder(target.parent)
 
 
 def _staged_file(path: Path, spec: ArraySpec, partition: int, staged: str) -> Path:
     return path / TEMPORARY / f"{shard_file(spec, partition).replace('/', '_')}.{staged}"
-
-
-def _make_folders(root: Path, folder: Path) -> list[Path]:
-    """Make a folder below `root`, which is not made; returns those that were not there."""
-    if folder == root or folder.is_dir():
-        return []
-    new = _make_folders(root, folder.parent)
-    folder.mkdir(exist_ok=True)
-    return [*new, folder]
 
 
 def place_mark(path: Path | ObjectPath) -> str:

@@ -92,7 +92,7 @@ class ZarrWriter:
         """Take over the shard files of another store, by array; they are not written again where links allow."""
         for spec in self._specs:
             target = self.path / shard_file(spec, partition)
-            _make_folders(self.path, target.parent)
+            make_folders(self.path, target.parent)
             try:
                 os.link(shards[spec.path], target)
             except OSError:
@@ -154,17 +154,17 @@ class ZarrWriter:
         temporary = self._temporary / name.replace("/", "_")
         crc = write_file(temporary, pieces, crc=crc)
         target = self.path / name
-        _make_folders(self.path, target.parent)
+        make_folders(self.path, target.parent)
         os.replace(temporary, target)
         fsync_folder(target.parent)
         return crc
 
 
-def _make_folders(root: Path, folder: Path) -> None:
+def make_folders(root: Path, folder: Path) -> None:
     """Make a folder below `root` whose name lasts."""
     if folder == root or folder.is_dir():
         return
-    _make_folders(root, folder.parent)
+    make_folders(root, folder.parent)
     folder.mkdir(exist_ok=True)
     fsync_folder(folder.parent)
 
