@@ -19,12 +19,12 @@ from measure import Target, interleaved, machine, peak_nbytes, table, targets_ta
 from numpy.typing import NDArray
 
 import embstore as es
-from embstore.corpus.pse import read_word_classes
-from embstore.probe.bank import Output, Shape
-from embstore.probe.examples import HeldExamples
-from embstore.probe.splits import split_words
-from embstore.probe.tasks import Source
-from embstore.probe.training import LabelledExamples, Training, train_bank
+from embstore.corpus.formats.pse import read_word_classes
+from embstore.probes.classes.bank import Output, Shape
+from embstore.probes.classes.examples import HeldExamples
+from embstore.probes.classes.tasks import Source
+from embstore.probes.splits import split_words
+from embstore.probes.training import LabelledExamples, Training, train_bank
 
 LOOP_BUDGET = 20.0  # seconds after which a loop has run often enough
 SQUARE = 2048  # rows and columns of the products that the machine is measured by

@@ -18,8 +18,8 @@ from measure import Target, interleaved, machine, paired_ratios, table, targets_
 from numpy.typing import NDArray
 
 import embstore as es
-from embstore.query.spectra import maximum_explainable_variance
-from embstore.query.words import WordRows, rows_of_words
+from embstore.analysis.geometry.spectra import maximum_explainable_variance
+from embstore.analysis.words import WordRows, rows_of_words
 
 SCAN, PASS, TOUCH = "bare scan", "selfsim + intrasim + anisotropy", "scan + float32 + norms"
 MEV, SVD, SVD_VECTORS = "MEV", "numpy svd a word, values alone", "numpy svd a word"

@@ -32,10 +32,10 @@ from measure import (
 from numpy.typing import NDArray
 
 import embstore as es
-from embstore.query.exact import StoreVectors, exact_search
-from embstore.query.indexes import LayerIndex, build_index
-from embstore.query.recall import measure_recall
-from embstore.query.space import Space
+from embstore.analysis.neighbors.exact import StoreVectors, exact_search
+from embstore.analysis.neighbors.indexes import LayerIndex, build_index
+from embstore.analysis.neighbors.recall import measure_recall
+from embstore.analysis.neighbors.space import Space
 
 K = 10
 COUNTS = (1, 32, 1000)

@@ -20,7 +20,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from embstore.store import Store, object_reader, open_store
+from embstore.store import Store, open_store
+from embstore.store.zarr import object_reader
 from tests.object_server import Bucket, Proxy, bucket_environment
 from tests.store.example import example
 

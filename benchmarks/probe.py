@@ -21,13 +21,13 @@ from measure import Target, Times, interleaved, machine, paired_ratios, table, t
 
 import embstore as es
 from embstore.allocator import freed_memory_kept
-from embstore.probe.edge_batches import GROUP_NBYTES, READ_AHEAD, EdgeBatch, batch_sentences
-from embstore.probe.edge_columns import SplitPlan
-from embstore.probe.edge_model import EdgeBank, EdgeShape
-from embstore.probe.edge_products import operations
-from embstore.probe.edge_tasks import EdgeSplit, join_task
-from embstore.probe.edge_training import EdgeTraining, Stream, train_edges
-from embstore.probe.mixing import cumulative
+from embstore.probes.edges.batches import GROUP_NBYTES, READ_AHEAD, EdgeBatch, batch_sentences
+from embstore.probes.edges.columns import SplitPlan
+from embstore.probes.edges.model import EdgeBank, EdgeShape
+from embstore.probes.edges.products import operations
+from embstore.probes.edges.tasks import EdgeSplit, join_task
+from embstore.probes.edges.training import EdgeTraining, Stream, train_edges
+from embstore.probes.mixing import cumulative
 
 CPU = torch.device("cpu")
 SPEEDUP, STREAM = 2.5, 0.5  # the project's targets

@@ -130,8 +130,8 @@ def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
     from embstore.store import Layout
     from embstore.store.arrays import frozen_spec
     from embstore.store.metadata import StoredArray
-    from embstore.store.zarr_format import NODE, chunk_file, commits_node, frozen_nodes
-    from embstore.store.zarr_writer import column_end
+    from embstore.store.zarr.format import NODE, chunk_file, commits_node, frozen_nodes
+    from embstore.store.zarr.writer import column_end
 
     watch, began = Watch(), time.perf_counter()
     layout = Layout.of(rows=arguments.rows, layers=LAYERS, hidden_size=arguments.width, dtype="float16")
@@ -167,7 +167,7 @@ def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
 
 def without_vectors() -> None:
     """From now on partitions are committed like any other, but their shards are not written."""
-    from embstore.store.zarr_writer import ZarrWriter
+    from embstore.store.zarr.writer import ZarrWriter
 
     def write(writer: ZarrWriter, partition: int, arrays: Any) -> int:
         return partition

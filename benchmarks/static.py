@@ -16,11 +16,11 @@ import polars as pl
 from measure import machine, table, write_json
 
 import embstore as es
-from embstore.evaluation import evaluate, paper_table1, read_benchmarks, table1
-from embstore.evaluation.lexicon import on_shared_vocabulary
-from embstore.query.static import static_vectors
-from embstore.query.words import distinct_contexts
-from embstore.wordvectors import WordVectors, read_word_vectors
+from embstore.analysis.static.vectors import static_vectors
+from embstore.analysis.words import distinct_contexts
+from embstore.vectors import WordVectors, read_word_vectors
+from embstore.vectors.evaluation import evaluate, paper_table1, read_benchmarks, table1
+from embstore.vectors.evaluation.lexicon import on_shared_vocabulary
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def _nearest_words(store: es.Store, ambiguous: list[str]) -> list[dict[str, Any]
     import numpy as np
     import polars as pl
 
-    from embstore.query.static import static_vectors
+    from embstore.analysis.static.vectors import static_vectors
 
     labelled = store.occurrences.filter(pl.col(LABEL).is_not_null())
     counts = labelled.group_by("word").agg(pl.col("sentence").n_unique().alias("n")).filter(pl.col("n") >= CONTEXTS)

@@ -113,8 +113,8 @@ def edges(
     room = nbytes_of(memory, option="--memory")
     import polars as pl
 
-    from embstore.probe.edge_files import EdgeProbes, require_free
-    from embstore.probe.edges import probe_edges, summary
+    from embstore.probes.edges.edges import probe_edges, summary
+    from embstore.probes.edges.files import EdgeProbes, require_free
     from embstore.store.layers import chosen_layers
 
     if save is not None and kind != "mlp":

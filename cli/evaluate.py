@@ -16,7 +16,7 @@ from embstore_cli.progress import progress_bar
 if TYPE_CHECKING:
     import polars as pl
 
-    from embstore.wordvectors import WordVectors
+    from embstore.vectors import WordVectors
 
 COMPRESSED = (".gz", ".zst")
 
@@ -53,7 +53,7 @@ def evaluate(
     """
     require_out(out)
     from embstore import evaluation
-    from embstore.wordvectors import read_word_vectors
+    from embstore.vectors import read_word_vectors
 
     names = _names(vectors)
     found = evaluation.read_benchmarks(benchmarks)
@@ -90,7 +90,7 @@ def evaluate(
             }
         )
         return
-    from embstore.evaluation.table1 import COLUMNS
+    from embstore.vectors.evaluation.table1 import COLUMNS
 
     _print(frame)
     if paper:
@@ -113,7 +113,7 @@ def _names(paths: list[Path]) -> list[str]:
 
 def _print(frame: pl.DataFrame) -> None:
     """Print the paper's benchmarks, then the others, each with the coverage: once where all systems have the same."""
-    from embstore.evaluation.table1 import COLUMNS, table1
+    from embstore.vectors.evaluation.table1 import COLUMNS, table1
 
     scores = _scores(table1(frame))
     coverage = [

@@ -18,7 +18,7 @@ from embstore_cli.workers import Cluster, Devices, Workers, executor_of, plannin
 
 if TYPE_CHECKING:
     from embstore.extraction.sweep import WindowPlan
-    from embstore.store.object_path import ObjectPath
+    from embstore.store.storage.location import ObjectPath
 
 UnitName = Literal["word", "subword"]
 PoolingName = Literal["mean", "first", "last", "max"]
@@ -226,7 +226,7 @@ def extract(
     """
     given = _without(locals(), "repair", "as_json", "cluster", "workers", "devices")
     from embstore.extraction.sweep import extract_windows
-    from embstore.store.object_path import place_of
+    from embstore.store.storage.location import place_of
 
     asked = windows_asked(context_window, attention_window)
     paths = places(place_of(store), asked)
@@ -269,7 +269,7 @@ def extract(
 def _require_place(store: Path | ObjectPath, *, repair: bool) -> None:
     """Refuse a path where no store can be written or resumed before a corpus is read for it."""
     from embstore.store.backend import open_reader, require_place, stands
-    from embstore.store.objects import Objects
+    from embstore.store.storage.objects import Objects
 
     require_place(store)
     if stands(store):

@@ -173,7 +173,7 @@ def attention_command(
     """
     require_out(out)
     require_figure(plot, option="--plot")
-    from embstore.models.attention_maps import attention_similarity
+    from embstore.models.transformer.attention_maps import attention_similarity
 
     with progress_bar("attention", total=None, unit="sentences") as advance:
         table = attention_similarity(

@@ -115,7 +115,7 @@ def geometry_command(
 
 
 def _names(stores: list[str]) -> list[str]:
-    from embstore.store.object_path import place_of
+    from embstore.store.storage.location import place_of
 
     names = [place_of(path).stem for path in stores]
     if len(set(names)) < len(names):
@@ -127,7 +127,7 @@ def _names(stores: list[str]) -> list[str]:
 
 
 def _metrics(text: str) -> list[str]:
-    from embstore.query.geometry import METRICS
+    from embstore.analysis.geometry.measure import METRICS
 
     return list(METRICS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
 

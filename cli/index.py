@@ -15,7 +15,7 @@ from embstore_cli.sizes import nbytes_of
 from embstore_cli.store import StorePath
 
 if TYPE_CHECKING:
-    from embstore.query.indexes import IndexState
+    from embstore.analysis.neighbors.indexes import IndexState
 
 MEASURING = "Measuring"
 
@@ -83,13 +83,13 @@ def index(
             raise InvalidValueError(f"{option} {value} is not allowed: give 1 or more")
     opened = es.open(store)
     if list_ or remove is not None:
-        from embstore.query.indexes import list_indexes, remove_index
+        from embstore.analysis.neighbors.indexes import list_indexes, remove_index
 
         if remove is not None:
             remove_index(opened, remove)
         _print_list(store, list_indexes(opened), as_json)
         return
-    from embstore.query.indexes import build_index
+    from embstore.analysis.neighbors.indexes import build_index
 
     with progress_bar("index", total=None, unit="rows") as advance:
         built = build_index(
@@ -106,11 +106,11 @@ def index(
             threads=threads,
             progress=advance,
         )
-    from embstore.query.indexes import IndexState
+    from embstore.analysis.neighbors.indexes import IndexState
 
     described = _described(IndexState(built.name, "ready", "", built.info))
     if recall:
-        from embstore.query.recall import measure_recall
+        from embstore.analysis.neighbors.recall import measure_recall
 
         table = measure_recall(opened, built, k=k, queries=queries, seed=seed, threads=threads)
         described["recall"] = table.to_dicts()

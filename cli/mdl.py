@@ -85,7 +85,7 @@ def mdl(
     room = nbytes_of(memory, option="--memory")
     import polars as pl
 
-    from embstore.probe.mdl import mdl_summary, probe_mdl
+    from embstore.probes.mdl import mdl_summary, probe_mdl
     from embstore.store.layers import chosen_layers
 
     opened = es.open(store)

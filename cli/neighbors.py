@@ -128,7 +128,7 @@ def _read_batch(path: Path) -> tuple[list[str] | None, Any]:
 
 
 def _is_store(source: str) -> bool:
-    from embstore.store.object_path import place_of
+    from embstore.store.storage.location import place_of
 
     path = place_of(source)
     return not isinstance(path, Path) or path.suffix in (".zarr", ".h5", ".hdf5") or path.is_dir()
@@ -201,7 +201,7 @@ def _of(store: es.Store, query: int | str) -> str:
     """What was asked about: a word, or the occurrence of a row."""
     if isinstance(query, str):
         return f"{query}, the mean of its occurrences"
-    from embstore.query.neighbors import marked
+    from embstore.analysis.neighbors.occurrences import marked
 
     return f"row {query:,}: {marked(store.select(rows=[query]).contexts())[0]}"
 

@@ -19,7 +19,7 @@ from embstore_cli.seeds import seeds_of
 if TYPE_CHECKING:
     import polars as pl
 
-    from embstore.probe.classes import ProbeResult
+    from embstore.probes.classes.classes import ProbeResult
 
 Layers = Annotated[str, typer.Option(metavar="LAYERS", help="Such as 0,6-12, last or all.")]
 Label = Annotated[str, typer.Option(metavar="COLUMN", help="The label column of the classes.")]
@@ -109,8 +109,8 @@ def classes(
     require_out(out)
     require_figure(plot, option="--plot")
     numbers = seeds_of(seeds)
-    from embstore.probe.bank_files import require_free
-    from embstore.probe.classes import named_stores, probe_classes
+    from embstore.probes.classes.classes import named_stores, probe_classes
+    from embstore.probes.classes.files import require_free
     from embstore.store.layers import chosen_layers
 
     opened = {name: es.open(path) for name, path in named_stores(stores).items()}
@@ -175,8 +175,8 @@ def apply(
     """
     require_out(out)
     require_figure(plot, option="--plot")
-    from embstore.probe.bank_files import SavedBank
-    from embstore.probe.classes import apply_probes, named_stores
+    from embstore.probes.classes.classes import apply_probes, named_stores
+    from embstore.probes.classes.files import SavedBank
     from embstore.store.layers import chosen_layers
 
     saved = SavedBank.load(bank)
@@ -195,9 +195,9 @@ def apply(
 
 def _words_of(path: Path) -> dict[str, Iterable[str]]:
     """The words of a list with their classes, as Wiki-PSE has them; or one a line, whose classes the store has."""
+    from embstore.corpus.formats.pse import read_word_classes
     from embstore.corpus.lines import Lines
     from embstore.corpus.lists import read_word_list
-    from embstore.corpus.pse import read_word_classes
 
     first = next((line for line in Lines(path) if line and not line.isspace()), "")
     if first.startswith("@") and "\t" in first:
@@ -206,7 +206,7 @@ def _words_of(path: Path) -> dict[str, Iterable[str]]:
 
 
 def _parts(splits: str) -> tuple[str, ...]:
-    from embstore.probe.splits import PARTS
+    from embstore.probes.splits import PARTS
 
     named = tuple(dict.fromkeys(splits.split(",")))
     for name in named:

@@ -15,7 +15,7 @@ from embstore_cli.help import Command
 from embstore_cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:
-    from embstore.recipes.report import Shown
+    from embstore.studies.report import Shown
 
 recipe = typer.Typer(help="Carry out a study of the literature, end to end.", no_args_is_help=True)
 Data = Annotated[Path | None, typer.Option(metavar="DATA", help="Fine-tune on it: a folder with train and dev files.")]
@@ -64,9 +64,9 @@ def zhao2020(
     command goes on where an interrupted one ended.
     """
     from embstore.extraction.options import parse_windows
-    from embstore.recipes import zhao2020_report as report
-    from embstore.recipes.zhao2020 import Scale, cpu_scale
-    from embstore.recipes.zhao2020 import zhao2020 as carry_out
+    from embstore.studies.zhao2020 import report
+    from embstore.studies.zhao2020.study import Scale, cpu_scale
+    from embstore.studies.zhao2020.study import zhao2020 as carry_out
 
     if scale not in ("paper", "cpu"):
         raise InvalidValueError(f"--scale {scale!r} is not known: choose paper or cpu")
@@ -160,9 +160,9 @@ def tenney2019(
     Figures 1, 2 and A.1 to A.3 and one table of tasks by metrics. Sentences are extracted once for all tasks. The same
     command goes on where an interrupted one ended.
     """
-    from embstore.recipes import tenney2019_report as report
-    from embstore.recipes.tenney2019 import Scale, cpu_scale
-    from embstore.recipes.tenney2019 import tenney2019 as carry_out
+    from embstore.studies.tenney2019 import report
+    from embstore.studies.tenney2019.study import Scale, cpu_scale
+    from embstore.studies.tenney2019.study import tenney2019 as carry_out
 
     if scale not in ("paper", "cpu"):
         raise InvalidValueError(f"--scale {scale!r} is not known: choose paper or cpu")

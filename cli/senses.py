@@ -17,7 +17,7 @@ from embstore_cli.store import StorePath
 if TYPE_CHECKING:
     import polars as pl
 
-    from embstore.query.clusters import Clusters
+    from embstore.analysis.neighbors.clusters import Clusters
 
 STORES = (".zarr", ".h5")
 Layers = Annotated[str, typer.Option(metavar="LAYERS", help="Such as 0,6-12, last or all.")]
@@ -83,7 +83,7 @@ def senses(
     """
     require_out(out)
     require_figure(plot, option="--plot")
-    from embstore.query.clusters import cluster_occurrences
+    from embstore.analysis.neighbors.clusters import cluster_occurrences
 
     opened = es.open(store)
     found = cluster_occurrences(
@@ -189,7 +189,7 @@ def knn(
     --out and --json have the recall of each label too.
     """
     require_out(out)
-    from embstore.query.labelling import knn_labels
+    from embstore.analysis.neighbors.labels import knn_labels
     from embstore.store.layers import chosen_layers
 
     opened = es.open(store)
@@ -223,9 +223,9 @@ def knn(
 
 def _words_of(path: Path) -> list[str]:
     """The words of a list: Wiki-PSE's with classes and counts, or one a line."""
+    from embstore.corpus.formats.pse import read_word_classes
     from embstore.corpus.lines import Lines
     from embstore.corpus.lists import read_word_list
-    from embstore.corpus.pse import read_word_classes
 
     first = next((line for line in Lines(path) if line and not line.isspace()), "")
     return sorted(read_word_classes(path) if first.startswith("@") and "\t" in first else read_word_list(path))
@@ -267,7 +267,7 @@ def hubness(
     require_out(out)
     import polars as pl
 
-    from embstore.query.hubness import hubness as measured
+    from embstore.analysis.neighbors.hubness import hubness as measured
     from embstore.store.layers import chosen_layers
 
     source: Any

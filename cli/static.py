@@ -74,7 +74,7 @@ def static(
     _require_place(out, form)
     made: dict[str, Any] = {"method": method, "min_contexts": min_contexts}
     made |= {"scale": scale} if method == "pc1" else {"components": components} if method == "abtt" else {}
-    from embstore.query.static import static_vectors
+    from embstore.analysis.static.vectors import static_vectors
 
     executor = query_executor(cluster, workers)
     opened = es.open(store)
@@ -103,11 +103,11 @@ def static(
 
 def _write(vectors: Any, out: Path, form: Form, *, source: es.Store, layer: int, made: dict[str, Any]) -> None:
     if form == "store":
-        from embstore.query.static_files import write_static_store
+        from embstore.analysis.static.files import write_static_store
 
         write_static_store(vectors, out, source=source, layer=layer, made=made)
     else:
-        from embstore.wordvectors import write_word_vectors
+        from embstore.vectors import write_word_vectors
 
         write_word_vectors(vectors, out, format=form)
 
@@ -122,7 +122,7 @@ def _form(out: Path, format: Form) -> Form:
 def _require_place(out: Path, form: Form) -> None:
     """Refuse a path that cannot be written before anything is computed for it."""
     if form == "store":
-        from embstore.store.filling import require_free_path
+        from embstore.store.convert.filling import require_free_path
 
         require_free_path(out)
         return

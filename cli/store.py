@@ -147,7 +147,7 @@ def lookup(
 
 def _draw(store: es.Store, contexts: pl.DataFrame, word: str, row: int | None, path: Path) -> None:
     """Write the heat map of the sentence of one of a word's occurrences."""
-    from embstore.query.sentence import sentence_similarity
+    from embstore.analysis.similarity.sentence import sentence_similarity
 
     rows = contexts["occurrence"].to_list()
     if row is not None and row not in rows:

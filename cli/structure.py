@@ -24,8 +24,8 @@ from embstore_cli.progress import progress_bar
 from embstore_cli.seeds import seeds_of
 
 if TYPE_CHECKING:
-    from embstore.probe.structure_network import Task
-    from embstore.probe.structure_result import StructureResult
+    from embstore.probes.structure.network import Task
+    from embstore.probes.structure.result import StructureResult
 
 NAMES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
 
@@ -97,9 +97,9 @@ def structure(
         raise InvalidValueError(f"--sentence {sentence} needs a distance probe: choose --task distance or both")
     numbers = seeds_of(seeds)
     from embstore.corpus.trees import read_trees
-    from embstore.probe.classes import named_stores
-    from embstore.probe.structure import probe_structure
-    from embstore.probe.structure_files import require_free
+    from embstore.probes.classes.classes import named_stores
+    from embstore.probes.structure.files import require_free
+    from embstore.probes.structure.structure import probe_structure
 
     folders = {name: _folder(save, name, len(stores)) for name in named_stores(stores)} if save is not None else {}
     for folder in folders.values():

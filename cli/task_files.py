@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from embstore.errors import CorpusNotFoundError, InvalidValueError
 
 if TYPE_CHECKING:
-    from embstore.corpus.edge import EdgeSentence
+    from embstore.corpus.formats.edge import EdgeSentence
 
     Edges = Path | list[EdgeSentence]
 
@@ -23,7 +23,7 @@ def find_tasks(
     A folder has train, dev and test; a file is train, beside `dev` and `test`. `derive`: the tasks to take from
     corpora, which may be left out where a corpus holds one. Raises InvalidValueError, CorpusError.
     """
-    from embstore.probe.edges import task_name
+    from embstore.probes.edges.edges import task_name
 
     given = {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
     if given and (len(paths) > 1 or paths[0].is_dir()):
@@ -53,8 +53,8 @@ def find_targets(paths: Sequence[Path], tasks: Sequence[str], *, split: str, rep
 
 
 def _found(paths: Sequence[Path], task: str, split: str, only: bool, repair: bool) -> Edges:
-    from embstore.corpus.edge_derived import derivable
-    from embstore.probe.edge_tasks import split_file
+    from embstore.corpus.formats.edge_derived import derivable
+    from embstore.probes.edges.tasks import split_file
 
     for path in paths:
         _require_there(path)
@@ -78,7 +78,7 @@ def _found(paths: Sequence[Path], task: str, split: str, only: bool, repair: boo
 
 
 def _targets(file: Path, task: str | None, repair: bool) -> Edges:
-    from embstore.corpus.edge_derived import derivable, derived_edges
+    from embstore.corpus.formats.edge_derived import derivable, derived_edges
 
     if task is None or not derivable(file):
         return file
@@ -87,7 +87,7 @@ def _targets(file: Path, task: str | None, repair: bool) -> Edges:
 
 def _derived(train: Path, derive: Sequence[str]) -> Sequence[str]:
     """The tasks to take from a file; none where it has targets itself."""
-    from embstore.corpus.edge_derived import derivable
+    from embstore.corpus.formats.edge_derived import derivable
 
     held = derivable(train)
     if not held and derive:
@@ -102,7 +102,7 @@ def _derived(train: Path, derive: Sequence[str]) -> Sequence[str]:
 
 def _folder(folder: Path) -> dict[str, Path]:
     """The files of a folder by split."""
-    from embstore.probe.edge_tasks import SPLITS, split_file
+    from embstore.probes.edges.tasks import SPLITS, split_file
 
     held = {split: path for split in SPLITS if (path := split_file(folder, split)) is not None} or _corpora(folder)
     if "train" not in held:
@@ -112,7 +112,7 @@ def _folder(folder: Path) -> dict[str, Path]:
 
 def _corpora(folder: Path) -> dict[str, Path]:
     """The corpora of a folder by split: those with train, dev or test in their names."""
-    from embstore.corpus.edge_derived import derivable
+    from embstore.corpus.formats.edge_derived import derivable
 
     held: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):

@@ -14,8 +14,8 @@ from embstore_cli.progress import progress_bar
 from embstore_cli.task_files import find_targets
 
 if TYPE_CHECKING:
-    from embstore.probe.edge_files import EdgeProbes
-    from embstore.probe.trace_result import SentenceTrace, Traces
+    from embstore.probes.edges.files import EdgeProbes
+    from embstore.probes.edges.trace_result import SentenceTrace, Traces
 
 EXAMPLE = "Example: embstore probe trace gum.zarr probes --targets edge-probing --sentence 12 --plot trace.png"
 SHOWN = 20  # ambiguous sentences listed unless told otherwise
@@ -77,7 +77,7 @@ def trace(
     require_figure(plot, option="--plot")
     if sentence is not None and ambiguous is not None:
         raise InvalidValueError("--sentence and --ambiguous are both given: choose a sentence, or have them listed")
-    from embstore.probe.traces import ambiguous_sentences, trace_edges
+    from embstore.probes.edges.traces import ambiguous_sentences, trace_edges
 
     held = _loaded(probes)
     opened = es.open(store)
@@ -121,7 +121,7 @@ def _short(text: str) -> str:
 
 
 def _loaded(folders: list[Path]) -> list[EdgeProbes]:
-    from embstore.probe.edge_files import METADATA, EdgeProbes
+    from embstore.probes.edges.files import METADATA, EdgeProbes
 
     found: list[Path] = []
     for folder in folders:

@@ -78,7 +78,7 @@ def train_vectors(
     """
     _require_place(out, file_format)
     from embstore.corpus import open_corpus
-    from embstore.wordvectors import training, write_word_vectors
+    from embstore.vectors import training, write_word_vectors
 
     given = {"format": format, "split": split, "normalize": normalize, "columns": columns, "encoding": encoding}
     opened = open_corpus(corpus, **{name: value for name, value in given.items() if value is not None})

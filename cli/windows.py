@@ -10,7 +10,7 @@ import typer
 from embstore.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from embstore.store.object_path import ObjectPath
+    from embstore.store.storage.location import ObjectPath
 
 WINDOWS = "How much of the sentence the model sees"
 

@@ -48,8 +48,8 @@ def serve() -> None:
     import transformers.models.bert.modeling_bert  # noqa: F401
 
     import embstore.extraction.pipeline
-    import embstore.models.transformer
-    import embstore.store.hdf5_writer  # noqa: F401
+    import embstore.models.transformer.encoder
+    import embstore.store.hdf5.writer  # noqa: F401
 
     for line in sys.stdin:
         asked = json.loads(line)

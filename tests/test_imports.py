@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,57 +14,34 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 # Part -> the parts that it may import.
-ALLOWED = {
+ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "executor": {"errors"},
     "schemas": set(),
-    "allocator": set(),
-    "kmeans": set(),
+    "executors": {"errors"},
     "corpus": {"errors"},
-    "wordvectors": {"errors", "corpus"},
-    "evaluation": {"errors", "corpus", "kmeans", "wordvectors"},
+    "vectors": {"errors", "corpus"},
     "store": {"errors", "schemas"},
-    "models": {"errors", "store", "corpus", "wordvectors"},
-    "extraction": {"allocator", "errors", "executor", "corpus", "store", "models", "schemas", "wordvectors"},
-    "query": {"allocator", "errors", "executor", "kmeans", "store", "schemas", "wordvectors"},
-    "nearest": {"errors", "corpus", "store", "models", "extraction", "query", "wordvectors"},
-    "probe": {"allocator", "corpus", "errors", "query", "schemas", "store", "wordvectors"},
-    "plot": {"errors", "store", "query", "probe"},
-    "recipes": {"errors", "corpus", "wordvectors", "store", "models", "extraction", "query", "probe", "plot"},
-    "cluster": {"errors", "executor", "store", "models", "extraction", "query"},
-    "cli": {
-        "errors",
-        "executor",
-        "cluster",
-        "corpus",
-        "wordvectors",
-        "evaluation",
-        "store",
-        "models",
-        "extraction",
-        "query",
-        "nearest",
-        "plot",
-        "probe",
-        "recipes",
-        "schemas",
-    },
+    "models": {"errors", "store", "corpus", "vectors"},
+    "extraction": {"errors", "executors", "corpus", "store", "models", "schemas", "vectors"},
+    "analysis": {"errors", "executors", "corpus", "store", "models", "extraction", "schemas", "vectors"},
+    "probes": {"errors", "analysis", "corpus", "schemas", "store", "vectors"},
+    "plot": {"errors", "store", "analysis", "probes"},
+    "studies": {"errors", "corpus", "vectors", "store", "models", "extraction", "analysis", "probes", "plot"},
 }
-ONE_HOME = {
+# Package -> the only part that may import it.
+HOME = {
     "transformers": "models",
     "matplotlib": "plot",
     "typer": "cli",
     "rich": "cli",
     "zarr": "store",
-    "h5py": "store",
-    "numba": "query",
-    "sklearn": "query",
-    "umap": "query",
-    "faiss": "query",
+    "numba": "analysis",
+    "sklearn": "analysis",
+    "umap": "analysis",
+    "faiss": "analysis",
     "obstore": "store",
-    "ray": "cluster",
+    "ray": "executors",
 }
-ALSO = {("models", "h5py"), ("probe", "numba")}  # ELMo's published weights are HDF5; loops of edge probes
 HEAVY = [
     "torch",
     "transformers",
@@ -84,6 +62,7 @@ HEAVY = [
 
 
 def modules() -> Iterator[tuple[str, Path]]:
+    """Yield (part, file) of every module of the package and of the command line."""
     for path in (ROOT / "embstore").rglob("*.py"):
         parts = path.relative_to(ROOT / "embstore").with_suffix("").parts
         if parts != ("__init__",):
@@ -93,35 +72,64 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Every module imported anywhere in a file, also inside functions and for typing only."""
+    """Yield the dotted name of everything imported anywhere in a file, inside functions and for typing included."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module or ""
+            yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
 MODULES = list(modules())
 
 
 def test_there_are_modules_to_read() -> None:
-    assert {part for part, _ in MODULES} >= {"errors", "corpus", "store", "models", "extraction", "query", "cli"}
+    assert {part for part, _ in MODULES} >= {"errors", "corpus", "store", "models", "extraction", "analysis", "cli"}
 
 
-@pytest.mark.parametrize(("part", "path"), MODULES, ids=lambda value: str(value).removeprefix(str(ROOT)))
-def test_imports_run_one_way(part: str, path: Path) -> None:
-    for name in imported(path):
-        package, _, rest = name.partition(".")
-        if package == "embstore" and rest:
+def test_parts_import_one_way() -> None:
+    wrong = []
+    for part, path in MODULES:
+        for name in imported(path):
+            package, _, rest = name.partition(".")
             other = rest.split(".")[0]
-            assert other == part or other in ALLOWED[part], f"{path} imports {name}"
-        if package == "embstore_cli":
-            assert part == "cli", f"{path} imports {name}"
-        if part == "store":
-            assert package != "torch", f"{path} imports torch"
-        home = ONE_HOME.get(package, part)
-        assert home == part or (part, package) in ALSO, f"{path} imports {package}, which only {home} may"
+            if package == "embstore" and part != "cli" and other != part and other not in ALLOWED.get(part, set()):
+                wrong.append(f"{path.relative_to(ROOT)} ({part}) imports {name}")
+            if package == "embstore_cli" and part != "cli":
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_heavy_package_has_one_home() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}; only {HOME[package]} may"
+        for part, path in MODULES
+        for name in imported(path)
+        if (package := name.partition(".")[0]) in HOME and HOME[package] != part
+    ]
+    wrong += [f"{path} imports torch" for part, path in MODULES if part == "store" and "torch" in set(imported(path))]
+    assert not wrong, "\n".join(wrong)
+
+
+def file_of(name: str, files: dict[str, Path]) -> Path | None:
+    """Return the file of a dotted name: a module, or the module that an imported object is in."""
+    return files.get(name) or files.get(name.rpartition(".")[0])
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    files = {}
+    for part, path in MODULES:
+        root, top = (ROOT / "cli", "embstore_cli") if part == "cli" else (ROOT / "embstore", "embstore")
+        files[".".join((top, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")] = path
+    graph = {
+        path: {other for name in imported(path) if (other := file_of(name, files)) not in (None, path)}
+        for path in files.values()
+    }
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(" -> ".join(str(path.relative_to(ROOT)) for path in error.args[1])) from None
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from embstore import plot
+from embstore.analysis.similarity.sentence import SentenceSimilarity
 from embstore.errors import InvalidValueError
-from embstore.query.sentence import SentenceSimilarity
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
 

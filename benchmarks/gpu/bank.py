@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bank import loop, needed, products_rate, shape_of, train_seconds
 from measure import Target, interleaved, machine, table, targets_table, timed, write_json
 
-from embstore.probe.bank import Shape
-from embstore.probe.examples import HeldExamples
-from embstore.probe.training import LabelledExamples, Training
+from embstore.probes.classes.bank import Shape
+from embstore.probes.classes.examples import HeldExamples
+from embstore.probes.training import LabelledExamples, Training
 
 
 def drawn(arguments: argparse.Namespace, count: int) -> LabelledExamples:

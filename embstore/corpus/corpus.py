@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from embstore.corpus.conll import parse_columns
-from embstore.corpus.format import Format, Options
-from embstore.corpus.formats import format_named, format_of, unknown_suffix
+from embstore.corpus.formats.conll import parse_columns
+from embstore.corpus.formats.format import Format, Options
+from embstore.corpus.formats.iterable import Item, read_sentences
+from embstore.corpus.formats.registry import format_named, format_of, unknown_suffix
 from embstore.corpus.lines import Lines
 from embstore.corpus.messages import one_line, shown
-from embstore.corpus.python import Item, read_sentences
 from embstore.corpus.sentence import Sentence
 from embstore.corpus.words import SPLITS, Split, normalizer, parse_normalize
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.corpus.conllu import FORM, HEAD, UPOS, word_blocks
+from embstore.corpus.formats.conllu import FORM, HEAD, UPOS, word_blocks
 from embstore.corpus.lines import Lines
 from embstore.corpus.messages import shown
 

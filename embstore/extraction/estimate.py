@@ -17,7 +17,7 @@ from embstore.extraction.survey import Survey
 from embstore.extraction.workload import count_windows, first_sentences, positions_a_second, windows_of_typical_lengths
 from embstore.models.encoder import Encoder
 from embstore.store import Index, Layout, Metadata
-from embstore.store.object_path import ObjectPath, place_of
+from embstore.store.storage.location import ObjectPath, place_of
 
 BUFFERS = 2  # a partition is filled while the one before it is written
 MOST_BUFFERED_NBYTES = 2**30  # of several stores together; beyond it each has one buffer

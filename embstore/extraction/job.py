@@ -27,8 +27,8 @@ from embstore.extraction.prefetch import prefetched
 from embstore.extraction.versions import software
 from embstore.models.encoder import Encoder
 from embstore.store import Layout
-from embstore.store.object_path import ObjectPath
-from embstore.store.shard_writer import PartitionWriter, Record, sees_mark
+from embstore.store.storage.location import ObjectPath
+from embstore.store.zarr.shard_writer import PartitionWriter, Record, sees_mark
 
 PIECES_AT_A_TIME = 2  # one is written as the next is encoded
 EXACT = "embstore"

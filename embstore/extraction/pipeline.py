@@ -40,8 +40,8 @@ from embstore.store import (
     verify,
 )
 from embstore.store.backend import open_reader, stands
-from embstore.store.lock import StoreLock, old_path
-from embstore.store.object_path import ObjectPath, place_of
+from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.storage.lock import StoreLock, old_path
 from embstore.store.writer import remove_store
 
 ONE_PROCESS = (

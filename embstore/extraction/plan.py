@@ -19,7 +19,7 @@ from embstore.extraction.versions import software
 from embstore.extraction.windows import Context
 from embstore.models.encoder import Encoder, Pooling, WindowedEncoder
 from embstore.store import Index, Layout, Metadata
-from embstore.store.object_path import ObjectPath
+from embstore.store.storage.location import ObjectPath
 
 
 @dataclass

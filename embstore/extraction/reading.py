@@ -19,7 +19,7 @@ from embstore.models.encoder import Encoder, WindowedEncoder
 from embstore.store import Index
 from embstore.store.backend import open_reader, stands
 from embstore.store.metadata import Dropped
-from embstore.store.object_path import ObjectPath, place_of
+from embstore.store.storage.location import ObjectPath, place_of
 
 CHECK_SENTENCES = 8
 

@@ -20,7 +20,7 @@ from embstore.extraction.windows import Context
 from embstore.models.encoder import Encoder, Pooling
 from embstore.store import Store
 from embstore.store.backend import stands
-from embstore.store.object_path import ObjectPath, place_of
+from embstore.store.storage.location import ObjectPath, place_of
 
 PLACE = "{window}"
 

@@ -31,13 +31,13 @@ def load_encoder(
     Only safetensors weights are read and no code from the folder is run. Raises ModelError, in one line, for
     all that keeps the model from being used.
     """
-    from embstore.models.elmo import load_elmo
-    from embstore.models.elmo_weights import find_elmo
-    from embstore.models.static_names import parse_static_name
-    from embstore.models.transformer import load_transformer
+    from embstore.models.elmo.encoder import load_elmo
+    from embstore.models.elmo.weights import find_elmo
+    from embstore.models.static.names import parse_static_name
+    from embstore.models.transformer.encoder import load_transformer
 
     if (named := parse_static_name(model)) is not None:
-        from embstore.models.static_loading import load_context_free  # loads polars, which takes Ctrl-C to itself
+        from embstore.models.static.loading import load_context_free  # loads polars, which takes Ctrl-C to itself
 
         return load_context_free(
             named, name=str(model), device=device, compute_dtype=compute_dtype, revision=revision, threads=threads

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models.memory import memory_needed
+from embstore.models.transformer.memory import memory_needed
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 WEIGHTS = "model.safetensors"

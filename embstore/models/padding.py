@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.models.tokens import Specials
+from embstore.models.transformer.tokens import Specials
 
 
 def padded(arrays: Sequence[NDArray[Any]], fill: int) -> torch.Tensor:

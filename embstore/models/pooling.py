@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
 from embstore.models.encoder import Pooling
-from embstore.models.tokens import ragged_indices
-from embstore.models.transfer import to_device
+from embstore.models.transformer.tokens import ragged_indices
+from embstore.models.transformer.transfer import to_device
 
 POOLINGS: tuple[Pooling, ...] = ("mean", "first", "last", "max")
 

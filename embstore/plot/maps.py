@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-    from embstore.query.clusters import Clusters
-    from embstore.query.senses import LabelledOccurrences
-    from embstore.query.sentence import SentenceSimilarity
+    from embstore.analysis.neighbors.clusters import Clusters
+    from embstore.analysis.neighbors.senses import LabelledOccurrences
+    from embstore.analysis.similarity.sentence import SentenceSimilarity
 
 UNNAMED = ("in none", "no label")  # of a map, in grey
 WRITTEN_CELLS = 16  # layers up to which a map of layers has its figures written in
@@ -116,7 +116,7 @@ def _scatter(axis: Any, points: NDArray[np.float64], names: Sequence[str]) -> No
 
 
 def _umap(vectors: NDArray[Any], seed: int) -> NDArray[np.float64]:
-    from embstore.query.maps import umap_plane
+    from embstore.analysis.neighbors.maps import umap_plane
 
     return umap_plane(vectors, seed=seed)
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, StoreDamagedError
-from embstore.store.files import crc32c
 from embstore.store.index import Index
 from embstore.store.layout import CHUNK_ROWS
 from embstore.store.metadata import Metadata, StoredArray
+from embstore.store.storage.files import crc32c
 from embstore.store.vectors import BFLOAT16_NAN, INT8_FILL, SCALE_DTYPE, STORAGE_DTYPE
 
 COMMITS = "commits"

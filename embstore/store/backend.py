@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, StorageError, StoreFormatError, StoreNotFoundError
-from embstore.store.lock import old_path
-from embstore.store.mapped import RowSource, TakeSource
 from embstore.store.metadata import Metadata, StoredArray
-from embstore.store.object_path import ObjectPath
-from embstore.store.objects import Objects
+from embstore.store.reading.mapped import RowSource, TakeSource
+from embstore.store.storage.location import ObjectPath
+from embstore.store.storage.lock import old_path
+from embstore.store.storage.objects import Objects
 
 SUFFIXES = (".zarr", ".h5")
 
@@ -80,15 +80,15 @@ def stands(path: Path | ObjectPath) -> bool:
 def lay_out(path: Path | ObjectPath, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], *, hdf5: bool) -> None:
     """Write a whole store without rows at the new path `path`."""
     if isinstance(path, ObjectPath):
-        from embstore.store import object_layout
+        from embstore.store.zarr import object_layout
 
         object_layout.lay_out(path, metadata, frozen)
     elif hdf5:
-        from embstore.store import hdf5_format
+        from embstore.store.hdf5 import format as hdf5_format
 
         hdf5_format.lay_out(path, metadata, frozen)
     else:
-        from embstore.store import zarr_writer
+        from embstore.store.zarr import writer as zarr_writer
 
         zarr_writer.lay_out(path, metadata, frozen)
 
@@ -98,10 +98,10 @@ def open_reader(path: Path | ObjectPath, *, cache: Path | None = None) -> Reader
     if isinstance(path, ObjectPath):
         return _open_objects(path, cache)
     if standing_kind(path) == "folder":
-        from embstore.store.zarr_reader import ZarrReader
+        from embstore.store.zarr.reader import ZarrReader
 
         return ZarrReader(path)
-    from embstore.store.hdf5_reader import HDF5Reader
+    from embstore.store.hdf5.reader import HDF5Reader
 
     return HDF5Reader(path)
 
@@ -109,10 +109,10 @@ def open_reader(path: Path | ObjectPath, *, cache: Path | None = None) -> Reader
 def _open_objects(path: ObjectPath, cache: Path | None) -> Reader:
     require_zarr(path)
     if cache is not None:
-        from embstore.store.object_cache import CachedReader
+        from embstore.store.storage.cache import CachedReader
 
         return CachedReader(path, cache)
-    from embstore.store.object_reader import ObjectReader
+    from embstore.store.zarr.object_reader import ObjectReader
 
     return ObjectReader(path)
 
@@ -120,14 +120,14 @@ def _open_objects(path: ObjectPath, cache: Path | None) -> Reader:
 def open_writer(path: Path | ObjectPath) -> Writer:
     """Open what stands at a path for writing; its lock must be held, but in a bucket, where there is none."""
     if isinstance(path, ObjectPath):
-        from embstore.store.object_writer import ObjectWriter
+        from embstore.store.zarr.object_writer import ObjectWriter
 
         return ObjectWriter(path)
     if standing_kind(path) == "folder":
-        from embstore.store.zarr_writer import ZarrWriter
+        from embstore.store.zarr.writer import ZarrWriter
 
         return ZarrWriter(path)
-    from embstore.store.hdf5_writer import HDF5Writer
+    from embstore.store.hdf5.writer import HDF5Writer
 
     return HDF5Writer(path)
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError
-from embstore.store.files import MEND, crc32c
 from embstore.store.layout import CHUNK_ROWS, ITEM_NBYTES, Layout
+from embstore.store.storage.files import MEND, crc32c
 
 FORMAT_VERSION = 1
 MOST_PARTITIONS = 2**24

@@ -17,7 +17,7 @@ from embstore.store.index import Index, Strings
 if TYPE_CHECKING:
     import polars as pl
 
-    from embstore.store.reader import Store
+    from embstore.store.store import Store
 
 SCAN_DENSITY = 0.1  # above about one row in ten a scan is faster than a gather
 BLOCK_NBYTES = 2 * 2**20

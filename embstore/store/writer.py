@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError
 from embstore.store.arrays import check_center, check_columns, frozen_arrays
 from embstore.store.backend import is_hdf5, lay_out, open_writer, require_place
-from embstore.store.consistency import index_faults
-from embstore.store.files import fsync_folder, remove, storing
+from embstore.store.check.consistency import index_faults
+from embstore.store.check.partition_check import check_partition
 from embstore.store.index import Index
 from embstore.store.layout import Layout
-from embstore.store.lock import StoreLock, new_path
 from embstore.store.metadata import Metadata, check_metadata
-from embstore.store.object_path import ObjectPath, place_of
-from embstore.store.objects import Objects
 from embstore.store.occurrences import rows_of_types
-from embstore.store.partition_check import check_partition
-from embstore.store.shard_writer import Record, place_staged
+from embstore.store.storage.files import fsync_folder, remove, storing
+from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.storage.lock import StoreLock, new_path
+from embstore.store.storage.objects import Objects
+from embstore.store.zarr.shard_writer import Record, place_staged
 
 
 def create_store(

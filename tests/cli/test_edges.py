@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from tests.cli.conftest import Work
-from tests.probe.edge_store import make
+from tests.probes.edge_store import make
 
 ASK = ("--epochs", 2, "--batch", 8, "--hidden", 8, "--device", "cpu")
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.conftest import Work
-from tests.probe.edge_store import make
+from tests.probes.edge_store import make
 
 ASK = ("--epochs", 1, "--hidden", 8, "--json")
 

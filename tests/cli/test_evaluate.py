@@ -13,10 +13,10 @@ import jsonschema
 import polars as pl
 import pytest
 
-from embstore.evaluation import evaluate
-from embstore.wordvectors import WordVectors, write_word_vectors
+from embstore.vectors import WordVectors, write_word_vectors
+from embstore.vectors.evaluation import evaluate
 from tests.cli.conftest import Ran
-from tests.evaluation import oracle
+from tests.vectors.evaluation import oracle
 
 Run = Callable[..., Ran]
 ALL = ("one.txt", "two.bin", "--benchmarks", "benchmarks")

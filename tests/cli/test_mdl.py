@@ -12,7 +12,7 @@ import pytest
 import embstore as es
 from embstore.errors import InvalidValueError
 from tests.cli.conftest import Work
-from tests.probe.edge_store import make
+from tests.probes.edge_store import make
 
 ASK = ("--epochs", 2, "--hidden", 8, "--device", "cpu", "--fractions", "10,40,100")
 

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.wordvectors import WordVectors, write_word_vectors
+from embstore.vectors import WordVectors, write_word_vectors
 from tests.cli.conftest import Work
 
 

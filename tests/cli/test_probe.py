@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from tests.cli.conftest import Ran, Work
-from tests.probe.class_store import make
+from tests.probes.class_store import make
 
 ASK = ("--train", "train.tsv", "--test", "test.tsv", "--epochs", 3, "--batch", 16, "--learning-rate", 0.05)
 

@@ -13,13 +13,13 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.query.clusters import cluster_occurrences
-from embstore.query.hubness import hubness
-from embstore.query.labelling import knn_labels
-from embstore.wordvectors import WordVectors, write_word_vectors
+from embstore.analysis.neighbors.clusters import cluster_occurrences
+from embstore.analysis.neighbors.hubness import hubness
+from embstore.analysis.neighbors.labels import knn_labels
+from embstore.vectors import WordVectors, write_word_vectors
+from tests.analysis.test_clusters import planted
+from tests.analysis.test_separability import write_senses
 from tests.cli.conftest import Ran, Work
-from tests.query.test_clusters import planted
-from tests.query.test_separability import write_senses
 from tests.store_making import make_store
 
 

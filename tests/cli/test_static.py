@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import embstore as es
+from embstore.analysis.static.vectors import static_vectors
 from embstore.errors import InvalidValueError
-from embstore.query.static import static_vectors
-from embstore.wordvectors import read_word_vectors
+from embstore.vectors import read_word_vectors
 from embstore_cli.sizes import nbytes_of
 from tests.cli.conftest import SENTENCES, Work
 

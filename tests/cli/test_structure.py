@@ -10,9 +10,9 @@ import jsonschema
 import polars as pl
 import pytest
 
-from embstore.probe.structure_files import SavedStructure
+from embstore.probes.structure.files import SavedStructure
 from tests.cli.conftest import Work
-from tests.probe.tree_store import conllu, make
+from tests.probes.tree_store import conllu, make
 
 FILES = ("--train", "train.conllu", "--dev", "dev.conllu", "--test", "test.conllu")
 ASK = (*FILES, "--epochs", 2, "--rank", 3)

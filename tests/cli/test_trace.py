@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from tests.cli.conftest import Ran, Work
-from tests.probe.edge_store import make, write_edges
+from tests.probes.edge_store import make, write_edges
 
 ASK = ("--epochs", 2, "--batch", 8, "--hidden", 6, "--device", "cpu", "--json", "--resamples", 0)
 TREES = """1\tw{n}\t_\tX\tA\t_\t2\tmark\t_\t_

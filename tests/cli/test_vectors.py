@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.wordvectors import read_word_vectors
+from embstore.vectors import read_word_vectors
 from tests.cli.conftest import Work
 
 PSE = "i like @new_york@-place and @rome@-place .\n" * 9 + "@rare_bird@-animal .\n"

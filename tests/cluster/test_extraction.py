@@ -152,7 +152,7 @@ def test_a_worker_that_is_not_like_the_coordinator_says_so(tmp_path: Path, model
             ({"recipe": replace(job.recipe, tokenizer_sha256="0" * 64)}, "has other tokenizer"),
         ):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("embstore.store.shard_writer.MARK_SECONDS", 0.0)
+                patch.setattr("embstore.store.zarr.shard_writer.MARK_SECONDS", 0.0)
                 with pytest.raises(ClusterError, match=told) as raised:
                     replace(job, **changed).begin()
             assert "\n" not in str(raised.value)

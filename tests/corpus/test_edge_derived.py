@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from embstore.corpus.edge import EdgeSentence, EdgeTarget, iter_edges
-from embstore.corpus.edge_derived import derivable, derived_edges
+from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget, iter_edges
+from embstore.corpus.formats.edge_derived import derivable, derived_edges
 from embstore.corpus.lines import Lines
 from embstore.errors import CorpusError, InvalidValueError
 

@@ -37,7 +37,7 @@ class Trembling(FakeEncoder):
 def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
     small_partitions(monkeypatch)
     held = MemoryBucket()
-    monkeypatch.setattr("embstore.store.objects.Objects.at", held.at)
+    monkeypatch.setattr("embstore.store.storage.objects.Objects.at", held.at)
     return held
 
 

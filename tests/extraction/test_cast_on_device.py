@@ -14,7 +14,7 @@ import embstore as es
 from embstore.errors import NonFiniteError
 from embstore.extraction.cast import Cast, leaving_as
 from embstore.models import load_encoder
-from embstore.models.transformer import TransformerEncoder
+from embstore.models.transformer.encoder import TransformerEncoder
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.test_pipeline import small_partitions
 from tests.models.tiny import SENTENCES, save

@@ -12,7 +12,7 @@ from embstore.extraction import rows as rows_module
 from embstore.extraction.rows import index_of
 from embstore.extraction.spool import Spool
 from embstore.extraction.survey import Survey, survey
-from embstore.store.consistency import index_faults
+from embstore.store.check.consistency import index_faults
 from tests.extraction.fake import FakeEncoder
 
 KEEPS = [

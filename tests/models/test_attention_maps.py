@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from embstore.errors import EmbstoreError
-from embstore.models.attention_maps import attention_similarity
+from embstore.models.transformer.attention_maps import attention_similarity
 from tests.models import tiny
 
 SENTENCES = tiny.random_sentences(25, seed=2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.models.batches import BATCHINGS, fitting_capacity, lay_out
+from embstore.models.transformer.batches import BATCHINGS, fitting_capacity, lay_out
 
 
 def occupied(lengths, batches):

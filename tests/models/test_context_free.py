@@ -15,10 +15,10 @@ from embstore.errors import InvalidValueError, ModelError, StoreMismatchError, W
 from embstore.models import load_encoder
 from embstore.models.encoder import Encoder, Spans
 from embstore.models.selective import Selective
-from embstore.models.static_loading import word_vector_encoder
-from embstore.models.static_names import StaticName, parse_static_name
-from embstore.wordvectors import WordVectors, write_word_vectors
-from embstore.wordvectors.drawn import DrawnVectors
+from embstore.models.static.loading import word_vector_encoder
+from embstore.models.static.names import StaticName, parse_static_name
+from embstore.vectors import WordVectors, write_word_vectors
+from embstore.vectors.drawn import DrawnVectors
 from tests.models import tiny
 from tests.models.oracle import REDUCE, PlainScript, gather, word_spans
 
@@ -188,9 +188,7 @@ def test_drawn_words_have_one_vector_each(tmp_path: Path) -> None:
 
 
 def test_drawn_vectors_are_normal_and_the_same_in_any_process() -> None:
-    code = (
-        "from embstore.wordvectors.drawn import DrawnVectors as D; print(D(300, seed=1).vectors_of(['Straße']).sum())"
-    )
+    code = "from embstore.vectors.drawn import DrawnVectors as D; print(D(300, seed=1).vectors_of(['Straße']).sum())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     one = DrawnVectors(300, seed=1).vectors_of(["Straße"])
     assert done.stdout.strip() == str(one.sum())

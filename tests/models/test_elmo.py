@@ -14,7 +14,7 @@ import torch
 
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models import load_encoder
-from embstore.models.elmo_network import TimeMajor
+from embstore.models.elmo.network import TimeMajor
 from embstore.models.encoder import Spans
 from tests.models.oracle import REDUCE, gather, relative_error, word_spans
 from tests.models.tiny_elmo import PlainBiLm, save_elmo
@@ -189,7 +189,7 @@ def test_the_gates_of_repeated_words_are_made_once(case, monkeypatch):
     )
     reused = vectors()
     assert calls == [4]
-    monkeypatch.setattr("embstore.models.elmo_network._MOSTLY_REPEATED", 0.0)
+    monkeypatch.setattr("embstore.models.elmo.network._MOSTLY_REPEATED", 0.0)
     apart = vectors()
     assert calls == [4]
     assert relative_error(reused, apart) < 2e-6
@@ -199,7 +199,7 @@ def test_the_gates_of_repeated_words_are_made_once(case, monkeypatch):
 
 @pytest.mark.parametrize("rows", [1, 7])
 def test_gates_are_made_in_runs_of_steps(case, rows, monkeypatch):
-    monkeypatch.setattr("embstore.models.elmo.GATE_ROWS", {"cpu": rows})
+    monkeypatch.setattr("embstore.models.elmo.encoder.GATE_ROWS", {"cpu": rows})
     assert relative_error(case.encode(batch_subwords=10_000), case.expected) < 2e-5
 
 

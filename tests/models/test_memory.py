@@ -10,11 +10,12 @@ import torch
 
 import embstore as es
 from embstore.errors import DeviceMemoryError, SmallerBatchesWarning
-from embstore.models import load_encoder, transformer
-from embstore.models.batches import BATCHINGS, halves, lay_out
-from embstore.models.memory import SIZES, fitting_batch, means_out_of_memory
-from embstore.models.plain import plain_vectors
-from embstore.models.transformer import TransformerEncoder
+from embstore.models import load_encoder
+from embstore.models.transformer import encoder as transformer
+from embstore.models.transformer.batches import BATCHINGS, halves, lay_out
+from embstore.models.transformer.encoder import TransformerEncoder
+from embstore.models.transformer.memory import SIZES, fitting_batch, means_out_of_memory
+from embstore.models.transformer.plain import plain_vectors
 from tests.models.oracle import gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, random_sentences, save
 

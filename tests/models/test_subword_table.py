@@ -12,8 +12,9 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models import load_encoder, subword_table
-from embstore.models.subword_table import subword_table_vectors
+from embstore.models import load_encoder
+from embstore.models.static import subword_table
+from embstore.models.static.subword_table import subword_table_vectors
 from tests.models import tiny
 
 TABLES = {

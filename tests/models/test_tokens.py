@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from embstore.errors import ModelError
-from embstore.models import tokens
-from embstore.models.tokens import SubwordTokenizer
+from embstore.models.transformer import tokens
+from embstore.models.transformer.tokens import SubwordTokenizer
 from tests.models.tiny import SENTENCES, byte_level, random_sentences, unigram, wordpiece
 
 KINDS = {

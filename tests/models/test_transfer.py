@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from embstore.models.stopwatch import stopwatch
-from embstore.models.transfer import HostCopies, to_device
+from embstore.models.transformer.stopwatch import stopwatch
+from embstore.models.transformer.transfer import HostCopies, to_device
 
 CARD = torch.device("cuda", 1)
 

@@ -10,10 +10,11 @@ import torch
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore.models import load_encoder, varlen
-from embstore.models.plain import plain_vectors
-from embstore.models.transformer import TransformerEncoder
-from embstore.models.varlen import KEYWORD, Sentences, takes_sentences, varlen_attention
+from embstore.models import load_encoder
+from embstore.models.transformer import varlen
+from embstore.models.transformer.encoder import TransformerEncoder
+from embstore.models.transformer.plain import plain_vectors
+from embstore.models.transformer.varlen import KEYWORD, Sentences, takes_sentences, varlen_attention
 from tests.models.oracle import gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, save
 

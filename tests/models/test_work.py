@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embstore.models.work import collected
+from embstore.models.transformer.work import collected
 
 
 class Pass:

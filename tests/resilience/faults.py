@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 
 from embstore.store.arrays import COMMITS
-from embstore.store.hdf5_places import CHECKSUM
-from embstore.store.hdf5_reader import read_places
+from embstore.store.hdf5.offsets import CHECKSUM
+from embstore.store.hdf5.reader import read_places
 
 Inject = Callable[[Path], tuple[int, ...] | None]
 

@@ -12,7 +12,7 @@ import pytest
 
 import embstore as es
 from embstore.errors import StoreNotFoundError
-from embstore.store.files import remove
+from embstore.store.storage.files import remove
 from tests.resilience.faults import chunk, flip
 from tests.resilience.scene import (
     BACKENDS,

@@ -11,6 +11,6 @@ from tests.store.memory_bucket import MemoryBucket
 def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
     """A bucket in memory that takes the place of every other."""
     held = MemoryBucket()
-    monkeypatch.setattr("embstore.store.objects.Objects.at", held.at)
-    monkeypatch.setattr("embstore.store.object_shards._FIRST_WAIT", 0.0)
+    monkeypatch.setattr("embstore.store.storage.objects.Objects.at", held.at)
+    monkeypatch.setattr("embstore.store.zarr.object_shards._FIRST_WAIT", 0.0)
     return held

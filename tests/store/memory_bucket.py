@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.store.object_path import ObjectPath
-from embstore.store.objects import Objects
+from embstore.store.storage.location import ObjectPath
+from embstore.store.storage.objects import Objects
 
 URL = "s3://bucket/x.zarr"
 

@@ -25,7 +25,7 @@ from embstore.store import (
     open_store,
     verify,
 )
-from embstore.store.reader import Store as OpenStore
+from embstore.store.store import Store as OpenStore
 from embstore.store.subset import subset_of
 from tests.store.exported import DTYPES, SUFFIXES, files, stored_as, values
 from tests.store_making import Made, make_store
@@ -169,7 +169,7 @@ def test_layers_keep_their_own_centre(made: Made, tmp_path: Path) -> None:
 
 
 def test_the_centre_of_a_large_store_is_that_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embstore.store.conversion.CENTER_ROWS", 50)
+    monkeypatch.setattr("embstore.store.convert.conversion.CENTER_ROWS", 50)
     made = make_store(tmp_path / "s.zarr")
     copy = export(made.store, tmp_path / "out.zarr", dtype="int8", rows=np.arange(100, 200))
     rows = 100 + np.unique(np.linspace(0, 99, 50).astype(int))
@@ -268,9 +268,9 @@ def test_a_store_that_another_tool_wrote_anew_can_be_exported(tmp_path: Path) ->
 
 def test_memory_is_bounded_by_pieces(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No read is of more rows than a piece has, however many are copied."""
-    monkeypatch.setattr("embstore.store.copying.PIECE_NBYTES", 1)
+    monkeypatch.setattr("embstore.store.convert.copying.PIECE_NBYTES", 1)
     asked: list[int] = []
-    from embstore.store.stored_rows import StoredRows
+    from embstore.store.reading.stored_rows import StoredRows
 
     read = StoredRows.read
     monkeypatch.setattr(StoredRows, "read", lambda self, rows, out: (asked.append(len(rows)), read(self, rows, out)))
@@ -309,7 +309,7 @@ def test_relative_paths(in_folder: Path) -> None:
 
 
 def test_metadata_is_valid_against_the_schema(made: Made, tmp_path: Path) -> None:
-    from embstore.store.verification import schema_faults
+    from embstore.store.check.verify import schema_faults
 
     out = export(made.store, tmp_path / "out.zarr", words="bank", dtype="int8")
     assert schema_faults(json.loads((out.path / "zarr.json").read_text())["attributes"]["embstore"]) == []

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from embstore.errors import MissingRowsError
-from embstore.store import StoreWriter, open_store, zarr_reader, zarr_writer
+from embstore.store import StoreWriter, open_store
+from embstore.store.zarr import reader as zarr_reader
+from embstore.store.zarr import writer as zarr_writer
 from tests.store.example import SUFFIXES, Example, example
 
 PARTITIONS = 12

@@ -12,7 +12,7 @@ import pytest
 
 from embstore.errors import StoreDamagedError
 from embstore.store import open_store
-from embstore.store.object_cache import KeptFiles
+from embstore.store.storage.cache import KeptFiles
 from tests.object_server import Bucket, Fault
 from tests.store.example import example
 

@@ -17,8 +17,9 @@ from embstore.errors import (
     StoreNotFoundError,
     UnfinishedStoreWarning,
 )
-from embstore.store import Store, object_scan, open_store
-from embstore.store.object_reader import runs_of
+from embstore.store import Store, open_store
+from embstore.store.zarr import object_scan
+from embstore.store.zarr.object_reader import runs_of
 from tests.object_server import Bucket, Fault
 from tests.store.example import DTYPES, Example, example
 

@@ -10,8 +10,8 @@ import pytest
 
 from embstore.errors import EmbstoreError, StorageError, StoreNotFoundError
 from embstore.store import StoreWriter, create_store
-from embstore.store.object_path import ObjectPath
-from embstore.store.objects import Objects
+from embstore.store.storage.location import ObjectPath
+from embstore.store.storage.objects import Objects
 from tests.object_server import SECRET, Bucket, Fault
 from tests.store.example import Example, all_files, example
 
@@ -20,7 +20,7 @@ pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embstore.store.object_shards._FIRST_WAIT", 0.0)
+    monkeypatch.setattr("embstore.store.zarr.object_shards._FIRST_WAIT", 0.0)
 
 
 def small(dtype: str = "float16", *, seed: int = 0) -> Example:
@@ -47,7 +47,7 @@ def files(bucket: Bucket) -> dict[str, bytes]:
 def test_every_object_is_a_file_of_the_local_store(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, part: int
 ) -> None:
-    monkeypatch.setattr("embstore.store.object_shards.PART_NBYTES", part)
+    monkeypatch.setattr("embstore.store.zarr.object_shards.PART_NBYTES", part)
     made = small(dtype)
     upload(made, f"{bucket.url}/some/x.zarr/")
     assert files(bucket) == all_files(made.make(tmp_path / "x.zarr").path)
@@ -90,7 +90,7 @@ def test_a_failing_server_is_asked_again(bucket: Bucket, tmp_path: Path, fault: 
 def test_an_upload_in_parts_is_tried_again(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    monkeypatch.setattr("embstore.store.object_shards.PART_NBYTES", 1000)
+    monkeypatch.setattr("embstore.store.zarr.object_shards.PART_NBYTES", 1000)
     made = small()
     bucket.proxy.break_next(fault)
     upload(made, f"{bucket.url}/some/x.zarr")
@@ -103,7 +103,7 @@ def test_an_upload_in_parts_is_tried_again(
 def test_a_server_that_gives_up_leaves_what_is_gone_on_with(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
-    monkeypatch.setattr("embstore.store.object_shards.PART_NBYTES", part)
+    monkeypatch.setattr("embstore.store.zarr.object_shards.PART_NBYTES", part)
     monkeypatch.setenv("EMBSTORE_RETRIES", "0")
     made = small()
     url = f"{bucket.url}/some/x.zarr"
@@ -124,7 +124,7 @@ def test_the_server_decides_between_two_writers(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     """The slower one's shard is sent whole after the other's stands and is committed, as one request or as a copy."""
-    monkeypatch.setattr("embstore.store.object_shards.PART_NBYTES", part)
+    monkeypatch.setattr("embstore.store.zarr.object_shards.PART_NBYTES", part)
     slow, quick = small(), small()
     quick.arrays["hidden_states"] *= np.float16(1.01)
     url = f"{bucket.url}/some/x.zarr"

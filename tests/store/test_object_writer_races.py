@@ -14,8 +14,8 @@ import pytest
 from embstore.errors import EmbstoreError, InvalidValueError
 from embstore.store import StoreWriter, create_store, verify
 from embstore.store.backend import stands
-from embstore.store.object_path import ObjectPath
-from embstore.store.objects import CutShortError, Objects
+from embstore.store.storage.location import ObjectPath
+from embstore.store.storage.objects import CutShortError, Objects
 from tests.store.example import Example, all_files, example
 from tests.store.memory_bucket import URL, MemoryBucket, Turns
 
@@ -140,7 +140,7 @@ def test_answers_lost_at_any_request_change_nothing(memory: MemoryBucket, tmp_pa
 def test_shards_of_many_parts_are_copied_to_their_place(
     memory: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embstore.store.object_shards.PART_NBYTES", 1000)
+    monkeypatch.setattr("embstore.store.zarr.object_shards.PART_NBYTES", 1000)
     made = pair("float16")[0]
     kinds: dict[str, str] = {}
 
@@ -160,7 +160,7 @@ def test_shards_of_many_parts_are_copied_to_their_place(
 def test_the_upload_that_ends_after_the_others_commit_changes_nothing(
     memory: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, part: int
 ) -> None:
-    monkeypatch.setattr("embstore.store.object_shards.PART_NBYTES", part)
+    monkeypatch.setattr("embstore.store.zarr.object_shards.PART_NBYTES", part)
     one, other = pair(dtype)
     create_store(ObjectPath(URL), metadata=one.metadata, index=one.index, center=one.center)
     slow = threading.current_thread()
@@ -325,7 +325,7 @@ def race(memory: MemoryBucket, folder: Path, ways: tuple[Example, Example], rand
 
     memory.step = step
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embstore.store.object_shards.PART_NBYTES", 1000 if large else 2**24)
+        patch.setattr("embstore.store.zarr.object_shards.PART_NBYTES", 1000 if large else 2**24)
         raised = turns.run([first, lambda: extract(other), *([lambda: extract(one)] if third else [])])
     memory.step = lambda *_: None
     assert isinstance(raised[0], Killed | None), raised

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError, StoreNotFoundError
-from embstore.store.object_errors import cleaned
-from embstore.store.objects import NoSuchObjectError, ObjectExistsError, ObjectPath, Objects, place_of
+from embstore.store.storage.object_errors import cleaned
+from embstore.store.storage.objects import NoSuchObjectError, ObjectExistsError, ObjectPath, Objects, place_of
 from tests.object_server import KEY, SECRET, Bucket, Fault
 
 BODY = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
@@ -269,7 +269,7 @@ def test_a_message_of_the_client_loses_its_secrets(monkeypatch: pytest.MonkeyPat
 def test_a_forked_process_is_told_to_be_started_otherwise(objects: Objects) -> None:
     code = (
         "import os, sys\n"
-        "from embstore.store.objects import Objects, place_of\n"
+        "from embstore.store.storage.objects import Objects, place_of\n"
         f"objects = Objects.at(place_of({str(objects.path)!r}))\n"
         "assert objects.size('a/b') == 300_000\n"
         "child = os.fork()\n"

@@ -13,7 +13,7 @@ from embstore.errors import StoreDamagedError
 from embstore.store import Layout, Strings
 from embstore.store.layout import SHARD_NBYTES
 from embstore.store.occurrences import rows_of_types
-from embstore.store.shards import parse_index, shard_index
+from embstore.store.zarr.shards import parse_index, shard_index
 
 
 @given(st.lists(st.text(max_size=6), max_size=30), st.text(max_size=6))

@@ -13,8 +13,8 @@ import zarr
 
 from embstore.errors import StoreDamagedError
 from embstore.store import Store, open_store, verify
-from embstore.store.mapped import MappedRows
-from embstore.store.zarr_reader import ZarrReader, ZarrRows
+from embstore.store.reading.mapped import MappedRows
+from embstore.store.zarr.reader import ZarrReader, ZarrRows
 from tests.store.example import DTYPES, Example, example
 
 

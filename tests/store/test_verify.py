@@ -16,8 +16,8 @@ import pytest
 
 from embstore.errors import StoreMismatchError, StoreNotFoundError
 from embstore.store import StoreWriter, damaged_partitions, open_store, repair_layout, verify
-from embstore.store.lock import new_path, old_path
-from embstore.store.zarr_format import array_node
+from embstore.store.storage.lock import new_path, old_path
+from embstore.store.zarr.format import array_node
 from tests.store.example import SUFFIXES, Example, all_files, example
 from tests.store.killed import killed_at_each_step
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from embstore.corpus import Sentence, open_corpus
-from embstore.corpus.formats import format_of
+from embstore.corpus.formats.registry import format_of
 from embstore.corpus.lines import Lines
 from embstore.corpus.messages import one_line, shown
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError

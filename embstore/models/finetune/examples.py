@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.models.batches import ROW_CAPACITY, pack
 from embstore.models.finetune.data import Labelled, Tagged
-from embstore.models.inputs import NO_WORD, seen_words
 from embstore.models.padding import within_specials
-from embstore.models.tokens import SubwordTokenizer, ragged_indices
+from embstore.models.transformer.batches import ROW_CAPACITY, pack
+from embstore.models.transformer.inputs import NO_WORD, seen_words
+from embstore.models.transformer.tokens import SubwordTokenizer, ragged_indices
 
 NO_LABEL = -100  # what torch's cross entropy leaves out
 

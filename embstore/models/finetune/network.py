@@ -14,9 +14,15 @@ from torch import nn
 
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models.finetune.examples import pair_mask
-from embstore.models.inputs import attention_window, forward_parameters, is_causal, longest_sentence, position_offset
 from embstore.models.loading import TOKENIZER_FILES, Checkpoint, quiet, read_network
-from embstore.models.tokens import SubwordTokenizer
+from embstore.models.transformer.inputs import (
+    attention_window,
+    forward_parameters,
+    is_causal,
+    longest_sentence,
+    position_offset,
+)
+from embstore.models.transformer.tokens import SubwordTokenizer
 
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _PROBED = 7

@@ -37,7 +37,7 @@ from embstore.models.finetune.record import (
 )
 from embstore.models.finetune.settings import Settings, Task, check_settings, check_task
 from embstore.models.loading import Checkpoint, choose_device, open_checkpoint, sha256_of, use_threads
-from embstore.models.tokens import SubwordTokenizer
+from embstore.models.transformer.tokens import SubwordTokenizer
 
 if TYPE_CHECKING:
     import polars as pl

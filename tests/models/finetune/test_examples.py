@@ -14,7 +14,7 @@ from embstore.models.finetune.data import Labelled, Tagged
 from embstore.models.finetune.examples import NO_LABEL, Collator, Example, labelled_examples, tagged_examples
 from embstore.models.finetune.network import load_trainable
 from embstore.models.loading import open_checkpoint
-from embstore.models.tokens import SubwordTokenizer
+from embstore.models.transformer.tokens import SubwordTokenizer
 from tests.models import tiny
 
 NUMBERS = {"A": 0, "B": 1}

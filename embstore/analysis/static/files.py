@@ -1,0 +1,90 @@
+"""Static vectors written where other tools read them, or back into a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError
+from embstore.store import Index, Layout, Metadata, Store, Strings
+from embstore.store.convert.filling import fill_store, require_free_path
+from embstore.vectors import WordVectors
+
+STORES = (".zarr", ".h5")
+
+
+def write_static_store(
+    vectors: WordVectors | Mapping[int, WordVectors],
+    path: str | Path,
+    *,
+    source: Store,
+    layer: int | None = None,
+    made: Mapping[str, Any],
+) -> Store:
+    """Write static vectors as a store, float32, one row a word, each word being its own sentence.
+
+    `vectors`: of one layer, with its number in `layer`, or a mapping of layers to vectors of the same words. `made`:
+    how they were made (JSON: method and its options), kept in the metadata under `extraction.static` beside the name
+    and recipe of the source. An unfinished store of the same vectors is gone on with. Raises InvalidValueError for a
+    path that is taken, StorageError where the disk is full.
+    """
+    path = Path(path)
+    by_layer = _by_layer(vectors, layer)
+    words = next(iter(by_layer.values())).words
+    if any(other.words != words for other in by_layer.values()):
+        raise InvalidValueError("the layers have vectors of different words: a store needs the same words in each")
+    require_free_path(path)
+    metadata = _metadata(by_layer, source, made)
+    layout = metadata.layout
+
+    def arrays_of(partition: int) -> dict[str, NDArray[np.float32]]:
+        start, stop = layout.span(partition)
+        return {"hidden_states": np.stack([held.vectors[start:stop] for held in by_layer.values()])}
+
+    return fill_store(path, metadata=metadata, index=_index(words), center=None, arrays_of=arrays_of, progress=None)
+
+
+def _by_layer(vectors: WordVectors | Mapping[int, WordVectors], layer: int | None) -> dict[int, WordVectors]:
+    if isinstance(vectors, WordVectors):
+        if layer is None:
+            raise InvalidValueError("the layer of the vectors is not given: a store keeps its number")
+        return {layer: vectors}
+    if layer is not None or not vectors:
+        raise InvalidValueError("give either vectors and their layer, or a mapping of one or more layers to vectors")
+    return dict(sorted(vectors.items()))
+
+
+def _metadata(by_layer: Mapping[int, WordVectors], source: Store, made: Mapping[str, Any]) -> Metadata:
+    vectors = next(iter(by_layer.values()))
+    layout = Layout.of(rows=len(vectors), layers=tuple(by_layer), hidden_size=vectors.dimensions, dtype="float32")
+    origin = {"name": source.path.name, "recipe_sha256": source.metadata.recipe_sha256}
+    return replace(
+        source.metadata,
+        rows=layout.rows,
+        layers=layout.layers,
+        hidden_size=layout.hidden_size,
+        dtype=layout.dtype,
+        partition_rows=layout.partition_rows,
+        extraction={**source.metadata.extraction, "static": {**made, "source": origin}},
+        dropped=(),
+    )
+
+
+def _index(words: tuple[str, ...]) -> Index:
+    count = len(words)
+    forms = Strings.of(words)
+    return Index(
+        type=np.arange(count, dtype=np.int32),
+        sentence=np.arange(count, dtype=np.int64),
+        position=np.zeros(count, np.int32),
+        subwords=np.ones(count, np.int16),
+        words=forms,
+        texts=forms,
+        indptr=np.arange(count + 1, dtype=np.int64),
+        source=np.arange(count, dtype=np.int64),
+    )

@@ -1,0 +1,98 @@
+"""ELMo's words: numbered as they are seen, and spelt in characters, which are the bytes of UTF-8."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, count, islice
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.models.encoder import Tokenized
+from embstore.models.transformer.tokens import indptr, ragged_indices
+
+BEGIN, END = 0, 1  # the numbers of the words that stand around a sentence
+
+
+@dataclass(frozen=True)
+class Characters:
+    """The ids of characters: the published ones and one, since 0 stands for no character at all."""
+
+    first_byte: int = 1
+    begin_sentence: int = 257
+    end_sentence: int = 258
+    begin_word: int = 259
+    end_word: int = 260
+    padding: int = 261
+    sentence_words: tuple[str, str] = ("<S>", "</S>")
+
+
+CHARACTERS = Characters()
+
+
+def spell(words: Sequence[str], *, width: int) -> NDArray[np.int64]:
+    """Spell words in characters: int64 [words, width], each word cut to `width - 2` bytes.
+
+    A word is its begin, its bytes, its end and padding. The words <S> and </S> are the begin and the end of a
+    sentence, wherever they stand, as in the published code.
+    """
+    spelt = [word.encode("utf-8", "ignore")[: width - 2] for word in words]
+    lengths = np.fromiter(map(len, spelt), np.int64, count=len(spelt))
+    ids = np.full((len(spelt), width), CHARACTERS.padding, np.int64)
+    ids[:, 0] = CHARACTERS.begin_word
+    starts = np.arange(len(spelt)) * width + 1
+    letters = np.frombuffer(b"".join(spelt), np.uint8).astype(np.int64)
+    ids.ravel()[ragged_indices(starts, lengths)] = letters + CHARACTERS.first_byte
+    ids.ravel()[starts + lengths] = CHARACTERS.end_word
+    boundaries = zip(CHARACTERS.sentence_words, (CHARACTERS.begin_sentence, CHARACTERS.end_sentence), strict=True)
+    for boundary, character in boundaries:
+        rows = [row for row, word in enumerate(words) if word == boundary]
+        ids[rows, 1:] = CHARACTERS.padding
+        ids[rows, 1:3] = character, CHARACTERS.end_word
+    return ids
+
+
+def spelt_lengths(words: Sequence[str], *, width: int) -> NDArray[np.int64]:
+    """Return how many bytes of each word are spelt."""
+    return np.fromiter((min(len(word.encode("utf-8", "ignore")), width - 2) for word in words), np.int64, len(words))
+
+
+class WordNumbers:
+    """Numbers words as they are first seen; a word is one subword, whatever its letters.
+
+    A number stays good as long as the object lives, so the table grows with the distinct words of a corpus.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
+        self._words: list[str] = []
+        self._growing = Lock()  # text is tokenised beside the forward passes
+        self._number(CHARACTERS.sentence_words, 2)
+
+    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+        """Number the words of sentences, one subword each."""
+        bounds = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
+        total = int(bounds[-1])
+        numbers = self._number(chain.from_iterable(sentences), total)
+        return Tokenized(numbers, np.arange(total + 1, dtype=np.int64), bounds)
+
+    def word(self, number: int) -> str:
+        """Return a word by its number."""
+        return self._words[number]
+
+    def sha256(self, *, width: int) -> str:
+        """Hash all that decides how a word becomes characters."""
+        rules = {"encoding": "utf-8", "width": width, **asdict(CHARACTERS)}
+        return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
+
+    def _number(self, words: Iterable[str], total: int) -> NDArray[np.int32]:
+        with self._growing:
+            numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int32, count=total)
+            unseen = len(self._numbers) - len(self._words)
+            self._words += list(islice(reversed(self._numbers), unseen))[::-1]
+        return numbers

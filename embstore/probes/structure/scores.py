@@ -1,0 +1,195 @@
+"""Scores of structural probes (Hewitt & Manning 2019): UUAS, distance and depth Spearman, root accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.probes.structure.examples import Treebank
+
+LENGTHS = range(5, 51)  # of the sentences that the correlations are averaged over
+
+
+class Predicted(NamedTuple):
+    """What several probes say of sentences of equal length; either may be None.
+
+    `sentences` int64 [n], places. `distances` [probe, n, words, words], `depths` [probe, n, words].
+    """
+
+    sentences: NDArray[np.int64]
+    distances: NDArray[np.float32] | None
+    depths: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of each probe: `values` [probe], None where nothing could be scored; `count`, what was."""
+
+    task: str
+    metric: str
+    values: list[float | None]
+    count: int
+
+
+class _ByLength:
+    """A mean over the sentences of each length, then over the lengths."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, NDArray[np.float64]] = {}
+        self._counts: dict[int, int] = {}
+
+    def add(self, length: int, values: NDArray[np.float64]) -> None:
+        """Add values [probe, sentence] of sentences of a length."""
+        self._sums[length] = self._sums.get(length, 0.0) + values.sum(1)
+        self._counts[length] = self._counts.get(length, 0) + values.shape[1]
+
+    def score(self, task: str, metric: str, probes: int) -> Score:
+        if not self._sums:
+            return Score(task, metric, [None] * probes, 0)
+        means = [self._sums[length] / self._counts[length] for length in sorted(self._sums)]
+        return Score(task, metric, np.mean(means, 0).tolist(), sum(self._counts.values()))
+
+
+def score_structure(bank: Treebank, predictions: Iterator[Predicted], *, probes: int) -> list[Score]:
+    """Score what probes say of the sentences of a treebank, each sentence once.
+
+    `uuas`: the gold edges between words that are no punctuation marks, of which share is in the minimum spanning tree
+    of the predicted distances between such words. `dspr`: the Spearman correlation of predicted and gold distances of
+    each word to all words, averaged over the words, over the sentences of a length, then over the lengths 5 to 50.
+    `root_accuracy`: how often the word of least predicted depth, punctuation marks apart, is that of least gold depth.
+    `nspr`: the Spearman correlation of depths, averaged as dspr.
+    """
+    right = np.zeros(probes, np.int64)
+    roots = np.zeros(probes, np.int64)
+    edges = rooted = 0
+    dspr, nspr = _ByLength(), _ByLength()
+    tasks: set[str] = set()
+    for sentences, distances, depths in predictions:
+        numbers = sentences.tolist()
+        allowed = np.stack([~bank.trees[number].punctuation for number in numbers])
+        length = allowed.shape[1]
+        if distances is not None:
+            tasks.add("distance")
+            gold = np.stack([bank.distances[number] for number in numbers])
+            found, there = attachment(distances, gold, allowed)
+            right += found
+            edges += there
+            if length in LENGTHS:
+                dspr.add(length, spearman(distances, gold[None]).mean(2))
+        if depths is not None:
+            tasks.add("depth")
+            gold = np.stack([bank.depths[number] for number in numbers])
+            found, there = root_hits(depths, gold, allowed)
+            roots += found
+            rooted += there
+            if length in LENGTHS:
+                nspr.add(length, spearman(depths, gold[None]))
+    scores = []
+    if "distance" in tasks:
+        scores += [_share("distance", "uuas", right, edges), dspr.score("distance", "dspr", probes)]
+    if "depth" in tasks:
+        scores += [_share("depth", "root_accuracy", roots, rooted), nspr.score("depth", "nspr", probes)]
+    return scores
+
+
+def linear_order(bank: Treebank, *, room: int = 2**20) -> Iterator[Predicted]:
+    """The baseline of the order of the words: |i - j| as distance, and the place i as depth (the first is the root)."""
+    for sentences in equal_lengths(bank, room=room):
+        places = np.arange(len(bank.trees[int(sentences[0])]), dtype=np.float32)
+        shape = (1, len(sentences), len(places))
+        distances = np.broadcast_to(np.abs(places[:, None] - places), (*shape, len(places)))
+        yield Predicted(sentences, distances, np.broadcast_to(places, shape))
+
+
+def equal_lengths(bank: Treebank, *, room: int) -> Iterator[NDArray[np.int64]]:
+    """The sentences of a treebank in groups of equal length, of at most `room` pairs of words (or one sentence)."""
+    lengths = bank.lengths
+    for length in np.unique(lengths).tolist():
+        places = np.flatnonzero(lengths == length)
+        size = max(1, room // length**2)
+        yield from (places[start : start + size] for start in range(0, len(places), size))
+
+
+def attachment(
+    distances: NDArray[np.float32], gold: NDArray[np.int16], allowed: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], int]:
+    """How many gold edges between allowed words the spanning trees of each probe have, and how many there are."""
+    probes, sentences, words, _ = distances.shape
+    flat = distances.reshape(-1, words, words)
+    parents = spanning_trees(flat, np.tile(allowed, (probes, 1)))
+    tree, word = np.nonzero(parents >= 0)
+    hits = gold[tree % sentences, word, parents[tree, word]] == 1
+    right = np.bincount(tree[hits] // sentences, minlength=probes)
+    both = allowed[:, :, None] & allowed[:, None, :]
+    return right.astype(np.int64), int(((gold == 1) & both).sum()) // 2
+
+
+def spanning_trees(distances: NDArray[np.float32], allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Minimum spanning trees over the allowed words of [tree, words, words], all grown at once as Prim has it.
+
+    Returns int64 [tree, words]: the word each was joined to, -1 for the first one and those not allowed.
+    """
+    count, words, _ = distances.shape
+    trees = np.arange(count)
+    parents = np.full((count, words), -1, np.int64)
+    outside = allowed.copy()
+    picked = outside.argmax(1)
+    outside[trees, picked] = False
+    nearest = distances[trees, picked].astype(np.float32)
+    joins = np.tile(picked[:, None], (1, words))
+    for _ in range(words - 1):
+        picked = np.where(outside, nearest, np.inf).argmin(1)
+        growing = outside[trees, picked]
+        if not growing.any():
+            break
+        parents[trees[growing], picked[growing]] = joins[trees[growing], picked[growing]]
+        outside[trees, picked] = False
+        row = distances[trees, picked]
+        closer = growing[:, None] & (row < nearest)
+        nearest[closer] = row[closer]
+        joins = np.where(closer, picked[:, None], joins)
+    return parents
+
+
+def root_hits(
+    depths: NDArray[np.float32], gold: NDArray[np.int16], allowed: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], int]:
+    """In how many sentences each probe's allowed word of least depth is of least gold depth, and of how many."""
+    held = allowed.any(1)
+    picked = np.where(allowed, depths, np.inf).argmin(2)
+    least = np.where(allowed, gold, np.iinfo(np.int16).max).min(1)
+    right = gold[np.arange(len(gold)), picked] == least
+    return (right & held).sum(1).astype(np.int64), int(held.sum())
+
+
+def spearman(one: NDArray[np.generic], other: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Spearman's correlation along the last axis, equal values sharing a rank; 0 where one side is constant."""
+    first, second = (_centred_ranks(np.asarray(side)) for side in (one, other))
+    scale = np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
+    return np.asarray(np.clip((first * second).sum(-1) / np.where(scale > 0, scale, 1), -1, 1))
+
+
+def _centred_ranks(values: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Mean ranks along the last axis, less their mean."""
+    count = values.shape[-1]
+    order = values.argsort(-1, kind="stable")
+    ordered = np.take_along_axis(values, order, -1)
+    new = np.ones(values.shape, bool)
+    new[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    last = np.ones(values.shape, bool)
+    last[..., :-1] = new[..., 1:]
+    places = np.arange(count)
+    first = np.maximum.accumulate(np.where(new, places, 0), -1)
+    final = np.minimum.accumulate(np.where(last, places, count)[..., ::-1], -1)[..., ::-1]
+    ranks = np.empty(values.shape, np.float64)
+    np.put_along_axis(ranks, order, (first + final) / 2, -1)
+    ranks -= (count - 1) / 2
+    return ranks
+
+
+def _share(task: str, metric: str, right: NDArray[np.int64], whole: int) -> Score:
+    return Score(task, metric, [None] * len(right) if not whole else (right / whole).tolist(), whole)

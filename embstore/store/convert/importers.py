@@ -1,0 +1,240 @@
+"""Making a store of the hidden states that another tool has extracted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import CorpusError, StorageError
+from embstore.store.convert.conversion import PartitionBuffer, require_dtype, require_storable, sample_of
+from embstore.store.convert.filling import Progress, fill_store, require_free_path
+from embstore.store.convert.import_index import IndexBuilder
+from embstore.store.index import Index
+from embstore.store.layers import chosen_layers
+from embstore.store.layout import Layout
+from embstore.store.metadata import Metadata
+from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.store import Store
+
+if TYPE_CHECKING:
+    from embstore.store.convert.sentence_file import SentenceFile
+
+Words = Sequence[str]
+
+
+def import_hdf5(
+    source: str | os.PathLike[str],
+    store: str | os.PathLike[str] | ObjectPath,
+    *,
+    corpus: Iterable[Words] | None = None,
+    layers: str | int | Iterable[int] | None = None,
+    dtype: str | None = None,
+    progress: Progress | None = None,
+) -> Store:
+    """Make a store of an HDF5 file that NeuroX or `allennlp elmo` wrote, a dataset a sentence.
+
+    `corpus`: the words of every sentence, in the order of the datasets' numbers; needed where the file does not
+    name its sentences, or not all of them. `layers`: which of the file's, counted from 0, as in
+    `export`. `dtype`: float16 unless given. `progress` is called with (rows written, rows in all). The same call
+    goes on where an interrupted one ended.
+
+    Raises StoreNotFoundError or StoreFormatError for a file that is none of these, CorpusError where the words do
+    not fit the datasets, NonFiniteError, naming layer and sentence, for values that the dtype cannot hold,
+    InvalidValueError for a path that is taken, StorageError.
+    """
+    from embstore.store.convert.sentence_file import SentenceFile
+
+    wanted = "float16" if dtype is None else dtype
+    require_dtype(wanted)
+    path = place_of(store)
+    require_free_path(path)
+    with SentenceFile(Path(source)) as file:
+        chosen = chosen_layers(layers, range(file.layers))
+        builder = _survey(file, corpus)
+        metadata = _metadata(file, builder, chosen, wanted)
+        index = builder.build()
+        rows = _Rows(file, index, metadata.layout)
+        return fill_store(
+            path, metadata=metadata, index=index, center=rows.center, arrays_of=rows.arrays, progress=progress
+        )
+
+
+def _survey(file: SentenceFile, corpus: Iterable[Words] | None) -> IndexBuilder:
+    builder = IndexBuilder()
+    pairs = zip(file.numbers, file.words.tolist(), strict=True)
+    if corpus is None:
+        for number, many in pairs:
+            if many:
+                builder.add(number, _named(file, number, many))
+        return builder
+    sentences = enumerate(corpus)
+    for number, many in pairs:
+        words = _next_of_corpus(file, sentences, number)
+        if len(words) != many:
+            raise CorpusError(
+                f"{file.path}: dataset '{number}' has {many} words and sentence {number} of the corpus {len(words)}: "
+                "give the corpus that the file was made of, split into the same words"
+            )
+        if many:
+            builder.add(number, words)
+    for number, sentence in sentences:
+        if len(_checked(sentence, number)):
+            raise _no_dataset(file, number)
+    return builder
+
+
+def _named(file: SentenceFile, number: int, many: int) -> list[str]:
+    """The words of a sentence, from the file itself."""
+    words = file.words_of(number, many)
+    if words is not None:
+        return _checked(words, number)
+    if number not in file.sentences:
+        raise CorpusError(
+            f"{file.path} does not say what the sentence of dataset '{number}' is (AllenNLP names one of equal "
+            "sentences, or none): give the corpus that it was made of"
+        )
+    raise CorpusError(
+        f"{file.path}: dataset '{number}' has {many} words and its sentence {len(file.sentences[number].split())}: "
+        "give the corpus that the file was made of"
+    )
+
+
+def _next_of_corpus(file: SentenceFile, sentences: Iterator[tuple[int, Words]], number: int) -> list[str]:
+    """The words of the sentence of this number; those before it must be empty, as they have no dataset."""
+    last = -1
+    for last, sentence in sentences:
+        words = _checked(sentence, last)
+        if last == number:
+            return words
+        if words:
+            raise _no_dataset(file, last)
+    raise CorpusError(
+        f"{file.path} has a dataset '{number}' and the corpus no sentence {number}: give the whole corpus that the "
+        "file was made of"
+    )
+
+
+def _no_dataset(file: SentenceFile, number: int) -> CorpusError:
+    return CorpusError(
+        f"{file.path} has no dataset '{number}' for sentence {number} of the corpus: give the corpus that the file was "
+        "made of"
+    )
+
+
+def _checked(sentence: Any, number: int) -> list[str]:
+    if isinstance(sentence, str | bytes):
+        raise CorpusError(f"sentence {number} of the corpus is {type(sentence).__name__}, not a list of words")
+    try:
+        words = list(sentence)
+        for word in words:
+            if not word or " " in word:
+                raise CorpusError(f"sentence {number} of the corpus has a word {word!r}: a word is not empty, no space")
+            word.encode()
+    except UnicodeEncodeError:
+        raise CorpusError(f"sentence {number} of the corpus has half a surrogate pair: that is no text") from None
+    except (TypeError, AttributeError):
+        raise CorpusError(f"sentence {number} of the corpus is not a list of words: {str(sentence)[:60]!r}") from None
+    return words
+
+
+def _metadata(file: SentenceFile, builder: IndexBuilder, layers: tuple[int, ...], dtype: str) -> Metadata:
+    layout = Layout.of(rows=builder.rows, layers=layers, hidden_size=file.hidden_size, dtype=dtype)
+    return Metadata(
+        rows=builder.rows,
+        layers=layers,
+        hidden_size=file.hidden_size,
+        dtype=dtype,
+        partition_rows=layout.partition_rows,
+        model={
+            "name": f"imported from {file.path.name}",
+            "architecture": "unknown",
+            "revision": None,
+            "num_hidden_layers": file.layers - 1,
+            "hidden_size": file.hidden_size,
+            "max_subwords": None,
+        },
+        corpus={
+            "name": file.path.name,
+            "format": "hdf5",
+            "sentences": len(file.numbers),
+            "words": builder.rows,
+            "sha256": builder.text_sha256,
+        },
+        extraction={
+            "unit": "word",
+            "pooling": "unknown",
+            "import": {"layers": file.layers, "sha256": _sha256(file.path)},
+        },
+        software=_software(),
+    )
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _software() -> dict[str, str]:
+    found = {}
+    for package in ("embstore", "h5py", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class _Rows:
+    """Reads the partitions of the store to be out of the file, a sentence at a time."""
+
+    def __init__(self, file: SentenceFile, index: Index, layout: Layout) -> None:
+        self._file = file
+        self._index = index
+        self._layout = layout
+        self.center = self._center() if layout.dtype == "int8" else None
+        self._buffer: PartitionBuffer | None = None
+
+    def arrays(self, partition: int) -> dict[str, NDArray[Any]]:
+        """The arrays of a partition; they are overwritten by the next."""
+        if self._buffer is None:
+            self._buffer = PartitionBuffer(self._layout, center=self.center)
+        start, stop = self._layout.span(partition)
+        row = start
+        while row < stop:
+            number, first, last = self._sentence_at(row, stop)
+            vectors = self._file.read(number, first, last)
+            for place, layer in enumerate(self._layout.layers):
+                self._buffer.put(place, row - start, vectors[layer], where=self._namer(number, first))
+            row += last - first
+        return self._buffer.arrays(stop - start)
+
+    def _sentence_at(self, row: int, stop: int) -> tuple[int, int, int]:
+        """The sentence that a row is in: its number, the row's word, and its last word before row `stop`."""
+        sentence = int(self._index.sentence[row])
+        begins, ends = self._index.indptr[sentence : sentence + 2].tolist()
+        return int(self._index.source[sentence]), row - begins, min(ends, stop) - begins
+
+    def _namer(self, number: int, first: int) -> Callable[[int], str]:
+        return lambda word: f"sentence {number}, word {first + word} of {self._file.path}"
+
+    def _center(self) -> NDArray[np.float32]:
+        """The mean of each layer over a sample of the rows."""
+        total = np.zeros((len(self._layout.layers), self._layout.hidden_size))
+        sample = sample_of(self._layout.rows)
+        for row in sample.tolist():
+            number, first, _ = self._sentence_at(row, row + 1)
+            vectors = self._file.read(number, first, first + 1)
+            for place, layer in enumerate(self._layout.layers):
+                require_storable(vectors[layer], dtype="int8", layer=layer, where=self._namer(number, first))
+                total[place] += vectors[layer, 0]
+        return (total / len(sample)).astype(np.float32)

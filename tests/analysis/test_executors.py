@@ -1,0 +1,272 @@
+"""Geometry and static vectors over executors: the same to the bit as in one process, whoever ends first."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embstore.analysis import parts
+from embstore.analysis.geometry import measure as geometry_module
+from embstore.analysis.geometry.cosines import FusedCosines
+from embstore.analysis.geometry.measure import METRICS, geometry
+from embstore.analysis.geometry.moments import Moments
+from embstore.analysis.groups import Grouping
+from embstore.analysis.parts import LayerParts, part_edges
+from embstore.analysis.scan import Batch, Scope, reduce
+from embstore.analysis.spread import QueryJob, Waiting
+from embstore.analysis.static.vectors import static_vectors
+from embstore.errors import ClusterError, InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
+from embstore.executor import InProcess
+from embstore.store import Selection, Store, open_store
+from tests.analysis.executors import Failing, Losing, Scattered
+from tests.analysis.word_store import awkward_words, write_words
+from tests.object_server import Bucket
+
+
+@pytest.fixture(autouse=True)
+def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut so small stores as a large one is cut."""
+    monkeypatch.setattr(parts, "FEWEST", 5)
+    monkeypatch.setattr(geometry_module, "FEWEST", 5)
+
+
+KINDS = [
+    (".zarr", "float16"),
+    pytest.param((".h5", "float32"), marks=pytest.mark.slow),
+    pytest.param((".zarr", "int8"), marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    suffix, dtype = request.param
+    first, second = awkward_words(seed=1), awkward_words(seed=2)
+    vectors = [(word, np.stack([array, other])) for (word, array), (_, other) in zip(first, second, strict=True)]
+    path = tmp_path_factory.mktemp("executors") / f"store{suffix}"
+    return write_words(path, vectors, layers=(1, 4), dtype=dtype).store
+
+
+def require_same(one: pl.DataFrame, other: pl.DataFrame) -> None:
+    """Require that two tables are equal to the bit."""
+    assert one.columns == other.columns
+    for column in ("value", "baseline", "adjusted"):
+        found, expected = (table[column].fill_null(float("nan")).to_numpy().view(np.int64) for table in (one, other))
+        np.testing.assert_array_equal(found, expected)
+    floats = ("value", "baseline", "adjusted")
+    assert one.drop(floats).equals(other.drop(floats))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"memory": 6_000}, marks=pytest.mark.slow),
+        pytest.param({"precision": "float64", "centered": True}, marks=pytest.mark.slow),
+        pytest.param({"baseline": "sample", "sample": 40, "layers": [4]}, marks=pytest.mark.slow),
+        {"metrics": ["selfsim", "mev"], "layers": 4, "block_rows": 7, "memory": 20_000},
+    ],
+    ids=["all", "in passes", "float64", "sample", "words"],
+)
+def test_geometry_is_the_same_to_the_bit(store: Store, options: dict[str, Any]) -> None:
+    asked = {"metrics": METRICS, "min_contexts": 1, "block_rows": 11, **options}
+    whole = geometry(store, threads=1, **asked)
+    require_same(geometry(store, threads=3, **asked), whole)
+    require_same(geometry(store, executor=InProcess(), **asked), whole)
+    scattered = Scattered(7)
+    require_same(geometry(store, executor=scattered, **asked), whole)
+    assert scattered.done > 7
+
+
+def test_a_selection_in_any_order_is_the_same(small: Store) -> None:
+    rows = np.random.default_rng(1).permutation(small.rows)[:100]
+    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1, "block_rows": 9}
+    for selection in (small.select(rows=rows), small.select(words=["word5", "word6", "word12", "word13"])):
+        whole = geometry(selection, **asked)
+        require_same(geometry(selection, executor=Scattered(2), device="auto", threads=4, **asked), whole)
+
+
+@pytest.mark.parametrize(
+    "method", ["pc1", "abtt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mean", "medoid"))]
+)
+def test_static_vectors_are_the_same_to_the_bit(store: Store, method: str) -> None:
+    for layers, options in (([4], {"memory": 9_000}), ([4, 1], {"types": [5, 3, 20, 11], "precision": "float32"})):
+        whole = static_vectors(store, layers=layers, method=method, **options)
+        for executor in (InProcess(), Scattered(3)):
+            found = static_vectors(store, layers=layers, method=method, executor=executor, **options)
+            assert list(found) == layers
+            for layer, vectors in found.items():
+                assert vectors.words == whole[layer].words
+                np.testing.assert_array_equal(vectors.vectors.view(np.int32), whole[layer].vectors.view(np.int32))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    rng = np.random.default_rng(3)
+    words = [(f"word{number}", rng.normal(size=(number % 7 + 1, 16)) + 2) for number in range(60)]
+    return write_words(tmp_path_factory.mktemp("small") / "store.zarr", words, dtype="float16").store
+
+
+def reducers_of(store: Store) -> dict[str, Any]:
+    sentence = np.asarray(store.index.sentence).astype(np.int64)
+    words = Grouping(np.asarray(store.index.type).astype(np.int64), len(store.index.words))
+    return {"cosines": FusedCosines(words=words, sentences=Grouping(sentence, int(sentence[-1]) + 1)), "all": Moments()}
+
+
+def bits_of(found: dict[int, dict[str, Any]]) -> bytes:
+    (figures,) = found.values()
+    cosines, moments = figures["cosines"], figures["all"]
+    return pickle.dumps([cosines.selfsim, cosines.intrasim, cosines.anisotropy, moments.mean, moments.scatter])
+
+
+@settings(max_examples=8, deadline=None)
+@given(order=st.permutations(range(5)), threads=st.integers(1, 3))
+def test_no_order_in_which_pieces_end_changes_a_bit(small: Store, order: list[int], threads: int) -> None:
+    expected = bits_of(reduce(small, reducers_of(small), block_rows=8, threads=1))
+    scattered = Scattered(threads=threads, order=list(order))
+    assert bits_of(reduce(small, reducers_of(small), block_rows=8, executor=scattered)) == expected
+
+
+class Placed:
+    """A reducer of a user: what it adds depends on where an occurrence stands in the selection."""
+
+    def init(self, scope: Scope) -> list[float]:
+        return [0.0, float(len(scope.selection.rows))]
+
+    def update(self, state: list[float], batch: Batch) -> list[float]:
+        weights = np.arange(batch.places.start, batch.places.stop)
+        return [state[0] + float(weights @ batch.vectors.double().numpy()[:, 0]), state[1]]
+
+    def merge(self, state: list[float], other: list[float]) -> list[float]:
+        return [state[0] + other[0], other[1]]
+
+    def finish(self, state: list[float], scope: Scope) -> list[float]:
+        return state
+
+
+def test_a_reducer_that_knows_nothing_of_parts(small: Store) -> None:
+    for source in (small, small.select(rows=np.arange(small.rows)[::-2])):
+        expected = reduce(source, {"placed": Placed()}, block_rows=8)
+        assert reduce(source, {"placed": Placed()}, block_rows=8, executor=Scattered(5)) == expected
+        rows = source.rows if isinstance(source, Selection) else np.arange(small.rows)
+        total = np.arange(len(rows)) @ small.gather(rows, 2)[:, 0].astype(np.float64)
+        assert expected[2]["placed"] == [pytest.approx(total), len(rows)]
+
+
+def test_parts_are_those_of_the_selection_alone() -> None:
+    assert part_edges(100, 10, 8, None) == [(0, 20), (20, 40), (40, 60), (60, 80), (80, 100)]
+    assert part_edges(100, 10, 8, 2) == [(0, 50), (50, 100)]
+    assert part_edges(25, 10, 8, None) == [(0, 10), (10, 20), (20, 25)]
+    assert len(part_edges(10**9, 1000, 768, None)) == parts.MOST
+    with pytest.raises(InvalidValueError, match="parts 0"):
+        part_edges(10, 10, 8, 0)
+
+
+def test_what_travels_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "FEWEST", 100)
+    rng = np.random.default_rng(0)
+    held = [(f"word{number}", rng.normal(size=(4, 8))) for number in range(2_000)]
+    wide = write_words(tmp_path / "store.zarr", held).store
+    step = LayerParts(wide.select(), reducers_of(wide), block_rows=20, local=False)
+    tasks = list(step.tasks())
+    rows = max(task.rows for task in tasks)
+    assert max(len(pickle.dumps(task)) for task in tasks) < 40 * rows + 6_000
+    states = tasks[3].do(wide)
+    assert len(pickle.dumps(states["cosines"])) < 100 * rows + 6_000 < wide.rows * 8
+    again = pickle.loads(pickle.dumps(states["cosines"]))
+    np.testing.assert_array_equal(again.sums, states["cosines"].sums)
+    np.testing.assert_array_equal(again.values, states["cosines"].values)
+
+
+def test_the_progress_ends_with_all(store: Store) -> None:
+    seen: list[tuple[int, int]] = []
+    geometry(store, min_contexts=1, executor=Scattered(1), progress=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+    told: list[tuple[int, int]] = []
+    static_vectors(store, layer=1, executor=Scattered(1), progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (store.rows, store.rows)
+
+
+@settings(max_examples=25, deadline=None)
+@given(order=st.permutations(range(9)), most=st.sampled_from([1, 40, 10**6]))
+def test_results_wait_for_their_turn_in_memory_or_a_file(order: list[int], most: int) -> None:
+    waiting = Waiting(most)
+    results = [bytes([number]) * (1 + 7 * number) for number in range(9)]
+    taken: list[bytes] = []
+    for number in order:
+        waiting.put(number, results[number])
+        while len(taken) in waiting:
+            taken.append(waiting.take(len(taken)))
+    waiting.close()
+    assert taken == results
+
+
+def one_line(error: pytest.ExceptionInfo[BaseException], *told: str) -> None:
+    assert "\n" not in str(error.value)
+    for part in told:
+        assert part in str(error.value)
+
+
+def test_a_piece_that_fails_ends_it_with_its_reason(small: Store) -> None:
+    failing = Failing(ValueError("no such thing\nnor line"), places=(1, 2))
+    with pytest.raises(ClusterError) as caught:
+        geometry(small, min_contexts=1, block_rows=8, executor=failing)
+    one_line(caught, "1 of 6 pieces of the work failed", "ValueError: no such thing")
+    assert failing.begun == 2
+    with pytest.raises(NonFiniteError) as wrong:
+        static_vectors(small, layer=2, executor=Failing(NonFiniteError("row 3 is not finite"), places=(0,)))
+    one_line(wrong, "row 3 is not finite", "1 of 1 pieces of the work failed")
+    with pytest.raises(ClusterError, match="with 4 of 5 pieces"):
+        reduce(small, reducers_of(small), block_rows=8, executor=Losing())
+
+
+def test_what_is_wrong_with_a_store_is_said_as_in_one_process(tmp_path: Path) -> None:
+    vectors = np.ones((30, 8), np.float32)
+    vectors[20, 3] = np.nan
+    broken = write_words(tmp_path / "broken.zarr", [("word", vectors), ("other", np.ones((4, 8)))]).store
+    executor = InProcess(attempts=2)
+    for call in (geometry, partial(static_vectors, layer=2)):
+        with pytest.raises(NonFiniteError) as caught:
+            call(broken, executor=executor)
+        one_line(caught, "not finite", "layer 2, row", "pieces of the work failed")
+    words = [("word", np.ones((400, 8))), ("other", np.ones((40, 8)))]
+    with pytest.warns(UnfinishedStoreWarning):
+        unfinished = write_words(tmp_path / "unfinished.h5", words, written=False).store
+    with pytest.raises(MissingRowsError):
+        geometry(unfinished, executor=executor)
+    written = unfinished.select(rows=np.arange(256))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a worker does not warn once more
+        require_same(geometry(written, executor=Scattered()), geometry(written))
+
+
+def test_another_store_at_the_path_is_refused(tmp_path: Path) -> None:
+    job = QueryJob.over(write_words(tmp_path / "store.zarr", [("word", np.ones((30, 8))), ("other", np.eye(8))]).store)
+    sent = pickle.dumps(job)
+    pickle.loads(pickle.dumps(pickle.loads(sent))).begin()
+    write_words(tmp_path / "other.zarr", [("word", np.ones((30, 8))), ("others", np.ones((3, 8)))])
+    shutil.rmtree(tmp_path / "store.zarr")
+    shutil.move(tmp_path / "other.zarr", tmp_path / "store.zarr")
+    with pytest.raises(ClusterError) as caught:
+        pickle.loads(sent).begin()
+    one_line(caught, "store.zarr is another store on the worker")
+
+
+@pytest.mark.slow
+def test_a_store_in_a_bucket_is_the_same(small: Store, bucket: Bucket) -> None:
+    assert isinstance(small.path, Path)
+    far = open_store(bucket.upload(small.path, "small.zarr"))
+    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1, "block_rows": 9, "memory": 10_000}
+    require_same(geometry(far, executor=Scattered(4), **asked), geometry(small, **asked))
+    near, found = static_vectors(small, layer=2), static_vectors(far, layer=2, executor=Scattered(4))
+    np.testing.assert_array_equal(found.vectors, near.vectors)

@@ -1,0 +1,308 @@
+"""The geometry of a layer against every pair taken one by one, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from embstore.analysis import groups
+from embstore.analysis.geometry.measure import METRICS, geometry
+from embstore.analysis.geometry.summary import bootstrap_means, extreme_words, summarize_geometry
+from embstore.analysis.scan import Batch, Reduction, Scope, reduce, selected
+from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
+from embstore.store import Selection
+from tests.analysis.test_spectra import explained
+from tests.analysis.word_store import Written, awkward_words, write_words
+from tests.store_making import make_store
+
+CLOSE = {"float32": 1e-6, "float64": 1e-9}
+
+
+def cosine(one: np.ndarray, other: np.ndarray) -> float:
+    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / lengths if lengths else 0.0
+
+
+def mean_cosine(vectors: np.ndarray) -> float:
+    """The mean over all pairs, each cosine by itself."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    units = vectors / np.where(lengths > 0, lengths, 1)[:, None]
+    return float((units @ units.T)[np.triu_indices(len(vectors), 1)].mean())
+
+
+def test_the_mean_over_pairs_is_that_of_a_loop() -> None:
+    vectors = np.concatenate([array for _, array in awkward_words()])[::4]
+    pairs = [cosine(one, other) for one, other in combinations(vectors, 2)]
+    assert mean_cosine(vectors) == pytest.approx(np.mean(pairs), abs=1e-13)
+
+
+def within_sentence(vectors: np.ndarray) -> float:
+    mean = vectors.mean(0)
+    return float(np.mean([cosine(mean, vector) for vector in vectors]))
+
+
+def spectrum(vectors: np.ndarray) -> dict[str, float]:
+    variances = np.linalg.svd(vectors - vectors.mean(0), compute_uv=False) ** 2
+    shares = variances[variances > variances.max() * 1e-14] / variances.sum()
+    return {
+        "mean_norm": float(np.linalg.norm(vectors, axis=1).mean()),
+        "participation_ratio": float(variances.sum() ** 2 / np.square(variances).sum()),
+        "effective_rank": float(np.exp(-(shares * np.log(shares)).sum())),
+        "top_component": float(shares.max()),
+    }
+
+
+@pytest.fixture(
+    scope="module", params=[(suffix, dtype) for suffix in (".zarr", ".h5") for dtype in ("float32", "int8")]
+)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    suffix, dtype = request.param
+    first, second = awkward_words(seed=1), awkward_words(seed=2)
+    vectors = [(word, np.stack([array, other])) for (word, array), (_, other) in zip(first, second, strict=True)]
+    path = tmp_path_factory.mktemp("geometry") / f"store{suffix}"
+    return write_words(path, vectors, layers=(1, 4), dtype=dtype)
+
+
+@pytest.fixture(scope="module")
+def whole(written: Written) -> pl.DataFrame:
+    """Every metric of a store, in one piece."""
+    return geometry(written.store, metrics=METRICS, min_contexts=1, precision="float64")
+
+
+def values(table: pl.DataFrame, metric: str, layer: int) -> dict[str, float | None]:
+    found = table.filter((pl.col("metric") == metric) & (pl.col("layer") == layer))
+    return dict(zip(found["item"], found["value"], strict=True))
+
+
+def baseline_of(table: pl.DataFrame, metric: str, layer: int) -> float:
+    """The baseline that all rows of a metric and layer share."""
+    found = table.filter((pl.col("metric") == metric) & (pl.col("layer") == layer))
+    (baseline,) = set(found["baseline"].to_list())
+    return float(baseline)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("centered", [False, True])
+def test_every_metric_is_that_of_its_definition(written: Written, precision: str, centered: bool) -> None:
+    store, close = written.store, CLOSE[precision]
+    table = geometry(store, metrics=METRICS, min_contexts=1, centered=centered, precision=precision)
+    for place, layer in enumerate(store.layers):
+        everything = written.values[place]
+        similarity, explainable = mean_cosine(everything), explained(everything, centered=centered)
+        selfsim = values(table, "selfsim", layer)
+        expected = {word: mean_cosine(written.of(word, layer)) for word in written.rows if len(written.rows[word]) > 1}
+        assert set(selfsim) - {""} == set(expected)
+        for word, value in expected.items():
+            assert selfsim[word] == pytest.approx(value, abs=close), word
+        assert selfsim[""] == pytest.approx(np.mean(list(expected.values())), abs=close)
+        mev = values(table, "mev", layer)
+        for word in written.rows:
+            value = explained(written.of(word, layer), centered=centered)
+            assert (mev[word] is None) if np.isnan(value) else mev[word] == pytest.approx(value, abs=close), word
+        intrasim = values(table, "intrasim", layer)
+        sentences = np.asarray(store.index.sentence)
+        known = [number for number in range(int(sentences[-1]) + 1) if (sentences == number).sum() > 1]
+        assert set(intrasim) - {""} == {str(number) for number in known}
+        for number in known:
+            value = within_sentence(everything[sentences == number])
+            assert intrasim[str(number)] == pytest.approx(value, abs=close)
+        assert values(table, "anisotropy", layer) == {"": pytest.approx(similarity, abs=close)}
+        for metric, value in spectrum(everything).items():
+            assert values(table, metric, layer) == {"": pytest.approx(value, rel=close)}
+        for metric, value in (("selfsim", similarity), ("intrasim", similarity), ("mev", explainable)):
+            assert baseline_of(table, metric, layer) == pytest.approx(value, abs=close)
+    difference = (table["value"] - table["baseline"] - table["adjusted"]).drop_nulls()
+    assert len(difference)
+    assert difference.abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"block_rows": 1}, {"block_rows": 37}, {"threads": 1}, {"threads": 3}, {"memory": 1}]
+)
+def test_nothing_depends_on_blocks_threads_or_memory(
+    written: Written, whole: pl.DataFrame, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "CACHED_NBYTES", 1000)
+    other = geometry(written.store, metrics=METRICS, min_contexts=1, precision="float64", **options)
+    assert other.drop("value", "baseline", "adjusted").equals(whole.drop("value", "baseline", "adjusted"))
+    for column in ("value", "baseline", "adjusted"):
+        np.testing.assert_allclose(other[column].to_numpy(), whole[column].to_numpy(), rtol=1e-9, atol=1e-10)
+
+
+def test_the_sample_is_the_same_for_a_seed_and_its_baseline_that_of_pairs(written: Written) -> None:
+    store = written.store
+    table = geometry(store, min_contexts=1, baseline="sample", sample=50, seed=3, centered=True)
+    assert table.equals(geometry(store, min_contexts=1, baseline="sample", sample=50, seed=3, centered=True))
+    drawn = np.sort(np.random.default_rng(3).choice(store.rows, 50, replace=False))
+    for place, layer in enumerate(store.layers):
+        expected = mean_cosine(written.values[place][drawn])
+        assert baseline_of(table, "selfsim", layer) == pytest.approx(expected, abs=1e-6)
+        assert values(table, "anisotropy", layer)[""] == pytest.approx(expected, abs=1e-6)
+        explainable = explained(written.values[place][drawn], centered=True)
+        assert baseline_of(table, "mev", layer) == pytest.approx(explainable, abs=1e-6)
+
+
+def test_a_selection_in_any_order(written: Written) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(written.store.rows)[:100]
+    table = geometry(written.store.select(rows=rows, layers=4), min_contexts=1, metrics=["selfsim", "intrasim"])
+    sentences = np.asarray(written.store.index.sentence)
+    held = written.values[1]
+    for word, value in values(table, "selfsim", 4).items():
+        if word:
+            own = [row for row in written.rows[word] if row in rows]
+            assert value == pytest.approx(mean_cosine(held[own]), abs=1e-6)
+    for number, value in values(table, "intrasim", 4).items():
+        if number:
+            own = [row for row in sorted(rows) if sentences[row] == int(number)]
+            assert value == pytest.approx(within_sentence(held[own]), abs=1e-6)
+
+
+class Longest:
+    """A reducer as a user would write it."""
+
+    def init(self, scope: Scope) -> torch.Tensor:
+        return torch.zeros((), dtype=scope.dtype)
+
+    def update(self, state: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return torch.maximum(state, batch.norms.max())
+
+    def merge(self, state: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(state, other)
+
+    def finish(self, state: torch.Tensor, scope: Scope) -> float:
+        return float(state)
+
+
+def test_a_reducer_of_ones_own(written: Written) -> None:
+    seen: list[int] = []
+    found = reduce(written.store, {"longest": Longest()}, block_rows=50, progress=seen.append)
+    for place, layer in enumerate(written.store.layers):
+        assert found[layer]["longest"] == pytest.approx(np.linalg.norm(written.values[place], axis=1).max(), rel=1e-6)
+    assert max(seen) == 2 * written.store.rows
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_merge_in_any_order(written: Written, seed: int) -> None:
+    from embstore.analysis.geometry.measure import _Study
+    from embstore.analysis.geometry.moments import Moments
+    from embstore.analysis.similarity.cosine_similarity import Anisotropy, IntraSentenceSimilarity, SelfSimilarity
+    from embstore.analysis.words import all_types
+
+    selection = selected(written.store, None)
+    types = all_types(selection)
+    study = _Study(selection, METRICS, types, 1, False, None, {"threads": 1}, 2**30, lambda done, total: None)
+    reducers = {
+        "selfsim": SelfSimilarity(study._words(selection, types)),
+        "intrasim": IntraSentenceSimilarity(study._sentences[1]),
+        "cosine": Anisotropy(),
+        "moments": Moments(),
+    }
+    reduction = Reduction(selection, reducers, precision="float64", block_rows=20)
+    rng = np.random.default_rng(seed)
+    edges = np.unique([0, *rng.integers(1, written.store.rows, 7), written.store.rows]).tolist()
+    parts = [reduction.run(4, start, stop) for start, stop in pairwise(edges)]
+    while len(parts) > 1:
+        one, other = rng.choice(len(parts), 2, replace=False)
+        merged = reduction.merge(parts[one], parts[other])
+        parts = [part for place, part in enumerate(parts) if place not in (one, other)] + [merged]
+    found = reduction.finish(4, parts[0])
+    whole = reduce(selection, reducers, precision="float64")[4]
+    for name in ("selfsim", "intrasim", "cosine"):
+        np.testing.assert_allclose(found[name], whole[name], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found["moments"].scatter, whole["moments"].scatter, rtol=1e-9, atol=1e-6)
+
+
+def test_bootstrap_means_are_of_rows_drawn_with_replacement() -> None:
+    rng = np.random.default_rng(0)
+    held = rng.normal(size=(30, 2))
+    held[4, 1] = np.nan
+    found = bootstrap_means(held, resamples=500, seed=7)
+    drawn = np.random.default_rng(7).integers(0, 30, (500, 30))
+    np.testing.assert_allclose(found, np.nanmean(held[drawn], axis=1), atol=1e-12)
+
+
+def test_a_summary_has_an_interval_about_each_mean(written: Written) -> None:
+    table = geometry(written.store, metrics=METRICS, min_contexts=2)
+    summary = summarize_geometry(table, resamples=200, seed=1)
+    assert summary["metric"].to_list() == [metric for _ in (1, 4) for metric in table["metric"].unique().sort()]
+    own = summary.filter(pl.col("metric").cast(pl.String).is_in(["selfsim", "intrasim", "mev"]))
+    assert ((own["low"] < own["value"]) & (own["value"] < own["high"])).all()
+    np.testing.assert_allclose(own["adjusted_low"], own["low"] - own["baseline"])
+    assert summary.filter(pl.col("metric") == "anisotropy")["low"].null_count() == 2
+
+
+def test_the_extreme_words(written: Written) -> None:
+    table = geometry(written.store, metrics="selfsim", min_contexts=2)
+    found = extreme_words(table, layer=4, count=3)
+    ordered = sorted((value, word) for word, value in values(table, "selfsim", 4).items() if word and value is not None)
+    assert found.filter(pl.col("end") == "most")["item"].to_list() == [word for _, word in ordered[:3]]
+    least = sorted(ordered, key=lambda pair: (-pair[0], pair[1]))
+    assert found.filter(pl.col("end") == "least")["item"].to_list() == [word for _, word in least[:3]]
+
+
+def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_bad_input_is_refused_in_one_line(written: Written) -> None:
+    store = written.store
+    for options, parts in (
+        ({"layers": 2}, ["layer 2 is not stored", "1, 4"]),
+        ({"layers": []}, ["no layer"]),
+        ({"metrics": "entropy"}, ["'entropy'", "selfsim"]),
+        ({"metrics": []}, ["no metric"]),
+        ({"min_contexts": 10**6}, ["1000000 different"]),
+        ({"min_contexts": 0}, ["min_contexts 0"]),
+        ({"baseline": "paper"}, ["'paper'", "exact, sample"]),
+        ({"baseline": "sample", "sample": 1}, ["sample 1"]),
+        ({"precision": "float16"}, ["'float16'", "float32"]),
+        ({"memory": 0}, ["memory 0"]),
+        ({"threads": 0}, ["threads is 0"]),
+        ({"block_rows": 0}, ["block_rows 0"]),
+        ({"device": "abacus"}, ["'abacus'"]),
+    ):
+        one_line(lambda options=options: geometry(store, **options), InvalidValueError, *parts)  # type: ignore[misc]
+    one_line(lambda: geometry(store.select(rows=[])), InvalidValueError, "no occurrence is selected")
+    alone = store.select(words=next(word for word, rows in written.rows.items() if len(rows) == 1))
+    one_line(lambda: geometry(alone, min_contexts=1, metrics="selfsim"), InvalidValueError, "two occurrences")
+    one_line(lambda: geometry(alone, metrics="intrasim"), InvalidValueError, "no sentence", "two words")
+    table = geometry(store, metrics="anisotropy")
+    one_line(lambda: extreme_words(table, layer=1), InvalidValueError, "layer 1")
+    one_line(lambda: summarize_geometry(table, resamples=0), InvalidValueError, "resamples 0")
+    one_line(lambda: summarize_geometry(table, level=95), InvalidValueError, "level 95")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_named(tmp_path: Path, bad: float) -> None:
+    vectors = np.random.default_rng(0).normal(size=(9, 4))
+    vectors[6, 2] = bad
+    made = write_words(tmp_path / "store.zarr", [("word", vectors)])
+    row = int(np.flatnonzero(~np.isfinite(made.values[0]).all(1))[0])
+    one_line(lambda: geometry(made.store, min_contexts=1), NonFiniteError, "layer 2", f"row {row} ")
+
+
+def test_vectors_too_long_for_float32_are_told_from_bad_ones(tmp_path: Path) -> None:
+    made = write_words(tmp_path / "store.zarr", [("word", np.random.default_rng(0).normal(size=(9, 4)) * 1e30)])
+    one_line(lambda: geometry(made.store, min_contexts=1), NonFiniteError, "float64")
+    table = geometry(made.store, min_contexts=1, metrics="selfsim", precision="float64")
+    assert values(table, "selfsim", 2)["word"] == pytest.approx(mean_cosine(made.values[0]), abs=1e-9)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_rows_not_written_are_refused(tmp_path: Path, suffix: str) -> None:
+    with pytest.warns(UnfinishedStoreWarning):
+        made = make_store(tmp_path / f"store{suffix}", leave_out=(1,))
+    one_line(lambda: geometry(made.store), MissingRowsError, "not written")
+    whole = geometry(Selection(made.store, layers=(2,), filters=()).committed(), metrics="anisotropy")
+    assert values(whole, "anisotropy", 2)[""] == pytest.approx(mean_cosine(made.vectors[1, :256]), abs=1e-6)

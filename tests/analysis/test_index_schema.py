@@ -1,0 +1,65 @@
+"""The JSON Schema of an index's metadata: valid fixtures pass, each invalid one fails for the defect in its name."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from embstore.analysis.neighbors.indexes import build_index
+from tests.analysis.index_store import LAYER, hard_store
+
+FIXTURES = Path(__file__).parents[1] / "schemas" / "index"
+VALID = sorted((FIXTURES / "valid").glob("*.json"))
+INVALID = sorted((FIXTURES / "invalid").glob("*.json"))
+WHERE = {
+    "checksum-beyond-32-bits": "$.files['index.faiss'].crc32c",
+    "digest-cut-short": "$.recipe.digest",
+    "file-of-no-bytes": "$.files['index.faiss'].nbytes",
+    "name-of-a-hidden-folder": "$.name",
+    "negative-layer": "$.recipe.layer",
+    "newer-format": "$.format_version",
+    "no-index-file": "$.files",
+    "no-recipe": "$",
+    "unknown-member": "$",
+    "unknown-metric": "$.recipe.metric",
+    "unknown-parameter": "$.parameters",
+}
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    schema = json.loads(resources.files("embstore.schemas").joinpath("index.schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
+def test_valid(validator: jsonschema.Draft202012Validator, path: Path) -> None:
+    validator.validate(load(path))
+
+
+@pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
+def test_invalid(validator: jsonschema.Draft202012Validator, path: Path) -> None:
+    errors = list(validator.iter_errors(load(path)))
+    assert [error.json_path for error in errors] == [WHERE[path.stem]]
+
+
+def test_every_defect_has_its_fixture() -> None:
+    assert {path.stem for path in INVALID} == set(WHERE)
+    assert VALID
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "hnsw", "IVF4,SQ8"])
+def test_what_is_written_is_valid(validator: jsonschema.Draft202012Validator, tmp_path: Path, kind: str) -> None:
+    store = hard_store(tmp_path / "s.zarr").store
+    index = build_index(store, LAYER, kind=kind, components=1, threads=1)
+    validator.validate(load(index.path / "index.json"))

@@ -1,0 +1,276 @@
+"""Nearest-neighbour labels against loops over all pairs in float64."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from embstore.analysis.neighbors.labels import knn_labels, knn_predictions
+from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.store import Store
+from tests.analysis.test_separability import write_senses
+from tests.store_making import make_store
+
+Told = list[tuple[str, str | None, list[float]]]
+
+
+def occurrences(seed: int = 0, count: int = 90) -> Told:
+    """Words of one label, of several and of none; vectors lean to their label, equal ones and zeros are among them."""
+    rng = np.random.default_rng(seed)
+    centers = {"x": np.array([3.0, 0, 1, 0]), "y": np.array([0, 3.0, 0, 1]), "z": np.array([1.0, 1, 1, 4])}
+    words = ["bank", "suit", "spring", "crane", "river", "the", "a phrase"]
+    told: Told = []
+    for _ in range(count):
+        word = words[int(rng.integers(len(words)))]
+        label = "x" if word == "river" else [*centers, None][int(rng.integers(4))]
+        vector = 2.0 ** rng.integers(-3, 4) * (centers.get(str(label), 0) + rng.integers(-2, 3, 4))
+        told.append((word, label, vector.tolist()))
+    for place in (3, 17, 40, 41, 42):
+        told[place] = (*told[place][:2], told[8][2])
+    told[50] = (*told[50][:2], [0.0] * 4)
+    return told
+
+
+@pytest.fixture(scope="module", params=["zarr", "h5"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return write_senses(tmp_path_factory.mktemp("labelling") / f"store.{request.param}", occurrences())
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    product = math.fsum(a * b for a, b in zip(one, other, strict=True))
+    lengths = math.sqrt(math.fsum(a * a for a in one)) * math.sqrt(math.fsum(b * b for b in other))
+    return product / lengths if lengths else 0.0
+
+
+def distance(one: list[float], other: list[float]) -> float:
+    return -math.sqrt(math.fsum((a - b) ** 2 for a, b in zip(one, other, strict=True)))
+
+
+def may_answer(told: Told, split: str, test: set[str], train: set[str]) -> dict[int, list[int]]:
+    """The labelled occurrences that each occurrence asked may have for neighbours; a sentence has three words."""
+    labelled = [row for row in range(len(told)) if told[row][1] is not None]
+    if split == "words":
+        return {row: [r for r in labelled if told[r][0] in train] for row in labelled if told[row][0] in test}
+    if split == "leave-one-word-out":
+        return {row: [r for r in labelled if told[r][0] != told[row][0]] for row in labelled}
+    labels = defaultdict(set)
+    for row in labelled:
+        labels[told[row][0]].add(told[row][1])
+    asked = [row for row in labelled if len(labels[told[row][0]]) >= 2]
+    return {row: [r for r in labelled if told[r][0] == told[row][0] and r // 3 != row // 3] for row in asked}
+
+
+def nearest_by_hand(told: Told, row: int, pool: list[int], k: int, score) -> tuple[str, int]:  # type: ignore[no-untyped-def]
+    """The label of most of the k nearest (of equals that of the nearest), and the nearest that has it."""
+    best = sorted(pool, key=lambda other: (-score(told[row][2], told[other][2]), other))[:k]
+    votes = Counter(told[other][1] for other in best)
+    first = next(other for other in best if votes[told[other][1]] == max(votes.values()))
+    return str(told[first][1]), first
+
+
+SPLITS = [
+    ("words", {"bank", "crane"}, {"suit", "spring", "river"}),
+    ("words", {"bank", "a phrase"}, None),
+    ("leave-one-word-out", None, None),
+    ("within-word", None, None),
+]
+
+
+@pytest.mark.parametrize(("split", "test", "train"), SPLITS)
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_labels_are_those_of_all_pairs(
+    split: str, test: set[str] | None, train: set[str] | None, k: int, metric: str, store: Store
+) -> None:
+    told = occurrences()
+    options = {"label": "class", "k": k, "split": split, "test_words": test, "train_words": train, "metric": metric}
+    learnt = train or {word for word, _, _ in told} - (test or set())
+    pools = {row: pool for row, pool in may_answer(told, split, test or set(), learnt).items() if pool}
+    expected = {
+        row: nearest_by_hand(told, row, pool, k, cosine if metric == "cosine" else distance)
+        for row, pool in pools.items()
+    }
+    found = knn_predictions(store, layer=2, **options)  # type: ignore[arg-type]
+    assert found["occurrence"].to_list() == sorted(expected)
+    assert {row["occurrence"]: (row["predicted"], row["nearest"]) for row in found.to_dicts()} == expected
+    for row in found.to_dicts():
+        assert (row["word"], row["label"]) == told[row["occurrence"]][:2]
+        assert row["nearest_word"] == told[row["nearest"]][0]
+        score = cosine if metric == "cosine" else distance
+        assert abs(row["score"]) == pytest.approx(
+            abs(score(told[row["occurrence"]][2], told[row["nearest"]][2])), abs=1e-12
+        )
+
+    usual = {row: usual_by_hand(told, pool) for row, pool in pools.items()}
+    scores = knn_labels(store, **options)  # type: ignore[arg-type]
+    guesses = {row: guess for row, (guess, _) in expected.items()}
+    compare(scores, told, guesses, usual)
+
+
+def usual_by_hand(told: Told, pool: list[int]) -> str:
+    counts = Counter(str(told[row][1]) for row in pool)
+    return min(counts, key=lambda name: (-counts[name], name))  # the column has its labels in alphabetical order
+
+
+def compare(scores: pl.DataFrame, told: Told, guesses: dict[int, str], usual: dict[int, str]) -> None:
+    rows = {(row["metric"], row["item"]): row for row in scores.to_dicts()}
+    recalls = []
+    for name in sorted({str(told[row][1]) for row in guesses}):
+        mine = [row for row in guesses if told[row][1] == name]
+        right = [sum(guess[row] == name for row in mine) / len(mine) for guess in (guesses, usual)]
+        recalls.append(right)
+        row = rows.pop(("recall", name))
+        assert (row["value"], row["baseline"], row["count"]) == (*map(pytest.approx, right), len(mine))
+    macro = rows.pop(("macro_recall", ""))
+    assert [macro["value"], macro["baseline"]] == pytest.approx(np.mean(recalls, axis=0).tolist())
+    assert macro["count"] == len(recalls)
+    [row] = rows.values()
+    right = [sum(guess[row] == told[row][1] for row in guesses) / len(guesses) for guess in (guesses, usual)]
+    assert (row["metric"], row["count"]) == ("accuracy", len(guesses))
+    assert [row["value"], row["baseline"]] == pytest.approx(right)
+
+
+def test_the_same_from_any_layer_and_with_the_mean_away(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "store.zarr", sentences=40)
+    told = [(str(row["word"]), row["upos"]) for row in made.table]
+    for center, components in ((False, 0), (True, 0), (True, 1)):
+        scores = knn_labels(made.store, label="upos", split="leave-one-word-out", center=center, components=components)
+        assert scores["layer"].unique().sort().to_list() == [0, 2, 5]
+        for place, layer in enumerate(made.store.layers):
+            vectors = made.vectors[place].astype(np.float64)
+            vectors = vectors - vectors.mean(0) if center else vectors
+            if components:
+                top = np.linalg.svd(vectors)[2][:1]
+                vectors = vectors - vectors @ top.T @ top
+            full: Told = [(*pair, vector) for pair, vector in zip(told, vectors.tolist(), strict=True)]
+            pools = may_answer(full, "leave-one-word-out", set(), set())
+            guesses = {row: nearest_by_hand(full, row, pool, 1, cosine)[0] for row, pool in pools.items()}
+            [accuracy] = scores.filter(pl.col("layer") == layer, pl.col("metric") == "accuracy")["value"]
+            assert accuracy == pytest.approx(np.mean([full[row][1] == guess for row, guess in guesses.items()]))
+
+
+def test_a_sample_is_of_those_asked(store: Store) -> None:
+    whole = knn_predictions(store, label="class", layer=2)
+    some = knn_predictions(store, label="class", layer=2, sample=12, seed=3)
+    assert len(some) == 12
+    assert some.equals(whole.filter(pl.col("occurrence").is_in(some["occurrence"].implode())))
+    assert some.equals(knn_predictions(store, label="class", layer=2, sample=12, seed=3))
+    accuracy = knn_labels(store, label="class", sample=12, seed=3).row(0, named=True)
+    assert accuracy["value"] == pytest.approx((some["label"] == some["predicted"]).mean())
+    assert (accuracy["count"], accuracy["seed"]) == (12, 3)
+    within = knn_predictions(store, label="class", layer=2, split="within-word", sample=5)
+    full = knn_predictions(store, label="class", layer=2, split="within-word")
+    assert within.equals(full.filter(pl.col("occurrence").is_in(within["occurrence"].implode())))
+
+
+def test_words_are_searched_in_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = knn_predictions(store, label="class", layer=2, split="within-word", k=2)
+    for size in (1, 7, 30):
+        monkeypatch.setattr("embstore.analysis.neighbors.labels.WORDS_AT_ONCE", size)
+        assert knn_predictions(store, label="class", layer=2, split="within-word", k=2).equals(whole)
+    monkeypatch.setattr("embstore.analysis.neighbors.labels.QUERIES_AT_ONCE", 11)
+    one = knn_predictions(store, label="class", layer=2, k=2)
+    monkeypatch.setattr("embstore.analysis.neighbors.labels.QUERIES_AT_ONCE", 1000)
+    assert one.equals(knn_predictions(store, label="class", layer=2, k=2))
+
+
+def test_sentences_of_the_same_words_are_one(tmp_path: Path) -> None:
+    """Without that the twin of a sentence, which always has the same label, would answer."""
+    told: Told = [("bank", "x", [1.0, 0]), ("bank", "y", [1.0, 0.1]), ("bank", "x", [0.0, 1]), ("bank", "y", [0.1, 1])]
+    store = write_senses(tmp_path / "store.zarr", told, sentence=1)
+    found = knn_predictions(store, label="class", layer=2, split="within-word")
+    assert found["nearest"].to_list() == [1, 0, 3, 2]
+    twins = store.index.texts.data.copy()
+    twins[-1] = ord("2")  # sentence 3 becomes the text of sentence 2
+    object.__setattr__(store.index, "texts", type(store.index.texts)(store.index.texts.offsets, twins))
+    again = knn_predictions(store, label="class", layer=2, split="within-word")
+    assert again["nearest"].to_list() == [1, 0, 1, 1]
+
+
+def test_of_a_selection_only_its_occurrences(store: Store) -> None:
+    told = occurrences()
+    chosen = [row for row in range(len(told)) if told[row][0] in ("bank", "suit")]
+    found = knn_predictions(store.select(words=["bank", "suit"]), label="class", layer=2)
+    assert set(found["occurrence"]) == {row for row in chosen if told[row][1] is not None}
+    assert set(found["nearest_word"]) == {"bank", "suit"}
+
+
+def test_columns_say_what_was_asked(store: Store) -> None:
+    frame = knn_labels(store, label="class", test_words=["bank"], k=3, center=True, metric="l2", seed=9)
+    assert frame.columns[:5] == ["task", "layer", "split", "k", "space"]
+    assert frame.row(0)[:5] == ("class", 2, "words", 3, "l2, centered")
+
+
+def test_progress_counts_what_is_asked(store: Store, tmp_path: Path) -> None:
+    made = make_store(tmp_path / "store.zarr", sentences=30)
+    heard: list[int] = []
+    labelled = sum(row["upos"] is not None for row in made.table)
+    knn_labels(made.store, label="upos", progress=heard.append)
+    assert heard == [labelled, 2 * labelled, 3 * labelled]
+    heard.clear()
+    knn_labels(made.store, label="upos", split="within-word", layers=[0, 5], progress=heard.append)
+    assert heard[-1] == 2 * labelled
+    assert heard == sorted(heard)
+
+
+def most(split: str) -> int:
+    """How many may answer the occurrence that most may answer."""
+    told = occurrences()
+    pools = may_answer(told, split, {"bank"}, {word for word, _, _ in told} - {"bank"})
+    return max(map(len, pools.values()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label": "sense"}, "no label column 'sense': the store has class"),
+        ({"k": 0}, "k 0 is not allowed"),
+        ({"k": 500}, f"k 500 is more than the {most('leave-one-word-out')} labelled occurrences that may answer"),
+        (
+            {"k": 500, "split": "within-word"},
+            f"k 500 is more than the {most('within-word')} labelled occurrences that may answer",
+        ),
+        (
+            {"k": 500, "test_words": ["bank"]},
+            f"k 500 is more than the {most('words')} labelled occurrences that may answer",
+        ),
+        ({"split": "random"}, "unknown split 'random'; allowed are words, leave-one-word-out, within-word"),
+        ({"split": "words"}, "give test_words"),
+        ({"train_words": ["bank"]}, "give test_words"),
+        ({"split": "within-word", "test_words": ["bank"]}, "lists of words are for the split words"),
+        ({"test_words": ["bank", "suit"], "train_words": ["suit", "the"]}, r"'suit' is a train and a test word \(1"),
+        ({"test_words": ["nowhere"]}, "no test word has a labelled occurrence"),
+        ({"test_words": ["bank"], "train_words": ["nowhere"]}, "no train word has a labelled occurrence"),
+        ({"test_words": []}, "no test word has a labelled occurrence"),
+        ({"sample": 0}, "sample 0 is not allowed"),
+        ({"layers": 9}, "layer 9 is not stored"),
+        ({"metric": "manhattan"}, "unknown metric 'manhattan'"),
+    ],
+)
+def test_bad_input_is_one_line(options: dict[str, object], message: str, store: Store) -> None:
+    with pytest.raises(InvalidValueError, match=message) as error:
+        knn_labels(store, **{"label": "class", **options})  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_words_that_leave_nothing_to_ask(tmp_path: Path) -> None:
+    one = write_senses(tmp_path / "one.zarr", [("bank", "x", [1.0, 0]), ("bank", "x", [0.0, 1])])
+    with pytest.raises(InvalidValueError, match="only one word is labelled"):
+        knn_labels(one, label="class")
+    with pytest.raises(InvalidValueError, match="no word selected has two labels"):
+        knn_labels(one, label="class", split="within-word")
+    none = write_senses(tmp_path / "none.zarr", [("bank", None, [1.0, 0]), ("suit", "x", [0.0, 1])])
+    with pytest.raises(InvalidValueError, match=r"no occurrence selected of .* is labelled"):
+        knn_labels(none.select(words="bank"), label="class")
+
+
+def test_a_store_that_is_not_finished(tmp_path: Path) -> None:
+    with pytest.warns(UnfinishedStoreWarning):
+        made = make_store(tmp_path / "store.zarr", leave_out=(1,))
+    with pytest.raises(MissingRowsError):
+        knn_labels(made.store, label="upos")

@@ -1,0 +1,217 @@
+"""`es.neighbors`: who is asked about, who may answer, and what the table says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import embstore as es
+from embstore.analysis.neighbors.space import Space
+from embstore.errors import InvalidValueError
+from embstore.vectors import WordVectors
+from tests.models import tiny
+
+TEXTS = [
+    "the bank of the river was steep",
+    "the bank closed early and the bank opened late",
+    "a river ran past the old mill",
+    "she sat by the river bank",
+    "the mill was closed",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save("bert", tmp_path_factory.mktemp("model") / "bert")
+
+
+@pytest.fixture(scope="module", params=["zarr", "h5"])
+def store(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> es.Store:
+    folder = tmp_path_factory.mktemp("store")
+    conllu = folder / "corpus.conllu"
+    with conllu.open("w") as file:
+        for text in TEXTS:
+            for number, word in enumerate(text.split(), 1):
+                tag = "NOUN" if word in ("bank", "river", "mill") else "X"
+                print(number, word, word, tag, "_", "_", 0, "root", "_", "_", sep="\t", file=file)
+            print(file=file)
+    plan = es.plan(conllu, model=model, dtype="float32", calibrate=False)
+    return es.extract(plan, folder / f"store.{request.param}")
+
+
+def brute(store: es.Store, row: int, layer: int, allowed: Callable[[int], bool], k: int, space: Space) -> list[int]:
+    held = store.gather(np.arange(store.rows), layer)
+    scores = space.scores(held[row], held)[0]
+    order = np.argsort(scores if space.ascending else -scores, kind="stable")
+    return [other for other in order.tolist() if other != row and allowed(other)][:k]
+
+
+@pytest.mark.parametrize("metric", ["cosine", "ip", "l2"])
+def test_each_occurrence_of_a_word(store: es.Store, metric: str) -> None:
+    table = es.neighbors(store, "bank", layer=2, k=4, metric=metric)
+    rows = store.select(words="bank").rows.tolist()
+    assert table["query"].unique(maintain_order=True).to_list() == rows
+    for row in rows:
+        part = table.filter(pl.col("query") == row)
+        assert part["occurrence"].to_list() == brute(store, row, 2, lambda other: True, 4, Space(metric))
+        assert part["rank"].to_list() == [1, 2, 3, 4]
+    assert table["layer"].unique().to_list() == [2]
+    assert table["store"].unique().to_list() == [str(store.path)]
+
+
+def test_what_the_table_says(store: es.Store) -> None:
+    table = es.neighbors(store, occurrence=1, k=3)
+    assert table["layer"][0] == store.layers[-1]
+    contexts = store.select(rows=table["occurrence"].to_numpy()).contexts()
+    for column in ("word", "sentence", "position", "upos", "text"):
+        assert table[column].to_list() == contexts[column].to_list()
+    for row in table.to_dicts():
+        words = row["text"].split()
+        words[row["position"]] = f"[{words[row['position']]}]"
+        assert row["marked"] == " ".join(words)
+
+
+def test_filters_hold_exactly(store: es.Store) -> None:
+    index, row = store.index, int(store.select(words="bank").rows[1])
+    nouns = store.select(labels={"upos": "NOUN"})
+    cases: list[tuple[Any, dict[str, Any], Callable[[int], bool]]] = [
+        (store, {"same_word": False}, lambda other: index.type[other] != index.type[row]),
+        (store, {"same_sentence": False}, lambda other: index.sentence[other] != index.sentence[row]),
+        (store, {"labels": {"upos": "NOUN"}}, lambda other: other in nouns.rows),
+        (nouns, {}, lambda other: other in nouns.rows),
+        (
+            nouns,
+            {"same_word": False, "same_sentence": False},
+            lambda other: (
+                other in nouns.rows
+                and index.type[other] != index.type[row]
+                and index.sentence[other] != index.sentence[row]
+            ),
+        ),
+    ]
+    for source, options, allowed in cases:
+        found = es.neighbors(source, occurrence=row, layer=1, k=6, **options)["occurrence"].to_list()
+        assert found == brute(store, row, 1, allowed, 6, Space())
+
+
+def test_the_mean_of_a_word(store: es.Store) -> None:
+    table = es.neighbors(store, ["bank", "river"], layer=0, k=3, pool="mean", same_word=False)
+    held = store.gather(np.arange(store.rows), 0).astype(np.float64)
+    for word in ("bank", "river"):
+        own = store.select(words=word).rows
+        scores = Space().scores(held[own].mean(0), held)[0]
+        scores[own] = -np.inf
+        part = table.filter(pl.col("query") == word)
+        assert part["occurrence"].to_list() == np.argsort(-scores, kind="stable")[:3].tolist()
+        np.testing.assert_allclose(part["score"], np.sort(scores)[::-1][:3])
+
+
+@pytest.mark.parametrize("options", [{"center": True}, {"components": 2}])
+def test_less_the_mean_and_components(store: es.Store, options: dict[str, Any]) -> None:
+    held = store.gather(np.arange(store.rows), 1).astype(np.float64)
+    placed = held - held.mean(0)
+    if "components" in options:
+        directions = np.linalg.svd(placed, full_matrices=False)[2][:2]
+        placed -= placed @ directions.T @ directions
+    unit = placed / np.linalg.norm(placed, axis=1, keepdims=True)
+    scores = unit @ unit[4]
+    scores[4] = -np.inf
+    table = es.neighbors(store, occurrence=4, layer=1, k=5, **options)
+    assert table["occurrence"].to_list() == np.argsort(-scores)[:5].tolist()
+    np.testing.assert_allclose(table["score"], np.sort(scores)[::-1][:5], atol=1e-6)
+
+
+def test_a_word_in_a_new_sentence_is_encoded_as_the_store_was(store: es.Store, model: Path) -> None:
+    for text, word in (("the bank of the [river] was steep", None), ("the bank of the river was steep", "river")):
+        found = es.neighbors(store, word, text=text, layer=2, k=2)
+        assert found["marked"][0] == "the bank of the [river] was steep"
+        assert found["score"][0] == pytest.approx(1, abs=1e-6)
+        assert found["query"].to_list() == [0, 0]
+    assert es.neighbors(store, text="the [bank] closed", k=1, model=model)["rank"].to_list() == [1]
+
+
+def test_words_of_a_table() -> None:
+    rng = np.random.default_rng(0)
+    table = WordVectors(tuple(f"w{number}" for number in range(50)), rng.normal(size=(50, 8)).astype(np.float32))
+    found = es.neighbors(table, ["w3", "w7"], k=4)
+    unit = table.vectors / np.linalg.norm(table.vectors, axis=1, keepdims=True)
+    for word in ("w3", "w7"):
+        scores = unit @ unit[int(word[1:])]
+        scores[int(word[1:])] = -np.inf
+        expected = [f"w{row}" for row in np.argsort(-scores)[:4]]
+        assert found.filter(pl.col("query") == word)["word"].to_list() == expected
+    assert es.neighbors(table, vectors=table.vectors[5], k=1)["word"].to_list() == ["w5"]
+    centred = es.neighbors(table, "w3", k=4, center=True, metric="l2")
+    assert centred["score"].is_sorted()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"word": "bnak"}, "no word 'bnak': did you mean 'bank'"),
+        ({"word": "bank", "k": 0}, "k 0 is not allowed"),
+        ({"word": "bank", "k": 500}, "k 500 is more than the 33 occurrences"),
+        ({"word": "bank", "layer": 9}, "layer 9 is not stored"),
+        ({"word": "bank", "metric": "dot"}, "unknown metric 'dot'"),
+        ({"word": "bank", "pool": "sum"}, "unknown pool 'sum'"),
+        ({"word": "bank", "components": -1}, "components -1 is not allowed"),
+        ({"word": "bank", "components": 32}, "components 32 is not allowed"),
+        ({"word": "bank", "labels": {"upos": "VERB"}}, "no occurrence has upos 'VERB'"),
+        ({"word": "bank", "occurrence": 3}, "give one of word, occurrence and vectors"),
+        ({}, "give one of word, occurrence and vectors, not none"),
+        ({"occurrence": 999}, "there is no row 999"),
+        ({"vectors": np.ones(3)}, r"queries must be \[q, 32\]"),
+        ({"vectors": np.ones(32), "same_word": False}, "a vector has no word of its own"),
+        ({"word": "bank", "pool": "mean", "same_sentence": False}, "same_sentence is of an occurrence"),
+        ({"text": "no mark"}, r"0 words of the text are in \[brackets\]"),
+        ({"text": "the bank of the bank", "word": "bank"}, "'bank' stands 2 times in the text"),
+        ({"word": "bank", "model": "x"}, "give text too"),
+    ],
+)
+def test_bad_input_in_one_line(store: es.Store, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InvalidValueError, match=match) as raised:
+        es.neighbors(store, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_another_model_is_refused(store: es.Store, tmp_path: Path) -> None:
+    other = tiny.save("bert", tmp_path / "other", seed=1)
+    with pytest.raises(InvalidValueError, match="is not the one that made"):
+        es.neighbors(store, text="the [bank]", model=other)
+
+
+def test_no_candidate_is_left(store: es.Store) -> None:
+    nothing = store.select(words="mill", labels={"upos": "X"})
+    with pytest.raises(InvalidValueError, match=r"no occurrence of .* is left to be found"):
+        es.neighbors(nothing, "bank")
+
+
+def test_an_unknown_word_of_a_table() -> None:
+    table = WordVectors(("bank", "river"), np.eye(2, dtype=np.float32))
+    with pytest.raises(InvalidValueError, match="no vector of 'bnak'; near it are bank"):
+        es.neighbors(table, "bnak", k=1)
+    with pytest.raises(InvalidValueError, match="k 2 is more than the 1 words"):
+        es.neighbors(table, "bank", k=2)
+    with pytest.raises(InvalidValueError, match="no occurrences, layers or labels"):
+        es.neighbors(table, "bank", layer=1)
+
+
+def test_through_an_index(store: es.Store) -> None:
+    pytest.importorskip("faiss", reason="indexes need faiss")
+    from embstore.analysis.neighbors.indexes import build_index
+
+    build_index(store, 2, kind="flat", name="flat2")
+    for options in ({}, {"same_word": False}, {"labels": {"upos": "NOUN"}}):
+        exact = es.neighbors(store, "bank", layer=2, k=5, **options)
+        found = es.neighbors(store, "bank", layer=2, k=5, index="flat2", **options)
+        np.testing.assert_allclose(found["score"], exact["score"], rtol=1e-12)
+        assert found.drop("score").equals(exact.drop("score"))
+    with pytest.raises(InvalidValueError, match="the index flat2 has layer 2, not 1"):
+        es.neighbors(store, "bank", layer=1, k=5, index="flat2")
+    with pytest.raises(InvalidValueError, match="the index flat2 has center False, not True"):
+        es.neighbors(store, "bank", layer=2, k=5, index="flat2", center=True)

@@ -1,0 +1,303 @@
+"""Contexts, batches and maximum explainable variance, against one numpy.linalg.svd a word in float64."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embstore.analysis import word_batches
+from embstore.analysis.geometry import eigen
+from embstore.analysis.geometry.spectra import (
+    maximum_explainable_variance,
+    mev_of_moment,
+    sample_mev,
+    symmetric_product,
+)
+from embstore.analysis.word_batches import frequent_words, iter_word_batches, iter_word_blocks
+from embstore.analysis.words import all_types, distinct_contexts, distinct_texts, eligible_types, rows_of_words
+from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
+from embstore.store import Strings
+from tests.analysis.word_store import Written, awkward_words, write_words
+from tests.store_making import make_store
+
+SUFFIXES = (".zarr", ".h5")
+
+
+def explained(vectors: np.ndarray, *, centered: bool) -> float:
+    """Equation 3 by the book; nan where nothing varies."""
+    vectors = np.asarray(vectors, np.float64)
+    largest = np.abs(vectors).max()
+    if centered:
+        vectors = vectors - vectors.mean(0)
+    if not np.abs(vectors).max() > 1e-12 * largest:
+        return float("nan")
+    squares = np.linalg.svd(vectors, compute_uv=False) ** 2
+    return float(squares[0] / squares.sum())
+
+
+@pytest.fixture(
+    scope="module", params=[(suffix, dtype) for suffix in SUFFIXES for dtype in ("float32", "float16", "int8")]
+)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    suffix, dtype = request.param
+    folder = tmp_path_factory.mktemp("spectra")
+    first, second = awkward_words(seed=1), awkward_words(seed=2)
+    vectors = [(word, np.stack([array, other])) for (word, array), (_, other) in zip(first, second, strict=True)]
+    return write_words(folder / f"store{suffix}", vectors, layers=(1, 4), dtype=dtype)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("centered", [False, True])
+def test_mev_is_that_of_an_svd_a_word(written: Written, centered: bool, precision: str) -> None:
+    for layer in (1, 4):
+        found = maximum_explainable_variance(written.store, layer, centered=centered, precision=precision)
+        expected = [explained(written.of(word, layer), centered=centered) for word in written.store.index.words]
+        assert np.isnan(expected).any() or written.store.dtype == "int8"  # whose zeros are not quite zero
+        np.testing.assert_allclose(found, expected, atol=1e-6 if precision == "float32" else 1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_mev_does_not_depend_on_memory_or_batches(
+    written: Written, centered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = maximum_explainable_variance(written.store, 4, centered=centered, precision="float64")
+    for memory in (1, 3_000, 40_000):
+        part = maximum_explainable_variance(written.store, 4, centered=centered, precision="float64", memory=memory)
+        np.testing.assert_allclose(part, whole, atol=1e-12, rtol=0)
+    monkeypatch.setattr(word_batches, "PADDED", 3.0)
+    padded = maximum_explainable_variance(written.store, 4, centered=centered, precision="float64")
+    np.testing.assert_allclose(padded, whole, atol=1e-12, rtol=0)
+
+
+def test_mev_is_of_the_rows_selected_in_the_order_of_the_types(written: Written) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(written.store.rows)[: written.store.rows // 2]
+    selection = written.store.select(rows=np.append(rows, rows[:5]))
+    types = rng.permutation(all_types(selection))[:12]
+    found = maximum_explainable_variance(selection, 1, types, centered=True)
+    kept = set(rows.tolist())
+    for number, value in zip(types.tolist(), found, strict=True):
+        word = written.store.index.words[number]
+        held = [written.values[0, row] for row in written.rows[word] if row in kept]
+        assert value == pytest.approx(explained(np.array(held), centered=True), abs=1e-6, nan_ok=True)
+
+
+def test_values_of_any_size(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    words = [(f"e{power}", rng.normal(size=(5, 8)) * 10.0**power) for power in (-30, -12, 0, 15, 34)]
+    words += [(f"many{power}", rng.normal(size=(20, 8)) * 10.0**power) for power in (-30, 0, 34)]
+    written = write_words(tmp_path / "sizes.zarr", words)
+    for centered in (False, True):
+        expected = [explained(written.of(word, 2), centered=centered) for word in written.store.index.words]
+        for precision in ("float32", "float64"):
+            found = maximum_explainable_variance(written.store, 2, centered=centered, precision=precision)
+            np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_large_words_against_an_svd(tmp_path: Path, centered: bool) -> None:
+    rng = np.random.default_rng(5)
+    size = 220
+    decay = np.arange(1, size + 1) ** -0.7
+    words = []
+    for count in (97, 120, 150, 199, 220, 221, 700):
+        words += [(f"decaying{count}", rng.normal(size=(count, size)) * decay + 0.3)]
+        words += [(f"flat{count}", rng.normal(size=(count, size)))]
+        words += [(f"low-rank{count}", rng.normal(size=(count, 3)) @ rng.normal(size=(3, size)))]
+        words += [(f"double{count}", np.eye(size)[rng.integers(0, 6, count)])]
+    written = write_words(tmp_path / "large.zarr", words)
+    expected = [explained(written.of(word, 2), centered=centered) for word in written.store.index.words]
+    for precision, bound in (("float32", 1e-6), ("float64", 1e-8)):
+        found = maximum_explainable_variance(written.store, 2, centered=centered, precision=precision)
+        np.testing.assert_allclose(found, expected, atol=bound, rtol=0)
+
+
+def spectrum(kind: str, size: int, rng: np.random.Generator) -> np.ndarray:
+    return {
+        "gap": np.append(10.0, rng.uniform(0, 1, size - 1)),
+        "no gap": np.append([3.0, 3.0], rng.uniform(0, 1, size - 2)),
+        "near": np.append([3.0, 3.0 - 1e-7], rng.uniform(0, 1, size - 2)),
+        "cluster": np.append(np.linspace(2.9, 3, 30), rng.uniform(0, 1, size - 30)),
+        "flat": np.ones(size),
+        "rank one": np.append(1.0, np.zeros(size - 1)),
+        "zero": np.zeros(size),
+        "decay": np.arange(1, size + 1) ** -1.0,
+    }[kind]
+
+
+KINDS = ("gap", "no gap", "near", "cluster", "flat", "rank one", "zero", "decay")
+
+
+@pytest.mark.parametrize("size", [2, 60, 97, 150, 300])
+def test_largest_eigenvalues_of_every_spectrum(size: int) -> None:
+    rng = np.random.default_rng(size)
+    spectra = np.array([spectrum(kind, max(size, 31), rng)[:size] for kind in KINDS])
+    bases = np.linalg.qr(rng.normal(size=(len(KINDS), size, size)))[0]
+    matrices = torch.from_numpy(bases * spectra[:, None] @ bases.transpose(0, 2, 1))
+    matrices = (matrices + matrices.mT) / 2
+    bound = eigen.TOLERANCE * np.maximum(spectra.sum(1), 1e-6)
+    assert (np.abs(eigen.largest_eigenvalues(matrices).numpy() - spectra.max(1)) <= bound).all()
+    values, vectors = eigen.largest_eigenpairs(matrices)
+    assert (np.abs(values.numpy() - spectra.max(1)) <= bound).all()
+    np.testing.assert_allclose(vectors.norm(dim=1), 1, atol=1e-9)
+    residual = (matrices @ vectors[:, :, None])[:, :, 0] - values[:, None] * vectors
+    assert (residual.norm(dim=1).numpy() <= 1e-6 * np.maximum(spectra.max(1), 1e-6)).all()
+    alone = np.array([spectrum_values[0] - spectrum_values[1] > 0.1 for spectrum_values in -np.sort(-spectra, 1)])
+    along = np.abs((vectors.numpy() * bases[np.arange(len(KINDS)), :, spectra.argmax(1)]).sum(1))
+    assert (along[alone] > 1 - 1e-12).all()
+
+
+def test_the_krylov_space_settles_what_has_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(200, 200)))[0]
+    matrix = torch.from_numpy(basis * spectrum("gap", 200, rng) @ basis.T)[None]
+    expected = eigen.largest_eigenvalues(matrix)
+    monkeypatch.setattr(torch.linalg, "eigvalsh", None)
+    assert torch.equal(eigen.largest_eigenvalues(matrix), expected)
+
+
+def test_the_bound_holds_whatever_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that is orthogonal to the first eigenvector must not pass for the answer."""
+    size = 200
+    spectra = torch.cat([torch.tensor([5.0, 4.0]), torch.rand(size - 2)]).double()
+
+    def blind(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        space = torch.eye(size, dtype=torch.float64)[None, :, 1:9]
+        return space, matrices @ space
+
+    monkeypatch.setattr(eigen, "_start", blind)
+    assert float(eigen.largest_eigenvalues(torch.diag(spectra)[None])[0]) == pytest.approx(5, abs=1e-9)
+
+
+def test_contexts_are_those_of_a_loop(tmp_path: Path) -> None:
+    texts = ["a b c d", "", "a b c d", "a b d c", "é", "a", "a b c d", "", "aa", "z" * 300, "ab", "b"]
+    rng = np.random.default_rng(0)
+    words = [(f"w{count}", rng.normal(size=(count, 3))) for count in (1, 2, 9, 15, 21)]
+    written = write_words(tmp_path / "texts.zarr", words, texts=texts)
+    numbers = distinct_texts(Strings.of(texts)).tolist()
+    assert [[one == other for one in texts] for other in texts] == [
+        [one == other for one in numbers] for other in numbers
+    ]
+    sentence = written.store.index.sentence
+    for rows in (range(48), range(0, 48, 3), [7, 3, 3, 30]):
+        expected = [len({texts[sentence[row]] for row in held if row in rows}) for held in written.rows.values()]
+        selection = written.store.select(rows=np.array(rows))
+        assert distinct_contexts(selection).tolist() == expected
+        assert eligible_types(selection, 2).tolist() == [i for i, count in enumerate(expected) if count >= 2]
+        assert eligible_types(selection, 1, 3).tolist() == [i for i, count in enumerate(expected) if 1 <= count <= 3]
+    assert distinct_contexts(written.store).tolist() == distinct_contexts(written.store.select()).tolist()
+
+
+def test_batches_hold_every_occurrence_once_and_zeros(written: Written) -> None:
+    store = written.store
+    words = rows_of_words(store, all_types(store))
+    seen: dict[int, np.ndarray] = {}
+    for batch in iter_word_batches(store, 4, words, budget_nbytes=9_000, batch_nbytes=2_000):
+        assert batch.vectors.dtype == torch.float32
+        for place, count, vectors in zip(batch.places.tolist(), batch.counts.tolist(), batch.vectors, strict=True):
+            assert not vectors[count:].any()
+            seen[place] = vectors[:count].numpy().copy()
+    for place in frequent_words(store, words).tolist():
+        blocks = list(iter_word_blocks(store, 4, words, place, budget_nbytes=300))
+        assert len(blocks) > 1
+        seen[place] = torch.cat(blocks).numpy()
+        assert len(seen[place]) > store.hidden_size
+    assert sorted(seen) == list(range(len(words.types)))
+    for place, vectors in seen.items():
+        np.testing.assert_array_equal(vectors, written.of(store.index.words[place], 4))
+
+
+def test_baselines_are_those_of_an_svd() -> None:
+    rng = np.random.default_rng(2)
+    for count in (1, 2, 9, 40, 700):
+        vectors = rng.normal(size=(count, 20)) + 3
+        moment, mean = vectors.T @ vectors, vectors.mean(0)
+        for centered in (False, True):
+            expected = explained(vectors, centered=centered)
+            assert sample_mev(vectors, centered=centered) == pytest.approx(expected, abs=1e-9, nan_ok=True)
+            found = mev_of_moment(moment, mean, count, centered=centered)
+            assert found == pytest.approx(expected, abs=1e-9, nan_ok=True)
+    assert np.isnan(sample_mev(np.zeros((3, 4))))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (191, 7), (400, 30), (2, 193, 9)])
+def test_symmetric_product(shape: tuple[int, ...]) -> None:
+    vectors = torch.randn(*shape, dtype=torch.float64)
+    torch.testing.assert_close(symmetric_product(vectors), vectors @ vectors.mT)
+
+
+def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(part in message for part in parts), message
+
+
+def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store.zarr").store
+    mev = maximum_explainable_variance
+    one_line(lambda: mev(store, 3), InvalidValueError, "layer 3 is not stored", "0, 2, 5")
+    one_line(lambda: mev(store.select(rows=[]), 2), InvalidValueError, "no occurrence is selected")
+    one_line(lambda: mev(store, 2, []), InvalidValueError, "no word")
+    one_line(lambda: mev(store, 2, [99]), InvalidValueError, "no type 99")
+    one_line(lambda: mev(store, 2, [1, 1]), InvalidValueError, "twice")
+    one_line(lambda: mev(store, 2, [1.5]), InvalidValueError, "integers")
+    one_line(lambda: mev(store.select(words="bank"), 2, [1]), InvalidValueError, "'river' has no occurrence")
+    one_line(lambda: mev(store, 2, precision="half"), InvalidValueError, "'half'", "float32, float64")
+    one_line(lambda: mev(store, 2, memory=0), InvalidValueError, "memory 0")
+    one_line(lambda: eligible_types(store, 0), InvalidValueError, "min_contexts 0")
+    one_line(lambda: eligible_types(store, 5, 4), InvalidValueError, "max_contexts 4")
+    one_line(lambda: sample_mev(np.zeros((0, 4))), InvalidValueError, "(0, 4)")
+    one_line(lambda: sample_mev([[1.0, np.inf]]), NonFiniteError, "vector 0")
+    one_line(lambda: mev_of_moment(np.full((2, 2), np.nan), np.ones(2), 3), NonFiniteError, "not finite")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("count", [4, 40])
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, bad: float, count: int) -> None:
+    vectors = np.ones((count, 6))
+    vectors[2, 3] = bad
+    written = write_words(tmp_path / "bad.zarr", [("fine", np.ones((9, 6))), ("broken", vectors)])
+    row = int(np.flatnonzero(~np.isfinite(written.values[0]).all(1))[0])
+    call = lambda: maximum_explainable_variance(written.store, 2)  # noqa: E731
+    one_line(call, NonFiniteError, "'broken'", "layer 2", f"row {row} ")
+
+
+def test_large_values_that_only_add_up_to_infinity_are_fine(tmp_path: Path) -> None:
+    written = write_words(tmp_path / "huge.zarr", [("huge", np.full((4, 6), 3e38)), ("many", np.full((40, 6), 3e38))])
+    for precision in ("float32", "float64"):
+        found = maximum_explainable_variance(written.store, 2, precision=precision)
+        assert found.tolist() == pytest.approx([1, 1])
+
+
+def test_lengths_that_float32_cannot_square_together_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(word_batches, "BATCH_NBYTES", 200)  # blocks of eight rows
+    values = np.full((40, 6), 1e-3)
+    values[-1] = 1e35
+    order = np.random.default_rng(1).permutation(40)
+    written = write_words(tmp_path / "wide.zarr", [("wide", values[np.argsort(order)])], seed=1)
+    assert written.values[0, -1, 0] > 1e34
+    one_line(lambda: maximum_explainable_variance(written.store, 2), NonFiniteError, "precision float64")
+    assert maximum_explainable_variance(written.store, 2, precision="float64")[0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_not_written_are_refused(tmp_path: Path, suffix: str) -> None:
+    rng = np.random.default_rng(0)
+    words = [("few", rng.normal(size=(5, 6))), ("many", rng.normal(size=(600, 6)))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnfinishedStoreWarning)
+        written = write_words(tmp_path / f"part{suffix}", words, written=False)
+    one_line(lambda: maximum_explainable_variance(written.store, 2, [1]), MissingRowsError, "not written yet")
+    rest = written.store.select().committed()
+    held = [row for row in written.rows["many"] if row < 512]
+    found = maximum_explainable_variance(rest, 2, [1], centered=True)
+    assert found[0] == pytest.approx(explained(written.values[0, held], centered=True), abs=1e-6)

@@ -1,0 +1,218 @@
+"""Static vectors against a numpy.linalg.svd, a loop over pairs and a plain mean, word by word in float64."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.analysis.static.files import write_static_store
+from embstore.analysis.static.vectors import all_but_the_top, static_vectors
+from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
+from embstore.vectors import WordVectors, read_word_vectors, write_word_vectors
+from tests.analysis.word_store import Written, awkward_words, write_words
+from tests.store_making import make_store
+
+SUFFIXES = (".zarr", ".h5")
+
+
+@pytest.fixture(
+    scope="module", params=[(suffix, dtype) for suffix in SUFFIXES for dtype in ("float32", "float16", "int8")]
+)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    suffix, dtype = request.param
+    first, second = awkward_words(seed=1), awkward_words(seed=2)
+    vectors = [(word, np.stack([array, other])) for (word, array), (_, other) in zip(first, second, strict=True)]
+    folder = tmp_path_factory.mktemp("static")
+    return write_words(folder / f"store{suffix}", vectors, layers=(1, 4), dtype=dtype)
+
+
+def component(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first right singular vector, turned towards the mean, and all singular values."""
+    _, values, directions = np.linalg.svd(vectors, full_matrices=False)
+    first = directions[0]
+    return (-first if first @ vectors.mean(0) < 0 else first), values
+
+
+def medoid_of(vectors: np.ndarray) -> int:
+    """The first occurrence with the largest mean cosine to the others, by a loop over pairs."""
+
+    def cosine(one: np.ndarray, other: np.ndarray) -> float:
+        lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+        return float(one @ other) / lengths if lengths else 0.0
+
+    count = len(vectors)
+    means = [sum(cosine(vectors[i], vectors[j]) for j in range(count) if j != i) for i in range(count)]
+    return next(i for i in range(count) if means[i] >= max(means) - 1e-12)
+
+
+@pytest.mark.parametrize("memory", [None, 2_000])
+@pytest.mark.parametrize("scale", ["unit", "rms"])
+def test_pc1_is_the_first_right_singular_vector(written: Written, scale: str, memory: int | None) -> None:
+    by_layer = static_vectors(written.store, layers=[1, 4], method="pc1", scale=scale, memory=memory)
+    assert list(by_layer) == [1, 4]
+    compared = 0
+    for layer, found in by_layer.items():
+        assert found.words == tuple(written.store.index.words)
+        for word, vector in zip(found.words, found.vectors.astype(np.float64), strict=True):
+            vectors = written.of(word, layer)
+            expected, values = component(vectors)
+            length = values[0] / np.sqrt(len(vectors)) if scale == "rms" else float(values[0] > 0)
+            assert np.linalg.norm(vector) == pytest.approx(length, rel=1e-6, abs=1e-30)
+            assert np.linalg.norm(vectors @ vector) == pytest.approx(values[0] * length, rel=1e-6)
+            assert vector @ vectors.mean(0) >= -1e-6 * length * np.linalg.norm(vectors.mean(0))
+            if len(values) == 1 or values[1] < 0.99 * values[0]:
+                np.testing.assert_allclose(vector, length * expected, atol=1e-6 * max(length, 1e-30))
+                compared += 1
+    assert compared > 60
+
+
+def test_the_sign_of_pc1_where_the_mean_says_nothing(tmp_path: Path) -> None:
+    few = np.array([[3.0, -4, 0, 0], [-3, 4, 0, 0]])
+    many = np.array([[0.0, 1, -2, 0], [0, -1, 2, 0]] * 5)
+    store = write_words(tmp_path / "signs.zarr", [("few", few), ("many", many)]).store
+    found = static_vectors(store, layer=2).vectors
+    np.testing.assert_allclose(found[0], [-0.6, 0.8, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(found[1], np.array([0, -1, 2, 0]) / np.sqrt(5), atol=1e-6)
+
+
+@pytest.mark.parametrize("memory", [None, 2_000])
+def test_mean_and_medoid_are_those_of_loops(written: Written, memory: int | None) -> None:
+    means = static_vectors(written.store, layer=4, method="mean", memory=memory)
+    medoids = static_vectors(written.store, layer=4, method="medoid", memory=memory)
+    for place, word in enumerate(means.words):
+        vectors = written.of(word, 4)
+        np.testing.assert_allclose(means.vectors[place], vectors.mean(0), rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(medoids.vectors[place], vectors[medoid_of(vectors)].astype(np.float32))
+
+
+def test_all_but_the_top_is_that_of_an_svd(written: Written) -> None:
+    means = np.array([written.of(word, 4).mean(0) for word in written.store.index.words])
+    rest = means - means.mean(0)
+    directions = np.linalg.svd(rest, full_matrices=False)[2]
+    for components in (None, 0, 3):
+        top = directions[: 1 if components is None else components]
+        found = static_vectors(written.store, layer=4, method="abtt", components=components)
+        np.testing.assert_allclose(found.vectors, rest - rest @ top.T @ top, atol=1e-5)
+    wide = np.random.default_rng(0).normal(size=(5000, 250)) * np.arange(1, 251) + 5
+    rest = wide - wide.mean(0)
+    top = np.linalg.svd(rest, full_matrices=False)[2][:2]
+    np.testing.assert_allclose(all_but_the_top(wide), rest - rest @ top.T @ top, atol=1e-3)
+
+
+def test_large_words(tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    size = 200
+    decay = np.arange(1, size + 1) ** -0.7
+    words = [(f"w{count}", rng.normal(size=(count, size)) * decay + 0.1) for count in (97, 110, 160, 200, 201, 600)]
+    written = write_words(tmp_path / "large.h5", words)
+    for precision, bound in (("float64", 1e-6), ("float32", 1e-5)):
+        found = static_vectors(written.store, layer=2, precision=precision)
+        for word, vector in zip(found.words, found.vectors, strict=True):
+            np.testing.assert_allclose(vector, component(written.of(word, 2))[0], atol=bound)
+
+
+def test_words_are_those_of_so_many_contexts(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "store.zarr")
+    texts = {word: {row["text"] for row in made.table if row["word"] == word} for word in made.store.index.words}
+    fewest = sorted(len(found) for found in texts.values())[2]
+    found = static_vectors(made.store, layer=5, method="mean", min_contexts=fewest)
+    assert found.words == tuple(word for word in made.store.index.words if len(texts[word]) >= fewest)
+    assert len(found) == 4
+    chosen = static_vectors(made.store, layer=5, method="mean", types=[4, 1])
+    assert chosen.words == ("suit", "river")
+    selection = made.store.select(words=["suit", "the"], rows=slice(0, 100))
+    of_selection = static_vectors(selection, layer=5, method="mean")
+    assert of_selection.words == ("the", "suit")
+    rows = [row for row in range(100) if made.table[row]["word"] == "suit"]
+    np.testing.assert_allclose(of_selection.vectors[1], made.vectors[2][rows].mean(0), atol=1e-6)
+
+
+def test_progress_counts_every_occurrence(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store.zarr").store
+    told: list[tuple[int, int]] = []
+    static_vectors(store, layers=[0, 5], progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (2 * store.rows, 2 * store.rows)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_store_of_static_vectors(tmp_path: Path, suffix: str) -> None:
+    source = make_store(tmp_path / "store.zarr").store
+    vectors = static_vectors(source, layers=[5, 0], method="mean")
+    made = {"method": "mean", "min_contexts": 1}
+    store = write_static_store(vectors, tmp_path / f"static{suffix}", source=source, made=made)
+    assert es.verify(store.path).ok
+    assert store.finished
+    assert store.layers == (0, 5)
+    for layer in (0, 5):
+        for word, vector in zip(vectors[layer].words, vectors[layer].vectors, strict=True):
+            row = store.select(words=word, layers=layer)
+            assert row.contexts()["text"].to_list() == [word]
+            np.testing.assert_array_equal(row.vectors()[0, 0], vector)
+    static = store.metadata.extraction["static"]
+    assert static["method"] == "mean"
+    assert static["source"] == {"name": "store.zarr", "recipe_sha256": source.metadata.recipe_sha256}
+    assert store.metadata.model == source.metadata.model
+    one = write_static_store(vectors[5], tmp_path / f"one{suffix}", source=source, layer=5, made=made)
+    assert one.layers == (5,)
+    with pytest.raises(InvalidValueError, match="exists already"):
+        write_static_store(vectors, store.path, source=source, made=made)
+    with pytest.raises(InvalidValueError, match="layer of the vectors is not given"):
+        write_static_store(vectors[5], tmp_path / f"none{suffix}", source=source, made=made)
+    fewer = {0: vectors[0], 5: vectors[5].take([0, 1])}
+    with pytest.raises(InvalidValueError, match="different words"):
+        write_static_store(fewer, tmp_path / f"none{suffix}", source=source, made=made)
+
+
+@pytest.mark.parametrize(("name", "format"), [("v.txt", "text"), ("v.bin", "binary"), ("v.npy", "npy")])
+def test_files_read_back(tmp_path: Path, name: str, format: str) -> None:
+    source = make_store(tmp_path / "store.zarr").store
+    vectors = static_vectors(source.select(words=["bank", "évident", "the"]), layer=2)
+    write_word_vectors(vectors, tmp_path / name)
+    read = read_word_vectors(tmp_path / name)
+    assert read.words == vectors.words == ("bank", "the", "évident")
+    np.testing.assert_array_equal(read.vectors, vectors.vectors)
+
+
+def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(part in message for part in parts), message
+
+
+def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store.zarr").store
+    one_line(lambda: static_vectors(store, layer=3), InvalidValueError, "layer 3 is not stored", "0, 2, 5")
+    one_line(lambda: static_vectors(store, layers=[]), InvalidValueError, "no layer is chosen")
+    one_line(lambda: static_vectors(store.select(rows=[]), layer=2), InvalidValueError, "no occurrence is selected")
+    one_line(lambda: static_vectors(store, layer=2, min_contexts=999), InvalidValueError, "999 different sentences")
+    one_line(lambda: static_vectors(store, layer=2, min_contexts=0), InvalidValueError, "min_contexts 0")
+    one_line(lambda: static_vectors(store, layer=2, method="pc2"), InvalidValueError, "'pc2'", "medoid")
+    one_line(lambda: static_vectors(store, layer=2, scale="big"), InvalidValueError, "'big'", "unit, rms")
+    one_line(lambda: static_vectors(store, layer=2, method="mean", scale="rms"), InvalidValueError, "pc1")
+    one_line(lambda: static_vectors(store, layer=2, components=3), InvalidValueError, "abtt")
+    one_line(lambda: static_vectors(store, layer=2, method="abtt", components=6), InvalidValueError, "0 to 5")
+    one_line(lambda: static_vectors(store, layer=2, precision="half"), InvalidValueError, "'half'")
+    one_line(lambda: static_vectors(store, layer=None, layers=None), InvalidValueError, "either layer")  # type: ignore[call-overload]
+    assert isinstance(static_vectors(store, layer=2), WordVectors)
+
+
+@pytest.mark.parametrize("method", ["pc1", "mean", "medoid", "abtt"])
+def test_bad_rows_are_refused(tmp_path: Path, method: str) -> None:
+    rng = np.random.default_rng(0)
+    for count in (4, 40):
+        vectors = rng.normal(size=(count, 6))
+        vectors[1, 2] = np.nan
+        store = write_words(tmp_path / f"bad{count}.zarr", [("fine", np.ones((9, 6))), ("broken", vectors)]).store
+        one_line(lambda: static_vectors(store, layer=2, method=method), NonFiniteError, "'broken'", "layer 2")  # noqa: B023
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnfinishedStoreWarning)
+        part = write_words(tmp_path / "part.zarr", [("w", rng.normal(size=(300, 6)))], written=False).store
+    one_line(lambda: static_vectors(part, layer=2, method=method), MissingRowsError, "not written yet")

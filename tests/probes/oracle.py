@@ -1,0 +1,109 @@
+"""Probes trained one by one with plain torch, and scores counted decision by decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from embstore.probes.classes.bank import Output, Shape, initial_weights
+from embstore.probes.training import Training
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One probe trained by itself: its module and the epoch whose weights it has."""
+
+    module: torch.nn.Module
+    epoch: int
+
+
+def begun(kind: str, width: int, units: int, layer: int, seed: int, output: Output) -> torch.nn.Module:
+    """A module with the weights that the probe of this layer, seed and output begins with."""
+    shape = Shape(kind, (layer,), (seed,), (output,), width, units)
+    weights = {name: tensor[0, 0] for name, tensor in initial_weights(shape, [layer], range(1)).items()}
+    first = torch.nn.Linear(width, units or 1)
+    columns = weights["weight"][None] if kind == "linear" else weights["hidden"]
+    with torch.no_grad():
+        first.weight.copy_(columns[:, :-1])
+        first.bias.copy_(columns[:, -1])
+        if kind == "linear":
+            return first
+        second = torch.nn.Linear(units, 1)
+        second.weight.copy_(weights["output"][None])
+        second.bias.copy_(weights["bias"][None])
+    return torch.nn.Sequential(first, torch.nn.ReLU(), second)
+
+
+def train_alone(
+    module: torch.nn.Module,
+    train: tuple[np.ndarray, np.ndarray],
+    dev: tuple[np.ndarray, np.ndarray] | None,
+    training: Training,
+    positive_weight: float | None = None,
+) -> Alone:
+    """Train with autograd and torch's own Adam over the batches of `training`, stopping on dev."""
+    weight = None if positive_weight is None else torch.tensor(positive_weight)
+    criterion = torch.nn.BCEWithLogitsLoss(pos_weight=weight)
+    optimizer = torch.optim.Adam(module.parameters(), lr=training.learning_rate)
+    vectors, targets = torch.from_numpy(train[0]), torch.from_numpy(train[1]).float()
+    best, best_epoch, waited, state = np.inf, 0, 0, None
+    for epoch in range(1, training.epochs + 1):
+        order = np.random.default_rng((training.order_seed, epoch)).permutation(len(targets))
+        for start in range(0, len(order), training.batch_size):
+            places = order[start : start + training.batch_size]
+            optimizer.zero_grad()
+            criterion(module(vectors[places])[:, 0], targets[places]).backward()
+            optimizer.step()
+        if dev is None or training.patience is None:
+            best_epoch = epoch
+            continue
+        with torch.no_grad():
+            loss = float(criterion(module(torch.from_numpy(dev[0]))[:, 0], torch.from_numpy(dev[1]).float()))
+        if loss < best:
+            best, best_epoch, waited = loss, epoch, 0
+            state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        else:
+            waited += 1
+        if waited >= training.patience:
+            break
+    if state is not None:
+        module.load_state_dict(state)
+    return Alone(module, best_epoch)
+
+
+def rule_of_half(
+    said: list[dict[str, bool]], words: list[str], own: list[str], classes: list[str]
+) -> tuple[dict[str, float], dict[str, dict[str, int]]]:
+    """Micro F1 and the like, and the counts by class, of what each classifier says of each context.
+
+    For each word-class pair and each classifier the contexts of the pair are gone through one by one.
+    """
+    counts = {name: {"tp": 0, "fp": 0, "fn": 0} for name in classes}
+    contexts = {"tp": 0, "fp": 0, "fn": 0}
+    for word, name in sorted(set(zip(words, own, strict=True))):
+        mine = [place for place in range(len(words)) if words[place] == word and own[place] == name]
+        for classifier in classes:
+            right = 0
+            for place in mine:
+                correct = said[place][classifier] == (classifier == name)
+                right += correct
+                if said[place][classifier]:
+                    contexts["tp" if correct else "fp"] += 1
+                elif not correct:
+                    contexts["fn"] += 1
+            decided_right = right >= len(mine) / 2
+            if classifier == name:
+                counts[classifier]["tp" if decided_right else "fn"] += 1
+            elif not decided_right:
+                counts[classifier]["fp"] += 1
+    total = {key: sum(each[key] for each in counts.values()) for key in ("tp", "fp", "fn")}
+    scores = {"f1": f1(total), "contexts_f1": f1(contexts)}
+    return scores, counts
+
+
+def f1(counts: dict[str, int]) -> float:
+    precision = counts["tp"] / (counts["tp"] + counts["fp"]) if counts["tp"] + counts["fp"] else 0.0
+    recall = counts["tp"] / (counts["tp"] + counts["fn"]) if counts["tp"] + counts["fn"] else 0.0
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

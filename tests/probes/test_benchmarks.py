@@ -1,0 +1,57 @@
+"""The benchmarks of probes run, tiny, without a card."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_probe import write_list
+from tests.probes import edge_store
+from tests.probes.class_store import make
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def ran(script: str, *arguments: object, out: Path) -> dict[str, object]:
+    command = [sys.executable, str(BENCHMARKS / script), *map(str, arguments), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    held: dict[str, object] = json.loads(out.read_text())
+    return held
+
+
+@pytest.mark.slow
+def test_bank_on_a_card_runs_on_a_processor(tmp_path: Path) -> None:
+    sizes = {"layers": 2, "classes": 3, "width": 8, "hidden": 4, "batch": 16, "steps": 60, "looped": 2, "square": 64}
+    options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
+    held = ran("gpu/bank.py", "--device", "cpu", "--repeats", 3, *options, out=tmp_path / "out.json")
+    assert [(each["kind"], each["probes"]) for each in held["found"]] == [("linear", 6), ("mlp", 6)]  # type: ignore[attr-defined]
+    assert all(each["loop_over_bank"] > 0 for each in held["found"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_bank_beside_a_loop(tmp_path: Path) -> None:
+    made = make(tmp_path / "made.zarr")
+    for name, words in zip(("train", "test"), made.lists, strict=True):
+        write_list(tmp_path / f"{name}.tsv", words)
+    lists = ("--train", tmp_path / "train.tsv", "--test", tmp_path / "test.tsv")
+    sizes = ("--batch", 16, "--batch-mlp", 16, "--hidden", 4, "--steps", 2, "--repeats", 1)
+    held = ran("bank.py", tmp_path / "made.zarr", *lists, *sizes, out=tmp_path / "out.json")
+    assert held["data"] == {"contexts": held["data"]["contexts"], "layers": 3, "width": 8, "classes": 3}  # type: ignore[index]
+    assert len(held["targets"]) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_edge_probes_beside_one_after_another(tmp_path: Path) -> None:
+    made = edge_store.make(tmp_path / "made.zarr", sentences=40, pairs=True, layers=(0, 1), planted=1, dtype="float16")
+    made.write(tmp_path / "colours")
+    sizes = ("--batch", 8, "--threads", 1, "--repeats", 1, "--square", 64)
+    held = ran("probe.py", tmp_path / "made.zarr", tmp_path / "colours", *sizes, out=tmp_path / "out.json")
+    found = held["colours"]["1 threads"]  # type: ignore[index]
+    assert set(found["times"]) == {"together", "one by one", "by hand", "stream", "gather"}
+    assert all(each["median_s"] > 0 for each in found["times"].values())
+    assert len(held["targets"]) == 6  # type: ignore[arg-type]

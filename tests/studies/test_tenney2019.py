@@ -1,0 +1,234 @@
+"""The study of Tenney et al. 2019 in small: its tables are those of its parts, and the same call does nothing twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import embstore as es
+from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
+from embstore.errors import InvalidValueError, ModelError
+from embstore.probes.edges.edges import probe_edges
+from embstore.probes.edges.files import EdgeProbes
+from embstore.probes.edges.traces import ambiguous_sentences, trace_edges
+from embstore.studies.tenney2019 import report
+from embstore.studies.tenney2019.probing import Sentences, find_tasks
+from embstore.studies.tenney2019.study import Scale, Tenney2019, tenney2019
+from embstore.studies.tenney2019.traces import drawn
+from tests.models import tiny
+from tests.probes.edge_store import write_edges
+
+WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
+KINDS = {"cat": "animal", "people": "animal", "river": "place", "hill": "place", "sea": "place", "bank": "place"}
+SCALE = Scale(sentences=30, seeds=(0, 1), epochs=2, batch_size=8, hidden_size=8, control=True, resamples=50, traces=2)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three tasks over the same sentences, one of them of pairs of spans."""
+    folder = tmp_path_factory.mktemp("tasks")
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 40), ("dev", 12), ("test", 12)):
+        sentences = [[*generator.choice(WORDS, 6).tolist(), f"s{split}{number}"] for number in range(count)]
+        made: dict[str, list[EdgeSentence]] = {"pos": [], "entities": [], "links": []}
+        for words in sentences:
+            single = [EdgeTarget((place, place + 1), None, (word[0],)) for place, word in enumerate(words[:6])]
+            made["pos"].append(EdgeSentence(words, single))
+            named = [EdgeTarget((place, place + 1), None, (KINDS.get(words[place], "none"),)) for place in (0, 3)]
+            made["entities"].append(EdgeSentence(words, named))
+            pair = EdgeTarget((0, 2), (3, 5), ("same" if words[0] in KINDS else "other",))
+            made["links"].append(EdgeSentence(words, [pair]))
+        for task, held in made.items():
+            (folder / task).mkdir(exist_ok=True)
+            write_edges(folder / task / f"{split}.jsonl", held)
+    (folder / "notes").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.fixture(scope="module")
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def study(data: Path, model: Path, told: list[str], tmp_path_factory: pytest.TempPathFactory) -> Tenney2019:
+    return tenney2019(data, models={"tiny": model}, out=tmp_path_factory.mktemp("study"), scale=SCALE, tell=told.append)
+
+
+def test_tasks_are_found_in_the_papers_order(data: Path) -> None:
+    assert list(find_tasks(data, None)) == ["pos", "entities", "links"]
+    assert list(find_tasks(data, ["links", "pos"])) == ["pos", "links"]
+
+
+@pytest.mark.slow
+def test_each_sentence_is_extracted_once(study: Tenney2019, data: Path) -> None:
+    texts = set()
+    for split in ("train", "dev", "test"):
+        lines = (data / "pos" / f"{split}.jsonl").read_text().splitlines()
+        texts |= {json.loads(line)["text"] for line in lines}
+    drawn = [" ".join(sentence.words) for sentence in Sentences(find_tasks(data, None), 30, 0)]
+    assert len(drawn) == len(set(drawn)) == 30 + 12 + 12  # of train 30 of 40, which all tasks draw alike
+    assert set(drawn) <= texts
+    for name in ("tiny", "tiny-untrained"):
+        store = es.open(study.folder / "stores" / f"{name}-subwords-30-0.zarr")
+        assert sorted(store.index.texts) == sorted(drawn)
+
+
+@pytest.mark.slow
+def test_scores_are_those_of_the_probes(study: Tenney2019, data: Path) -> None:
+    store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
+    files = {split: data / "links" / f"{split}.jsonl" for split in ("train", "dev", "test")}
+    wanted = probe_edges(
+        store,
+        **files,
+        name="links",
+        seeds=(0, 1),
+        sentences=30,
+        projection=8,
+        hidden_size=8,
+        epochs=2,
+        batch_size=8,
+        control=True,
+        resamples=50,
+        device="cpu",
+    )
+    found = study.scores.filter(pl.col("task") == "links", pl.col("encoder") == "trained").drop("model", "encoder")
+    assert found.equals(wanted.frame)
+
+
+@pytest.mark.slow
+def test_the_baseline_has_random_weights_and_the_outer_layers(study: Tenney2019, model: Path) -> None:
+    drawn = study.summary(encoder="untrained")
+    assert drawn.filter(pl.col("metric") == "f1")["layer"].unique().sort().to_list() == [0, study_layers(study)]
+    trained = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
+    other = es.open(study.folder / "stores" / "tiny-untrained-subwords-30-0.zarr")
+    assert trained.metadata.model["weights_sha256"] != other.metadata.model["weights_sha256"]
+
+
+def study_layers(study: Tenney2019) -> int:
+    return int(study.summary().filter(pl.col("metric") == "mixing")["layer"].max())  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_report_has_every_task_and_figure(study: Tenney2019) -> None:
+    text = (study.folder / "report.md").read_text()
+    for said in ("POS", "Entities", "links", "30 of 40 sentences, drawn with seed 0", "center of gravity", "Time"):
+        assert said in text
+    assert len(study.traces) == SCALE.traces
+    for name in ("figure1.png", "figure2.png", "figureA1.png", *study.traces):
+        assert f"figures/{name}" in text
+        assert (study.folder / "figures" / name).stat().st_size > 10_000
+    first = report.tables(study)[0].rows[0]
+    value = study.summary().filter(metric="f1", task="pos", split="test", layer=0)["value"].item()
+    assert str(first["P(0)"]).startswith(f"{value:.3f} [")
+    assert set(first) >= {"majority", "random weights", "selectivity", "center of gravity", "expected layer"}
+
+
+@pytest.mark.slow
+def test_sentences_in_doubt_are_those_of_the_saved_probes(study: Tenney2019, data: Path) -> None:
+    store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
+    held = []
+    for task in ("pos", "entities", "links"):
+        (folder,) = (each for each in (study.folder / "probes").glob(f"tiny-{task}-*") if "untrained" not in each.name)
+        held.append((EdgeProbes.load(folder), data / task / "dev.jsonl"))
+    wanted = ambiguous_sentences(trace_edges(store, held, split="dev"))
+    assert pl.read_parquet(study.folder / "tables" / "ambiguous.parquet").equals(wanted)
+    assert not list((study.folder / "probes").glob("*.pt"))
+
+
+def test_short_sentences_of_several_tasks_that_turn_are_drawn_first() -> None:
+    words = {0: 40, 1: 10, 2: 10, 3: 10, 4: 10}
+    tasks = ["pos, entities", "pos", "pos, entities", "pos, entities", "pos"]
+    frame = pl.DataFrame(
+        {"sentence": list(words), "ambiguous": [9, 8, 7, 6, 5], "turned": [3, 3, 0, 1, 3], "tasks": tasks}
+    )
+    traces = SimpleNamespace(sentences=[["word"] * count for count in words.values()])
+    assert drawn(frame, traces) == [3, 2, 1, 4, 0]  # type: ignore[arg-type]
+    assert drawn(frame.clear(), traces) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_same_call_does_nothing_twice(
+    study: Tenney2019, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import embstore.studies.tenney2019.probing as probing
+
+    def refuse(*given: Any, **more: Any) -> None:
+        raise AssertionError("probed again")
+
+    monkeypatch.setattr(probing, "probe_edges", refuse)
+    again = tenney2019(data, models={"tiny": model}, out=study.folder, scale=SCALE)
+    assert again.scores.equals(study.scores)
+    assert again.notes == study.notes
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_tables_and_goes_on(study: Tenney2019, data: Path, model: Path) -> None:
+    from embstore_cli.main import app
+
+    given = ["recipe", "tenney2019", str(data), "--model", f"tiny={model}", "--out", str(study.folder)]
+    small = ["--sentences", "30", "--seeds", "0,1", "--epochs", "2", "--hidden", "8", "--task", "links"]
+    ran = CliRunner().invoke(app, [*given, *small, "--scale", "cpu"])
+    assert ran.exit_code == 0, ran.output
+    for said in ("Scale: at most 30 sentences", "Figure 1. Tasks by metrics", "The order of tasks", "report.md"):
+        assert said in ran.stdout
+    ran = CliRunner().invoke(app, [*given, *small, "--scale", "cpu", "--json"])
+    rows = json.loads(ran.stdout)
+    assert {row["task"] for row in rows} == {"links"}
+    assert set(rows[0]) == set(study.scores.columns)
+
+
+def test_an_expected_layer_of_next_to_nothing_is_left_out() -> None:
+    rows = [("a", "expected_layer", 2.0, 1.5), ("b", "expected_layer", -32.0, None), ("b", "mixing_kl", 0.1, None)]
+    frame = pl.DataFrame(rows, schema=["task", "metric", "value", "low"], orient="row")
+    result = SimpleNamespace(scale=SCALE, summary=lambda model, encoder: frame)
+    assert report.means(result, "tiny")["value"].to_list() == [2.0, 0.1]  # type: ignore[arg-type]
+    result.scale = replace(SCALE, resamples=0)
+    assert report.means(result, "tiny")["value"].to_list() == [2.0, -32.0, 0.1]  # type: ignore[arg-type]
+
+
+def test_the_papers_order_is_counted_by_pairs() -> None:
+    assert report.agreement(["pos", "constituents", "dependencies", "semantic-roles", "coreference"]) == (10, 10)
+    assert report.agreement(["coreference", "relations", "pos", "dependencies"]) == (1, 3)
+    assert report.agreement(["relations"]) == (0, 0)
+    assert report.reach({"value": 2.0, "low": 1.5, "high": 3.0}) == (1.5, 3.0)
+    assert report.reach({"value": 2.0, "low": None, "high": None, "deviation": 0.25}) == (1.5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("missing", "is no folder"),
+        ("empty", "holds no task"),
+        ("unknown", "there is no task 'verbs' in"),
+        ("no dev", "has no dev.jsonl"),
+        ("no model", "there is no model folder"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_one_line(case: str, message: str, tmp_path: Path, data: Path) -> None:
+    folder, tasks = {"missing": tmp_path / "gone", "unknown": data}.get(case, tmp_path), None
+    if case == "unknown":
+        tasks = ["verbs"]
+    if case == "no dev":
+        (tmp_path / "pos").mkdir()
+        (tmp_path / "pos" / "train.jsonl").write_text((data / "pos" / "train.jsonl").read_text())
+    if case == "no model":
+        folder = data
+    with pytest.raises((InvalidValueError, ModelError)) as refused:
+        tenney2019(folder, models={"tiny": "./none"}, out=tmp_path / "out", tasks=tasks)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,227 @@
+"""Word vectors through every format: what is read is what was written, also by gensim."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embstore.errors import InvalidValueError, RenamedWordsWarning, StorageError, SurplusWordsWarning
+from embstore.vectors import WordVectors, read_word_vectors, write_word_vectors
+from embstore.vectors import text as text_format
+
+NAMES = {"text": "v.txt", "glove": "v.vec", "binary": "v.bin", "npy": "v.npy"}
+ODD_WORDS = ("the", "café", '"', "#", "NA", "null", "1", "0.5", "-", "日本語", "a,b", "\u00a0", "\\n", "𝔘", "'s", "nan")
+
+
+def any_float32(count: int, dimensions: int, *, seed: int = 0) -> np.ndarray:
+    """Finite numbers of all magnitudes, subnormal ones and both zeros among them."""
+    bits = np.random.default_rng(seed).integers(0, 2**32, (count, dimensions), dtype=np.uint32)
+    numbers = bits.view(np.float32)
+    return np.where(np.isfinite(numbers), numbers, np.float32(-0.0))
+
+
+def table(words: tuple[str, ...] = ODD_WORDS, dimensions: int = 5) -> WordVectors:
+    return WordVectors(words, any_float32(len(words), dimensions))
+
+
+def same(left: WordVectors, right: WordVectors) -> bool:
+    return left.words == right.words and left.vectors.tobytes() == right.vectors.tobytes()
+
+
+@pytest.mark.parametrize("format", NAMES)
+@pytest.mark.parametrize("named", [True, False])
+def test_round_trip(format: str, named: bool, tmp_path: Path) -> None:
+    path = tmp_path / NAMES[format]
+    write_word_vectors(table(), path, format=format)
+    assert same(read_word_vectors(path, format=format if named else "auto"), table())
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    words=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"), min_size=1),
+        min_size=1,
+        unique=True,
+    ),
+    dimensions=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_any_words_round_trip_through_npy(
+    words: list[str], dimensions: int, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    given_ = WordVectors(tuple(words), any_float32(len(words), dimensions, seed=seed))
+    path = tmp_path_factory.mktemp("any") / "v.npy"
+    write_word_vectors(given_, path)
+    assert same(read_word_vectors(path), given_)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    words=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0 "), min_size=1),
+        min_size=1,
+        unique=True,
+    ),
+    dimensions=st.integers(1, 4),
+    format=st.sampled_from(["text", "glove", "binary"]),
+)
+def test_any_words_without_spaces_round_trip(
+    words: list[str], dimensions: int, format: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    given_ = WordVectors(tuple(words), any_float32(len(words), dimensions))
+    path = tmp_path_factory.mktemp("any") / "v.txt"
+    write_word_vectors(given_, path, format=format)
+    assert same(read_word_vectors(path, format=format), given_)
+    if format != "glove" or dimensions > 1:  # a first line such as `5 3` is taken for a header
+        assert same(read_word_vectors(path), given_)
+
+
+def test_text_is_written_over_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_format, "BLOCK_NBYTES", 1000)
+    many = WordVectors(tuple(f"w{n}" for n in range(9000)), any_float32(9000, 3))
+    for format in ("text", "glove", "binary"):
+        write_word_vectors(many, tmp_path / "v", format=format)
+        assert same(read_word_vectors(tmp_path / "v"), many)
+        assert same(read_word_vectors(tmp_path / "v", limit=4097), many.take(range(4097)))
+
+
+def test_literal_bytes(tmp_path: Path) -> None:
+    few = WordVectors(("a", "b"), np.array([[0.1, -2.0], [1e-40, 3e38]], np.float32))
+    write_word_vectors(few, tmp_path / "v.txt")
+    assert (tmp_path / "v.txt").read_bytes() == b"2 2\na 0.1 -2.0\nb 1e-40 3e+38\n"
+    write_word_vectors(few, tmp_path / "v.bin")
+    expected = b"2 2\na " + struct.pack("<2f", 0.1, -2) + b"\nb " + struct.pack("<2f", 1e-40, 3e38) + b"\n"
+    assert (tmp_path / "v.bin").read_bytes() == expected
+    write_word_vectors(few, tmp_path / "v.npy")
+    assert (tmp_path / "v.vocab").read_bytes() == b"a\nb\n"
+    assert np.load(tmp_path / "v.npy").tobytes() == few.vectors.tobytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v.bin", "v.npy", "v.txt", "v.vocab"]
+
+
+@pytest.mark.parametrize("format", ["text", "binary"])
+def test_gensim_reads_what_is_written(format: str, tmp_path: Path) -> None:
+    models = pytest.importorskip("gensim.models")
+    words = (*ODD_WORDS[:-1], "new york")
+    given_ = WordVectors(words, any_float32(len(words), 7))
+    with pytest.warns(RenamedWordsWarning, match="1 word such as 'new york'"):
+        write_word_vectors(given_, tmp_path / "v", format=format)
+    loaded = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), binary=format == "binary")
+    assert loaded.index_to_key == [*ODD_WORDS[:-1], "new_york"]
+    assert loaded.vectors.tobytes() == given_.vectors.tobytes()
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_what_gensim_writes_is_read(binary: bool, tmp_path: Path) -> None:
+    models = pytest.importorskip("gensim.models")
+    keyed = models.KeyedVectors(5)
+    keyed.add_vectors(list(ODD_WORDS), table().vectors)
+    keyed.save_word2vec_format(str(tmp_path / "v"), binary=binary, sort_attr=None)
+    assert same(read_word_vectors(tmp_path / "v"), table())
+
+
+def test_real_vectors_as_gensim_reads_them(data: Path) -> None:
+    path = data / "glove" / "glove50_4k.txt"
+    with pytest.warns(SurplusWordsWarning, match="4197 words under a header that promises 4196"):
+        glove = read_word_vectors(path)
+    assert (len(glove), glove.dimensions) == (4196, 50)
+    models = pytest.importorskip("gensim.models")
+    loaded = models.KeyedVectors.load_word2vec_format(str(path))
+    assert tuple(loaded.index_to_key) == glove.words
+    assert loaded.vectors.tobytes() == glove.vectors.tobytes()
+
+
+@pytest.mark.parametrize("format", ["text", "glove", "binary"])
+def test_compressed(format: str, tmp_path: Path) -> None:
+    write_word_vectors(table(), tmp_path / "v", format=format)
+    plain = (tmp_path / "v").read_bytes()
+    for name, compress in {"v.gz": gzip.compress, "v.zst": zstandard.ZstdCompressor().compress}.items():
+        (tmp_path / name).write_bytes(compress(plain))
+        assert same(read_word_vectors(tmp_path / name), table())
+        assert same(read_word_vectors(tmp_path / name, format=format, limit=3), table().take([0, 1, 2]))
+
+
+def test_spellings_of_text_that_other_tools_write(tmp_path: Path) -> None:
+    expected = WordVectors(("a", "b c", "d"), np.array([[1, 2.5], [-3, 4], [5e-1, 6]], np.float32))
+    spellings = {
+        "windows": b"3 2\r\na 1 2.5\r\nb c -3 4\r\nd .5 6\r\n",
+        "fasttext": b"3 2\na 1 2.5 \nb c -3 4 \nd .5 6 \n",
+        "no last newline": b"3 2\na 1 2.5\nb c -3 4\nd .5 +6",
+        "blank lines at the end": b"3 2\na 1 2.5\nb c -3 4\nd .5 6\n\n \n",
+        "byte-order mark": b"\xef\xbb\xbfa 1 2.5\nb c -3 4\nd .5 6\n",
+        "byte-order mark and header": b"\xef\xbb\xbf3 2\na 1 2.5\nb c -3 4\nd .5 6\n",
+        "two spaces": b"a 1  2.5\nb c -3 4\nd .5 6\n",
+    }
+    for name, content in spellings.items():
+        (tmp_path / name).write_bytes(content)
+        assert same(read_word_vectors(tmp_path / name), expected), name
+
+
+def test_square_blocks(tmp_path: Path) -> None:
+    square = table(dimensions=len(ODD_WORDS))
+    for format, name in NAMES.items():
+        write_word_vectors(square, tmp_path / name, format=format)
+        assert same(read_word_vectors(tmp_path / name), square)
+
+
+def test_limit_beyond_the_file(tmp_path: Path) -> None:
+    for format, name in NAMES.items():
+        write_word_vectors(table(), tmp_path / name, format=format)
+        assert same(read_word_vectors(tmp_path / name, limit=10**9), table())
+
+
+def test_lookup() -> None:
+    vectors = WordVectors(("b", "a", "new york"), np.eye(3, dtype=np.float64))
+    assert vectors.vectors.dtype == np.float32
+    assert (vectors.place_of("a"), vectors.place_of("A")) == (1, None)
+    assert vectors.rows_of(["new york", "x", "b"]).tolist() == [2, -1, 0]
+    assert "a" in vectors
+    assert "x" not in vectors
+    assert (len(vectors), vectors.dimensions) == (3, 3)
+    assert vectors.take([2, 0]).words == ("new york", "b")
+
+
+def test_spaces_become_underscores_with_a_warning_only_where_there_are_any(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_word_vectors(table(), tmp_path / "v.txt")
+        write_word_vectors(WordVectors(("new york",), np.ones((1, 2))), tmp_path / "v.npy")
+    assert read_word_vectors(tmp_path / "v.npy").words == ("new york",)
+    with pytest.raises(InvalidValueError, match=r"'new york' and 'new_york' would both be 'new_york' .* write \.npy"):
+        write_word_vectors(WordVectors(("new york", "new_york"), np.ones((2, 2))), tmp_path / "w.txt")
+    assert not (tmp_path / "w.txt").exists()
+
+
+def test_a_failed_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_word_vectors(table(), tmp_path / "v.txt")
+    before = (tmp_path / "v.txt").read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StorageError, match=r"v\.txt cannot be written: No space left on device"):
+        write_word_vectors(table(("other",)), tmp_path / "v.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["v.txt"]
+    assert (tmp_path / "v.txt").read_bytes() == before
+
+
+def test_words_of_one_writing_never_stand_beside_vectors_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_word_vectors(table(), tmp_path / "v.npy")
+
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numpy.save", fail)
+    with pytest.raises(StorageError, match="No space left"):
+        write_word_vectors(table(ODD_WORDS[::-1]), tmp_path / "v.npy")
+    assert [path.name for path in tmp_path.iterdir()] == ["v.vocab"]

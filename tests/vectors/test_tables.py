@@ -1,0 +1,251 @@
+"""Tables in which words are looked up: every kind of file against the vectors that were written."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import struct
+import sys
+import warnings
+from pathlib import Path
+
+import gensim
+import numpy as np
+import pytest
+from gensim.models import FastText, KeyedVectors, Word2Vec
+from gensim.models.fasttext import load_facebook_vectors, save_facebook_model
+
+from embstore.errors import MissingPackageError, SurplusWordsWarning, WordVectorsError
+from embstore.vectors import WordVectors, read_word_vectors, write_word_vectors
+from embstore.vectors import mapped as mapped_files
+from embstore.vectors.lookup import VectorTable
+from embstore.vectors.tables import open_vector_table
+
+WORDS = ("the", "Bank", "bank", "café", "日本語", "los_angeles", "'s", "1", "x" * 300)
+TEXTS = [["the", "Straße", "日本語", "new_york", "naïve", "a"], ["the", "a", "bank"]] * 20
+UNSEEN = ["unknown", "Strassen", "日本", "𝔘ü", "Naïve", "New_York", "b", "the!", "\u00a0"]
+
+
+def vectors(words: tuple[str, ...] = WORDS, dimensions: int = 5) -> WordVectors:
+    rng = np.random.default_rng(3)
+    numbers = rng.standard_normal((len(words), dimensions)) * 10.0 ** rng.integers(-30, 30, (len(words), 1))
+    return WordVectors(words, numbers.astype(np.float32))
+
+
+def written(held: WordVectors, path: Path, kind: str) -> Path:
+    if kind in ("kv", "npz"):
+        made = KeyedVectors(held.dimensions)
+        made.add_vectors(list(held.words), held.vectors)
+        path = path.with_suffix(".kv")
+        made.save(str(path), sep_limit=0 if kind == "npz" else 10 * 2**20)  # arrays in files of their own, or not
+        return path
+    names = {"text": ".txt", "glove": ".vec", "binary": ".bin", "npy": ".npy", "gz": ".txt"}
+    path = path.with_suffix(names[kind])
+    write_word_vectors(held, path, format="text" if kind == "gz" else kind)  # type: ignore[arg-type]
+    if kind == "gz":
+        path = path.with_suffix(".txt.gz")
+        path.write_bytes(gzip.compress(path.with_suffix("").read_bytes()))
+    return path
+
+
+def assert_holds(table: VectorTable, held: WordVectors) -> None:
+    assert table.dimensions == held.dimensions
+    order = np.random.default_rng(0).permutation(len(held))
+    chosen = [held.words[row] for row in order] * 2
+    np.testing.assert_array_equal(table.vectors_of(chosen), np.concatenate([held.vectors[order]] * 2))
+    for word in chosen:
+        np.testing.assert_array_equal(table.vectors_of([word])[0], held.vectors[held.words.index(word)])
+
+
+@pytest.mark.parametrize("kind", ["text", "glove", "binary", "npy", "gz", "kv", "npz"])
+def test_every_kind_of_file(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_files, "BLOCK_NBYTES", 200)
+    held = vectors()
+    path = written(held, tmp_path / "v", kind)
+    table = open_vector_table(path)
+    assert_holds(table, held)
+    assert [table.holds(word) for word in ("THE", "BANK", "CAFÉ", "absent", "")] == [True, True, True, False, False]
+    np.testing.assert_array_equal(table.vectors_of(["BANK"])[0], held.vectors[2])
+    np.testing.assert_array_equal(table.vectors_of(["Bank"])[0], held.vectors[1])
+    assert table.phrase(["Los", "Angeles"]) == "Los_Angeles"
+    assert table.phrase(["new", "york"]) is None
+    assert table.vectors_of([]).shape == (0, 5)
+    with pytest.raises(KeyError, match="absent"):
+        table.vectors_of(["the", "absent"])
+    assert table.sha256 == open_vector_table(path).sha256
+    other = written(WordVectors(held.words, held.vectors * 2), tmp_path / "w", kind)
+    assert open_vector_table(other).sha256 != table.sha256
+
+
+def test_phrases_with_spaces(tmp_path: Path) -> None:
+    held = vectors(("a", "new york"))
+    for kind in ("npy", "kv"):
+        table = open_vector_table(written(held, tmp_path / "v", kind))
+        assert table.phrase(["New", "York"]) == "New York"
+        np.testing.assert_array_equal(table.vectors_of(["New York"])[0], held.vectors[1])
+
+
+def test_unusual_lines(tmp_path: Path) -> None:
+    path = tmp_path / "v.txt"
+    lines = "\ufeffthe 3 4\r\n. . . 1 2 \nat name@x.org 5  6\na\u00a0b 7 8e0\n\n"
+    path.write_bytes(lines.encode())
+    table = open_vector_table(path)
+    words = ["the", ". . .", "at name@x.org", "a\u00a0b"]
+    np.testing.assert_array_equal(table.vectors_of(words), [[3, 4], [1, 2], [5, 6], [7, 8]])
+    np.testing.assert_array_equal(table.vectors_of(words), read_word_vectors(path).vectors)
+
+
+def test_surplus_words_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "v.txt"
+    path.write_text("1 2\na 1 2\nb 3 4\n")
+    with pytest.warns(SurplusWordsWarning, match="2 words under a header that promises 1"):
+        table = open_vector_table(path)
+    assert (table.holds("a"), table.holds("b")) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"2 2\na 1 2\n", "v.txt:1: the header promises 2 words, 1 follow"),
+        (b"a 1 2\nb 3\n", "v.txt:2: 'b' has 1 number, not 2"),
+        (b"a 1 2\nb 3 4\na 5 6\n", "v.txt:3: the word 'a' stands in line 1 too"),
+        (b"a 1 2\n\nb 3 4\n", "v.txt:3: an empty line before it"),
+        (b"a 1 2\nb\xff 3 4\n", "v.txt:2: the word 'b\ufffd' is not UTF-8"),
+        (b"a 1 2\nb 3 x\n", "v.txt:2: 'x' in the vector of 'b' is no number"),
+        (b"a 1 2\nb 3 nan\n", "v.txt:2: the vector of 'b' has NaN"),
+        (b"a 1 2\nb 3 1e99\n", "v.txt:2: the vector of 'b' has NaN or infinity"),
+        (b"2 2\na " + struct.pack("<2f", 1, 2) + b"\nb " + struct.pack("<f", 1), "it is cut off"),
+        (b"2 1\na " + struct.pack("<f", 1) + b"a " + struct.pack("<f", 1), "'a' is both word 1 and word 2"),
+        (b"1 1\na " + struct.pack("<f", 1) + b"a " + struct.pack("<f", 1), "goes on after the 1 words"),
+        (b"9 9\na " + struct.pack("<9f", *range(9)) + b"\n", "more than the file holds: cut off"),
+        (b"a 1 2\n\n\nb 3 4\n", "v.txt:4: an empty line before it"),
+        (b"1 1\nb " + struct.pack("<f", np.nan), "'b' (word 1) has NaN"),
+        (b"\x80\x04K\x01.", "holds a int of gensim|is no file of gensim's|gensim cannot read it"),
+        (b"\x80\x04garbage", "is no file of gensim's word vectors"),
+    ],
+)
+def test_bad_files(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "v.txt"
+    path.write_bytes(content)
+    with pytest.raises(WordVectorsError) as caught:
+        open_vector_table(path).vectors_of(["b"])
+    assert any(part in str(caught.value) for part in says.split("|")), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_only_what_is_asked_for_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "v.txt"
+    path.write_text("a 1 2\nb x y\n")
+    np.testing.assert_array_equal(open_vector_table(path).vectors_of(["a"]), [[1, 2]])
+
+
+@pytest.fixture(scope="module")
+def trained() -> FastText:
+    return FastText(TEXTS, vector_size=7, min_count=1, bucket=50, min_n=2, max_n=5, seed=1, workers=1, epochs=1)
+
+
+def test_fasttext_makes_every_word_as_gensim_does(trained: FastText, tmp_path: Path) -> None:
+    path = tmp_path / "f.bin"
+    save_facebook_model(trained, str(path))
+    table, reference = open_vector_table(path), load_facebook_vectors(str(path))
+    words = list(reference.index_to_key)
+    assert set(words) == {word for text in TEXTS for word in text}
+    np.testing.assert_allclose(table.vectors_of(words), [reference[word] for word in words], atol=1e-7)
+    assert all(table.has(word) for word in UNSEEN)
+    assert [table.holds(word) for word in UNSEEN] == [word in ("Naïve", "New_York") for word in UNSEEN]
+    made = [word for word in UNSEEN if not table.holds(word)]
+    np.testing.assert_allclose(table.vectors_of(made), [reference[word] for word in made], atol=1e-7)
+    np.testing.assert_array_equal(table.vectors_of(["New_York"]), table.vectors_of(["new_york"]))
+    assert table.phrase(["new", "york"]) == "new_york"
+    assert table.phrase(["un", "known"]) is None
+
+
+def test_fasttext_without_ngrams(tmp_path: Path) -> None:
+    for options in ({"max_n": 0, "min_n": 0}, {"min_n": 4, "max_n": 4}):
+        model = FastText(TEXTS, vector_size=3, min_count=1, bucket=20, seed=1, workers=1, epochs=1, **options)
+        path = tmp_path / "f.bin"
+        save_facebook_model(model, str(path))
+        table, reference = open_vector_table(path), load_facebook_vectors(str(path))
+        assert not table.has("b")
+        assert table.has("bb") == (options["max_n"] == 4)
+        np.testing.assert_allclose(table.vectors_of(["a", "the"]), [reference["a"], reference["the"]], atol=1e-7)
+
+
+def test_damaged_fasttext_models(trained: FastText, tmp_path: Path) -> None:
+    path = tmp_path / "f.bin"
+    save_facebook_model(trained, str(path))
+    whole = path.read_bytes()
+    vocabulary = whole.index(b"the\0")
+    for size in (4, 50, 100, vocabulary + 2, len(whole) // 3):
+        path.write_bytes(whole[:size])
+        with pytest.raises(WordVectorsError, match="cannot be read as a fastText model") as caught:
+            open_vector_table(path)
+        assert "\n" not in str(caught.value)
+    path.write_bytes(whole[:8] + struct.pack("<i", 9) + whole[12:])
+    with pytest.raises(WordVectorsError, match="its matrix is 57 x 7, its header says 57 x 9"):
+        open_vector_table(path)
+    path.write_bytes(gzip.compress(whole))
+    with pytest.raises(WordVectorsError, match="decompress it first"):
+        open_vector_table(path)
+
+
+@pytest.mark.parametrize("sep_limit", [0, 2**30])
+def test_files_of_gensim(trained: FastText, tmp_path: Path, sep_limit: int) -> None:
+    skipgram = Word2Vec(TEXTS, vector_size=6, min_count=1, workers=1, epochs=1)
+    for model in (skipgram, skipgram.wv, trained, trained.wv):
+        path = tmp_path / f"{type(model).__name__}.model"
+        model.save(str(path), sep_limit=sep_limit)
+        table, kept = open_vector_table(path), getattr(model, "wv", model)
+        words = list(kept.index_to_key)
+        np.testing.assert_array_equal(table.vectors_of(words), kept.vectors)
+        composing = isinstance(kept, gensim.models.fasttext.FastTextKeyedVectors)
+        assert table.has("unknown") == composing
+        assert not table.holds("unknown")
+        if composing:
+            mixed = ["unknown", "the", "Strassen"]
+            np.testing.assert_array_equal(table.vectors_of(mixed), [kept[word] for word in mixed])
+
+
+def test_a_missing_array_of_gensim(tmp_path: Path) -> None:
+    path = written(vectors(), tmp_path / "v", "npz")
+    (tmp_path / "v.kv.vectors.npy").unlink()
+    with pytest.raises(WordVectorsError, match=r"vectors\.npy beside it is missing"):
+        open_vector_table(path)
+
+
+class Runs:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch opened",)
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("v.kv").write_bytes(pickle.dumps({"vectors": Runs()}))
+    with pytest.raises(WordVectorsError, match=r"it names posix.system, which no gensim model is made of"):
+        open_vector_table("v.kv")
+    made = KeyedVectors(2)
+    made.add_vectors(["a"], np.ones((1, 2)))
+    setattr(made, "__scipys", ["vectors"])
+    Path("s.kv").write_bytes(pickle.dumps(made))
+    Path("s.kv.vectors").write_bytes(pickle.dumps(Runs()))
+    with pytest.raises(WordVectorsError, match="sparse matrices"):
+        open_vector_table("s.kv")
+    assert not Path("opened").exists()
+
+
+def test_without_gensim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(vectors(), tmp_path / "v", "kv")
+    monkeypatch.setitem(sys.modules, "gensim.models", None)
+    with pytest.raises(MissingPackageError, match=r'pip install "embstore\[vectors\]"'):
+        open_vector_table(path)
+
+
+def test_real_glove(data: Path) -> None:
+    path = data / "glove" / "glove50_4k.txt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SurplusWordsWarning)
+        table, whole = open_vector_table(path), read_word_vectors(path)
+        np.testing.assert_array_equal(table.vectors_of(whole.words), whole.vectors)
+        assert_holds(table, whole.take(range(0, len(whole), 199)))
