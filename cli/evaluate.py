@@ -52,7 +52,7 @@ def evaluate(
     --json hold every score, by section too.
     """
     require_out(out)
-    from embstore import evaluation
+    from embstore.vectors import evaluation
     from embstore.vectors import read_word_vectors
 
     names = _names(vectors)
