@@ -1,0 +1,126 @@
+"""The code of README and docs: its blocks, and the folder in which they run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import embstore as es
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"(?:<!-- not run: (?P<reason>[^>]+) -->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+LANGUAGES = {"python", "bash"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page: its language, its code, its first line, and why it is not run (None: it is)."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    reason: str | None
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the blocks of Python and of shell commands of a page, in order."""
+    text = page.read_text()
+    for match in FENCE.finditer(text):
+        if match["language"] in LANGUAGES:
+            line = text.count("\n", 0, match.start("code")) + 1
+            yield Block(page, line, match["language"], match["code"], match["reason"])
+
+
+def write_folder(folder: Path, minilm: Path) -> None:
+    """Write what the examples read: a model, corpora, word lists, vectors, and the stores `demo.zarr` and `trees.zarr`.
+
+    `demo.zarr` is the store that `embstore demo` makes: sentences with the label column `class`. `trees.zarr` holds the
+    sentences of `trees.conllu`, with the columns of CoNLL-U as labels.
+    """
+    (folder / "minilm").symlink_to(minilm)
+    marked = (files("embstore_cli") / "demo_sentences.txt").read_text()
+    (folder / "senses.pse").write_text(marked)
+    plain = re.sub(r"@(\w+)@-\w+", lambda match: match[1].replace("_", " "), marked)
+    (folder / "sentences.txt").write_text(plain)
+    for name, sentences in zip(("trees", "train", "dev", "test"), (range(60), range(40), range(40, 50), range(50, 60))):
+        (folder / f"{name}.conllu").write_text("\n".join(map(tree, sentences)))
+    write_classes(folder, marked)
+    write_edges(folder / "nouns", 60)
+    for name, corpus in (("demo", "senses.pse"), ("trees", "trees.conllu")):
+        es.extract(es.plan(folder / corpus, model=folder / "minilm", calibrate=False), folder / f"{name}.zarr")
+
+
+NOUNS = ["cat", "dog", "bank", "river", "teacher", "letter"]
+VERBS = ["sees", "likes", "finds", "leaves", "paints"]
+ADJECTIVES = ["old", "small", "green", "quiet"]
+
+
+def words_of(number: int) -> list[tuple[str, str, int, str]]:
+    """Return the words of one made sentence as (form, part of speech, head, relation); heads count from 1."""
+    subject, thing = NOUNS[number % 6], NOUNS[(number // 2 + 3) % 6]
+    verb, adjective = VERBS[number % 5], ADJECTIVES[number % 4]
+    if number % 3 == 0:
+        return [
+            ("the", "DET", 2, "det"),
+            (subject, "NOUN", 3, "nsubj"),
+            (verb, "VERB", 0, "root"),
+            ("a", "DET", 6, "det"),
+            (adjective, "ADJ", 6, "amod"),
+            (thing, "NOUN", 3, "obj"),
+            (".", "PUNCT", 3, "punct"),
+        ]
+    return [
+        ("a", "DET", 3, "det"),
+        (adjective, "ADJ", 3, "amod"),
+        (subject, "NOUN", 4, "nsubj"),
+        (verb, "VERB", 0, "root"),
+        ("the", "DET", 6, "det"),
+        (thing, "NOUN", 4, "obj"),
+        (".", "PUNCT", 4, "punct"),
+    ]
+
+
+def tree(number: int) -> str:
+    """Return one made sentence in CoNLL-U."""
+    lines = [
+        f"{place}\t{form}\t{form}\t{tag}\t_\t_\t{head}\t{relation}\t_\t_"
+        for place, (form, tag, head, relation) in enumerate(words_of(number), 1)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_classes(folder: Path, marked: str) -> None:
+    """Write `train.tsv` and `test.tsv`: the words of the demo's sentences with their classes and counts."""
+    counts: dict[str, dict[str, int]] = {}
+    for word, label in re.findall(r"@(\w+)@-(\w+)", marked):
+        counts.setdefault(word, {}).setdefault(label, 0)
+        counts[word][label] += 1
+    words = sorted(counts)
+    for name, part in (("train", words[::2]), ("test", words[1::2])):
+        lines = [
+            f"@{word}@\t" + " ".join(f"-{label}={count}" for label, count in counts[word].items()) for word in part
+        ]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+
+
+def write_edges(folder: Path, count: int) -> None:
+    """Write an edge-probing task over the made sentences: the part of speech of each noun and verb."""
+    folder.mkdir()
+    lines = []
+    for number in range(count):
+        words = words_of(number)
+        targets = [
+            {"span1": [place, place + 1], "label": tag}
+            for place, (_, tag, _, _) in enumerate(words)
+            if tag in ("NOUN", "VERB", "ADJ")
+        ]
+        lines.append(json.dumps({"text": " ".join(form for form, *_ in words), "targets": targets, "info": {}}))
+    cuts = {"train": slice(0, 40), "dev": slice(40, 50), "test": slice(50, None)}
+    for name, cut in cuts.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(lines[cut]) + "\n")
