@@ -52,8 +52,7 @@ def evaluate(
     --json hold every score, by section too.
     """
     require_out(out)
-    from embstore.vectors import evaluation
-    from embstore.vectors import read_word_vectors
+    from embstore.vectors import evaluation, read_word_vectors
 
     names = _names(vectors)
     found = evaluation.read_benchmarks(benchmarks)
