@@ -48,7 +48,8 @@ def write_folder(folder: Path, minilm: Path) -> None:
     (folder / "senses.pse").write_text(marked)
     plain = re.sub(r"@(\w+)@-\w+", lambda match: match[1].replace("_", " "), marked)
     (folder / "sentences.txt").write_text(plain)
-    for name, sentences in zip(("trees", "train", "dev", "test"), (range(60), range(40), range(40, 50), range(50, 60)), strict=True):
+    parts = {"trees": range(60), "train": range(40), "dev": range(40, 50), "test": range(50, 60)}
+    for name, sentences in parts.items():
         (folder / f"{name}.conllu").write_text("\n".join(map(tree, sentences)))
     write_classes(folder, marked)
     write_edges(folder / "nouns", 60)
