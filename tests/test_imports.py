@@ -18,15 +18,27 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "schemas": set(),
     "executors": {"errors"},
-    "corpus": {"errors"},
-    "vectors": {"errors", "corpus"},
-    "store": {"errors", "schemas"},
-    "models": {"errors", "store", "corpus", "vectors"},
-    "extraction": {"errors", "executors", "corpus", "store", "models", "schemas", "vectors"},
-    "analysis": {"errors", "executors", "corpus", "store", "models", "extraction", "schemas", "vectors"},
-    "probes": {"errors", "analysis", "corpus", "schemas", "store", "vectors"},
-    "plot": {"errors", "store", "analysis", "probes"},
-    "studies": {"errors", "corpus", "vectors", "store", "models", "extraction", "analysis", "probes", "plot"},
+    "progress": set(),
+    "corpus": {"errors", "progress"},
+    "vectors": {"errors", "progress", "corpus"},
+    "store": {"errors", "progress", "schemas"},
+    "models": {"errors", "progress", "store", "corpus", "vectors"},
+    "extraction": {"errors", "progress", "executors", "corpus", "store", "models", "schemas", "vectors"},
+    "analysis": {"errors", "progress", "executors", "corpus", "store", "models", "extraction", "schemas", "vectors"},
+    "probes": {"errors", "progress", "analysis", "corpus", "schemas", "store", "vectors"},
+    "plot": {"errors", "progress", "store", "analysis", "probes"},
+    "studies": {
+        "errors",
+        "progress",
+        "corpus",
+        "vectors",
+        "store",
+        "models",
+        "extraction",
+        "analysis",
+        "probes",
+        "plot",
+    },
 }
 # Package -> the only part that may import it.
 HOME = {
@@ -41,6 +53,7 @@ HOME = {
     "faiss": "analysis",
     "obstore": "store",
     "ray": "executors",
+    "tqdm": "progress",
 }
 HEAVY = [
     "torch",
@@ -58,6 +71,7 @@ HEAVY = [
     "rich",
     "obstore",
     "ray",
+    "tqdm",
 ]
 
 

@@ -1,0 +1,66 @@
+"""Progress bars and progress functions."""
+
+from __future__ import annotations
+
+import io
+import time
+from contextlib import redirect_stderr
+
+import pytest
+
+from embstore import progress
+from embstore.progress import reporting
+
+
+class Terminal(io.StringIO):
+    """Standard error as a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(how: progress.Progress, stream: io.StringIO) -> str:
+    """Work for half a second with a stream as standard error; return what is written to it."""
+    with redirect_stderr(stream), reporting(how, total=10, unit="rows", label="extract") as report:
+        for done in (0, 4, 10):
+            time.sleep(0.15)
+            report(done)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show bars without the delay."""
+    monkeypatch.setattr(progress, "DELAY_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_terminal_shows_a_bar_without_colors() -> None:
+    text = shown(None, Terminal())
+    assert "extract" in text
+    assert "4.00/10.0" in text
+    assert "\x1b[3" not in text
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_pipe_shows_a_bar_on_request_only() -> None:
+    assert shown(None, io.StringIO()) == ""
+    assert "rows/s" in shown(True, io.StringIO())
+
+
+@pytest.mark.usefixtures("at_once")
+def test_false_shows_no_bar() -> None:
+    assert shown(False, Terminal()) == ""
+
+
+def test_short_work_shows_no_bar() -> None:
+    assert "rows" not in shown(None, Terminal())
+
+
+def test_a_function_is_called_with_what_is_done_and_the_total() -> None:
+    calls: list[tuple[int, int | None]] = []
+    with reporting(lambda done, total: calls.append((done, total))) as report:
+        report(1)
+        report(2, 5)
+        report(3)
+    assert calls == [(1, None), (2, 5), (3, 5)]
