@@ -82,7 +82,7 @@ class Setting:
 def run_ours(setting: Setting, number: int) -> float:
     """Plan and extract; the plan tokenises everything, so it counts."""
     remove(setting.store)
-    timings = es.Timings()
+    timings = es.extraction.Timings()
     processor = time.process_time()
     start = time.perf_counter()
     made = es.plan(

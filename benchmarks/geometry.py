@@ -65,16 +65,16 @@ class Bench:
 class Nothing:
     """A reducer that keeps nothing: what remains is the engine, as reducers written in torch find it."""
 
-    def init(self, scope: es.Scope) -> None:
+    def init(self, scope: es.analysis.Scope) -> None:
         return None
 
-    def update(self, state: None, batch: es.Batch) -> None:
+    def update(self, state: None, batch: es.analysis.Batch) -> None:
         batch.require_finite()
 
     def merge(self, state: None, other: None) -> None:
         return None
 
-    def finish(self, state: None, scope: es.Scope) -> None:
+    def finish(self, state: None, scope: es.analysis.Scope) -> None:
         return None
 
 
@@ -115,7 +115,7 @@ def pairs(bench: Bench, *, seed: int) -> dict[str, Any]:
 
 def prepared(arguments: argparse.Namespace) -> Bench:
     store = es.open(arguments.store)
-    types = es.eligible_types(store, 5)
+    types = es.analysis.eligible_types(store, 5)
     layer = store.layers[-1] if arguments.layer is None else arguments.layer
     return Bench(store, types, rows_of_words(store, types), layer, arguments.pair_words)
 

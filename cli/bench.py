@@ -46,7 +46,7 @@ def extract(
     Each stage stands beside the best that it could do here, measured in the same run. The store is written to a
     temporary folder and removed.
     """
-    result = es.bench_extract(
+    result = es.extraction.bench_extract(
         corpus,
         model=model,
         sentences=sentences,
@@ -75,7 +75,7 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Time opening, gathers and scans beside numpy in memory."""
-    rows = es.bench_query(store, layer=layer, repeats=repeats, seed=seed)
+    rows = es.analysis.bench_query(store, layer=layer, repeats=repeats, seed=seed)
     if as_json:
         print_json(rows)
     else:
@@ -95,7 +95,7 @@ def neighbors(
 ) -> None:
     """Time exact search beside a flat faiss index in memory."""
     counts = [_count(part) for part in queries.split(",")]
-    rows = es.bench_neighbors(store, layer=layer, k=k, queries=counts, repeats=repeats, seed=seed)
+    rows = es.analysis.bench_neighbors(store, layer=layer, k=k, queries=counts, repeats=repeats, seed=seed)
     if as_json:
         print_json(rows)
     else:

@@ -48,7 +48,7 @@ def demo(
     print(str(plan).replace(str(model), MODEL_NAME))
 
     print("\n2. Extract: every layer of every word, in one pass\n")
-    timings = es.Timings()
+    timings = es.extraction.Timings()
     with progress_bar("extract", total=plan.layout.rows, unit="words") as advance:
         store = es.extract(plan, out / "demo.zarr", progress=lambda state: advance(state.rows), timings=timings)
     _print_speed(timings)
@@ -65,7 +65,7 @@ def demo(
 
     print("\n6. See: the senses apart, and how contextual each layer is\n")
     es.plot.save(es.plot.sense_map(_mapped(store, agreement), layers=_three(store.layers)), out / "senses.png")
-    shapes = es.summarize_geometry(es.geometry(store))
+    shapes = es.analysis.summarize_geometry(es.geometry(store))
     es.plot.save(es.plot.geometry_figure({MODEL_NAME: shapes}), out / "geometry.png")
     print(f"{out / 'senses.png'}\n{out / 'geometry.png'}\n")
     print(f"The store is {out / 'demo.zarr'}; try: embstore lookup {out / 'demo.zarr'} {words[0]}")
@@ -80,7 +80,7 @@ def _model() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def _print_speed(timings: es.Timings) -> None:
+def _print_speed(timings: es.extraction.Timings) -> None:
     if not timings.rows:
         print("The store is there from an earlier run; nothing was left to extract.\n")
         return
@@ -109,7 +109,7 @@ def _agreement(store: es.Store) -> tuple[Any, list[str]]:
         .sort("count", "word", descending=[True, False])
     )
     words = senses["word"].cast(pl.String).to_list()
-    return es.label_agreement(store, words, label=LABEL), words
+    return es.analysis.label_agreement(store, words, label=LABEL), words
 
 
 def _by_layer(agreement: Any, layers: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -132,8 +132,8 @@ def _nearest(store: es.Store, words: list[str]) -> list[dict[str, Any]]:
     """One occurrence of each of the first words beside its nearest other occurrence."""
     rows = []
     for number, word in enumerate(words[:QUERIES]):
-        found = es.labelled_occurrences(store, word, label=LABEL)
-        nearest, scores = es.cosine_neighbors(found.vectors[-1:])
+        found = es.analysis.labelled_occurrences(store, word, label=LABEL)
+        nearest, scores = es.analysis.cosine_neighbors(found.vectors[-1:])
         query = number % len(found.rows)
         other = int(nearest[0, query])
         texts = store.select(rows=found.rows[[query, other]]).contexts()
@@ -176,7 +176,7 @@ def _nearest_words(store: es.Store, ambiguous: list[str]) -> list[dict[str, Any]
 def _mapped(store: es.Store, agreement: Any) -> list[Any]:
     """The words that the last layer tells apart best."""
     last = agreement.filter(agreement["layer"] == store.layers[-1]).sort("value", "word", descending=[True, False])
-    return [es.labelled_occurrences(store, word, label=LABEL) for word in last["word"].head(MAPPED_WORDS)]
+    return [es.analysis.labelled_occurrences(store, word, label=LABEL) for word in last["word"].head(MAPPED_WORDS)]
 
 
 def _three(layers: tuple[int, ...]) -> list[int]:

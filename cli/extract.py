@@ -241,7 +241,7 @@ def extract(
     total = made.layout.rows if isinstance(made, es.Plan) else made.rows
     done = 0
 
-    def tell(state: es.Progress) -> None:
+    def tell(state: es.extraction.Progress) -> None:
         nonlocal done
         done = state.rows
         advance(done)

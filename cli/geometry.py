@@ -102,7 +102,9 @@ def geometry_command(
         "executor": query_executor(cluster, workers),
     }
     tables = {name: _measured(path, layers, options) for name, path in zip(names, stores, strict=True)}
-    summaries = {name: es.summarize_geometry(table, resamples=resamples, seed=seed) for name, table in tables.items()}
+    summaries = {
+        name: es.analysis.summarize_geometry(table, resamples=resamples, seed=seed) for name, table in tables.items()
+    }
     whole = _together(tables)
     if out is not None:
         write_table(whole, out)
@@ -172,7 +174,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_extremes(table: pl.DataFrame, layer: int, count: int) -> None:
-    found = es.extreme_words(table, layer=layer, count=count)
+    found = es.analysis.extreme_words(table, layer=layer, count=count)
     rows = [
         {
             "context-specific": row["end"],

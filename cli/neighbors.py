@@ -79,7 +79,7 @@ def neighbors(
     if not _is_store(source):
         if row is not None or text is not None or mean or layer is not None or label or other_words or other_sentences:
             raise InvalidValueError(f"{source} holds word vectors: ask by WORD, -k, --metric, --center or --components")
-        table = es.neighbors(es.read_word_vectors(source), words, vectors=vectors, **space)
+        table = es.neighbors(es.vectors.read_word_vectors(source), words, vectors=vectors, **space)
         _show(table, out, as_json)
         return
     store = es.open(source)

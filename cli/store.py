@@ -201,7 +201,7 @@ def import_(
     """Make a store of what NeuroX or AllenNLP extracted."""
     sentences = None if corpus is None else (sentence.words for sentence in es.open_corpus(corpus))
     with progress_bar("import", total=None, unit="rows") as advance:
-        written = es.import_hdf5(source, store, corpus=sentences, layers=layers, dtype=dtype, progress=advance)
+        written = es.store.import_hdf5(source, store, corpus=sentences, layers=layers, dtype=dtype, progress=advance)
     print(_written(written))
 
 

@@ -13,16 +13,16 @@ import embstore as es
 class FeatureMeans:
     """The mean of every feature, from sums that blocks, threads and machines can add up in any order."""
 
-    def init(self, scope: es.Scope) -> torch.Tensor:
+    def init(self, scope: es.analysis.Scope) -> torch.Tensor:
         return torch.zeros(scope.hidden_size, dtype=torch.float64, device=scope.device)
 
-    def update(self, state: torch.Tensor, batch: es.Batch) -> torch.Tensor:
+    def update(self, state: torch.Tensor, batch: es.analysis.Batch) -> torch.Tensor:
         return state + batch.vectors.sum(0)
 
     def merge(self, state: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return state + other
 
-    def finish(self, state: torch.Tensor, scope: es.Scope) -> torch.Tensor:
+    def finish(self, state: torch.Tensor, scope: es.analysis.Scope) -> torch.Tensor:
         return state / len(scope.selection.rows)
 
 

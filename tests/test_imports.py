@@ -79,7 +79,7 @@ def modules() -> Iterator[tuple[str, Path]]:
     """Yield (part, file) of every module of the package and of the command line."""
     for path in (ROOT / "embstore").rglob("*.py"):
         parts = path.relative_to(ROOT / "embstore").with_suffix("").parts
-        if parts != ("__init__",):
+        if parts not in {("__init__",), ("__main__",)}:
             yield parts[0], path
     for path in (ROOT / "cli").rglob("*.py"):
         yield "cli", path

@@ -210,7 +210,7 @@ def storing(setting: Setting, shape: str) -> dict[str, Any]:
     batching, size = setting.figures.get("best", ("padded", setting.size.batches[0]))
     store = setting.folder / f"{shape}.zarr"
     shutil.rmtree(store, ignore_errors=True)
-    timings = es.Timings()
+    timings = es.extraction.Timings()
     began = time.perf_counter()
     made = es.plan(sentences, model=encoder, batch_subwords=size, calibrate=False, store=store)
     planned = time.perf_counter()

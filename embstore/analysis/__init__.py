@@ -1,0 +1,5 @@
+"""Measures over stored vectors: geometry, nearest neighbors, static vectors and reducers of your own."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

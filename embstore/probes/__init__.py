@@ -1,1 +1,5 @@
-"""Probes: classifiers on frozen vectors, trained many at a time."""
+"""Probes: classifiers trained on stored vectors, many at a time."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

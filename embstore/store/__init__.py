@@ -13,6 +13,8 @@ from embstore.store.store import Store, open_store
 from embstore.store.vectors import bfloat16_bits, float32_of_bfloat16, quantize
 from embstore.store.writer import StoreWriter, create_store
 
+open = open_store
+
 __all__ = [
     "FORMAT_VERSION",
     "Block",
@@ -33,6 +35,7 @@ __all__ = [
     "export",
     "float32_of_bfloat16",
     "import_hdf5",
+    "open",
     "open_store",
     "quantize",
     "repair_layout",

@@ -1,5 +1,5 @@
-"""One vector a word: the table, and the files that hold one (word2vec, GloVe, numpy)."""
+"""Tables of one vector a word: reading, writing and training them, and their evaluation on word benchmarks."""
 
-from embstore.vectors.reading import read_word_vectors as read_word_vectors
-from embstore.vectors.vectors import WordVectors as WordVectors
-from embstore.vectors.writing import write_word_vectors as write_word_vectors
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -19,7 +19,7 @@ from tests.store_making import make_store
 def test_a_row_for_each_read_that_the_store_is_large_enough_for(tmp_path: Path, suffix: str) -> None:
     made = make_store(tmp_path / f"store.{suffix}", sentences=300)
     assert made.store.rows > 1000
-    rows = es.bench_query(tmp_path / f"store.{suffix}", repeats=2)
+    rows = es.analysis.bench_query(tmp_path / f"store.{suffix}", repeats=2)
     assert [(row["read"], row["rows"]) for row in rows] == [
         ("open", made.store.rows),
         ("gather", 50),
@@ -46,7 +46,7 @@ def test_it_reads_the_layer_asked_for_and_rows_that_the_seed_fixes(
     runs = []
     for seed in (0, 0, 1):
         asked.clear()
-        es.bench_query(tmp_path / "store.zarr", layer=2, repeats=3, seed=seed)
+        es.analysis.bench_query(tmp_path / "store.zarr", layer=2, repeats=3, seed=seed)
         assert {layer for layer, _ in asked} == {2}
         runs.append([rows for _, rows in asked if len(rows) == 50])
     assert len(runs[0]) == 3
@@ -58,16 +58,16 @@ def test_the_last_layer_is_read_by_default(tmp_path: Path, monkeypatch: pytest.M
     asked = []
     scan = Store.scan
     monkeypatch.setattr(Store, "scan", lambda self, layer: asked.append(layer) or scan(self, layer))
-    es.bench_query(tmp_path / "store.zarr", repeats=1)
+    es.analysis.bench_query(tmp_path / "store.zarr", repeats=1)
     assert asked == [made.store.layers[-1]]
 
 
 def test_bad_options_are_refused(tmp_path: Path) -> None:
     make_store(tmp_path / "store.zarr", sentences=5)
     with pytest.raises(InvalidValueError, match="repeats 0 is not allowed: give 1 or more"):
-        es.bench_query(tmp_path / "store.zarr", repeats=0)
+        es.analysis.bench_query(tmp_path / "store.zarr", repeats=0)
     with pytest.raises(InvalidValueError, match="layer 9 is not stored"):
-        es.bench_query(tmp_path / "store.zarr", layer=9)
+        es.analysis.bench_query(tmp_path / "store.zarr", layer=9)
 
 
 def test_search_is_timed_beside_a_flat_index_and_without_faiss_beside_numpy(
@@ -76,7 +76,9 @@ def test_search_is_timed_beside_a_flat_index_and_without_faiss_beside_numpy(
     made = make_store(tmp_path / "store.zarr", sentences=60)
     monkeypatch.setattr("embstore.analysis.bench.REST_S", 0.0)
     for peer in ("faiss IndexFlatIP", "numpy x @ q, argpartition"):
-        rows = es.bench_neighbors(tmp_path / "store.zarr", layer=made.store.layers[0], k=3, queries=[1, 20], repeats=2)
+        rows = es.analysis.bench_neighbors(
+            tmp_path / "store.zarr", layer=made.store.layers[0], k=3, queries=[1, 20], repeats=2
+        )
         assert [(row["queries"], row["rows"], row["beside"]) for row in rows] == [
             (1, made.store.rows, peer),
             (20, made.store.rows, peer),
@@ -89,4 +91,4 @@ def test_search_is_timed_beside_a_flat_index_and_without_faiss_beside_numpy(
 def test_bad_options_of_the_search_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     make_store(tmp_path / "store.zarr", sentences=5)
     with pytest.raises(InvalidValueError, match=r"not allowed|is not stored"):
-        es.bench_neighbors(tmp_path / "store.zarr", **options)
+        es.analysis.bench_neighbors(tmp_path / "store.zarr", **options)

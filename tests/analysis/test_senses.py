@@ -41,7 +41,7 @@ def labelled_by_hand(made: Made, word: str) -> list[int]:
 def test_neighbors_are_those_of_a_loop(seed: int) -> None:
     rng = np.random.default_rng(seed)
     vectors = (rng.normal(size=(3, 17, 5)) * rng.uniform(0.01, 100, (3, 17, 1))).astype(np.float32)
-    nearest, scores = es.cosine_neighbors(vectors)
+    nearest, scores = es.analysis.cosine_neighbors(vectors)
     for layer in range(3):
         for query, (other, score) in enumerate(nearest_by_hand(vectors[layer])):
             assert nearest[layer, query] == other
@@ -50,7 +50,7 @@ def test_neighbors_are_those_of_a_loop(seed: int) -> None:
 
 def test_neighbors_of_a_zero_vector_are_finite() -> None:
     vectors = np.array([[[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]], np.float32)
-    nearest, scores = es.cosine_neighbors(vectors)
+    nearest, scores = es.analysis.cosine_neighbors(vectors)
     assert nearest[0, 1:].tolist() == [2, 1]
     assert scores[0].tolist() == pytest.approx([0.0, 1.0, 1.0])
     assert nearest[0, 0] in (1, 2)
@@ -59,12 +59,12 @@ def test_neighbors_of_a_zero_vector_are_finite() -> None:
 def test_neighbors_leave_the_vectors_as_they_were() -> None:
     vectors = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
     before = vectors.copy()
-    es.cosine_neighbors(vectors)
+    es.analysis.cosine_neighbors(vectors)
     np.testing.assert_array_equal(vectors, before)
 
 
 def test_labelled_occurrences_are_those_of_the_table(made: Made) -> None:
-    found = es.labelled_occurrences(made.store, "new york", label="upos")
+    found = es.analysis.labelled_occurrences(made.store, "new york", label="upos")
     rows = labelled_by_hand(made, "new york")
     assert found.rows.tolist() == rows
     assert found.labels == [made.table[row]["upos"] for row in rows]
@@ -74,7 +74,7 @@ def test_labelled_occurrences_are_those_of_the_table(made: Made) -> None:
 
 def test_agreement_is_that_of_loops(made: Made) -> None:
     words = ["bank", "new york", "évident"]
-    table = es.label_agreement(made.store, words, label="upos")
+    table = es.analysis.label_agreement(made.store, words, label="upos")
     assert table.columns == ["word", "layer", "count", "labels", "value", "baseline"]
     expected = []
     for word in words:
@@ -98,7 +98,7 @@ def test_a_word_without_labels_is_refused(tmp_path: Path) -> None:
     never = [str(told["word"]) for told in made.table if told["word"] not in labelled]
     assert never, "choose another seed"
     with pytest.raises(InvalidValueError, match="no occurrence labelled in 'upos': choose another word or column"):
-        es.label_agreement(made.store, never[:1], label="upos")
+        es.analysis.label_agreement(made.store, never[:1], label="upos")
 
 
 def test_a_word_labelled_once_is_refused(tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_a_word_labelled_once_is_refused(tmp_path: Path) -> None:
     once = [str(word) for word, count in counts.items() if count == 1]
     assert once, "choose another seed"
     with pytest.raises(InvalidValueError, match="has one occurrence labelled in 'upos': two or more"):
-        es.label_agreement(made.store, once[:1], label="upos")
+        es.analysis.label_agreement(made.store, once[:1], label="upos")
 
 
 def test_unknown_words_and_columns_are_refused(made: Made) -> None:
     with pytest.raises(InvalidValueError, match="no word 'bnak': did you mean 'bank'"):
-        es.labelled_occurrences(made.store, "bnak", label="upos")
+        es.analysis.labelled_occurrences(made.store, "bnak", label="upos")
     with pytest.raises(InvalidValueError, match="no column 'ner'"):
-        es.labelled_occurrences(made.store, "bank", label="ner")
+        es.analysis.labelled_occurrences(made.store, "bank", label="ner")

@@ -24,7 +24,7 @@ def test_stores_of_three_kinds_stand_in_one_figure(tmp_path: Path) -> None:
     for name, model in models.items():
         store = es.extract(es.plan(corpus, model=model, dtype="float32", calibrate=False), tmp_path / f"{name}.zarr")
         table = es.geometry(store, min_contexts=3)
-        summaries[name] = es.summarize_geometry(table)
+        summaries[name] = es.analysis.summarize_geometry(table)
         vectors = store.select(layers=store.layers[-1]).vectors(dtype="float64")[0]
         unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         pairs = len(unit) * (len(unit) - 1)

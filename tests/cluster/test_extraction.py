@@ -44,7 +44,7 @@ def made(sentences: list[Sentence] | None = None, **options: Any) -> es.Plan:
 )
 def test_in_process_writes_the_same_bytes(tmp_path: Path, suffix: str, options: dict[str, Any]) -> None:
     es.extract(made(**options), tmp_path / f"plain{suffix}")
-    seen: list[es.Progress] = []
+    seen: list[es.extraction.Progress] = []
     plan = made(**options)
     store = es.extract(plan, tmp_path / f"s{suffix}", executor=InProcess(), progress=seen.append)
     assert plan.layout.partitions >= 4
@@ -116,9 +116,9 @@ def test_it_gives_up_where_all_fails(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_several_context_windows_are_refused(tmp_path: Path) -> None:
-    plan = es.plan_windows(many(20), model=FakeEncoder(), calibrate=False, context_windows=[0, 1])
+    plan = es.extraction.plan_windows(many(20), model=FakeEncoder(), calibrate=False, context_windows=[0, 1])
     with pytest.raises(InvalidValueError, match="several context windows share one pass"):
-        es.extract_windows(plan, tmp_path / "s.zarr", executor=InProcess())
+        es.extraction.extract_windows(plan, tmp_path / "s.zarr", executor=InProcess())
     assert list(tmp_path.iterdir()) == []
 
 

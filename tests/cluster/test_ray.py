@@ -64,7 +64,7 @@ def test_a_head_that_is_stopped_and_started_again(
     es.extract(made(), tmp_path / "plain.zarr")
     stopped = False
 
-    def stop(state: es.Progress) -> None:
+    def stop(state: es.extraction.Progress) -> None:
         nonlocal stopped
         if not stopped:
             head.stop()

@@ -77,7 +77,7 @@ def test_the_work_of_an_extraction_is_that_of_its_sentences(tmp_path: Path, monk
     for name, rate in (("product_rate", 1e12), ("copy_rate", 1e10), ("disk_rate", 1e9)):
         monkeypatch.setattr(bench, name, lambda *args, rate=rate, **options: rate)
     encoder = load_encoder(save("bert", tmp_path / "model"))
-    found = es.bench_extract(SENTENCES, model=encoder, layers="0,2", folder=tmp_path, suffix=".h5")
+    found = es.extraction.bench_extract(SENTENCES, model=encoder, layers="0,2", folder=tmp_path, suffix=".h5")
     stages = {stage.name: stage for stage in found.limits}
     assert list(stages) == ["tokenise", "forward", "copy", "cast", "write"]
     tokenized = encoder.tokenize(SENTENCES)
@@ -95,7 +95,7 @@ def test_the_work_of_an_extraction_is_that_of_its_sentences(tmp_path: Path, monk
 
 
 def test_an_encoder_of_unknown_shapes_has_no_limit_of_its_forward_pass(tmp_path: Path) -> None:
-    found = es.bench_extract(SENTENCES, model=FakeEncoder(), folder=tmp_path, disk_nbytes=2**16)
+    found = es.extraction.bench_extract(SENTENCES, model=FakeEncoder(), folder=tmp_path, disk_nbytes=2**16)
     forward = found.limits[1]
     assert (forward.amount, forward.limit) == (0.0, None)
     assert found.verdict.split(" binds")[0] in {stage.name for stage in found.limits}
@@ -104,7 +104,7 @@ def test_an_encoder_of_unknown_shapes_has_no_limit_of_its_forward_pass(tmp_path:
 def test_a_rate_without_limits_still_tells_its_stages() -> None:
     assert ExtractionRate(1, 2, 3, 4.0, 5.0, Timings()).as_json()["binds"] is None
     with pytest.raises(InvalidValueError, match="a file of 0 bytes measures no disk"):
-        es.bench_extract(SENTENCES, model=FakeEncoder(), disk_nbytes=0)
+        es.extraction.bench_extract(SENTENCES, model=FakeEncoder(), disk_nbytes=0)
 
 
 def test_large_batches_come_from_large_passages() -> None:

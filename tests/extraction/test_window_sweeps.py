@@ -103,7 +103,7 @@ def test_a_killed_sweep_resumes_to_the_same_bytes(
     with pytest.raises(_Killed):
         extract_windows(plan, tmp_path / f"x{suffix}")
     monkeypatch.setattr(StoreWriter, "write", write)
-    seen: list[es.Progress] = []
+    seen: list[es.extraction.Progress] = []
     resumed = extract_windows(
         sweep(scene("bert"), sentences, context_windows=widths, dtype=dtype, layers=[0, 2]),
         tmp_path / f"x{suffix}",

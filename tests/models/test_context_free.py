@@ -286,7 +286,7 @@ def test_resuming(file: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.M
     class Stop(Exception):
         pass
 
-    def stop(state: es.Progress) -> None:
+    def stop(state: es.extraction.Progress) -> None:
         if state.rows > 600:
             raise Stop
 

@@ -1,0 +1,36 @@
+from . import analysis as analysis
+from . import corpus as corpus
+from . import errors as errors
+from . import extraction as extraction
+from . import models as models
+from . import plot as plot
+from . import probes as probes
+from . import store as store
+from . import studies as studies
+from . import vectors as vectors
+from .analysis.geometry.measure import geometry as geometry
+from .analysis.neighbors.hubness import hubness as hubness
+from .analysis.neighbors.indexes import build_index as build_index
+from .analysis.neighbors.indexes import open_index as open_index
+from .analysis.neighbors.nearest import neighbors as neighbors
+from .analysis.scan import Reducer as Reducer
+from .analysis.scan import reduce as reduce
+from .analysis.static.vectors import static_vectors as static_vectors
+from .analysis.torch_dataset import TorchDataset as TorchDataset
+from .corpus import Corpus as Corpus
+from .corpus import Keep as Keep
+from .corpus import Sentence as Sentence
+from .corpus import open_corpus as open_corpus
+from .errors import EmbstoreError as EmbstoreError
+from .extraction.pipeline import extract as extract
+from .extraction.plan import Plan as Plan
+from .extraction.plan import plan as plan
+from .models import load_encoder as load_encoder
+from .store import Selection as Selection
+from .store import Store as Store
+from .store import export as export
+from .store import open as open
+from .store import verify as verify
+from .vectors import WordVectors as WordVectors
+
+__version__: str

@@ -1,0 +1,10 @@
+from .classes.classes import ProbeResult as ProbeResult
+from .classes.classes import apply_probes as apply_probes
+from .classes.classes import probe_classes as probe_classes
+from .classes.files import SavedBank as SavedBank
+from .edges.edges import probe_edges as probe_edges
+from .edges.files import EdgeProbes as EdgeProbes
+from .edges.traces import ambiguous_sentences as ambiguous_sentences
+from .edges.traces import trace_edges as trace_edges
+from .mdl import probe_mdl as probe_mdl
+from .structure.structure import probe_structure as probe_structure
