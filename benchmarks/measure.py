@@ -130,7 +130,7 @@ def peak_nbytes() -> int:
 
 
 def anonymous_nbytes() -> int:
-    """This process's memory now that no file stands behind."""
+    """Return the memory of this process, in bytes, without mapped files."""
     return _status_nbytes("RssAnon")
 
 
