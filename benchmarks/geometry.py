@@ -135,9 +135,9 @@ def main() -> None:
     arguments = parse()
     described = machine()
     bench = prepared(arguments)
-    nbytes = bench.store.rows * bench.store.layout.row_nbytes
+    nbytes = bench.store.n_rows * bench.store.layout.row_nbytes
     print(
-        f"{bench.store.rows:,} rows x {len(bench.store.layers)} layers x {bench.store.hidden_size} "
+        f"{bench.store.n_rows:,} rows x {len(bench.store.layers)} layers x {bench.store.hidden_size} "
         f"{bench.store.dtype} ({nbytes / 1e9:.2f} GB), {len(bench.types):,} words of 5 or more contexts with "
         f"{len(bench.words.rows):,} occurrences, {torch.get_num_threads()} threads\n"
     )
@@ -174,7 +174,7 @@ def main() -> None:
         {
             "benchmark": "geometry",
             "machine": described,
-            "store": {"rows": bench.store.rows, "layers": len(bench.store.layers), "nbytes": nbytes},
+            "store": {"rows": bench.store.n_rows, "layers": len(bench.store.layers), "nbytes": nbytes},
             "words": {"count": len(bench.types), "occurrences": len(bench.words.rows)},
             "cases": {name: times.as_json() for name, times in (whole | words).items()},
             "pairs": looped,

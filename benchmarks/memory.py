@@ -36,8 +36,8 @@ def child(arguments: argparse.Namespace) -> None:
         projected = made.estimate.memory_nbytes
         es.extract(made, store)
         figures = {
-            "occurrences": made.layout.rows,
-            "partitions": made.layout.partitions,
+            "occurrences": made.layout.n_rows,
+            "partitions": made.layout.n_partitions,
             "projected_nbytes": projected,
             "peak_after_plan_nbytes": after_plan,
             "peak_nbytes": peak_nbytes(),

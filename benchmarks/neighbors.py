@@ -132,7 +132,7 @@ def indexed(arguments: argparse.Namespace, store: es.Store) -> tuple[dict[str, A
     """IVF and HNSW through embstore and through faiss alone, and their recall."""
     figures, targets, curves = {}, [], {}
     drawn = np.random.default_rng(arguments.seed)
-    queries = store.gather(drawn.choice(store.rows, 1000, replace=False), arguments.layer).astype(np.float32)
+    queries = store.gather(drawn.choice(store.n_rows, 1000, replace=False), arguments.layer).astype(np.float32)
     for kind in ("ivf", "hnsw"):
         began = time.perf_counter()
         index = build_index(store, arguments.layer, kind=kind, name=f"bench-{kind}", seed=arguments.seed)
@@ -180,7 +180,7 @@ def main() -> None:
     described = machine()
     store = es.open(arguments.store)
     arguments.layer = store.layers[-1] if arguments.layer is None else arguments.layer
-    arguments.rows = min(arguments.rows, store.rows)
+    arguments.rows = min(arguments.rows, store.n_rows)
     print(f"{arguments.rows:,} x {store.hidden_size} {store.dtype} of layer {arguments.layer}, k {K}\n")
     figures, targets = exact(arguments, store)
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:

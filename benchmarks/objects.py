@@ -58,7 +58,7 @@ def measure(url: str, proxy: Proxy, repeats: int) -> None:
     print("| read | time | requests | bytes | largest |\n| --- | --- | --- | --- | --- |")
     row("open", lambda: open_store(url))
     row(f"index, {len(far._reader.arrays)} columns", lambda: open_store(url).index)
-    few, many = (random.choice(far.rows, count, replace=False) for count in (50, 1_000))
+    few, many = (random.choice(far.n_rows, count, replace=False) for count in (50, 1_000))
     row("50 rows, one layer", lambda: far.gather(few, 1))
     for gap in (0, 16, object_reader.GAP_KIB):
         os.environ["EMBSTORE_GAP_KIB"] = str(gap)
@@ -71,7 +71,7 @@ def measure(url: str, proxy: Proxy, repeats: int) -> None:
 def _opened(url: str) -> Store:
     """Open a store whose shards' indexes are known."""
     far = open_store(url)
-    far.gather(np.arange(0, far.rows, far.layout.partition_rows), 0)
+    far.gather(np.arange(0, far.n_rows, far.layout.partition_rows), 0)
     return far
 
 

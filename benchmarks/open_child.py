@@ -17,7 +17,7 @@ def main() -> None:
     imported = perf_counter()
     store = es.open(sys.argv[1])
     opened = perf_counter()
-    store.gather(np.array([0, store.rows // 2, store.rows - 1]), store.layers[-1])
+    store.gather(np.array([0, store.n_rows // 2, store.n_rows - 1]), store.layers[-1])
     read = perf_counter()
     steps = {
         "numpy_import_ms": numpy_imported - begun,

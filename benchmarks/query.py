@@ -317,14 +317,14 @@ def prepared(arguments: argparse.Namespace, folder: Path) -> tuple[Bench, dict[s
     }
     os.sync()
     layer = store.layers[len(store.layers) // 2]
-    held = np.array(store.gather(np.arange(store.rows), layer))
+    held = np.array(store.gather(np.arange(store.n_rows), layer))
     bench = Bench(stores, chunked, layer, store.layers.index(layer), held, arguments.seed, arguments.budget)
     described = {
-        "rows": store.rows,
+        "rows": store.n_rows,
         "layers": len(store.layers),
         "hidden_size": store.hidden_size,
         "dtype": store.dtype,
-        "partitions": store.layout.partitions,
+        "partitions": store.layout.n_partitions,
         "chunks": {name: list(shape) for name, shape in chunks.items()},
     }
     return bench, described

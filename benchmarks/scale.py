@@ -113,13 +113,13 @@ def lay_out_whole(arguments: argparse.Namespace, store: Path, *, plan_alone: boo
     if not plan_alone:
         create_store(store, metadata=made.metadata, index=made.index)
         began = watch.phase("lay out", began)
-    chosen = np.linspace(0, made.layout.partitions - 1, PASSAGE_PARTITIONS).astype(int).tolist()
+    chosen = np.linspace(0, made.layout.n_partitions - 1, PASSAGE_PARTITIONS).astype(int).tolist()
     reader, subwords = made.reader(), 0
     for partition in chosen:
         for passage in reader.passages(*made.layout.span(partition), encoder):
             subwords += len(passage.tokenized.ids)
     watch.phase("text of 20 partitions", began, subwords=subwords)
-    assert made.layout.rows == arguments.rows
+    assert made.layout.n_rows == arguments.rows
     return {"phases": watch.phases, "types": len(made.index.words), "sentences": len(made.index.texts)}
 
 
@@ -134,9 +134,9 @@ def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
     from embstore.store.zarr.writer import column_end
 
     watch, began = Watch(), time.perf_counter()
-    layout = Layout.of(rows=arguments.rows, layers=LAYERS, hidden_size=arguments.width, dtype="float16")
+    layout = Layout.of(n_rows=arguments.rows, layers=LAYERS, hidden_size=arguments.width, dtype="float16")
     metadata = metadata_of(layout)
-    rows, sentences, types = layout.rows, -(-layout.rows // MEAN_WORDS), arguments.types
+    rows, sentences, types = layout.n_rows, -(-layout.n_rows // MEAN_WORDS), arguments.types
     sizes = {
         **dict.fromkeys(
             [f"occurrence/{name}" for name in ("type", "sentence", "position", "subwords")] + ["type/occurrences"], rows
@@ -149,7 +149,7 @@ def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
         "layer": len(LAYERS),
     }
     arrays = {name: StoredArray((size,), 0) for name, size in sizes.items()}
-    nodes = frozen_nodes(metadata, arrays) | {f"commits/{NODE}": commits_node(layout.partitions, folded=False)}
+    nodes = frozen_nodes(metadata, arrays) | {f"commits/{NODE}": commits_node(layout.n_partitions, folded=False)}
     for name, node in nodes.items():
         (store / name).parent.mkdir(parents=True, exist_ok=True)
         (store / name).write_bytes(node)
@@ -242,8 +242,8 @@ def opened(store: Path) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnfinishedStoreWarning)
         found = es.open(store)
-    assert len(found.index.type) == found.rows
-    return int(found.layout.partitions)
+    assert len(found.index.type) == found.n_rows
+    return int(found.layout.n_partitions)
 
 
 STEPS = {

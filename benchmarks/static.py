@@ -89,7 +89,7 @@ def described(store: es.Store) -> dict[str, Any]:
     contexts = distinct_contexts(store)
     words = list(store.index.words)
     return {
-        "occurrences": store.rows,
+        "occurrences": store.n_rows,
         "sentences": len(store.index.texts),
         "layers": list(store.layers),
         "hidden_size": store.hidden_size,

@@ -21,7 +21,7 @@ TYPES = 30_000
 
 def metadata_of(layout: Layout) -> Metadata:
     return Metadata(
-        rows=layout.rows,
+        n_rows=layout.n_rows,
         layers=layout.layers,
         hidden_size=layout.hidden_size,
         dtype=layout.dtype,
@@ -41,8 +41,8 @@ def metadata_of(layout: Layout) -> Metadata:
             "name": "synthetic",
             "format": "sentences",
             "options": {},
-            "sentences": -(-layout.rows // SENTENCE_WORDS),
-            "words": layout.rows,
+            "n_sentences": -(-layout.n_rows // SENTENCE_WORDS),
+            "n_words": layout.n_rows,
             "sha256": "0" * 64,
         },
         extraction={
@@ -86,7 +86,7 @@ def index_of(rows: int, *, seed: int) -> Index:
 
 def partitions_of(layout: Layout, *, seed: int) -> Iterator[tuple[int, NDArray[Any]]]:
     rng = np.random.default_rng(seed)
-    for partition in range(layout.partitions):
+    for partition in range(layout.n_partitions):
         start, stop = layout.span(partition)
         shape = (len(layout.layers), stop - start, layout.hidden_size)
         yield partition, rng.standard_normal(shape, np.float32).astype(layout.dtype)
@@ -94,7 +94,7 @@ def partitions_of(layout: Layout, *, seed: int) -> Iterator[tuple[int, NDArray[A
 
 def write_stores(paths: list[Path], *, rows: int, layers: int, hidden_size: int, dtype: str, seed: int) -> None:
     """Write the same random vectors to every path."""
-    layout = Layout.of(rows=rows, layers=tuple(range(layers)), hidden_size=hidden_size, dtype=dtype)
+    layout = Layout.of(n_rows=rows, layers=tuple(range(layers)), hidden_size=hidden_size, dtype=dtype)
     index = index_of(rows, seed=seed)
     for path in paths:
         create_store(path, metadata=metadata_of(layout), index=index)
@@ -112,7 +112,7 @@ def write_chunked(store: es.Store, path: Path, *, chunks: tuple[int, int, int] |
 
     Returns the chunk's shape.
     """
-    shape = (len(store.layers), store.rows, store.hidden_size)
+    shape = (len(store.layers), store.n_rows, store.hidden_size)
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("hidden_states", shape, store.vector_dtype, chunks=chunks)
         block = 16 * dataset.chunks[1]

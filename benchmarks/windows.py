@@ -168,7 +168,7 @@ def agreement(setting: Setting) -> dict[str, Any]:
         name = window_name(window)
         file = "x-full.zarr" if window is None else f"x-k{window}.zarr"
         store = es.open(setting.folder / "shared" / file)
-        ours = store.gather_layers(np.arange(store.rows)).astype(np.float32)
+        ours = store.gather_layers(np.arange(store.n_rows)).astype(np.float32)
         theirs = np.load(setting.folder / f"{name}.npy").astype(np.float32)
         alike = (np.abs(ours - theirs) <= ABSOLUTE + RELATIVE * np.abs(theirs)).all(axis=(0, 2))
         told[name] = {"rows": len(alike), "agreeing": int(alike.sum()), "largest": float(np.abs(ours - theirs).max())}

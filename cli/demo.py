@@ -49,7 +49,7 @@ def demo(
 
     print("\n2. Extract: every layer of every word, in one pass\n")
     timings = es.extraction.Timings()
-    with progress_bar("extract", total=plan.layout.rows, unit="words") as advance:
+    with progress_bar("extract", total=plan.layout.n_rows, unit="words") as advance:
         store = es.extract(plan, out / "demo.zarr", progress=lambda state: advance(state.rows), timings=timings)
     _print_speed(timings)
 

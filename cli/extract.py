@@ -238,7 +238,7 @@ def extract(
     made = _plan(**{**given, "device": planning_device(device, devices)})
     if not as_json:
         print(made, flush=True)
-    total = made.layout.rows if isinstance(made, es.Plan) else made.rows
+    total = made.layout.n_rows if isinstance(made, es.Plan) else made.n_rows
     done = 0
 
     def tell(state: es.extraction.Progress) -> None:
@@ -259,11 +259,11 @@ def extract(
         kept = f"; what {', '.join(begun)} holds is kept: the same command again goes on" if begun else ""
         raise type(error)(f"{str(error) or 'interrupted'} at {done:,} of {total:,} occurrences{kept}") from None
     if as_json:
-        told = [{"store": str(path), "rows": one.rows} for path, one in written.items()]
+        told = [{"store": str(path), "n_rows": one.n_rows} for path, one in written.items()]
         print_json({**(told[0] if isinstance(made, es.Plan) else {"stores": told}), "plan": made.as_json()})
         return
     for path, one in written.items():
-        print(f"{path} holds {one.rows:,} occurrences in {_layers(len(one.layers))}, all committed")
+        print(f"{path} holds {one.n_rows:,} occurrences in {_layers(len(one.layers))}, all committed")
 
 
 def _require_place(store: Path | ObjectPath, *, repair: bool) -> None:

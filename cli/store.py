@@ -70,7 +70,7 @@ def verify(store: StorePath, as_json: AsJson = False) -> None:
             {
                 "path": str(report.path),
                 "ok": report.ok,
-                "partitions": report.partitions,
+                "n_partitions": report.n_partitions,
                 "missing": list(report.missing),
                 "checked_nbytes": report.checked_nbytes,
                 "faults": [asdict(fault) for fault in report.faults],
@@ -86,7 +86,9 @@ def verify(store: StorePath, as_json: AsJson = False) -> None:
 
 def _summary(report: Report) -> str:
     checked = f"{report.checked_nbytes:,} bytes of {report.path} checked"
-    missing = f"; {len(report.missing)} of {report.partitions} partitions are not written yet" if report.missing else ""
+    missing = (
+        f"; {len(report.missing)} of {report.n_partitions} partitions are not written yet" if report.missing else ""
+    )
     if report.ok:
         return f"{checked}: all as written{missing}"
     faults = "1 fault" if len(report.faults) == 1 else f"{len(report.faults)} faults"
@@ -207,4 +209,4 @@ def import_(
 
 def _written(store: es.Store) -> str:
     layers = "1 layer" if len(store.layers) == 1 else f"{len(store.layers)} layers"
-    return f"{store.path} holds {store.rows:,} occurrences in {layers} ({store.dtype})"
+    return f"{store.path} holds {store.n_rows:,} occurrences in {layers} ({store.dtype})"

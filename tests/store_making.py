@@ -56,7 +56,7 @@ def make_store(
     index = _index(table, words, tags, texts)
     vectors = rng.normal(size=(len(layers), len(table), hidden_size)).astype(np.float32)
     metadata = Metadata(
-        rows=len(table),
+        n_rows=len(table),
         layers=layers,
         hidden_size=hidden_size,
         dtype="float32",

@@ -22,7 +22,7 @@ VALUE_ALLOWED = 1e-3
 def geometry(setting: Setting) -> dict[str, Any]:
     """The cosines and spectra of words and sentences in every layer, on the card and on the CPU."""
     store = es.open(setting.need("store"))
-    found: dict[str, Any] = {"rows": store.rows, "layers": len(store.layers)}
+    found: dict[str, Any] = {"rows": store.n_rows, "layers": len(store.layers)}
     tables = {}
     for device in dict.fromkeys((str(setting.device), "cpu")):
         call = partial(_kept, tables, device, partial(es.geometry, store, device=device))
@@ -39,8 +39,8 @@ def neighbors(setting: Setting) -> dict[str, Any]:
     """The ten nearest of some occurrences among all, by every one of them, on the card and on the CPU."""
     store = es.open(setting.need("store"))
     rng = np.random.default_rng(setting.seed)
-    asked = np.sort(rng.choice(store.rows, min(setting.size.queries, store.rows), replace=False)).tolist()
-    found: dict[str, Any] = {"rows": store.rows, "queries": len(asked), "k": 10}
+    asked = np.sort(rng.choice(store.n_rows, min(setting.size.queries, store.n_rows), replace=False)).tolist()
+    found: dict[str, Any] = {"rows": store.n_rows, "queries": len(asked), "k": 10}
     tables = {}
     for device in dict.fromkeys((str(setting.device), "cpu")):
         ask = partial(es.neighbors, store, occurrence=asked, layer=store.layers[-1], k=10, device=device)

@@ -35,19 +35,19 @@ def bench_query(
     opening = _median_ms(lambda: open_store(store), repeats)
     opened = open_store(store)
     chosen = opened.layers[-1] if layer is None else layer
-    held = opened.gather(np.arange(opened.rows), chosen)
+    held = opened.gather(np.arange(opened.n_rows), chosen)
     rng = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = [
-        {"read": "open", "rows": opened.rows, "ms": opening, "beside": "", "beside_ms": None, "ratio": None}
+        {"read": "open", "rows": opened.n_rows, "ms": opening, "beside": "", "beside_ms": None, "ratio": None}
     ]
-    for count in (count for count in GATHERED_ROWS if count <= opened.rows):
-        wanted = [rng.integers(0, opened.rows, count) for _ in range(repeats)]
+    for count in (count for count in GATHERED_ROWS if count <= opened.n_rows):
+        wanted = [rng.integers(0, opened.n_rows, count) for _ in range(repeats)]
         ours = [_ms(lambda at=at: opened.gather(at, chosen)) for at in wanted]  # type: ignore[misc]
         theirs = [_ms(lambda at=at: held[at]) for at in wanted]  # type: ignore[misc]
         rows.append(_row("gather", count, median(ours), "numpy x[rows]", median(theirs)))
     copy = np.empty_like(held)
     copies = _median_ms(lambda: np.copyto(copy, held), repeats)
-    rows.append(_row("scan", opened.rows, _median_ms(lambda: _scan(opened, chosen), repeats), "numpy copy", copies))
+    rows.append(_row("scan", opened.n_rows, _median_ms(lambda: _scan(opened, chosen), repeats), "numpy copy", copies))
     return rows
 
 
@@ -72,19 +72,19 @@ def bench_neighbors(
         raise InvalidValueError(f"queries {list(queries)} are not allowed: give numbers of 1 or more")
     opened = open_store(store)
     searched = StoreVectors(opened, opened.layers[-1] if layer is None else layer)
-    copy = opened.gather(np.arange(opened.rows), searched.layer).astype(np.float32)
+    copy = opened.gather(np.arange(opened.n_rows), searched.layer).astype(np.float32)
     beside, search_copy = _peer(copy, k)
     rng = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     for count in queries:
-        asked = copy[rng.integers(0, opened.rows, count)]
+        asked = copy[rng.integers(0, opened.n_rows, count)]
         ours = partial(exact_search, searched, asked, k=k, space=Space("ip"), threads=threads)
         theirs = partial(search_copy, asked)
         ours(), theirs()
         # Each rests before its turn: the threads of the one before spin on for a while.
         taken = [[_rested_ms(run) for run in (ours, theirs)] for _ in range(repeats)]
         ms, beside_ms = (median(column) for column in zip(*taken, strict=True))
-        row = {"queries": count, "rows": opened.rows, "ms": ms, "beside": beside, "beside_ms": beside_ms}
+        row = {"queries": count, "rows": opened.n_rows, "ms": ms, "beside": beside, "beside_ms": beside_ms}
         rows.append({**row, "ratio": ms / beside_ms})
     return rows
 

@@ -132,7 +132,7 @@ class LayerParts:
                     start,
                     stop,
                     int(rows[0]) if bool((np.diff(rows) == 1).all()) else rows,
-                    None if sent or count == self.selection.store.rows else self.selection.rows,
+                    None if sent or count == self.selection.store.n_rows else self.selection.rows,
                     _of_part(whole, scope, start, stop),
                     self._precision,
                     self._device,

@@ -54,7 +54,7 @@ def distinct_contexts(source: Store | Selection) -> NDArray[np.int64]:
     store, rows = _store_and_rows(source)
     index = store.index
     texts = distinct_texts(index.texts)
-    rows = np.arange(store.rows) if rows is None else rows
+    rows = np.arange(store.n_rows) if rows is None else rows
     key = index.type[rows].astype(np.int64)
     key *= int(texts.max(initial=0)) + 1
     key += texts[index.sentence[rows]]

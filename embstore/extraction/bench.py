@@ -161,7 +161,7 @@ def _tokenized_alone(made: Plan) -> tuple[NDArray[np.int64], float | None]:
     encoder = made.encoder
     before = encoder.times.tokenize
     lengths = []
-    for partition in range(made.layout.partitions):
+    for partition in range(made.layout.n_partitions):
         for passage in made.reader().passages(*made.layout.span(partition), encoder):
             tokenized = passage.tokenized
             bounds = tokenized.word_indptr[tokenized.sentence_indptr]

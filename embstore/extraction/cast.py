@@ -43,7 +43,7 @@ class Cast:
     def buffer(self) -> dict[str, torch.Tensor]:
         """Room for the arrays of one partition."""
         layout = self._layout
-        rows = min(layout.partition_rows, layout.rows)
+        rows = min(layout.partition_rows, layout.n_rows)
         itemsize = self._dtype.itemsize
         room = np.empty(len(layout.layers) * rows * layout.hidden_size * itemsize, np.uint8)  # in huge pages
         vectors = torch.from_numpy(room).view(self._dtype).view(len(layout.layers), rows, layout.hidden_size)

@@ -15,7 +15,7 @@ def center_of(plan: Plan) -> NDArray[np.float32]:
     layout, options = plan.layout, plan.options
     reader = plan.reader((options.context_window,))
     total = np.zeros((len(layout.layers), layout.hidden_size))
-    rows = min(layout.rows, SAMPLE_ROWS)
+    rows = min(layout.n_rows, SAMPLE_ROWS)
     for passage in reader.passages(0, rows, plan.encoder):
         for pooled in plan.encoder.encode(
             passage.tokenized,

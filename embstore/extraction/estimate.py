@@ -110,7 +110,7 @@ def estimate(
     if calibrate:
         seconds = positions / positions_a_second(encoder, sample, layers=layout.layers, options=options)
     return Estimate(
-        store_nbytes=layout.rows * layout.row_nbytes + index_nbytes(index),
+        store_nbytes=layout.n_rows * layout.row_nbytes + index_nbytes(index),
         memory_nbytes=memory_nbytes(metadata, encoder, options, stores=stores, longest=found.longest),
         free_nbytes=shutil.disk_usage(folder).free if isinstance(folder, Path) else None,
         folder=str(folder),
@@ -137,12 +137,12 @@ def buffers_of(layout: Layout, *, stores: int) -> int:
 def memory_nbytes(metadata: Metadata, encoder: Encoder, options: Options, *, stores: int, longest: int) -> int:
     """The peak: what the process holds now, the partition buffers, a passage of text and the batch in work."""
     layout = metadata.layout
-    buffers = stores * min(buffers_of(layout, stores=stores), layout.partitions) * layout.partition_nbytes
+    buffers = stores * min(buffers_of(layout, stores=stores), layout.n_partitions) * layout.partition_nbytes
     batch = encoder.projected_nbytes(layers=layout.layers, batch_subwords=options.batch_subwords)
     growing = buffers + batch + PASSAGE_FACTOR * passage_nbytes(options.batch_subwords)
     if options.cuts_windows:
         cut = sum(longest if width is None else min(2 * width + 1, longest) for width in options.contexts)
-        rows = min(layout.rows, layout.partition_rows)
+        rows = min(layout.n_rows, layout.partition_rows)
         growing += WINDOW_WORD_NBYTES * min(rows * cut, passage_words(options.batch_subwords))
     return max(peak_nbytes(), resident_nbytes() + growing)
 

@@ -239,7 +239,7 @@ class _Target:
 
     def remove_if_empty(self) -> None:
         """Remove a store that this call began, in which nothing is and nothing can be."""
-        if self.standing.begun and len(self.writer.missing()) == self.standing.plan.layout.partitions:
+        if self.standing.begun and len(self.writer.missing()) == self.standing.plan.layout.n_partitions:
             remove_store(self.standing.path)
 
 
@@ -251,7 +251,7 @@ def _distributed(
     progress: Callable[[Progress], object] | None,
 ) -> None:
     """Have an executor's workers fill a store, and tell how far it is as they report."""
-    done = plan.layout.rows - sum(stop - start for start, stop in map(plan.layout.span, target.missing))
+    done = plan.layout.n_rows - sum(stop - start for start, stop in map(plan.layout.span, target.missing))
 
     def committed(piece: Piece, written: Written) -> None:
         nonlocal done
@@ -260,7 +260,7 @@ def _distributed(
         timings.rows += rows
         timings.subwords += written.subwords
         if progress is not None:
-            progress(Progress(done, plan.layout.rows, timings.subwords))
+            progress(Progress(done, plan.layout.n_rows, timings.subwords))
 
     with freed_memory_kept():
         distribute(plan, target.writer, target.missing, executor, committed=committed)
@@ -289,7 +289,7 @@ class _Extraction:
         self._todo = sorted({partition for target in targets for partition in target.missing})
         self._timings = timings
         self._progress = progress
-        self._total = self._layout.rows * len(plans)
+        self._total = self._layout.n_rows * len(plans)
         lacking = [partition for target in targets for partition in target.missing]
         self._done = self._total - sum(stop - start for start, stop in map(self._layout.span, lacking))
 

@@ -58,14 +58,14 @@ class Plan:
             "sentences": self.sentences,
             "words": self.words,
             "subwords": self.subwords,
-            "occurrences": self.layout.rows,
+            "occurrences": self.layout.n_rows,
             "types": len(self.index.words),
             "layers": list(self.layout.layers),
             "hidden_size": self.layout.hidden_size,
             "dtype": self.layout.dtype,
             "context_window": self.options.context_window,
             "attention_window": self.options.attention_window,
-            "partitions": self.layout.partitions,
+            "partitions": self.layout.n_partitions,
             "partition_rows": self.layout.partition_rows,
             "dropped": [
                 {"reason": drop.reason, "count": drop.count, "examples": list(drop.examples)}
@@ -89,11 +89,11 @@ class Plan:
             ("sentences", f"{self.sentences:,}"),
             ("words", f"{self.words:,}"),
             ("subwords", f"{self.subwords:,}"),
-            ("occurrences", f"{layout.rows:,} of {len(self.index.words):,} types"),
+            ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
             *windows,
             *((f"dropped: {drop.reason}", _named(drop.count, drop.examples)) for drop in self.metadata.dropped),
             ("layers", f"{', '.join(map(str, layout.layers))} x {layout.hidden_size} {layout.dtype}"),
-            ("partitions", f"{layout.partitions:,} of {layout.partition_rows:,} rows"),
+            ("partitions", f"{layout.n_partitions:,} of {layout.partition_rows:,} rows"),
             *estimate.lines(),
         ]
         width = min(34, max(len(name) for name, _ in lines))
@@ -239,9 +239,9 @@ def reader_of(
 def _metadata(reading: Reading, options: Options) -> Metadata:
     encoder, found, source = reading.encoder, reading.found, reading.source
     info, rows = encoder.info, len(reading.index.type)
-    layout = Layout.of(rows=rows, layers=reading.layers, hidden_size=info.hidden_size, dtype=options.dtype)
+    layout = Layout.of(n_rows=rows, layers=reading.layers, hidden_size=info.hidden_size, dtype=options.dtype)
     return Metadata(
-        rows=rows,
+        n_rows=rows,
         layers=reading.layers,
         hidden_size=info.hidden_size,
         dtype=options.dtype,
@@ -251,8 +251,8 @@ def _metadata(reading: Reading, options: Options) -> Metadata:
             "name": source.name,
             "format": source.format,
             "options": source.options,
-            "sentences": found.sentences,
-            "words": found.words,
+            "n_sentences": found.sentences,
+            "n_words": found.words,
             "sha256": found.sha256,
         },
         extraction={

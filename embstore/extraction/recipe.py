@@ -27,7 +27,7 @@ def differences(planned: Metadata, stored: Metadata) -> Iterator[tuple[str, Any,
     """Yield (dotted key, planned, stored) of all that decides the rows of a store."""
     for part in ("corpus", "model", "extraction"):
         yield from _unequal(part, getattr(planned, part), getattr(stored, part))
-    for part in ("dtype", "layers", "hidden_size", "rows", "partition_rows", "format_version"):
+    for part in ("dtype", "layers", "hidden_size", "n_rows", "partition_rows", "format_version"):
         now, then = getattr(planned, part), getattr(stored, part)
         if now != then:
             yield part, now, then

@@ -43,7 +43,7 @@ class WindowPlan:
     @property
     def rows(self) -> int:
         """Rows of all stores together."""
-        return sum(plan.layout.rows for plan in self.plans.values())
+        return sum(plan.layout.n_rows for plan in self.plans.values())
 
     def paths(self, store: str | Path | ObjectPath) -> dict[Context, Path | ObjectPath]:
         """Where the store of each window stands: the name's {window} is replaced, else x.zarr becomes x-k2.zarr."""
@@ -152,7 +152,7 @@ def extract_windows(
     for window, one in plan.plans.items():
         told = None if progress is None else _Counted(progress, before=before, total=plan.rows)
         made[window] = extract_together([one], [paths[window]], progress=told, **options)[0]
-        before += one.layout.rows
+        before += one.layout.n_rows
     return made
 
 

@@ -32,7 +32,7 @@ class Workload:
 
 def count_windows(reader: PartitionReader, layout: Layout, encoder: Encoder, *, seed: int) -> Workload:
     """Cut the windows of up to three partitions' first passages, drawn by `seed`; exact where that is all."""
-    drawn = np.random.default_rng(seed).permutation(layout.partitions)[:SAMPLED_PASSAGES]
+    drawn = np.random.default_rng(seed).permutation(layout.n_partitions)[:SAMPLED_PASSAGES]
     rows = subwords = windows = 0
     sample: Tokenized | None = None
     for partition in np.sort(drawn).tolist():
@@ -46,9 +46,9 @@ def count_windows(reader: PartitionReader, layout: Layout, encoder: Encoder, *, 
             if not wanted:
                 break
     assert sample is not None
-    grown = layout.rows / rows
+    grown = layout.n_rows / rows
     positions = subwords + windows * encoder.num_specials
-    return Workload(round(subwords * grown), round(positions * grown), rows == layout.rows, sample)
+    return Workload(round(subwords * grown), round(positions * grown), rows == layout.n_rows, sample)
 
 
 def first_sentences(tokenized: Tokenized, *, batch_subwords: int) -> Tokenized:

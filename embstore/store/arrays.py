@@ -89,7 +89,7 @@ def frozen_spec(path: str, shape: tuple[int, ...]) -> ArraySpec:
 
 def payload_specs(metadata: Metadata) -> list[ArraySpec]:
     """Return the specs of the arrays that are written a partition at a time."""
-    layers, rows, features = len(metadata.layers), metadata.rows, metadata.hidden_size
+    layers, rows, features = len(metadata.layers), metadata.n_rows, metadata.hidden_size
     dtype = metadata.dtype
     fill: int | float = {"bfloat16": BFLOAT16_NAN, "int8": INT8_FILL}.get(dtype, np.nan)
     vectors = ArraySpec(

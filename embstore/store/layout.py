@@ -18,33 +18,33 @@ class Layout:
     A partition is exactly one shard: rows `[k * partition_rows, (k + 1) * partition_rows)`, all layers.
     """
 
-    rows: int
+    n_rows: int
     layers: tuple[int, ...]
     hidden_size: int
     dtype: str
     partition_rows: int
 
     @classmethod
-    def of(cls, *, rows: int, layers: tuple[int, ...], hidden_size: int, dtype: str) -> Layout:
+    def of(cls, *, n_rows: int, layers: tuple[int, ...], hidden_size: int, dtype: str) -> Layout:
         """Choose the largest power of two rows whose shard is at most 256 MiB, no larger than the store needs.
 
         A store of less than 2 GiB has shards of an eighth of it, down to 64 MiB: the last one is written while
         nothing else is left to do.
         """
         row_nbytes = len(layers) * hidden_size * ITEM_NBYTES[dtype]
-        nbytes = min(SHARD_NBYTES, max(SMALL_SHARD_NBYTES, rows * row_nbytes // FEW_SHARDS))
+        nbytes = min(SHARD_NBYTES, max(SMALL_SHARD_NBYTES, n_rows * row_nbytes // FEW_SHARDS))
         fitting = max(CHUNK_ROWS, _floor_power_of_two(nbytes // row_nbytes))
-        needed = max(CHUNK_ROWS, 1 << max(rows - 1, 0).bit_length())
-        return cls(rows, layers, hidden_size, dtype, min(fitting, needed))
+        needed = max(CHUNK_ROWS, 1 << max(n_rows - 1, 0).bit_length())
+        return cls(n_rows, layers, hidden_size, dtype, min(fitting, needed))
 
     @property
-    def partitions(self) -> int:
-        return -(-self.rows // self.partition_rows)
+    def n_partitions(self) -> int:
+        return -(-self.n_rows // self.partition_rows)
 
     def span(self, partition: int) -> tuple[int, int]:
         """The rows `[start, stop)` of a partition."""
         start = partition * self.partition_rows
-        return start, min(start + self.partition_rows, self.rows)
+        return start, min(start + self.partition_rows, self.n_rows)
 
     @property
     def row_nbytes(self) -> int:

@@ -37,7 +37,7 @@ class Metadata:
     are not part of the recipe.
     """
 
-    rows: int
+    n_rows: int
     layers: tuple[int, ...]
     hidden_size: int
     dtype: str
@@ -51,7 +51,7 @@ class Metadata:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.rows, self.layers, self.hidden_size, self.dtype, self.partition_rows)
+        return Layout(self.n_rows, self.layers, self.hidden_size, self.dtype, self.partition_rows)
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _crc32c_or_none(fields: Mapping[str, Any]) -> int | None:
 def check_metadata(metadata: Metadata) -> None:
     """Refuse what no store can be laid out from, in one line."""
     layers = metadata.layers
-    if metadata.rows < 1:
+    if metadata.n_rows < 1:
         raise InvalidValueError("a store needs at least one row: no word of the corpus is left to extract")
     if metadata.dtype not in ITEM_NBYTES:
         raise InvalidValueError(f"dtype {metadata.dtype!r} is none of {', '.join(ITEM_NBYTES)}")
@@ -150,9 +150,9 @@ def check_metadata(metadata: Metadata) -> None:
         raise InvalidValueError(f"hidden_size must be at least 1, not {metadata.hidden_size}")
     if metadata.partition_rows < CHUNK_ROWS or metadata.partition_rows % CHUNK_ROWS:
         raise InvalidValueError(f"partition_rows must be a multiple of {CHUNK_ROWS}, not {metadata.partition_rows}")
-    if metadata.layout.partitions > MOST_PARTITIONS:
+    if metadata.layout.n_partitions > MOST_PARTITIONS:
         raise InvalidValueError(
-            f"{metadata.rows} rows in partitions of {metadata.partition_rows} are {metadata.layout.partitions} "
+            f"{metadata.n_rows} rows in partitions of {metadata.partition_rows} are {metadata.layout.n_partitions} "
             f"partitions, more than {MOST_PARTITIONS}: choose larger ones"
         )
     for part, key in (("model", "name"), ("corpus", "name"), ("extraction", "unit")):
@@ -162,7 +162,7 @@ def check_metadata(metadata: Metadata) -> None:
 
 def _parse(fields: dict[str, Any]) -> tuple[Metadata, dict[str, StoredArray]]:
     metadata = Metadata(
-        rows=int(fields["rows"]),
+        n_rows=int(fields["n_rows"]),
         layers=tuple(int(layer) for layer in fields["layers"]),
         hidden_size=int(fields["hidden_size"]),
         dtype=str(fields["dtype"]),

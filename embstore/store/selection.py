@@ -50,7 +50,7 @@ class Selection:
         return f"<Selection of {self.store.path}: {len(self):,} occurrences, layers {list(self.layers)}>"
 
     def __len__(self) -> int:
-        return self.store.rows if self._whole else len(self.rows)
+        return self.store.n_rows if self._whole else len(self.rows)
 
     @property
     def _whole(self) -> bool:
@@ -60,13 +60,13 @@ class Selection:
     @cached_property
     def rows(self) -> NDArray[np.int64]:
         """The rows chosen, int64 [n]."""
-        given = None if self._start is None else _given_rows(self._start, self.store.rows)
+        given = None if self._start is None else _given_rows(self._start, self.store.n_rows)
         chosen: NDArray[np.int64] | None = None
         for rows_of in self._filters:
             rows = rows_of(self.store.index)
             chosen = rows if chosen is None else np.intersect1d(chosen, rows, assume_unique=True)
         if given is None:
-            return np.arange(self.store.rows) if chosen is None else chosen
+            return np.arange(self.store.n_rows) if chosen is None else chosen
         return given if chosen is None else given[np.isin(given, chosen)]
 
     def committed(self) -> Selection:

@@ -44,11 +44,11 @@ def open_store(path: str | os.PathLike[str] | ObjectPath, *, cache: str | os.Pat
     Raises StoreNotFoundError, StoreFormatError (no store, or of a newer format), StoreDamagedError, StorageError.
     """
     store = Store(open_reader(place_of(path), cache=cache_folder(cache)))
-    if store.committed_rows < store.rows:
+    if store.n_committed_rows < store.n_rows:
         missing = int((~store.committed).sum())
         warnings.warn(
-            f"{store.path} is not finished: {store.rows - store.committed_rows:,} of {store.rows:,} rows "
-            f"({missing} of {store.layout.partitions} partitions) are not written yet; {RESUME}",
+            f"{store.path} is not finished: {store.n_rows - store.n_committed_rows:,} of {store.n_rows:,} rows "
+            f"({missing} of {store.layout.n_partitions} partitions) are not written yet; {RESUME}",
             UnfinishedStoreWarning,
             stacklevel=2,
         )
@@ -69,7 +69,7 @@ class Store:
         self.metadata: Metadata = reader.metadata
         self.layout: Layout = reader.metadata.layout
         self.layers: tuple[int, ...] = self.layout.layers
-        self.rows: int = self.layout.rows
+        self.n_rows: int = self.layout.n_rows
         self.hidden_size: int = self.layout.hidden_size
         self.dtype: str = self.layout.dtype
         self.vector_dtype: np.dtype[Any] = VALUE_DTYPE[self.dtype]
@@ -78,7 +78,7 @@ class Store:
         self.refresh()
 
     def __repr__(self) -> str:
-        shape = f"{len(self.layers)} layers x {self.rows:,} rows x {self.hidden_size}"
+        shape = f"{len(self.layers)} layers x {self.n_rows:,} rows x {self.hidden_size}"
         return f"<Store {self.path}: {shape} {self.dtype}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -93,13 +93,13 @@ class Store:
             self._reader.forget()
         self._records = records
         self.committed: NDArray[np.bool_] = committed(records, self.layout)
-        self.committed_rows: int = int(records[self.committed, 0].sum())
+        self.n_committed_rows: int = int(records[self.committed, 0].sum())
         self._gathering = Gathering(self._reader, self.layout, self.committed, self.center)
 
     @property
     def finished(self) -> bool:
         """Whether every row is written and the writer has tidied up after itself."""
-        return self.committed_rows == self.rows and self._reader.settled()
+        return self.n_committed_rows == self.n_rows and self._reader.settled()
 
     @property
     def digest(self) -> str:
@@ -179,17 +179,17 @@ class Store:
         model, corpus, extraction = self.metadata.model, self.metadata.corpus, self.metadata.extraction
         return {
             "path": str(self.path),
-            "rows": self.rows,
-            "committed_rows": self.committed_rows,
+            "n_rows": self.n_rows,
+            "n_committed_rows": self.n_committed_rows,
             "layers": list(self.layers),
             "hidden_size": self.hidden_size,
             "dtype": self.dtype,
-            "partitions": self.layout.partitions,
+            "n_partitions": self.layout.n_partitions,
             "partition_rows": self.layout.partition_rows,
-            "types": len(self.index.words),
-            "sentences": len(self.index.texts),
+            "n_types": len(self.index.words),
+            "n_sentences": len(self.index.texts),
             "labels": {name: len(column.names) for name, column in self.index.labels.items()},
-            "nbytes": self.rows * self.layout.row_nbytes,
+            "nbytes": self.n_rows * self.layout.row_nbytes,
             "model": dict(model),
             "corpus": dict(corpus),
             "extraction": dict(extraction),
@@ -249,9 +249,9 @@ class Store:
         MissingRowsError before the first block, are left out ("skip"), or read as NaN ("nan").
         """
         place = self._place_of(layer)
-        stop = self.rows if stop is None else stop
-        if not 0 <= start <= stop <= self.rows:
-            raise InvalidValueError(f"rows {start} to {stop} are not within the store's {self.rows}")
+        stop = self.n_rows if stop is None else stop
+        if not 0 <= start <= stop <= self.n_rows:
+            raise InvalidValueError(f"rows {start} to {stop} are not within the store's {self.n_rows}")
         if block_rows is not None and block_rows < 1:
             raise InvalidValueError(f"block_rows must be at least 1, not {block_rows}")
         if missing not in ("error", "skip", "nan"):
@@ -292,9 +292,9 @@ class Store:
             raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions")
         if array.size:
             low, high = int(array.min()), int(array.max())
-            if low < 0 or high >= self.rows:
+            if low < 0 or high >= self.n_rows:
                 wrong = low if low < 0 else high
-                raise InvalidValueError(f"there is no row {wrong}: the store has rows 0 to {self.rows - 1}")
+                raise InvalidValueError(f"there is no row {wrong}: the store has rows 0 to {self.n_rows - 1}")
         return array.astype(np.int64, copy=False)
 
 

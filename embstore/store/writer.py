@@ -97,7 +97,7 @@ def frozen_of(
     check_metadata(metadata)
     check_center(metadata, center)
     check_columns(index.labels)
-    for fault in index_faults(index, metadata.rows):
+    for fault in index_faults(index, metadata.n_rows):
         raise InvalidValueError(f"the index is not consistent: {fault}")
     with storing(path), rows_of_types(index.type, len(index.words), scratch) as words:
         yield frozen_arrays(metadata, index, words, center)
@@ -240,8 +240,8 @@ class StoreWriter:
 
 def committed(records: NDArray[np.uint64], layout: Layout) -> NDArray[np.bool_]:
     """Tell which records [partition, 2] are whole: as many rows as the partition has, and a CRC32C."""
-    rows = np.full(layout.partitions, layout.partition_rows, np.uint64)
-    start, stop = layout.span(layout.partitions - 1)
+    rows = np.full(layout.n_partitions, layout.partition_rows, np.uint64)
+    start, stop = layout.span(layout.n_partitions - 1)
     rows[-1] = stop - start
     whole: NDArray[np.bool_] = (records[:, 0] == rows) & (records[:, 1] < 2**32)
     return whole

@@ -18,13 +18,13 @@ from tests.store_making import make_store
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 def test_a_row_for_each_read_that_the_store_is_large_enough_for(tmp_path: Path, suffix: str) -> None:
     made = make_store(tmp_path / f"store.{suffix}", sentences=300)
-    assert made.store.rows > 1000
+    assert made.store.n_rows > 1000
     rows = es.analysis.bench_query(tmp_path / f"store.{suffix}", repeats=2)
     assert [(row["read"], row["rows"]) for row in rows] == [
-        ("open", made.store.rows),
+        ("open", made.store.n_rows),
         ("gather", 50),
         ("gather", 1000),
-        ("scan", made.store.rows),
+        ("scan", made.store.n_rows),
     ]
     assert all(row["ms"] > 0 for row in rows)
     for row in rows[1:]:
@@ -80,8 +80,8 @@ def test_search_is_timed_beside_a_flat_index_and_without_faiss_beside_numpy(
             tmp_path / "store.zarr", layer=made.store.layers[0], k=3, queries=[1, 20], repeats=2
         )
         assert [(row["queries"], row["rows"], row["beside"]) for row in rows] == [
-            (1, made.store.rows, peer),
-            (20, made.store.rows, peer),
+            (1, made.store.n_rows, peer),
+            (20, made.store.n_rows, peer),
         ]
         assert all(row["ratio"] == pytest.approx(row["ms"] / row["beside_ms"]) for row in rows)
         monkeypatch.setitem(sys.modules, "faiss", None)

@@ -48,7 +48,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def expected(one: Written, other: Written, rows: np.ndarray | None = None) -> list[float]:
-    rows = np.arange(one.store.rows) if rows is None else rows
+    rows = np.arange(one.store.n_rows) if rows is None else rows
     return [by_the_book(left[rows], right[rows]) for left, right in product(one.values, other.values)]
 
 

@@ -128,7 +128,7 @@ def test_parts_merge_in_any_order(store: Store, seed: int) -> None:
     rng = np.random.default_rng(seed)
     words, sentences = groupings(store)
     reduction = Reduction(store.select(), {"all": FusedCosines(words=words, sentences=sentences)}, block_rows=11)
-    edges = np.unique([0, store.rows, *rng.integers(0, store.rows, 9)]).tolist()
+    edges = np.unique([0, store.n_rows, *rng.integers(0, store.n_rows, 9)]).tolist()
     parts = [reduction.run(5, *part) for part in pairwise(edges)]
     while len(parts) > 1:
         one, other = (parts.pop(int(rng.integers(len(parts)))) for _ in range(2))

@@ -88,7 +88,7 @@ def test_geometry_is_the_same_to_the_bit(store: Store, options: dict[str, Any]) 
 
 
 def test_a_selection_in_any_order_is_the_same(small: Store) -> None:
-    rows = np.random.default_rng(1).permutation(small.rows)[:100]
+    rows = np.random.default_rng(1).permutation(small.n_rows)[:100]
     asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1, "block_rows": 9}
     for selection in (small.select(rows=rows), small.select(words=["word5", "word6", "word12", "word13"])):
         whole = geometry(selection, **asked)
@@ -154,10 +154,10 @@ class Placed:
 
 
 def test_a_reducer_that_knows_nothing_of_parts(small: Store) -> None:
-    for source in (small, small.select(rows=np.arange(small.rows)[::-2])):
+    for source in (small, small.select(rows=np.arange(small.n_rows)[::-2])):
         expected = reduce(source, {"placed": Placed()}, block_rows=8)
         assert reduce(source, {"placed": Placed()}, block_rows=8, executor=Scattered(5)) == expected
-        rows = source.rows if isinstance(source, Selection) else np.arange(small.rows)
+        rows = source.rows if isinstance(source, Selection) else np.arange(small.n_rows)
         total = np.arange(len(rows)) @ small.gather(rows, 2)[:, 0].astype(np.float64)
         assert expected[2]["placed"] == [pytest.approx(total), len(rows)]
 
@@ -181,7 +181,7 @@ def test_what_travels_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     rows = max(task.rows for task in tasks)
     assert max(len(pickle.dumps(task)) for task in tasks) < 40 * rows + 6_000
     states = tasks[3].do(wide)
-    assert len(pickle.dumps(states["cosines"])) < 100 * rows + 6_000 < wide.rows * 8
+    assert len(pickle.dumps(states["cosines"])) < 100 * rows + 6_000 < wide.n_rows * 8
     again = pickle.loads(pickle.dumps(states["cosines"]))
     np.testing.assert_array_equal(again.sums, states["cosines"].sums)
     np.testing.assert_array_equal(again.values, states["cosines"].values)
@@ -194,7 +194,7 @@ def test_the_progress_ends_with_all(store: Store) -> None:
     assert seen[-1][0] == seen[-1][1]
     told: list[tuple[int, int]] = []
     static_vectors(store, layer=1, executor=Scattered(1), progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (store.rows, store.rows)
+    assert told[-1] == (store.n_rows, store.n_rows)
 
 
 @settings(max_examples=25, deadline=None)

@@ -139,7 +139,7 @@ def test_the_sample_is_the_same_for_a_seed_and_its_baseline_that_of_pairs(writte
     store = written.store
     table = geometry(store, min_contexts=1, baseline="sample", sample=50, seed=3, centered=True)
     assert table.equals(geometry(store, min_contexts=1, baseline="sample", sample=50, seed=3, centered=True))
-    drawn = np.sort(np.random.default_rng(3).choice(store.rows, 50, replace=False))
+    drawn = np.sort(np.random.default_rng(3).choice(store.n_rows, 50, replace=False))
     for place, layer in enumerate(store.layers):
         expected = mean_cosine(written.values[place][drawn])
         assert baseline_of(table, "selfsim", layer) == pytest.approx(expected, abs=1e-6)
@@ -150,7 +150,7 @@ def test_the_sample_is_the_same_for_a_seed_and_its_baseline_that_of_pairs(writte
 
 def test_a_selection_in_any_order(written: Written) -> None:
     rng = np.random.default_rng(0)
-    rows = rng.permutation(written.store.rows)[:100]
+    rows = rng.permutation(written.store.n_rows)[:100]
     table = geometry(written.store.select(rows=rows, layers=4), min_contexts=1, metrics=["selfsim", "intrasim"])
     sentences = np.asarray(written.store.index.sentence)
     held = written.values[1]
@@ -185,7 +185,7 @@ def test_a_reducer_of_ones_own(written: Written) -> None:
     found = reduce(written.store, {"longest": Longest()}, block_rows=50, progress=seen.append)
     for place, layer in enumerate(written.store.layers):
         assert found[layer]["longest"] == pytest.approx(np.linalg.norm(written.values[place], axis=1).max(), rel=1e-6)
-    assert max(seen) == 2 * written.store.rows
+    assert max(seen) == 2 * written.store.n_rows
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -206,7 +206,7 @@ def test_parts_merge_in_any_order(written: Written, seed: int) -> None:
     }
     reduction = Reduction(selection, reducers, precision="float64", block_rows=20)
     rng = np.random.default_rng(seed)
-    edges = np.unique([0, *rng.integers(1, written.store.rows, 7), written.store.rows]).tolist()
+    edges = np.unique([0, *rng.integers(1, written.store.n_rows, 7), written.store.n_rows]).tolist()
     parts = [reduction.run(4, start, stop) for start, stop in pairwise(edges)]
     while len(parts) > 1:
         one, other = rng.choice(len(parts), 2, replace=False)

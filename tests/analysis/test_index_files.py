@@ -59,7 +59,7 @@ def test_a_build_that_is_ended_anywhere_comes_to_the_same(tmp_path: Path, suffix
         told: list[int] = []
 
         def progress(done: int, total: int) -> None:
-            assert total == store.rows
+            assert total == store.n_rows
             told.append(done)
             if len(told) == stop:
                 raise Stop

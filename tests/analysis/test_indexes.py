@@ -87,13 +87,13 @@ def test_filters_hold_and_k_answers_come_where_there_are_k(
     rng = np.random.default_rng(0)
     types = np.asarray(made.store.index.type, np.int64)
     sentences = np.asarray(made.store.index.sentence, np.int64)
-    asked = rng.choice(made.store.rows, 25, replace=False)
+    asked = rng.choice(made.store.n_rows, 25, replace=False)
     queries = made.values[0][asked]
-    for size in (made.store.rows, 300, 33, 19):
-        rows = np.sort(rng.choice(made.store.rows, size, replace=False))
+    for size in (made.store.n_rows, 300, 33, 19):
+        rows = np.sort(rng.choice(made.store.n_rows, size, replace=False))
         groups = np.where(rng.random(25) < 0.2, -1, types[asked])
         exclude = [Exclusion(types, groups), Exclusion(sentences, sentences[asked])]
-        allowed = np.isin(np.arange(made.store.rows), rows)[None] & (sentences[None] != sentences[asked][:, None])
+        allowed = np.isin(np.arange(made.store.n_rows), rows)[None] & (sentences[None] != sentences[asked][:, None])
         allowed &= (types[None] != groups[:, None]) | (groups < 0)[:, None]
         by_hand = scores_by_hand(queries, made.values[0], metric)
         hits = index.search(queries, k=30, rows=rows, exclude=exclude, rescore=rescore, **least)
@@ -125,7 +125,7 @@ def test_without_rescoring_the_answers_are_those_of_faiss(made: Written, kind: s
 
 def test_more_than_there_are_and_a_single_query(made: Written) -> None:
     index = build_index(made.store, LAYER, kind="ivf", threads=1)
-    hits = index.search(made.values[0][0], k=made.store.rows + 5, nprobe=1)
+    hits = index.search(made.values[0][0], k=made.store.n_rows + 5, nprobe=1)
     require_nearest(
         hits.rows, hits.scores, scores_by_hand(made.values[0][:1], made.values[0], "cosine"), metric="cosine"
     )
@@ -141,13 +141,13 @@ def test_the_recall_that_is_measured_is_reached(made: Written, kind: str, metric
     assert table.columns == ["setting", "recall", "queries_per_second", "k"]
     assert table["recall"].is_between(0, 1).all()
     assert (table["queries_per_second"] > 0).all()
-    asked = np.sort(np.random.default_rng(4).choice(made.store.rows, 60, replace=False))
+    asked = np.sort(np.random.default_rng(4).choice(made.store.n_rows, 60, replace=False))
     by_hand = scores_by_hand(made.values[0][asked], made.values[0], metric) * (-1 if metric == "l2" else 1)
     by_hand[np.arange(60), asked] = -np.inf
     limit = np.sort(by_hand, 1)[:, -10] - 1e-9
     for told in table.to_dicts()[:-1]:
         setting = dict([told["setting"].split("=")]) if "=" in told["setting"] else {}
-        own = Exclusion(np.arange(made.store.rows), asked)
+        own = Exclusion(np.arange(made.store.n_rows), asked)
         hits = index.search(
             made.values[0][asked], k=10, exclude=[own], **{key: int(value) for key, value in setting.items()}
         )

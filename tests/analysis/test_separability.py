@@ -45,7 +45,7 @@ def write_senses(path: Path, told: list[tuple[str, str | None, list[float]]], *,
     )
     vectors = np.array([[vector for _, _, vector in told]], np.float32)
     metadata = Metadata(
-        rows=rows,
+        n_rows=rows,
         layers=(2,),
         hidden_size=vectors.shape[2],
         dtype="float32",
@@ -129,7 +129,7 @@ def test_separability_is_that_of_loops(made: Made, least: int) -> None:
 
 
 def test_separability_of_a_selection(made: Made) -> None:
-    rows = np.random.default_rng(0).permutation(made.store.rows)[:100]
+    rows = np.random.default_rng(0).permutation(made.store.n_rows)[:100]
     selection = made.store.select(rows=rows)
     words = [str(made.table[row]["word"]) for row in rows]
     labels = [None if made.table[row]["upos"] is None else str(made.table[row]["upos"]) for row in rows]

@@ -76,7 +76,7 @@ def test_mev_does_not_depend_on_memory_or_batches(
 
 def test_mev_is_of_the_rows_selected_in_the_order_of_the_types(written: Written) -> None:
     rng = np.random.default_rng(0)
-    rows = rng.permutation(written.store.rows)[: written.store.rows // 2]
+    rows = rng.permutation(written.store.n_rows)[: written.store.n_rows // 2]
     selection = written.store.select(rows=np.append(rows, rows[:5]))
     types = rng.permutation(all_types(selection))[:12]
     found = maximum_explainable_variance(selection, 1, types, centered=True)

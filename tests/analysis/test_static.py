@@ -136,7 +136,7 @@ def test_progress_counts_every_occurrence(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store.zarr").store
     told: list[tuple[int, int]] = []
     static_vectors(store, layers=[0, 5], progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (2 * store.rows, 2 * store.rows)
+    assert told[-1] == (2 * store.n_rows, 2 * store.n_rows)
     assert [done for done, _ in told] == sorted({done for done, _ in told})
 
 

@@ -42,8 +42,8 @@ def hold(examples: Examples, made: Made, layers: tuple[int, ...]) -> None:
 def test_single_examples_come_in_the_order_of_the_selection(made: Made) -> None:
     dataset = es.TorchDataset(made.store.select(), label="upos")
     examples = list(dataset)
-    assert len(dataset) == len(examples) == made.store.rows
-    assert [int(example.rows) for example in examples] == list(range(made.store.rows))
+    assert len(dataset) == len(examples) == made.store.n_rows
+    assert [int(example.rows) for example in examples] == list(range(made.store.n_rows))
     assert examples[3].vectors.shape == (3, made.store.hidden_size)
     assert examples[3].vectors.dtype == torch.float32
     hold(Examples(*(torch.stack(column) for column in zip(*examples, strict=True))), made, made.store.layers)
@@ -77,9 +77,9 @@ def test_shuffling_is_fixed_by_seed_and_epoch(made: Made) -> None:
 
     first = shuffled()
     assert shuffled() == first
-    others = [list(range(made.store.rows)), shuffled(seed=1), shuffled(epoch=1), shuffled(seed=1, epoch=1)]
+    others = [list(range(made.store.n_rows)), shuffled(seed=1), shuffled(epoch=1), shuffled(seed=1, epoch=1)]
     for other in others:
-        assert sorted(other) == list(range(made.store.rows))
+        assert sorted(other) == list(range(made.store.n_rows))
         assert other != first
     assert shuffled(epoch=1) == others[2]
 
@@ -107,7 +107,7 @@ def test_a_data_loader_sees_every_row_once(made: Made, workers: int, shuffle: bo
         dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork" if workers else None
     )
     found = joined(list(loader))
-    assert sorted(found.rows.tolist()) == list(range(made.store.rows))
+    assert sorted(found.rows.tolist()) == list(range(made.store.n_rows))
     hold(found, made, made.store.layers)
 
 

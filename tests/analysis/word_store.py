@@ -51,7 +51,7 @@ def write_words(
     sentences = int(sentence[-1]) + 1
     stored, values, center = encoded(together, dtype)
     metadata = Metadata(
-        rows=rows,
+        n_rows=rows,
         layers=layers,
         hidden_size=together.shape[2],
         dtype=dtype,

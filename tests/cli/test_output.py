@@ -44,13 +44,13 @@ def test_extract_as_json_prints_nothing_else(work: Work) -> None:
     ran = work.run("extract", "corpus.txt", "new.zarr", "--model", "model", "--json")
     assert (ran.status, ran.err) == (0, "")
     printed = json.loads(ran.out)
-    assert (printed["store"], printed["rows"]) == ("new.zarr", 33)
+    assert (printed["store"], printed["n_rows"]) == ("new.zarr", 33)
 
 
 def test_info_as_json(work: Work) -> None:
     described = valid(work.run("info", "store.zarr", "--json"), "info")
     assert described["path"] == "store.zarr"
-    assert described["rows"] == described["committed_rows"] == 33
+    assert described["n_rows"] == described["n_committed_rows"] == 33
     assert described["model"]["architecture"] == "BertModel"
 
 
@@ -212,7 +212,7 @@ def test_a_store_that_is_not_finished_is_said_to_be(work: Work) -> None:
     assert ran.err.startswith("embstore: part.zarr is not finished: ")
     assert ran.err.count("\n") == 1
     described = json.loads(ran.out)
-    assert described["committed_rows"] < described["rows"]
+    assert described["n_committed_rows"] < described["n_rows"]
 
 
 @pytest.mark.parametrize(

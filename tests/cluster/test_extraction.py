@@ -47,10 +47,10 @@ def test_in_process_writes_the_same_bytes(tmp_path: Path, suffix: str, options: 
     seen: list[es.extraction.Progress] = []
     plan = made(**options)
     store = es.extract(plan, tmp_path / f"s{suffix}", executor=InProcess(), progress=seen.append)
-    assert plan.layout.partitions >= 4
+    assert plan.layout.n_partitions >= 4
     assert store.finished
     assert tree_bytes(tmp_path / f"s{suffix}") == tree_bytes(tmp_path / f"plain{suffix}")
-    assert [state.rows for state in seen] == [plan.layout.span(k)[1] for k in range(plan.layout.partitions)]
+    assert [state.rows for state in seen] == [plan.layout.span(k)[1] for k in range(plan.layout.n_partitions)]
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"plain{suffix}", f"s{suffix}"]
 
 
@@ -63,7 +63,7 @@ def test_a_piece_has_the_passages_of_the_whole_index(
     sentences = [*many(120), Sentence(["new", "york", "is", "large"], {}, [(0, 2)]), *many(60)]
     plan = made(sentences, unit=unit, context_window=window)
     reader, passages = plan.reader(), 0
-    for piece in cut_pieces(plan.index, plan.layout, range(plan.layout.partitions)):
+    for piece in cut_pieces(plan.index, plan.layout, range(plan.layout.n_partitions)):
         whole = list(reader.passages(*plan.layout.span(piece.partition), plan.encoder))
         ours = list(piece.passages(plan.encoder, plan.options, limit=plan.limit))
         for one, other in zip(ours, whole, strict=True):
@@ -73,7 +73,7 @@ def test_a_piece_has_the_passages_of_the_whole_index(
                 for field, array in vars(getattr(one, name)).items():
                     np.testing.assert_array_equal(array, getattr(getattr(other, name), field))
         passages += len(ours)
-    assert passages > plan.layout.partitions
+    assert passages > plan.layout.n_partitions
 
 
 def poisoned() -> list[Sentence]:
@@ -87,11 +87,11 @@ def test_a_poisoned_sentence_is_named_and_the_rest_is_committed(tmp_path: Path) 
     with pytest.raises(NonFiniteError) as raised:
         es.extract(plan, tmp_path / "s.zarr", executor=InProcess(attempts=2))
     message = str(raised.value)
-    (row,) = (row for row in range(plan.layout.rows) if plan.index.words[int(plan.index.type[row])] == "zzz")
+    (row,) = (row for row in range(plan.layout.n_rows) if plan.index.words[int(plan.index.type[row])] == "zzz")
     partition = row // plan.layout.partition_rows
     start, stop = plan.layout.span(partition)
     first, last = int(plan.index.sentence[start]), int(plan.index.sentence[stop - 1])
-    assert f"1 of {plan.layout.partitions} partitions of {tmp_path / 's.zarr'} could not be written" in message
+    assert f"1 of {plan.layout.n_partitions} partitions of {tmp_path / 's.zarr'} could not be written" in message
     assert (
         f"partition {partition} (rows {start}-{stop - 1}, sentences {first}-{last}): layer 0, sentence 100" in message
     )
@@ -110,7 +110,7 @@ def test_it_gives_up_where_all_fails(tmp_path: Path, monkeypatch: pytest.MonkeyP
     encoder = FakeEncoder()
     plan = made([Sentence([*sentence.words, "zzz"]) for sentence in many(220)], model=encoder)
     encoder.poison = "zzz"
-    with pytest.raises(NonFiniteError, match=rf"{plan.layout.partitions - 2} more were then not tried"):
+    with pytest.raises(NonFiniteError, match=rf"{plan.layout.n_partitions - 2} more were then not tried"):
         es.extract(plan, tmp_path / "s.zarr", executor=InProcess())
     assert list(tmp_path.iterdir()) == [], "a store that this call began and in which nothing can be is removed"
 
@@ -182,7 +182,7 @@ def test_a_process_with_a_model_writes_the_same_bytes(tmp_path: Path, model: Pat
     sentences = [Sentence(words) for words in tiny.random_sentences(120, seed=1)]
     es.extract(made(sentences, model=model, dtype="float16"), tmp_path / "plain.zarr")
     plan = made(sentences, model=model, dtype="float16")
-    assert plan.layout.partitions >= 4
+    assert plan.layout.n_partitions >= 4
     es.extract(plan, tmp_path / "s.zarr", executor=Processes(["cpu"]))
     assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
 
@@ -195,13 +195,13 @@ def test_processes_through_all_that_may_go_wrong(tmp_path: Path) -> None:
     sentences = poisoned()
     es.extract(made(sentences), folder / f"plain{name}")
     plan = made(sentences)
-    (row,) = (row for row in range(plan.layout.rows) if plan.index.words[int(plan.index.type[row])] == "zzz")
+    (row,) = (row for row in range(plan.layout.n_rows) if plan.index.words[int(plan.index.type[row])] == "zzz")
     left = row // plan.layout.partition_rows
-    killed_at = next(partition for partition in range(plan.layout.partitions) if partition != left)
+    killed_at = next(partition for partition in range(plan.layout.n_partitions) if partition != left)
     troubles = Troubles(folder, poison="zzz", killed_at=killed_at, full_disk=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(NonFiniteError, match=rf"1 of {plan.layout.partitions} partitions .* partition {left} \("):
+        with pytest.raises(NonFiniteError, match=rf"1 of {plan.layout.n_partitions} partitions .* partition {left} \("):
             es.extract(plan, folder / name, executor=Troubled(executor, troubles))  # type: ignore[arg-type]
     told = [str(one.message) for one in caught if issubclass(one.category, WorkerWarning)]
     assert any("was done again" in line and "the disk is full" in line for line in told)

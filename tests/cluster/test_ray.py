@@ -78,7 +78,7 @@ def test_a_head_that_is_stopped_and_started_again(
         es.extract(made(), tmp_path / "s.zarr", executor=slowly, progress=stop)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
     with StoreWriter(tmp_path / "s.zarr") as writer:
-        assert 0 < len(writer.missing()) < writer.metadata.layout.partitions
+        assert 0 < len(writer.missing()) < writer.metadata.layout.n_partitions
     with pytest.raises(ClusterError, match="no Ray cluster answers"):
         es.extract(made(), tmp_path / "s.zarr", executor=executor)
     head.start()

@@ -53,7 +53,7 @@ def test_a_bucket_gets_the_bytes_of_a_disk(memory: MemoryBucket, tmp_path: Path,
     assert store.finished
     assert str(store.path) == URL
     near = es.extract(plan(sentences, dtype=dtype), tmp_path / "x.zarr")
-    assert near.layout.partitions > 2
+    assert near.layout.n_partitions > 2
     assert memory.files() == tree_bytes(near.path)
     before = memory.files()
     assert es.extract(plan(sentences, dtype=dtype), URL).finished
@@ -108,7 +108,7 @@ def test_two_at_once_whose_bits_differ(memory: MemoryBucket, tmp_path: Path) -> 
         begin.wait()
         try:
             store = es.extract(plans[number], URL)
-            assert store.committed_rows == store.rows
+            assert store.n_committed_rows == store.n_rows
         except BaseException as error:
             raised.append(error)
 

@@ -87,7 +87,7 @@ def test_layer_sentence_and_dtype_are_named(
     monkeypatch.setattr(TransformerEncoder, "casts", card)
     plan = planned(spoil(value, compute), monkeypatch, dtype)
     sentence = len(SENTENCES)
-    row = plan.layout.rows - 2
+    row = plan.layout.n_rows - 2
     with pytest.raises(NonFiniteError, match=rf"^layer 2, sentence {sentence}, row {row}: {told}") as error:
         es.extract(plan, tmp_path / "s.zarr")
     assert "\n" not in str(error.value)
@@ -115,7 +115,7 @@ def test_the_store_is_the_same_wherever_the_cast_is_made(
     run = encoder.encode
     monkeypatch.setattr(encoder, "encode", lambda *a, **o: (came.append(p) or p for p in run(*a, **o)))
     cast = es.extract(plan, tmp_path / "cast.zarr")
-    every = np.arange(plain.rows)
+    every = np.arange(plain.n_rows)
     for layer in plain.layers:
         assert np.array_equal(np.asarray(cast.gather(every, layer)), np.asarray(plain.gather(every, layer)))
     computed = getattr(torch, compute)
@@ -140,7 +140,7 @@ def test_a_card_goes_on_with_the_next_partition_while_vectors_are_cast(
     small_partitions(monkeypatch)
     encoder = load_encoder(folder)
     plan = es.plan(SENTENCES * 150, model=encoder, calibrate=False)
-    assert plan.layout.partitions > 2
+    assert plan.layout.n_partitions > 2
     begun = threading.Semaphore(0)
     run, into = encoder.encode, Cast.into
     waited: list[bool] = []

@@ -57,9 +57,9 @@ def test_both_backends_hold_the_same(stores: tuple[es.Plan, Store, Store]) -> No
 def test_every_word_is_there_or_counted(stores: tuple[es.Plan, Store, Store]) -> None:
     plan, zarr, _ = stores
     assert plan.sentences == 12_544
-    assert zarr.rows + sum(drop.count for drop in plan.metadata.dropped) == plan.words
+    assert zarr.n_rows + sum(drop.count for drop in plan.metadata.dropped) == plan.words
     words = [text.split(" ") for text in zarr.index.texts]
-    for row in np.random.default_rng(3).integers(0, zarr.rows, 5_000).tolist():
+    for row in np.random.default_rng(3).integers(0, zarr.n_rows, 5_000).tolist():
         sentence, position = int(zarr.index.sentence[row]), int(zarr.index.position[row])
         assert zarr.index.words[int(zarr.index.type[row])] == words[sentence][position]
 

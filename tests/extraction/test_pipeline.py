@@ -45,9 +45,9 @@ SENTENCES = [
 def rows_of(store: Store) -> list[Row]:
     """The rows of a store in the oracle's shape."""
     index = store.index
-    vectors = [store.gather(np.arange(store.rows), layer) for layer in store.layers]
+    vectors = [store.gather(np.arange(store.n_rows), layer) for layer in store.layers]
     rows = []
-    for row in range(store.rows):
+    for row in range(store.n_rows):
         sentence = int(index.sentence[row])
         labels = {}
         for name, column in index.labels.items():
@@ -174,8 +174,8 @@ def test_partitions_meet_inside_sentences(
     monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 500)
     sentences = many(200)
     plan, store = extracted(tmp_path / f"s{suffix}", sentences, unit=unit)
-    assert plan.layout.partitions >= 4
-    edges = [plan.layout.span(k)[0] for k in range(1, plan.layout.partitions)]
+    assert plan.layout.n_partitions >= 4
+    edges = [plan.layout.span(k)[0] for k in range(1, plan.layout.n_partitions)]
     assert any(store.index.sentence[edge] == store.index.sentence[edge - 1] for edge in edges)
     expected = expected_rows(sentences, FakeEncoder(), limit=24, unit=unit, pooling="mean", layers=[0, 1, 2])
     assert_rows(rows_of(store), expected)
@@ -199,7 +199,7 @@ def test_a_failed_run_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, mon
         es.extract(plan, tmp_path / f"s{suffix}")
     with pytest.warns(es.errors.UnfinishedStoreWarning, match="same"):
         begun = es.open(tmp_path / f"s{suffix}")
-    assert 0 < begun.committed_rows < begun.rows
+    assert 0 < begun.n_committed_rows < begun.n_rows
     encoder.poison = None
     whole = es.extract(
         es.plan(sentences, model=FakeEncoder(), dtype="float32", calibrate=False), tmp_path / f"s{suffix}"
@@ -322,6 +322,6 @@ def test_a_row_that_no_vector_came_for_is_never_written(tmp_path: Path, suffix: 
         es.extract(plan, tmp_path / f"store{suffix}")
     with pytest.warns(UnfinishedStoreWarning):
         store = es.open(tmp_path / f"store{suffix}")
-    assert store.committed_rows == 0
+    assert store.n_committed_rows == 0
     with pytest.raises(MissingRowsError):
         store.gather(np.arange(1), store.layers[0])

@@ -88,7 +88,7 @@ def test_a_killed_sweep_resumes_to_the_same_bytes(
     sentences = random_sentences(56, seed=5)
     widths = (0, 2, None)
     plan = sweep(scene("bert"), sentences, context_windows=widths, dtype=dtype, layers=[0, 2])
-    assert next(iter(plan.plans.values())).layout.partitions >= 3
+    assert next(iter(plan.plans.values())).layout.n_partitions >= 3
     straight = extract_windows(plan, tmp_path / f"straight{suffix}")
     write, written = StoreWriter.write, 0
 
@@ -109,7 +109,7 @@ def test_a_killed_sweep_resumes_to_the_same_bytes(
         tmp_path / f"x{suffix}",
         progress=seen.append,
     )
-    assert seen[-1].rows == seen[-1].total_rows == 3 * resumed[0].rows
+    assert seen[-1].rows == seen[-1].total_rows == 3 * resumed[0].n_rows
     for width in widths:
         assert resumed[width].finished
         assert tree_bytes(resumed[width].path) == tree_bytes(straight[width].path)
@@ -141,7 +141,7 @@ def test_the_estimate_is_projected_from_a_sample_of_a_larger_corpus(
 ) -> None:
     small_partitions(monkeypatch)
     plan = sweep(scene("bert"), random_sentences(110, seed=9), context_windows=[1, 4, None], layers=[0], calibrate=True)
-    assert next(iter(plan.plans.values())).layout.partitions > 3
+    assert next(iter(plan.plans.values())).layout.n_partitions > 3
     counted = Timings()
     extract_windows(plan, tmp_path / "x.zarr", timings=counted)
     assert not plan.estimate.counted

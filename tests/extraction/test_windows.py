@@ -136,7 +136,7 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
     for width, store in extract_windows(plan, tmp_path / "x.zarr").items():
         vectors, index = vectors_of(store), store.index
         run = 0
-        for row in range(store.rows):
+        for row in range(store.n_rows):
             again = row and (index.sentence[row], index.position[row]) == (
                 index.sentence[row - 1],
                 index.position[row - 1],

@@ -88,7 +88,7 @@ def occurrences(store: Store) -> list[tuple[list[str], int, int]]:
     """Of each row the words of its sentence, and its first word and the one after its last."""
     index = store.index
     found = []
-    for row in range(store.rows):
+    for row in range(store.n_rows):
         first = int(index.position[row])
         width = index.words[int(index.type[row])].count(" ") + 1
         found.append((index.texts[int(index.sentence[row])].split(" "), first, first + width))
@@ -96,7 +96,7 @@ def occurrences(store: Store) -> list[tuple[list[str], int, int]]:
 
 
 def vectors_of(store: Store) -> np.ndarray:
-    return np.asarray(store.gather_layers(np.arange(store.rows)))
+    return np.asarray(store.gather_layers(np.arange(store.n_rows)))
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:

@@ -88,7 +88,7 @@ def expected(*, missing: str, bag: bool, pooling: str, seed: int = 0) -> dict[tu
 
 
 def stored(store: es.Store) -> dict[tuple[int, int], np.ndarray]:
-    index, vectors = store.index, store.gather(np.arange(store.rows), 0)
+    index, vectors = store.index, store.gather(np.arange(store.n_rows), 0)
     source = [int(index.source[int(number)]) for number in index.sentence]
     return dict(zip(zip(source, index.position.tolist(), strict=True), vectors, strict=True))
 
@@ -232,12 +232,12 @@ def test_a_models_own_subwords(bert: Path, pooling: str) -> None:
 
 def test_one_subword_a_row(bert: Path, file: Path, tmp_path: Path) -> None:
     plan = es.plan([["the", "bank"]], model=f"subwords:{bert}", unit="subword", dtype="float32", calibrate=False)
-    assert plan.layout.rows >= 2
+    assert plan.layout.n_rows >= 2
     plan = es.plan(SENTENCES[:2], model=file, unit="subword", dtype="float32", calibrate=False)
     store = es.extract(plan, tmp_path / "s.zarr")
     words = [store.index.words[int(number)] for number in store.index.type]
     assert words == [word for sentence in SENTENCES[:2] for word in sentence.words]
-    vectors = store.gather(np.arange(store.rows), 0)
+    vectors = store.gather(np.arange(store.n_rows), 0)
     np.testing.assert_allclose(vectors, np.stack([vector_of(word, "random") for word in words]), rtol=2e-6)
 
 

@@ -44,13 +44,13 @@ def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, 
     text = corpus(tmp_path / "corpus.txt")
     plan = es.plan(text, model=folder, dtype="float32", unit=unit, device="cpu", batch_subwords=64)
     store = es.extract(plan, tmp_path / f"store{suffix}")
-    assert plan.layout.partitions > 1
+    assert plan.layout.n_partitions > 1
     assert es.verify(store.path).ok
     sentences = [line.split(" ") for line in text.read_text("utf-8").splitlines()]
     assert [store.index.words[number] for number in store.index.type] == [word for words in sentences for word in words]
     plain = PlainBiLm.open(folder)
     expected = np.concatenate([plain.layers(words) for words in sentences], axis=1)
-    found = np.stack([store.gather(np.arange(store.rows), layer) for layer in store.layers])
+    found = np.stack([store.gather(np.arange(store.n_rows), layer) for layer in store.layers])
     assert relative_error(found, expected) < 2e-5
     assert (np.asarray(store.index.subwords) == 1).all()
     assert store.metadata.model["architecture"] == "ELMo"
@@ -81,7 +81,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(folder, tmp_path, suffix, 
         es.extract(stopped, tmp_path / f"resumed{suffix}")
     with pytest.warns(es.errors.UnfinishedStoreWarning):
         begun = es.open(tmp_path / f"resumed{suffix}")
-    assert 0 < begun.committed_rows < begun.rows
+    assert 0 < begun.n_committed_rows < begun.n_rows
     resumed = es.extract(plan(), tmp_path / f"resumed{suffix}")
     assert tree_bytes(resumed.path) == tree_bytes(straight.path)
     other = save_elmo(tmp_path / "other", lstm={"cell_clip": 2.0})

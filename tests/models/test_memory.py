@@ -113,7 +113,7 @@ def test_an_extraction_that_runs_short_ends_whole(encoder, tmp_path, monkeypatch
     with pytest.warns(SmallerBatchesWarning):
         short = es.extract(plan, tmp_path / "short.zarr")
     assert es.verify(tmp_path / "short.zarr").ok
-    every = np.arange(whole.rows)
+    every = np.arange(whole.n_rows)
     for layer in whole.layers:
         one, other = (np.asarray(store.gather(every, layer)) for store in (short, whole))
         assert np.abs(one - other).max() < 2e-5 * np.abs(other).max()

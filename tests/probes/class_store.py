@@ -73,7 +73,7 @@ def make(
         labels={"class": Labels(codes, Strings.of(CLASSES))} if labelled else {},
     )
     metadata = Metadata(
-        rows=count,
+        n_rows=count,
         layers=layers,
         hidden_size=width,
         dtype=dtype,

@@ -130,7 +130,7 @@ def write_store(
         source=np.arange(len(words), dtype=np.int64),
     )
     metadata = Metadata(
-        rows=len(placed),
+        n_rows=len(placed),
         layers=layers,
         hidden_size=vectors.shape[2],
         dtype=dtype,

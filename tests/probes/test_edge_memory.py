@@ -127,7 +127,7 @@ def test_a_store_larger_than_the_memory(tmp_path: Path) -> None:
     words = [[f"w{number}", *(f"v{each}" for each in range(39))] for number in range(1000)]
     vectors = (rng.random((3, 40_000, 640), np.float32) - 0.5).astype(np.float16)
     store = write_store(tmp_path / "a.zarr", words, vectors, (0, 1, 2), dtype="float16", partition_rows=16_384)
-    assert store.rows * store.layout.row_nbytes > 4 * MEMORY
+    assert store.n_rows * store.layout.row_nbytes > 4 * MEMORY
     targets = [EdgeTarget((start, start + 10), None, ("xyz"[start % 3],)) for start in (0, 10, 20, 30)]
     edges = [EdgeSentence(sentence, targets) for sentence in words]
     files = [

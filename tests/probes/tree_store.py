@@ -99,7 +99,7 @@ def write_store(
         source=np.arange(len(trees), dtype=np.int64),
     )
     metadata = Metadata(
-        rows=len(table),
+        n_rows=len(table),
         layers=layers,
         hidden_size=vectors.shape[2],
         dtype=dtype,

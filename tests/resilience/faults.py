@@ -139,7 +139,7 @@ def zarr_injuries() -> Iterator[tuple[str, Injury]]:
     columns = [f"occurrence/{name}/c/0" for name in ("position", "type")]
     yield "swapped columns", Injury(lambda path: swap_files(path / columns[0], path / columns[1]))
     yield "edited pooling", Injury(at("zarr.json", lambda file: edit(file, b'"pooling": "mean"', b'"pooling": "last"')))
-    yield "edited rows", Injury(at("zarr.json", lambda file: edit(file, b'"rows": 1199', b'"rows": 1198')))
+    yield "edited rows", Injury(at("zarr.json", lambda file: edit(file, b'"n_rows": 1199', b'"n_rows": 1198')))
     yield "edited checksum of the metadata", Injury(at("zarr.json", _edit_crc32c))
     yield "edited shape", Injury(at("hidden_states/zarr.json", lambda file: edit(file, b"1199", b"1198")))
     yield "edited fill value", Injury(at("hidden_states/zarr.json", lambda file: edit(file, b'"NaN"', b"  0.0")))
@@ -195,7 +195,7 @@ def hdf5_injuries() -> Iterator[tuple[str, Injury]]:
     yield "commits of zeros", in_partition(lambda path: write_at(path, records(path, 0), bytes(80)), *ALL)
     yield from _hdf5_structure()
     yield "edited pooling", Injury(lambda path: edit(path, b'"pooling":"mean"', b'"pooling":"last"'))
-    yield "edited rows", Injury(lambda path: edit(path, b'"rows":1199', b'"rows":1198'))
+    yield "edited rows", Injury(lambda path: edit(path, b'"n_rows":1199', b'"n_rows":1198'))
     yield "edited name of an array", Injury(lambda path: edit(path, b"hidden_states\0", b"hidden_statez\0"))
     yield "bytes after the end", Injury(append)
 

@@ -56,7 +56,7 @@ def make_plan(*, dtype: str = "float32", encoder: FakeEncoder | None = None, **o
     """The plan; partitions are of 256 rows where `embstore.store.layout.SHARD_NBYTES` is 1."""
     corpus = options.pop("corpus", None) or sentences()
     made = es.plan(corpus, model=encoder or FakeEncoder(), dtype=dtype, calibrate=False, **options)  # type: ignore[arg-type]
-    assert made.layout.partitions == 5
+    assert made.layout.n_partitions == 5
     return made
 
 
@@ -72,7 +72,7 @@ class Reference:
 def make_reference(path: Path, *, dtype: str = "float32") -> Reference:
     """Run the extraction to its end and hold float32 vectors against the oracle."""
     store = es.extract(make_plan(dtype=dtype), path)
-    vectors = store.gather_layers(np.arange(store.rows)).astype(np.float32)
+    vectors = store.gather_layers(np.arange(store.n_rows)).astype(np.float32)
     if dtype == "float32":
         expected = expected_rows(sentences(), FakeEncoder(), limit=24, unit="word", pooling="mean", layers=store.layers)
         np.testing.assert_array_equal(vectors, np.stack([row.vectors for row in expected], axis=1))
@@ -120,10 +120,10 @@ def assert_honest(path: Path, reference: Reference) -> str:
     if store.committed.all():
         assert told == []
     else:
-        lacking = store.rows - store.committed_rows
+        lacking = store.n_rows - store.n_committed_rows
         count = int((~store.committed).sum())
         assert len(told) == 1
-        assert f"{lacking:,} of {store.rows:,} rows ({count} of 5 partitions) are not written yet" in told[0]
+        assert f"{lacking:,} of {store.n_rows:,} rows ({count} of 5 partitions) are not written yet" in told[0]
         assert "run the same `embstore extract` command again" in told[0]
     assert_rows(store, reference)
     if store.finished:

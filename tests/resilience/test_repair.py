@@ -91,7 +91,7 @@ def test_a_sound_store_has_no_fault_and_a_repair_leaves_it(tmp_path: Path, refer
     whole = reference(suffix)
     path = damaged(tmp_path, whole)
     report = es.verify(path)
-    assert (report.faults, report.missing, report.partitions) == ((), (), 5)
+    assert (report.faults, report.missing, report.n_partitions) == ((), (), 5)
     before = {item: item.stat() for item in (path, *path.rglob("*"))}
     assert_mended(path, whole, lost=())
     for item, stat in before.items():

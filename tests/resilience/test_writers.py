@@ -63,7 +63,7 @@ def test_a_reader_sees_what_is_committed_and_more_on_refresh(tmp_path: Path, ref
     running.wait_for("created")
     store, told = open_quietly(path)
     assert len(told) == 1
-    seen = [store.committed_rows]
+    seen = [store.n_committed_rows]
     while not store.finished:
         before = store.committed.copy()
         assert_rows(store, whole)
@@ -71,12 +71,12 @@ def test_a_reader_sees_what_is_committed_and_more_on_refresh(tmp_path: Path, ref
         running.wait(0.05)
         store.refresh()
         assert (store.committed >= before).all()
-        seen.append(store.committed_rows)
+        seen.append(store.n_committed_rows)
     assert running.wait_for("ended") is not None
     running.join()
     assert len(set(seen)) >= 3
     assert_rows(store, whole)
-    assert store.committed_rows == store.rows
+    assert store.n_committed_rows == store.n_rows
     assert_whole(path, whole)
 
 

@@ -59,13 +59,13 @@ def example(
 ) -> Example:
     random = np.random.default_rng(seed)
     metadata = Metadata(
-        rows=rows,
+        n_rows=rows,
         layers=layers,
         hidden_size=hidden_size,
         dtype=dtype,
         partition_rows=partition_rows,
         model={"name": "tiny", "num_hidden_layers": 6, "max_subwords": None},
-        corpus={"name": "corpus.txt", "format": "text", "sentences": rows},
+        corpus={"name": "corpus.txt", "format": "text", "n_sentences": rows},
         extraction={"unit": "word", "pooling": "mean", "seed": seed, "context_window": None, "ratio": 0.1},
         dropped=(Dropped("no subword", 2, ("'\u200b' in sentence 3", "'\ufe0f' in sentence 9")),),
         software={"embstore": "0"},

@@ -37,7 +37,7 @@ def stored_as(made: Made, path: Path, dtype: str) -> Store:
 
 
 def values(store: Store) -> np.ndarray:
-    return store.gather_layers(np.arange(store.rows))
+    return store.gather_layers(np.arange(store.n_rows))
 
 
 def files(path: Path) -> dict[str, bytes]:

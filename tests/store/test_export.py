@@ -134,7 +134,7 @@ def test_some_rows_layers_and_words(made: Made, tmp_path_factory: pytest.TempPat
 @pytest.mark.usefixtures("small_shards")
 def test_stored_numbers_are_carried_over_as_they_are(made: Made, tmp_path: Path, dtype: str, share: float) -> None:
     source = stored_as(made, tmp_path / "source.zarr", dtype)
-    rows = np.flatnonzero(np.random.default_rng(3).random(source.rows) < share)
+    rows = np.flatnonzero(np.random.default_rng(3).random(source.n_rows) < share)
     copy = export(source, tmp_path / f"out{made.store.path.suffix}", rows=rows, layers=[0, 5])
     assert copy.dtype == dtype
     np.testing.assert_array_equal(values(copy), source.gather_layers(rows, [0, 5]))
@@ -148,7 +148,7 @@ def test_other_dtypes(made: Made, tmp_path: Path, dtype: str, wanted: str) -> No
     copy = export(source, tmp_path / "out.zarr", dtype=wanted)
     before, after = values(source).astype(np.float32), values(copy)
     assert copy.dtype == wanted
-    assert copy.layout.partitions == -(-copy.rows // 256) > 1
+    assert copy.layout.n_partitions == -(-copy.n_rows // 256) > 1
     if wanted == "int8" and dtype != "int8":
         scale = np.abs(before - copy.center[:, None]).max(2, keepdims=True) / 127
         assert (np.abs(after - before) <= scale * 0.5001 + 1e-7).all()
@@ -182,10 +182,10 @@ def test_what_was_done_is_recorded(made: Made, tmp_path: Path) -> None:
     again = export(first, tmp_path / "again.h5", layers="0", dtype="float16")
     count = sum(row["word"] == "bank" for row in made.table)
     of = again.metadata.extraction["export"]
-    assert of["of"] == {"rows": count, "layers": [0, 2, 5], "dtype": "float32"}
+    assert of["of"] == {"n_rows": count, "layers": [0, 2, 5], "dtype": "float32"}
     assert of["rows_sha256"] is None
     assert of["earlier"] == first.metadata.extraction["export"]
-    assert of["earlier"]["of"]["rows"] == len(made.table)
+    assert of["earlier"]["of"]["n_rows"] == len(made.table)
     assert len(of["earlier"]["rows_sha256"]) == 64
     assert [(item.reason, item.count) for item in again.metadata.dropped] == [
         ("left out of an export", len(made.table) - count)

@@ -74,9 +74,9 @@ def test_damage_is_not_carried_over(made: Made, tmp_path: Path, what: str) -> No
     with pytest.raises(StoreDamagedError, match="embstore verify"):
         export(source.path, out)
     assert not out.exists()
-    assert export(source.path, out, check=False).rows == made.store.rows
+    assert export(source.path, out, check=False).n_rows == made.store.n_rows
     if what == "vectors":
-        assert export(source.path, tmp_path / "other.h5", rows=np.arange(200)).rows == 200
+        assert export(source.path, tmp_path / "other.h5", rows=np.arange(200)).n_rows == 200
 
 
 def one_line(error: EmbstoreError) -> str:

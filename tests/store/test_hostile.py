@@ -101,10 +101,10 @@ def change_metadata(path: Path, change: Callable[[dict[str, Any]], object]) -> N
 @pytest.mark.parametrize(
     "change",
     [
-        lambda a: a.update(rows=0),
-        lambda a: a.update(rows=-5),
-        lambda a: a.update(rows="many"),
-        lambda a: a.update(rows=10**30),
+        lambda a: a.update(n_rows=0),
+        lambda a: a.update(n_rows=-5),
+        lambda a: a.update(n_rows="many"),
+        lambda a: a.update(n_rows=10**30),
         lambda a: a.update(layers=[]),
         lambda a: a.update(layers=[1, 1]),
         lambda a: a.update(layers=7),

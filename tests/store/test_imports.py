@@ -76,7 +76,7 @@ def joined(vectors: Vectors) -> np.ndarray:
 
 
 def values(store: Store) -> np.ndarray:
-    return store.gather_layers(np.arange(store.rows))
+    return store.gather_layers(np.arange(store.n_rows))
 
 
 def expected_table(sentences: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ def test_metadata(tmp_path: Path) -> None:
     import hashlib
 
     assert metadata.extraction["import"]["sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
-    assert (metadata.corpus["sentences"], metadata.corpus["words"]) == (4, 13)
+    assert (metadata.corpus["n_sentences"], metadata.corpus["n_words"]) == (4, 13)
 
 
 def test_allennlp_white_space(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_several_partitions_and_dtypes(tmp_path: Path, monkeypatch: pytest.Monke
     vectors = vectors_of(sentences)
     source = write_allennlp(tmp_path / "a.hdf5", map(" ".join, sentences), vectors, forget=True)
     store = import_hdf5(source, tmp_path / "out.zarr", corpus=sentences, dtype=dtype)
-    assert store.layout.partitions > 2
+    assert store.layout.n_partitions > 2
     step = {"float32": 0, "float16": 2**-11, "bfloat16": 2**-8, "int8": 0}[dtype]
     expected = joined(vectors)
     room = np.abs(expected) * step

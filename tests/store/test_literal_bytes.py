@@ -30,7 +30,7 @@ def tiny(path: Path) -> Path:
         source=np.array([0]),
     )
     metadata = Metadata(
-        rows=2,
+        n_rows=2,
         layers=(0, 4),
         hidden_size=2,
         dtype="float16",

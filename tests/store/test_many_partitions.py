@@ -92,15 +92,15 @@ def test_a_finished_store_that_lost_a_third_is_resumed(tmp_path: Path, many: Exa
         assert np.flatnonzero(~open_store(resumed).committed).tolist() == lost
     many.fill(resumed)
     store = open_store(resumed)
-    np.testing.assert_array_equal(store.gather(np.arange(store.rows), 0), many.values[0])
+    np.testing.assert_array_equal(store.gather(np.arange(store.n_rows), 0), many.values[0])
     assert files(whole) == files(resumed)
 
 
 def test_all_rows_are_read_without_being_listed(tmp_path: Path, many: Example) -> None:
     store = many.make(tmp_path / "a.zarr")
-    everything, listed = store.select(), store.select(rows=np.arange(store.rows))
+    everything, listed = store.select(), store.select(rows=np.arange(store.n_rows))
     blocks, same = list(everything.iter_blocks(block_rows=100)), list(listed.iter_blocks(block_rows=100))
-    assert len(everything) == len(listed) == store.rows
+    assert len(everything) == len(listed) == store.n_rows
     assert "rows" not in vars(everything)
     for block, other in zip(blocks, same, strict=True):
         np.testing.assert_array_equal(block.rows, other.rows)

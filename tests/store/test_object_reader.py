@@ -48,14 +48,14 @@ def shard_requests(bucket: Bucket) -> list[tuple[str, int, int]]:
 )
 def test_gather_and_scan_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path, dtype: str) -> None:
     near, far = upload(bucket, example(dtype=dtype), tmp_path)
-    assert (far.rows, far.layers, far.finished, far.digest) == (near.rows, near.layers, True, near.digest)
+    assert (far.n_rows, far.layers, far.finished, far.digest) == (near.n_rows, near.layers, True, near.digest)
     random = np.random.default_rng(1)
     for count in (0, 1, 50, 900):
-        rows = random.integers(0, near.rows, count)
+        rows = random.integers(0, near.n_rows, count)
         assert np.array_equal(far.gather(rows, 3), near.gather(rows, 3))
         assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
         assert np.array_equal(far.gather_layers(rows, [5, 0, 5]), near.gather_layers(rows, [5, 0, 5]))
-    assert np.array_equal(far.gather_layers(np.arange(near.rows)), near.gather_layers(np.arange(near.rows)))
+    assert np.array_equal(far.gather_layers(np.arange(near.n_rows)), near.gather_layers(np.arange(near.n_rows)))
     for start, stop, size in ((0, 700, None), (100, 600, 7), (255, 257, None)):
         for (first, mine), (other, theirs) in zip(
             far.scan(5, start, stop, block_rows=size), near.scan(5, start, stop, block_rows=size), strict=True

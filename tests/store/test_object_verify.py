@@ -29,7 +29,7 @@ def test_a_whole_store_is_whole(bucket: Bucket, url: str, tmp_path: Path) -> Non
     told: list[tuple[int, int]] = []
     report = verify(url, progress=lambda done, total: told.append((done, total)))
     near = verify(tmp_path / "x.zarr")
-    assert (report.faults, report.partitions, report.missing) == ((), 3, ())
+    assert (report.faults, report.n_partitions, report.missing) == ((), 3, ())
     assert report.checked_nbytes == near.checked_nbytes == told[-1][0] == told[-1][1]
     assert str(report.path) == url
     bucket.put(f"{KEY}/hidden_states/.index/one/index.json", b"{}")

@@ -51,14 +51,14 @@ def test_rows_of_types_leave_no_file(tmp_path: Path) -> None:
     dtype=st.sampled_from(["float32", "float16", "bfloat16", "int8"]),
 )
 def test_partitions_cover_all_rows_once(rows: int, layers: int, hidden_size: int, dtype: str) -> None:
-    layout = Layout.of(rows=rows, layers=tuple(range(layers)), hidden_size=hidden_size, dtype=dtype)
+    layout = Layout.of(n_rows=rows, layers=tuple(range(layers)), hidden_size=hidden_size, dtype=dtype)
     size = layout.partition_rows
     assert size & (size - 1) == 0
     assert size >= 256
     assert size == 256 or layout.partition_nbytes <= SHARD_NBYTES
     assert layout.span(0)[0] == 0
-    assert layout.span(layout.partitions - 1)[1] == rows
-    if layout.partitions > 1:
+    assert layout.span(layout.n_partitions - 1)[1] == rows
+    if layout.n_partitions > 1:
         assert layout.span(0)[1] == layout.span(1)[0] == size
     assert size == 256 or size // 2 < rows
 

@@ -40,7 +40,7 @@ def opened(folder: Path, dtype: str, rows: int, partition_rows: int, suffix: str
 @given(data=st.data(), case=st.sampled_from(CASES))
 def test_gather_is_indexing(folder: Path, data: st.DataObject, case: tuple[str, int, int, str]) -> None:
     made, store = opened(folder, *case)
-    rows = data.draw(st.lists(st.integers(0, store.rows - 1), max_size=60))
+    rows = data.draw(st.lists(st.integers(0, store.n_rows - 1), max_size=60))
     if data.draw(st.booleans()):
         rows = sorted(rows)
     layers = data.draw(st.lists(st.sampled_from([0, 4]), min_size=1, max_size=3))
@@ -56,7 +56,7 @@ def test_gather_is_indexing(folder: Path, data: st.DataObject, case: tuple[str, 
 @given(data=st.data(), case=st.sampled_from(CASES))
 def test_scan_is_slicing(folder: Path, data: st.DataObject, case: tuple[str, int, int, str]) -> None:
     made, store = opened(folder, *case)
-    start, stop = sorted(data.draw(st.lists(st.integers(0, store.rows), min_size=2, max_size=2)))
+    start, stop = sorted(data.draw(st.lists(st.integers(0, store.n_rows), min_size=2, max_size=2)))
     block_rows = data.draw(st.one_of(st.none(), st.integers(1, 900)))
     row = start
     for first, block in store.scan(4, start, stop, block_rows=block_rows):

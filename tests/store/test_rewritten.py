@@ -19,11 +19,11 @@ from tests.store.example import DTYPES, Example, example
 
 
 def read_right(made: Example, store: Store) -> None:
-    rows = np.random.default_rng(0).integers(0, store.rows, 300)
+    rows = np.random.default_rng(0).integers(0, store.n_rows, 300)
     np.testing.assert_array_equal(store.gather_layers(rows), made.values[:, rows])
     np.testing.assert_array_equal(store.gather_layers(np.sort(rows)), made.values[:, np.sort(rows)])
     for place, layer in enumerate(store.layers):
-        for first, block in store.scan(layer, 5, store.rows - 3, block_rows=97):
+        for first, block in store.scan(layer, 5, store.n_rows - 3, block_rows=97):
             np.testing.assert_array_equal(block, made.values[place, first : first + len(block)])
     for name, array in made.index.arrays().items():
         np.testing.assert_array_equal(store.index.arrays()[name], array)

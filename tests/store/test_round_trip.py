@@ -20,9 +20,9 @@ def test_every_row(tmp_path: Path, suffix: str, dtype: str, rows: int, partition
     made = example(rows=rows, dtype=dtype, partition_rows=partition_rows)
     store = made.make(tmp_path / f"s{suffix}")
     assert store.finished
-    assert (store.rows, store.layers, store.dtype) == (rows, (0, 3, 5), dtype)
+    assert (store.n_rows, store.layers, store.dtype) == (rows, (0, 3, 5), dtype)
     assert store.committed.all()
-    assert store.committed_rows == rows
+    assert store.n_committed_rows == rows
     for place, layer in enumerate(store.layers):
         got = store.gather(np.arange(rows), layer)
         assert got.dtype == store.vector_dtype == made.values.dtype

@@ -30,10 +30,10 @@ WHERE = {
     "newer-format": "$.format_version",
     "no-layers": "$.layers",
     "no-model": "$",
-    "no-rows": "$.rows",
+    "no-rows": "$.n_rows",
     "partition-rows-not-a-multiple-of-256": "$.partition_rows",
     "partition-rows-zero": "$.partition_rows",
-    "rows-not-a-number": "$.rows",
+    "rows-not-a-number": "$.n_rows",
     "software-version-not-a-string": "$.software.embstore",
     "unknown-dtype": "$.dtype",
     "unknown-member": "$",
@@ -58,7 +58,7 @@ def test_valid(validator: jsonschema.Draft202012Validator, path: Path) -> None:
     validator.validate(document)
     if path.stem != "full-model-nothing-dropped":  # edited by hand, its checksum is another's
         metadata, arrays = parse(document, path=str(path))
-        assert metadata.rows == 40
+        assert metadata.n_rows == 40
         assert ("center" in arrays) == (metadata.dtype == "int8")
 
 

@@ -87,7 +87,7 @@ def test_any_polars_expression_filters(made: Made) -> None:
 
 
 def test_rows_in_every_notation(made: Made) -> None:
-    count = made.store.rows
+    count = made.store.n_rows
     mask = np.arange(count) % 3 == 0
     assert made.store.select(rows=mask).rows.tolist() == np.flatnonzero(mask).tolist()
     assert made.store.select(rows=slice(2, 9, 2)).rows.tolist() == [2, 4, 6, 8]
@@ -140,7 +140,7 @@ def test_bad_conditions(made: Made, conditions: dict[str, Any], message: str) ->
 def test_rows_not_written_are_refused_or_nan(tmp_path: Path, suffix: str) -> None:
     with pytest.warns(UnfinishedStoreWarning):
         made = make_store(tmp_path / f"s{suffix}", leave_out=(1,))
-    written = [*range(256), *range(512, made.store.rows)]
+    written = [*range(256), *range(512, made.store.n_rows)]
     selection = made.store.select()
     with pytest.raises(MissingRowsError):
         selection.vectors()

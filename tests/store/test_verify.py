@@ -176,7 +176,7 @@ def test_edited_metadata(tmp_path: Path) -> None:
         ("tiny", "huge"),
         ('"seed": 0', '"seed": 1'),
         ('"word"', '"subword"'),
-        ('"rows": 700', '"rows": 699'),
+        ('"n_rows": 700', '"n_rows": 699'),
     ]:
         assert old in root
         (path / "zarr.json").write_text(root.replace(old, new))

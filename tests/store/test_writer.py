@@ -42,7 +42,7 @@ def test_second_writer_is_refused(tmp_path: Path, suffix: str) -> None:
         assert "StoreBusyError" in other.stderr
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnfinishedStoreWarning)
-            assert open_store(path).committed_rows == 0
+            assert open_store(path).n_committed_rows == 0
     assert not lock.exists()
     StoreWriter(path).close()
 
@@ -122,8 +122,8 @@ def refused(tmp_path: Path, **changes: Any) -> str:
 def test_what_cannot_be_laid_out_leaves_nothing(tmp_path: Path) -> None:
     index = example(labels=False).index
     for changes, message in [
-        ({"rows": 0}, "at least one row"),
-        ({"rows": 699}, "occurrence/type has 700 rows and the store 699"),
+        ({"n_rows": 0}, "at least one row"),
+        ({"n_rows": 699}, "occurrence/type has 700 rows and the store 699"),
         ({"dtype": "float64"}, "dtype 'float64' is none of float32, float16, bfloat16, int8"),
         ({"layers": (3, 0)}, "layers must be ascending"),
         ({"layers": ()}, "layers must be ascending"),
@@ -148,7 +148,7 @@ def test_what_cannot_be_laid_out_leaves_nothing(tmp_path: Path) -> None:
         ({"words": Strings(np.array([0, 1, 2]), np.frombuffer("é".encode(), np.uint8))}, "middle of a character"),
         ({"words": Strings(np.array([0, 9]), np.zeros(3, np.uint8))}, "type/form_offsets does not ascend"),
         ({"words": Strings(np.empty(0, np.int64), np.empty(0, np.uint8))}, "type/form_offsets is empty"),
-        ({"rows": 2**50}, "partitions, more than 16777216"),
+        ({"n_rows": 2**50}, "partitions, more than 16777216"),
     ]:
         assert message in refused(tmp_path, **changes), changes
     for column in ["", "a/b", ".hidden", "__x", "zarr.json", "a\nb", "x" * 201]:
@@ -280,7 +280,7 @@ def test_killed_at_each_step_of_filling(tmp_path: Path, suffix: str) -> None:
         np.testing.assert_array_equal(store.gather(there, 3), made.values[1][there])
         assert verify(path).ok
         assert not (store.finished and suffix == ".zarr" and all_files(path) != whole)
-        committed += store.committed_rows == 300
+        committed += store.n_committed_rows == 300
     assert committed  # some died after the last commit, in tidying up
     assert all_files(path) == whole
     assert sorted(item.name for item in tmp_path.iterdir()) == [f"s{suffix}", f"whole{suffix}"]

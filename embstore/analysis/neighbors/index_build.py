@@ -143,7 +143,7 @@ def _recipe(
         metric=metric,
         center=center,
         components=components,
-        rows=store.rows,
+        rows=store.n_rows,
         hidden_size=store.hidden_size,
         train_rows=plan.train_rows,
         seed=seed,

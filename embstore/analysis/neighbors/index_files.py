@@ -182,7 +182,7 @@ def require_fresh(store: Store, info: IndexInfo) -> None:
     """Raise SearchIndexError where an index is not of this store as it is now."""
     folder = folder_of(store) / info.name
     recipe = info.recipe
-    if recipe.rows != store.rows or recipe.hidden_size != store.hidden_size or recipe.layer not in store.layers:
+    if recipe.rows != store.n_rows or recipe.hidden_size != store.hidden_size or recipe.layer not in store.layers:
         what = f"is of another store ({recipe.rows:,} rows of {recipe.hidden_size}, layer {recipe.layer})"
     elif recipe.digest != store.digest:
         what = f"is stale: {store.path} was written again since, or is another store"

@@ -70,7 +70,7 @@ def plan_index(
         raise InvalidValueError(f"train_sample {train_sample} is not allowed: give 1 or more")
     if memory is not None and memory < 1:
         raise InvalidValueError(f"memory {memory} is not allowed: give the bytes that an index may take")
-    rows, size = store.rows, store.hidden_size
+    rows, size = store.n_rows, store.hidden_size
     allowed = memory or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     half = metric == "cosine" or (store.dtype == "float16" and not center)
     if kind == "auto":

@@ -263,12 +263,12 @@ class _Run:
         self.index, self.given, self.queries = index, given, queries
         self.k, self.exclude, self.rescore, self.threads = k, exclude, rescore, threads
         self.rows = None if rows is None else np.asarray(rows, np.int64)
-        self.allowed = index.store.rows if self.rows is None else len(self.rows)
+        self.allowed = index.store.n_rows if self.rows is None else len(self.rows)
         self.queries32 = queries.astype(np.float32)
         self.whole = keeps_vectors(index._faiss)
         self.selected: NDArray[np.bool_] | None = None
         if self.rows is not None:
-            self.selected = np.zeros(index.store.rows, bool)
+            self.selected = np.zeros(index.store.n_rows, bool)
             self.selected[self.rows] = True
 
     def run(self, effort: Effort) -> Hits:

@@ -164,7 +164,7 @@ def _word_by_word(
 ) -> Iterator[tuple[NDArray[np.int64], Hits]]:
     """The neighbours of each query among the candidates of its own pool, which are few."""
     store = asking.selection.store
-    is_asked = np.zeros(store.rows, bool)
+    is_asked = np.zeros(store.n_rows, bool)
     is_asked[asking.queries] = True
     pools = [asking.candidates[members] for members in groups_of(asking.pool)]
     batch = np.cumsum([len(rows) for rows in pools]) // WORDS_AT_ONCE

@@ -81,7 +81,7 @@ def neighbors(
     _require_k(k, len(asking.rows), "occurrences")
     if index is not None:
         opened = asking.fitting(index, metric=metric, center=center, components=components)
-        rows = None if len(asking.rows) == asking.store.rows else asking.rows
+        rows = None if len(asking.rows) == asking.store.n_rows else asking.rows
         hits = opened.search(queries.vectors, k=k, rows=rows, exclude=exclude, threads=threads)
         return asking.table(queries, hits)
     hits = exact_search(
@@ -121,7 +121,7 @@ class _Asking:
 
     def __post_init__(self) -> None:
         if isinstance(self.source, Store):
-            self.store, self.rows = self.source, np.arange(self.source.rows)
+            self.store, self.rows = self.source, np.arange(self.source.n_rows)
             self.layer = self.store.layers[-1]
         else:
             self.store, self.rows = self.source.store, np.unique(self.source.rows)
@@ -192,7 +192,7 @@ class _Asking:
         index = self.store.index
         exclude = []
         if (queries.rows >= 0).any():
-            exclude.append(Exclusion(np.arange(self.store.rows), queries.rows))
+            exclude.append(Exclusion(np.arange(self.store.n_rows), queries.rows))
         if not same_word:
             if (queries.types < 0).any():
                 raise InvalidValueError("same_word is of a word or an occurrence: a vector has no word of its own")

@@ -43,13 +43,13 @@ def measure_recall(
 
     if k < 1 or queries < 1:
         raise InvalidValueError(f"k {k} and queries {queries} must be 1 or more each")
-    if store.rows < 2:
+    if store.n_rows < 2:
         raise InvalidValueError(f"{store.path} has a single row: there is nothing to find")
     rng = np.random.default_rng(seed)
-    rows = np.sort(rng.choice(store.rows, min(queries, store.rows), replace=False)).astype(np.int64)
+    rows = np.sort(rng.choice(store.n_rows, min(queries, store.n_rows), replace=False)).astype(np.int64)
     asked = store.gather(rows, index.layer)
-    options: dict[str, Any] = {"k": min(k, store.rows - 1), "threads": threads}
-    options["exclude"] = (Exclusion(np.arange(store.rows), rows),)
+    options: dict[str, Any] = {"k": min(k, store.n_rows - 1), "threads": threads}
+    options["exclude"] = (Exclusion(np.arange(store.n_rows), rows),)
     exact_search(index.vectors, asked[:1], k=1, space=index.space)  # compiles what is compiled once
     began = time.perf_counter()
     exact = exact_search(index.vectors, asked, space=index.space, **options)

@@ -30,7 +30,7 @@ class StoreVectors:
     def __init__(self, store: Store, layer: int) -> None:
         self.store = store
         self.layer = store.select(layers=layer).layers[0]
-        self.count = store.rows
+        self.count = store.n_rows
         self.hidden_size = store.hidden_size
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32] | NDArray[np.float16]:

@@ -71,7 +71,7 @@ def asking_of(
         queries = candidates = rows if split == "leave-one-word-out" else _ambiguous(index.type, rows, codes, label)
     pool, groups = _pools(selection.store, split, candidates, label)
     _check_enough(k, pool, groups)
-    left = np.full(selection.store.rows, -1)
+    left = np.full(selection.store.n_rows, -1)
     left[candidates] = groups
     usual = _usual(codes[candidates], pool, groups, len(index.labels[label].names))
     usual = np.full(len(queries), usual[0]) if split == "words" else usual

@@ -94,7 +94,7 @@ class Source:
             return list(labels[self._label].names), np.asarray(labels[self._label].codes)
         listed = sorted({name for part in PARTS for classes in self.split.of(part).values() for name in classes})
         if self.level == "type" and listed:
-            return ["", *listed], np.zeros(self.selection.store.rows, np.int32)
+            return ["", *listed], np.zeros(self.selection.store.n_rows, np.int32)
         known = ", ".join(labels) or "none"
         raise InvalidValueError(f"there is no label column {self._label!r}: the store has {known}")
 

@@ -52,7 +52,7 @@ def mend(path: ObjectPath, metadata: Metadata, frozen: Mapping[str, NDArray[Any]
     """
     objects = Objects.at(path)
     nodes = frozen_nodes(metadata, stored_arrays(frozen))
-    nodes[f"commits/{NODE}"] = _form(objects, metadata.layout.partitions)
+    nodes[f"commits/{NODE}"] = _form(objects, metadata.layout.n_partitions)
     right: dict[str, Pieces] = {name: [as_bytes(node)] for name, node in nodes.items()}
     right.update(column_of(name, array) for name, array in frozen.items() if array.size)
     right[NODE] = right.pop(NODE)  # the root comes last
@@ -75,7 +75,7 @@ def _form(objects: Objects, partitions: int) -> bytes:
 
 
 def _remove_others(objects: Objects, metadata: Metadata, known: set[str]) -> None:
-    partitions = range(metadata.layout.partitions)
+    partitions = range(metadata.layout.n_partitions)
     known |= {shard_file(spec, partition) for spec in payload_specs(metadata) for partition in partitions}
     known.add(FOLDED_FILE)
     ours = (f"{COMMITS_FOLDER}/", f"{TEMPORARY}/", f"{INDEXES}/")

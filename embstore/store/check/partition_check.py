@@ -16,8 +16,8 @@ from embstore.store.vectors import INT8_FILL
 def check_partition(metadata: Metadata, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int:
     """Return the rows of a partition; raises InvalidValueError where it is not there or the arrays are not its own."""
     layout = metadata.layout
-    if not 0 <= partition < layout.partitions:
-        raise InvalidValueError(f"there is no partition {partition}: the store has {layout.partitions}")
+    if not 0 <= partition < layout.n_partitions:
+        raise InvalidValueError(f"there is no partition {partition}: the store has {layout.n_partitions}")
     start, stop = layout.span(partition)
     specs = {spec.path: spec for spec in payload_specs(metadata)}
     if set(arrays) != set(specs):

@@ -52,7 +52,7 @@ def repair_layout(
         except BaseException:
             remove(new_path(path))
             raise
-    return [partition for partition in range(metadata.layout.partitions) if partition not in kept]
+    return [partition for partition in range(metadata.layout.n_partitions) if partition not in kept]
 
 
 def _repair_objects(path: ObjectPath, planned: Metadata, index: Index, center: NDArray[np.float32] | None) -> list[int]:

@@ -31,7 +31,7 @@ class Report:
     path: Path | ObjectPath
     faults: tuple[Fault, ...]
     missing: tuple[int, ...]
-    partitions: int
+    n_partitions: int
     checked_nbytes: int
 
     @property

@@ -60,7 +60,7 @@ def _copy(descriptor: int, places: Places, metadata: Metadata, writer: HDF5Write
     if any(spec.path not in places.chunks for spec in specs) or COMMITS not in places.spans:
         return
     records = read_span(descriptor, *places.spans[COMMITS])
-    if len(records) != layout.partitions * 2 * COMMIT_DTYPE.itemsize:
+    if len(records) != layout.n_partitions * 2 * COMMIT_DTYPE.itemsize:
         return
     for partition, record in enumerate(records.view(COMMIT_DTYPE).reshape(-1, 2)):
         start, stop = layout.span(partition)

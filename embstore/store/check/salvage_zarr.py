@@ -23,11 +23,11 @@ def carry_over(old: Path, new: Path, metadata: Metadata, center: NDArray[np.floa
     specs = payload_specs(metadata)
     writer = ZarrWriter(new)
     kept = set()
-    for partition in range(layout.partitions):
+    for partition in range(layout.n_partitions):
         start, stop = layout.span(partition)
         shards = {spec.path: old / shard_file(spec, partition) for spec in specs}
         crc = _crc32c_of_files(list(shards.values()))
-        for record in _records(old, partition, layout.partitions):
+        for record in _records(old, partition, layout.n_partitions):
             if record.tolist() == [stop - start, crc]:
                 writer.adopt(partition, shards)
                 writer.commit(partition, record)

@@ -89,10 +89,10 @@ def schema_faults(fields: Any) -> list[str]:
 def check_index(columns: Mapping[str, NDArray[Any]], metadata: Metadata, findings: Findings) -> None:
     """Hold the columns of the index against each other; all of them must be as they were written."""
     index = Index.of_arrays(columns)
-    found = list(index_faults(index, metadata.rows))
+    found = list(index_faults(index, metadata.n_rows))
     if not found:
         words = columns["type/indptr"], columns["type/occurrences"]
-        if len(words[0]) != len(index.words) + 1 or len(words[1]) != metadata.rows:
+        if len(words[0]) != len(index.words) + 1 or len(words[1]) != metadata.n_rows:
             found = ["type/indptr and type/occurrences do not fit the number of types and rows"]
         else:
             found = list(occurrence_faults(index.type, len(index.words), *words))

@@ -96,7 +96,7 @@ class ObjectFiles:
             raise
         except (EmbstoreError, ValueError, KeyError, TypeError):
             return [NODE]
-        partitions = range(metadata.layout.partitions)
+        partitions = range(metadata.layout.n_partitions)
         return [
             *frozen_nodes(metadata, arrays),
             *(chunk_file(frozen_spec(name, array.shape)) for name, array in arrays.items()),

@@ -52,7 +52,7 @@ def verify_hdf5(path: Path, findings: Findings) -> int:
         _Inspection(descriptor, metadata, arrays, places, findings).run()
     finally:
         os.close(descriptor)
-    return metadata.layout.partitions
+    return metadata.layout.n_partitions
 
 
 class _Inspection:
@@ -110,7 +110,7 @@ class _Inspection:
 
     def _check_partitions(self, specs: list[ArraySpec], layout: Layout) -> None:
         start, stop = self._places.spans[COMMITS]
-        records = np.full((layout.partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
+        records = np.full((layout.n_partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
         found = os.pread(self._descriptor, stop - start, start)
         if len(found) == records.nbytes:
             records[...] = np.frombuffer(found, COMMIT_DTYPE).reshape(records.shape)
@@ -137,5 +137,5 @@ class _Inspection:
         spans = padding_spans(self._places, spec)
         self._findings.checked(sum(stop - start for start, stop in spans))
         if any(read_span(self._descriptor, *span).any() for span in spans):
-            last = self._metadata.layout.partitions - 1
+            last = self._metadata.layout.n_partitions - 1
             self._findings.fault(spec.path, "holds bytes past its last row", partition=last)

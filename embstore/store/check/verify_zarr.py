@@ -56,11 +56,11 @@ def verify_zarr(path: Path | ObjectPath, findings: Findings) -> int:
         check_index(whole, metadata, findings)
     records = _check_commits(source, layout, files, known, findings)
     specs = payload_specs(metadata)
-    known.update(shard_file(spec, partition) for spec in specs for partition in range(layout.partitions))
+    known.update(shard_file(spec, partition) for spec in specs for partition in range(layout.n_partitions))
     _check_shards(source, specs, layout, records, files, findings)
     for name in sorted(set(files) - known):
         findings.fault(name, "does not belong to the store")
-    return layout.partitions
+    return layout.n_partitions
 
 
 def _read(source: StoreFiles, name: str, findings: Findings) -> bytes | None:
@@ -115,14 +115,14 @@ def _check_commits(
 ) -> NDArray[np.uint64]:
     """Return the records [partition, 2] of the form that is valid; what a killed writer left is no fault."""
     name = f"commits/{NODE}"
-    singles = [commit_file(partition) for partition in range(layout.partitions)]
+    singles = [commit_file(partition) for partition in range(layout.n_partitions)]
     known.update({name, FOLDED_FILE, *singles})
     known.update(file for file in files if file.startswith(f"{TEMPORARY}/"))
     node = _read(source, name, findings)
-    if node == commits_node(layout.partitions, folded=True):
+    if node == commits_node(layout.n_partitions, folded=True):
         return _folded(source, layout, files, findings)
-    records = np.full((layout.partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
-    if node != commits_node(layout.partitions, folded=False):
+    records = np.full((layout.n_partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
+    if node != commits_node(layout.n_partitions, folded=False):
         if node is not None:
             findings.fault(name, "is not what was written")
         return records
@@ -140,10 +140,10 @@ def _check_commits(
 
 
 def _folded(source: StoreFiles, layout: Layout, files: Mapping[str, int], findings: Findings) -> NDArray[np.uint64]:
-    records = np.full((layout.partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
+    records = np.full((layout.n_partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
     data = _read(source, FOLDED_FILE, findings) if FOLDED_FILE in files else None
     if data is None or len(data) != records.nbytes:
-        for partition in range(layout.partitions):
+        for partition in range(layout.n_partitions):
             findings.fault(FOLDED_FILE, "is missing or cut short", partition=partition)
         return records
     records[...] = np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)

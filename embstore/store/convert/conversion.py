@@ -76,7 +76,7 @@ class PartitionBuffer:
     def __init__(self, layout: Layout, *, center: NDArray[np.float32] | None) -> None:
         self._layout = layout
         self._center = center
-        rows = min(layout.partition_rows, layout.rows)
+        rows = min(layout.partition_rows, layout.n_rows)
         shape = (len(layout.layers), rows, layout.hidden_size)
         self._arrays = {"hidden_states": np.empty(shape, STORAGE_DTYPE[layout.dtype])}
         if layout.dtype == "int8":

@@ -116,7 +116,7 @@ class Copy:
             return None
         if self._source.center is not None:
             return self._source.center[self._places]
-        sample = sample_of(self._layout.rows)
+        sample = sample_of(self._layout.n_rows)
         rows = sample if self._rows is None else self._rows[sample]
         means = []
         for layer in self._layout.layers:

@@ -73,21 +73,21 @@ def export(
 
 
 def _require_finished(store: Store) -> None:
-    missing = store.rows - store.committed_rows
+    missing = store.n_rows - store.n_committed_rows
     if missing:
         raise MissingRowsError(
-            f"{store.path} cannot be exported: {missing:,} of its {store.rows:,} rows are not written yet; finish it "
+            f"{store.path} cannot be exported: {missing:,} of its {store.n_rows:,} rows are not written yet; finish it "
             "first with the command that began it"
         )
 
 
 def _chosen_rows(store: Store, words: str | Iterable[str] | None, rows: ArrayLike | None) -> Rows | None:
     """The rows to copy, ascending; None for all of them."""
-    chosen = None if rows is None else _given_rows(rows, store.rows)
+    chosen = None if rows is None else _given_rows(rows, store.n_rows)
     if words is not None:
         of_words = _rows_of_words(store, {words} if isinstance(words, str) else set(words))
         chosen = of_words if chosen is None else np.intersect1d(chosen, of_words, assume_unique=True)
-    if chosen is None or len(chosen) == store.rows:
+    if chosen is None or len(chosen) == store.n_rows:
         return None
     if not len(chosen):
         raise InvalidValueError(f"nothing is left to export of {store.path}: no row was chosen")
@@ -124,22 +124,22 @@ def _metadata(source: Metadata, places: list[int], rows: Rows | None, dtype: str
     if rows is None and len(places) == len(source.layers) and dtype == source.dtype:
         return source
     layers = tuple(source.layers[place] for place in places)
-    count = source.rows if rows is None else len(rows)
-    layout = Layout.of(rows=count, layers=layers, hidden_size=source.hidden_size, dtype=dtype)
+    count = source.n_rows if rows is None else len(rows)
+    layout = Layout.of(n_rows=count, layers=layers, hidden_size=source.hidden_size, dtype=dtype)
     return replace(
         source,
-        rows=count,
+        n_rows=count,
         layers=layers,
         dtype=dtype,
         partition_rows=layout.partition_rows,
         extraction={**source.extraction, "export": _recorded(source, rows)},
-        dropped=_dropped(source.dropped, source.rows - count),
+        dropped=_dropped(source.dropped, source.n_rows - count),
     )
 
 
 def _recorded(source: Metadata, rows: Rows | None) -> dict[str, Any]:
     """What an export was made of: the source's shape, which rows (None: all), and the export before this one."""
-    of: Mapping[str, Any] = {"rows": source.rows, "layers": list(source.layers), "dtype": source.dtype}
+    of: Mapping[str, Any] = {"n_rows": source.n_rows, "layers": list(source.layers), "dtype": source.dtype}
     chosen = None if rows is None else hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
     return {"of": of, "rows_sha256": chosen, "earlier": source.extraction.get("export")}
 

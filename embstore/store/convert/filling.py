@@ -55,15 +55,15 @@ def fill_store(
 def _write(writer: StoreWriter, arrays_of: ArraysOf, progress: Progress | None) -> None:
     layout = writer.metadata.layout
     missing = writer.missing()
-    done = layout.rows - sum(stop - start for start, stop in map(layout.span, missing))
+    done = layout.n_rows - sum(stop - start for start, stop in map(layout.span, missing))
     for partition in missing:
         if progress is not None:
-            progress(done, layout.rows)
+            progress(done, layout.n_rows)
         writer.write(partition, arrays_of(partition))
         start, stop = layout.span(partition)
         done += stop - start
     if progress is not None:
-        progress(done, layout.rows)
+        progress(done, layout.n_rows)
 
 
 def require_free_path(path: Path | ObjectPath) -> None:
@@ -110,8 +110,8 @@ def _same_arrays(reader: Reader, index: Index, center: NDArray[np.float32] | Non
 
 def _require_space(path: Path, metadata: Metadata, index: Index) -> None:
     layout = metadata.layout
-    by_word = 8 * (len(index.words) + 1 + layout.rows)
-    needed = layout.rows * layout.row_nbytes + sum(array.nbytes for array in index.arrays().values()) + by_word
+    by_word = 8 * (len(index.words) + 1 + layout.n_rows)
+    needed = layout.n_rows * layout.row_nbytes + sum(array.nbytes for array in index.arrays().values()) + by_word
     with storing(path):
         free = shutil.disk_usage(path.absolute().parent).free
     if needed > free:

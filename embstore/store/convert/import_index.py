@@ -23,7 +23,7 @@ class IndexBuilder:
         self._ends = array("q", [0])
 
     @property
-    def rows(self) -> int:
+    def n_rows(self) -> int:
         return len(self._type)
 
     @property
@@ -50,8 +50,8 @@ class IndexBuilder:
         return Index(
             type=np.frombuffer(self._type, np.int32),
             sentence=sentence,
-            position=(np.arange(self.rows) - indptr[sentence]).astype(np.int32),
-            subwords=np.ones(self.rows, np.int16),
+            position=(np.arange(self.n_rows) - indptr[sentence]).astype(np.int32),
+            subwords=np.ones(self.n_rows, np.int16),
             words=Strings.of(self._types),
             texts=Strings(np.frombuffer(self._ends, np.int64), np.frombuffer(self._text, np.uint8)),
             indptr=indptr,

@@ -145,9 +145,9 @@ def _checked(sentence: Any, number: int) -> list[str]:
 
 
 def _metadata(file: SentenceFile, builder: IndexBuilder, layers: tuple[int, ...], dtype: str) -> Metadata:
-    layout = Layout.of(rows=builder.rows, layers=layers, hidden_size=file.hidden_size, dtype=dtype)
+    layout = Layout.of(n_rows=builder.n_rows, layers=layers, hidden_size=file.hidden_size, dtype=dtype)
     return Metadata(
-        rows=builder.rows,
+        n_rows=builder.n_rows,
         layers=layers,
         hidden_size=file.hidden_size,
         dtype=dtype,
@@ -163,8 +163,8 @@ def _metadata(file: SentenceFile, builder: IndexBuilder, layers: tuple[int, ...]
         corpus={
             "name": file.path.name,
             "format": "hdf5",
-            "sentences": len(file.numbers),
-            "words": builder.rows,
+            "n_sentences": len(file.numbers),
+            "n_words": builder.n_rows,
             "sha256": builder.text_sha256,
         },
         extraction={
@@ -230,7 +230,7 @@ class _Rows:
     def _center(self) -> NDArray[np.float32]:
         """The mean of each layer over a sample of the rows."""
         total = np.zeros((len(self._layout.layers), self._layout.hidden_size))
-        sample = sample_of(self._layout.rows)
+        sample = sample_of(self._layout.n_rows)
         for row in sample.tolist():
             number, first, _ = self._sentence_at(row, row + 1)
             vectors = self._file.read(number, first, first + 1)

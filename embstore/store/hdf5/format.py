@@ -39,7 +39,7 @@ def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) 
         _write_attribute(file, canonical(document(metadata, arrays)))
         for spec in frozen_specs(arrays):
             _create(file, spec)
-        _create(file, commits_spec(metadata.layout.partitions, folded=True))
+        _create(file, commits_spec(metadata.layout.n_partitions, folded=True))
         _create(file, checksum_spec())
         for spec in payload_specs(metadata):
             _create(file, spec, chunks=hdf5_chunk(spec))

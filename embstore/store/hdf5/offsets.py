@@ -46,7 +46,7 @@ def find_places(file: h5py.File, metadata: Metadata, arrays: Mapping[str, Stored
     chunks: dict[str, NDArray[np.int64]] = {}
     chunk_rows: dict[str, int] = {}
     chunk_nbytes: dict[str, int] = {}
-    for spec in [*frozen_specs(arrays), commits_spec(metadata.layout.partitions, folded=True), checksum_spec()]:
+    for spec in [*frozen_specs(arrays), commits_spec(metadata.layout.n_partitions, folded=True), checksum_spec()]:
         dataset = get_dataset(file, spec)
         offset = dataset.id.get_offset()
         if 0 in spec.shape:

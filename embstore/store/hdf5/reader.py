@@ -123,7 +123,7 @@ class HDF5Reader:
 
     def _check_a_row(self) -> None:
         """Hold one committed row, as mapped, against the HDF5 library's reading of it."""
-        written = np.flatnonzero(self.commits()[:, 0] <= self.metadata.rows)
+        written = np.flatnonzero(self.commits()[:, 0] <= self.metadata.n_rows)
         if not len(written) or "hidden_states" not in self.places.chunks:
             return
         spec = self._specs["hidden_states"]

@@ -23,7 +23,7 @@ class HDF5Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata, _, self._places = read_places(path)
-        self.partitions = self.metadata.layout.partitions
+        self.partitions = self.metadata.layout.n_partitions
         self._specs = payload_specs(self.metadata)
         chunks = self._places.chunks
         if any(spec.path not in chunks or (chunks[spec.path] < 0).any() for spec in self._specs):
@@ -45,7 +45,7 @@ class HDF5Writer:
                 for number, offset in enumerate(offsets.tolist()):
                     write_all(self._descriptor, rows[number * step : (number + 1) * step], offset)
                 crc = crc32c(rows, crc)
-            if stop == self.metadata.rows:
+            if stop == self.metadata.n_rows:
                 for first, last in padding_spans(self._places, spec):
                     write_all(self._descriptor, b"\0" * (last - first), first)
         os.fsync(self._descriptor)

@@ -47,7 +47,7 @@ class Gathering:
         self._value = VALUE_DTYPE[layout.dtype]
         self._arrays = ("hidden_states", "scale") if layout.dtype == "int8" else ("hidden_states",)
         self._home_dtype = (
-            np.uint8 if layout.partitions <= 2**8 else np.uint16 if layout.partitions <= 2**16 else np.int64
+            np.uint8 if layout.n_partitions <= 2**8 else np.uint16 if layout.n_partitions <= 2**16 else np.int64
         )
         self._piece_rows = max(1024, _PIECE_NBYTES // (layout.hidden_size * self._storage.itemsize))
 

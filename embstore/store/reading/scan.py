@@ -55,7 +55,7 @@ class Cursor:
         self._read_rows: Read | None = None
         self._far = reader if isinstance(reader, FarRows) else None
         self._ahead: Ahead | None = None
-        self._most = layout.rows if most is None else most
+        self._most = layout.n_rows if most is None else most
 
     def __enter__(self) -> Cursor:
         return self

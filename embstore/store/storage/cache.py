@@ -162,7 +162,7 @@ class CachedReader(RemoteStore):
 
     def layer(self, array: str, layer: int) -> TakeSource | None:
         """Return the rows of all partitions at once, where they stand in one file; None elsewhere."""
-        return self.rows(array, layer, 0) if self.metadata.layout.partitions == 1 else None
+        return self.rows(array, layer, 0) if self.metadata.layout.n_partitions == 1 else None
 
     def rows(self, array: str, layer: int, partition: int) -> RowSource:
         """Return the rows of stored layer number `layer` (counted from 0) of a committed partition."""

@@ -31,7 +31,7 @@ def lay_out(path: ObjectPath, metadata: Metadata, frozen: Mapping[str, NDArray[A
     objects = Objects.at(path)
     if objects.size(NODE) is not None:
         raise taken(path)
-    _require_conditions(objects, COMMITS_NODE, commits_node(metadata.layout.partitions, folded=False))
+    _require_conditions(objects, COMMITS_NODE, commits_node(metadata.layout.n_partitions, folded=False))
     frozen = {**frozen, **_center(objects, frozen)}
     nodes = frozen_nodes(metadata, stored_arrays(frozen))
     root = nodes.pop(NODE)

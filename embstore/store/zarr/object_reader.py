@@ -59,11 +59,11 @@ class RemoteStore:
         self._mutex = Lock()
 
     def commits(self) -> NDArray[np.uint64]:
-        return read_commits(self.objects, self.metadata.layout.partitions)
+        return read_commits(self.objects, self.metadata.layout.n_partitions)
 
     def settled(self) -> bool:
         """Whether the commits are folded and nothing temporary is left, as far as the server tells."""
-        if not is_folded(self.objects, self.metadata.layout.partitions):
+        if not is_folded(self.objects, self.metadata.layout.n_partitions):
             return False
         return not self.objects.listed or not any(self.objects.names(name) for name in (TEMPORARY, COMMITS_FOLDER))
 

@@ -26,7 +26,7 @@ class ObjectWriter:
         self._objects = Objects.at(path)
         self._shards = ObjectShards(path)
         self.metadata = self._shards.metadata
-        self.partitions = self.metadata.layout.partitions
+        self.partitions = self.metadata.layout.n_partitions
         self._unfolded = not is_folded(self._objects, self.partitions)
 
     def commits(self) -> NDArray[np.uint64]:

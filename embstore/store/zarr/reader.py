@@ -53,11 +53,11 @@ class ZarrReader:
         self._mutex = threading.Lock()
 
     def commits(self) -> NDArray[np.uint64]:
-        return read_commits(self.path, self.metadata.layout.partitions)
+        return read_commits(self.path, self.metadata.layout.n_partitions)
 
     def settled(self) -> bool:
         """Whether the commits are folded and nothing temporary is left."""
-        folded = self._node("commits") == commits_node(self.metadata.layout.partitions, folded=True)
+        folded = self._node("commits") == commits_node(self.metadata.layout.n_partitions, folded=True)
         return folded and not any((self.path / name).exists() for name in (TEMPORARY, COMMITS_FOLDER))
 
     def forget(self) -> None:
@@ -82,7 +82,7 @@ class ZarrReader:
 
     def layer(self, array: str, layer: int) -> TakeSource | None:
         """Return the rows of all partitions at once, where they stand in one file; None elsewhere."""
-        return self.rows(array, layer, 0) if self.metadata.layout.partitions == 1 else None
+        return self.rows(array, layer, 0) if self.metadata.layout.n_partitions == 1 else None
 
     def rows(self, array: str, layer: int, partition: int) -> RowSource:
         """Return the rows of stored layer number `layer` (counted from 0) of a committed partition."""

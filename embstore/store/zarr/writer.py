@@ -34,7 +34,7 @@ def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) 
     """Write a whole store without rows into the new folder `path`, lasting once this returns."""
     arrays = stored_arrays(frozen)
     nodes = frozen_nodes(metadata, arrays)
-    nodes[f"commits/{NODE}"] = commits_node(metadata.layout.partitions, folded=False)
+    nodes[f"commits/{NODE}"] = commits_node(metadata.layout.n_partitions, folded=False)
     for name, node in nodes.items():
         _write_new(path / name, [node])
     for name, array in frozen.items():
@@ -72,7 +72,7 @@ class ZarrWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata = ZarrReader(path).metadata
-        self.partitions = self.metadata.layout.partitions
+        self.partitions = self.metadata.layout.n_partitions
         self._specs = payload_specs(self.metadata)
         self._temporary = path / TEMPORARY
         self.commits()  # refuses commits that cannot be read, before anything is removed
