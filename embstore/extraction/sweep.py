@@ -41,7 +41,7 @@ class WindowPlan:
         return tuple(self.plans)
 
     @property
-    def rows(self) -> int:
+    def n_rows(self) -> int:
         """Rows of all stores together."""
         return sum(plan.layout.n_rows for plan in self.plans.values())
 
@@ -150,7 +150,7 @@ def extract_windows(
     made: dict[int | None, Store] = {}
     before = 0
     for window, one in plan.plans.items():
-        told = None if progress is None else _Counted(progress, before=before, total=plan.rows)
+        told = None if progress is None else _Counted(progress, before=before, total=plan.n_rows)
         made[window] = extract_together([one], [paths[window]], progress=told, **options)[0]
         before += one.layout.n_rows
     return made
