@@ -19,7 +19,7 @@ from measure import Target, interleaved, machine, peak_nbytes, table, targets_ta
 from numpy.typing import NDArray
 
 import embstore as es
-from embstore.corpus.formats.pse import read_word_classes
+from embstore.corpus import read_word_classes
 from embstore.probes.classes.bank import Output, Shape
 from embstore.probes.classes.examples import HeldExamples
 from embstore.probes.classes.tasks import Source

@@ -194,15 +194,10 @@ def apply(
 
 
 def _words_of(path: Path) -> dict[str, Iterable[str]]:
-    """The words of a list with their classes, as Wiki-PSE has them; or one a line, whose classes the store has."""
-    from embstore.corpus.formats.pse import read_word_classes
-    from embstore.corpus.lines import Lines
-    from embstore.corpus.lists import read_word_list
+    """Words with their classes, as Wiki-PSE has them; or one a line, whose classes the store has."""
+    from embstore.corpus import read_word_classes
 
-    first = next((line for line in Lines(path) if line and not line.isspace()), "")
-    if first.startswith("@") and "\t" in first:
-        return dict(read_word_classes(path))
-    return dict.fromkeys(read_word_list(path), ())
+    return dict(read_word_classes(path, optional=True))
 
 
 def _parts(splits: str) -> tuple[str, ...]:

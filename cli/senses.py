@@ -223,12 +223,9 @@ def knn(
 
 def _words_of(path: Path) -> list[str]:
     """The words of a list: Wiki-PSE's with classes and counts, or one a line."""
-    from embstore.corpus.formats.pse import read_word_classes
-    from embstore.corpus.lines import Lines
-    from embstore.corpus.lists import read_word_list
+    from embstore.corpus import read_word_classes
 
-    first = next((line for line in Lines(path) if line and not line.isspace()), "")
-    return sorted(read_word_classes(path) if first.startswith("@") and "\t" in first else read_word_list(path))
+    return sorted(read_word_classes(path, optional=True))
 
 
 def _accuracies(frame: pl.DataFrame) -> list[dict[str, Any]]:

@@ -96,7 +96,7 @@ def structure(
     if sentence is not None and task == "depth":
         raise InvalidValueError(f"--sentence {sentence} needs a distance probe: choose --task distance or both")
     numbers = seeds_of(seeds)
-    from embstore.corpus.trees import read_trees
+    from embstore.corpus import read_trees
     from embstore.probes.classes.classes import named_stores
     from embstore.probes.structure.files import require_free
     from embstore.probes.structure.structure import probe_structure

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from embstore.errors import CorpusNotFoundError, InvalidValueError
 
 if TYPE_CHECKING:
-    from embstore.corpus.formats.edge import EdgeSentence
+    from embstore.corpus import EdgeSentence
 
     Edges = Path | list[EdgeSentence]
 
@@ -53,7 +53,7 @@ def find_targets(paths: Sequence[Path], tasks: Sequence[str], *, split: str, rep
 
 
 def _found(paths: Sequence[Path], task: str, split: str, only: bool, repair: bool) -> Edges:
-    from embstore.corpus.formats.edge_derived import derivable
+    from embstore.corpus import derivable_tasks
     from embstore.probes.edges.tasks import split_file
 
     for path in paths:
@@ -65,11 +65,11 @@ def _found(paths: Sequence[Path], task: str, split: str, only: bool, repair: boo
             corpus = _corpora(path).get(split)
             if inside is not None:
                 return inside
-            if corpus is not None and task in derivable(corpus):
+            if corpus is not None and task in derivable_tasks(corpus):
                 return _targets(corpus, task, repair)
-        elif task in derivable(path):
+        elif task in derivable_tasks(path):
             return _targets(path, task, repair)
-        elif not derivable(path) and (only or task in (path.name.split(".")[0], path.absolute().parent.name)):
+        elif not derivable_tasks(path) and (only or task in (path.name.split(".")[0], path.absolute().parent.name)):
             return path
     raise InvalidValueError(
         f"there are no {split} targets of {task} at {', '.join(map(str, paths))}: give its folder, a folder of such "
@@ -78,18 +78,18 @@ def _found(paths: Sequence[Path], task: str, split: str, only: bool, repair: boo
 
 
 def _targets(file: Path, task: str | None, repair: bool) -> Edges:
-    from embstore.corpus.formats.edge_derived import derivable, derived_edges
+    from embstore.corpus import derivable_tasks, derived_edges
 
-    if task is None or not derivable(file):
+    if task is None or not derivable_tasks(file):
         return file
     return derived_edges(file, task, repair=repair)
 
 
 def _derived(train: Path, derive: Sequence[str]) -> Sequence[str]:
     """The tasks to take from a file; none where it has targets itself."""
-    from embstore.corpus.formats.edge_derived import derivable
+    from embstore.corpus import derivable_tasks
 
-    held = derivable(train)
+    held = derivable_tasks(train)
     if not held and derive:
         raise InvalidValueError(f"--task {derive[0]} is for corpora (.conllu, .conll): {train} has targets itself")
     for task in derive:
@@ -112,12 +112,12 @@ def _folder(folder: Path) -> dict[str, Path]:
 
 def _corpora(folder: Path) -> dict[str, Path]:
     """The corpora of a folder by split: those with train, dev or test in their names."""
-    from embstore.corpus.formats.edge_derived import derivable
+    from embstore.corpus import derivable_tasks
 
     held: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         named = re.search(r"(?<![a-z])(train|dev|test)(?![a-z])", path.name.lower())
-        if named is None or not path.is_file() or not derivable(path):
+        if named is None or not path.is_file() or not derivable_tasks(path):
             continue
         if named[1] in held:
             raise InvalidValueError(

@@ -1,14 +1,17 @@
-"""What can go wrong, said in one line: every error of embstore, each also the builtin that fits it.
+"""Exceptions and warnings of embstore.
 
-A message names the value, what is allowed and what to do. `exit_status` is what the command line ends with:
-2 for input that the user can correct, 1 for a failure.
+Every exception derives from `EmbstoreError` and from the builtin exception that fits it, and its message is one line
+that names the value, what is allowed and what to do. `exit_status` is the exit status of the command line: 2 for input
+that the user can correct, 1 for a failure.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class EmbstoreError(Exception):
-    """The base of every error that embstore raises on purpose."""
+    """Base class of all exceptions that embstore raises on purpose."""
 
     exit_status = 1
 
@@ -20,17 +23,17 @@ class InvalidValueError(EmbstoreError, ValueError):
 
 
 class CorpusError(EmbstoreError, ValueError):
-    """A corpus cannot be read; the message names file and line."""
+    """A corpus, or a file of words or labels, cannot be read; the message names file and line."""
 
     exit_status = 2
 
 
 class CorpusNotFoundError(CorpusError, FileNotFoundError):
-    """There is no corpus at the path."""
+    """The path of a corpus, or of a file of words or labels, does not exist."""
 
 
 class ModelError(EmbstoreError, ValueError):
-    """A model cannot be loaded or cannot do what is asked of it."""
+    """A model cannot be loaded, or does not support the requested operation."""
 
     exit_status = 2
 
@@ -42,7 +45,7 @@ class WordVectorsError(EmbstoreError, ValueError):
 
 
 class WordVectorsNotFoundError(WordVectorsError, FileNotFoundError):
-    """There are no word vectors at the path."""
+    """The path of a file of word vectors does not exist."""
 
 
 class BenchmarkError(EmbstoreError, ValueError):
@@ -52,61 +55,61 @@ class BenchmarkError(EmbstoreError, ValueError):
 
 
 class DeviceMemoryError(EmbstoreError, MemoryError):
-    """A model, or one sentence alone, does not fit into the memory of a device."""
+    """A model, or a single sentence, does not fit into the memory of a device."""
 
 
 class NonFiniteError(EmbstoreError, ArithmeticError):
-    """A hidden state is NaN, infinite, or beyond what the store's dtype can hold."""
+    """A hidden state is NaN, infinite, or outside the range of the store's dtype."""
 
 
 class StoreNotFoundError(EmbstoreError, FileNotFoundError):
-    """There is no store at the path."""
+    """The path of a store does not exist."""
 
     exit_status = 2
 
 
 class StoreFormatError(EmbstoreError, ValueError):
-    """What stands at the path is not a store that this version can read."""
+    """The path does not hold a store, or one of a format that this version cannot read."""
 
     exit_status = 2
 
 
 class StoreMismatchError(EmbstoreError, ValueError):
-    """The store at the path was made by another plan; the message names the difference."""
+    """The existing store was made with other settings than the plan's; the message names the difference."""
 
     exit_status = 2
 
 
 class StoreBusyError(EmbstoreError, RuntimeError):
-    """Another process is writing the store."""
+    """Another process is writing to the store."""
 
 
 class StoreDamagedError(EmbstoreError, RuntimeError):
-    """The store's bytes are not what was committed."""
+    """Stored bytes differ from those that were committed."""
 
 
 class SearchIndexError(EmbstoreError, ValueError):
-    """An index is stale, damaged or of another store; the message says how to build it again."""
+    """A search index is stale, damaged, or belongs to another store; the message says how to rebuild it."""
 
     exit_status = 2
 
 
 class SearchIndexNotFoundError(SearchIndexError, FileNotFoundError):
-    """The store has no such index."""
+    """The store has no search index of this name."""
 
 
-class ProbeBankError(EmbstoreError, ValueError):
+class SavedProbesError(EmbstoreError, ValueError):
     """Saved probes are damaged or of a newer format; the message says what to do."""
 
     exit_status = 2
 
 
-class ProbeBankNotFoundError(ProbeBankError, FileNotFoundError):
-    """There are no saved probes at the path."""
+class SavedProbesNotFoundError(SavedProbesError, FileNotFoundError):
+    """The path does not hold saved probes."""
 
 
 class MissingRowsError(EmbstoreError, LookupError):
-    """Rows were asked for that have not been written yet."""
+    """Requested rows have not been written yet."""
 
 
 class StorageError(EmbstoreError, OSError):
@@ -114,38 +117,49 @@ class StorageError(EmbstoreError, OSError):
 
 
 class ClusterError(EmbstoreError, RuntimeError):
-    """The machines that work is sent to cannot be reached, are gone, or cannot do it."""
+    """Worker processes or machines cannot be reached, have exited, or cannot run the work."""
 
 
 class MissingPackageError(EmbstoreError, ImportError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is not installed; the message names the extra that installs it."""
 
     exit_status = 2
 
 
 class EmbstoreWarning(UserWarning):
-    """The base of what embstore warns of."""
+    """Base class of all warnings that embstore issues."""
 
 
 class RenamedWordsWarning(EmbstoreWarning):
-    """Words had to be spelled otherwise in the file that they were written to."""
+    """Words were written to a file under another spelling, because the format cannot hold theirs."""
 
 
 class SurplusWordsWarning(EmbstoreWarning):
-    """A file of word vectors holds more words than its header promises."""
+    """A file of word vectors holds more words than its header says; the surplus is ignored."""
 
 
 class IgnoredFilesWarning(EmbstoreWarning):
-    """Files among the benchmarks are none that embstore knows."""
+    """Some files of a benchmark folder are not of a known format and are ignored."""
 
 
 class WorkerWarning(EmbstoreWarning):
-    """A worker cannot begin, differs from the others, or failed at work that another has done since."""
+    """A worker could not start, differs from the others, or failed at a task that another worker has done."""
 
 
 class SmallerBatchesWarning(EmbstoreWarning):
-    """A batch did not fit into the memory of a device, and is run in parts, as are those after it."""
+    """A batch did not fit into the memory of a device; it and the following ones are run in parts."""
 
 
 class UnfinishedStoreWarning(EmbstoreWarning):
-    """A store was opened of which some partitions are not written yet."""
+    """The opened store has partitions that are not written yet."""
+
+
+def quoted(value: object) -> str:
+    """Return the repr of a value for an error message, at most 80 characters long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
+
+
+def one_line(path: str | Path) -> str:
+    """Return a path for an error message, without line breaks."""
+    return " ".join(str(path).splitlines())

@@ -1,12 +1,14 @@
-"""Text in: corpora as streams of sentences, and which occurrences of their words to keep."""
+"""Corpora: text files and Python sentences read as streams of sentences, and the choice of occurrences to store."""
 
 from embstore.corpus.corpus import Corpus, open_corpus
+from embstore.corpus.edge_tasks import derivable_tasks, derived_edges, read_edges
+from embstore.corpus.formats import FORMATS
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.corpus.formats.pse import read_word_classes
-from embstore.corpus.formats.registry import FORMATS
 from embstore.corpus.keep import Keep
-from embstore.corpus.lists import read_word_list
+from embstore.corpus.lines import read_word_list
 from embstore.corpus.sentence import Sentence
+from embstore.corpus.trees import Tree, read_trees
 
 __all__ = [
     "FORMATS",
@@ -15,7 +17,12 @@ __all__ = [
     "EdgeTarget",
     "Keep",
     "Sentence",
+    "Tree",
+    "derivable_tasks",
+    "derived_edges",
     "open_corpus",
+    "read_edges",
+    "read_trees",
     "read_word_classes",
     "read_word_list",
 ]

@@ -1,27 +1,34 @@
-"""The lines of a text file, each with its number where something is wrong with it."""
+"""Text files, plain or compressed, as streams of bytes and of lines with precise errors."""
 
 from __future__ import annotations
 
 import codecs
+import gzip
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from embstore.corpus.compression import blocks
-from embstore.corpus.messages import one_line
-from embstore.errors import CorpusError, CorpusNotFoundError
+from embstore.errors import CorpusError, CorpusNotFoundError, one_line
+
+BLOCK_NBYTES = 2**18
+COMPRESSED_SUFFIXES = frozenset({".gz", ".zst"})
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A file of text, plain or compressed, as a stream of lines without their ends.
+    """A text file as a stream of lines without their line ends, for readers of line-based formats.
 
-    Lines end at LF or CRLF. A byte-order mark at the start is dropped. Only the block being read and the line
-    being put together are held in memory.
+    Lines end at LF or CRLF. A byte-order mark at the start is dropped. Only the current block and the current line are
+    held in memory. `kind` says in error messages what the file is, for example "word list".
     """
 
     path: Path
     encoding: str = "utf-8"
+    kind: str = "corpus"
 
     def __iter__(self) -> Iterator[str]:
         open_line: list[str] = []
@@ -40,65 +47,125 @@ class Lines:
             yield last.removesuffix("\r")
 
     def error(self, number: int, message: str) -> CorpusError:
-        """What is wrong with a line, to be raised; lines count from 1."""
+        """Return the error to raise for a line; lines count from 1."""
         return CorpusError(f"{one_line(self.path)}:{number}: {message}")
 
-    def whole_error(self, message: str) -> CorpusError:
-        """What is wrong with the file, to be raised."""
+    def file_error(self, message: str) -> CorpusError:
+        """Return the error to raise for the whole file."""
         return CorpusError(f"{one_line(self.path)}: {message}")
 
     def _texts(self) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder(self.encoding)("strict")
-        newlines = nbytes = 0
-        begun = False
+        n_newlines = nbytes = 0
+        at_start = True
         for block in self._blocks():
             nbytes += len(block)
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                raise self._undecodable(error, newlines, nbytes) from None
+                raise self._decode_error(error, n_newlines, nbytes) from None
             except UnicodeError as error:
-                raise self.error(newlines + 1, f"not {self.encoding}: {error}") from None
-            if text and not begun:
-                text, begun = text.removeprefix("\ufeff"), True
+                raise self.error(n_newlines + 1, f"not {self.encoding}: {error}") from None
+            if text and at_start:
+                text, at_start = text.removeprefix("\ufeff"), False
             if "\0" in text:
-                number = newlines + text.count("\n", 0, text.index("\0")) + 1
+                number = n_newlines + text.count("\n", 0, text.index("\0")) + 1
                 raise self.error(number, "a NUL character: the file is binary, not text (or not in the encoding given)")
-            newlines += text.count("\n")
+            n_newlines += text.count("\n")
             yield text
 
     def _blocks(self) -> Iterator[bytes]:
-        """The bytes, then an empty block at which the decoder says whether a character is left unfinished."""
+        """Yield the bytes, then an empty block that makes the decoder report an incomplete character."""
         try:
-            yield from blocks(self.path)
+            yield from read_blocks(self.path)
         except FileNotFoundError:
-            raise CorpusNotFoundError(f"no corpus at {one_line(self.path)}: give a file that is there") from None
+            raise CorpusNotFoundError(f"no {self.kind} at {one_line(self.path)}: give an existing file") from None
         except IsADirectoryError:
-            raise self.whole_error("is a folder, not a file") from None
+            raise self.file_error("is a folder, not a file") from None
         except PermissionError:
-            raise self.whole_error("cannot be read: permission denied") from None
+            raise self.file_error("cannot be read: permission denied") from None
         except OSError as error:
-            raise self.whole_error(f"cannot be read: {error.strerror or error}") from None
+            raise self.file_error(f"cannot be read: {error.strerror or error}") from None
         yield b""
 
-    def _undecodable(self, error: UnicodeDecodeError, newlines: int, nbytes: int) -> CorpusError:
+    def _decode_error(self, error: UnicodeDecodeError, n_newlines: int, nbytes: int) -> CorpusError:
         before = error.object[: error.start]
-        number = newlines + before.decode(self.encoding, "replace").count("\n") + 1
+        number = n_newlines + before.decode(self.encoding, "replace").count("\n") + 1
         offset = nbytes - len(error.object) + error.start
-        byte = f"0x{error.object[error.start]:02x}"
         return self.error(
             number,
-            f"byte {byte} at offset {offset} is not {self.encoding} ({error.reason}); "
+            f"byte 0x{error.object[error.start]:02x} at offset {offset} is not {self.encoding} ({error.reason}); "
             f"if it is text, name its encoding with --encoding, for example latin-1",
         )
 
 
-def is_encodable(text: str) -> bool:
-    """Whether a text from JSON or Python holds whole characters only, no half of a surrogate pair."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file block by block, decompressed if its first bytes are those of gzip or zstd.
+
+    Raises CorpusError for compressed data that are cut off or damaged, and OSError as `open` does.
+    """
+    with path.open("rb") as file:
+        magic = file.peek(4)[:4]
+        if magic.startswith(GZIP_MAGIC):
+            yield from _gzip_blocks(file, path)
+        elif magic == ZSTD_MAGIC:
+            yield from _zstd_blocks(file, path)
+        else:
+            while block := file.read(BLOCK_NBYTES):
+                yield block
+
+
+def _gzip_blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=file) as member:
+        while True:
+            try:
+                block = member.read(BLOCK_NBYTES)
+            except EOFError:
+                raise _cut_off(path, "gzip") from None
+            except (OSError, zlib.error) as error:
+                raise _damaged(path, "gzip", error) from None
+            if not block:
+                return
+            yield block
+
+
+def _zstd_blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    # zstandard's stream reader accepts a cut-off file; its decompression object reports whether the frame has ended.
+    import zstandard
+
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    data = b""
+    while data or (data := file.read(BLOCK_NBYTES)):
+        if frame.eof:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            block = frame.decompress(data)
+        except zstandard.ZstdError as error:
+            raise _damaged(path, "zstd", error) from None
+        data = frame.unused_data if frame.eof else b""
+        if block:
+            yield block
+    if not frame.eof:
+        raise _cut_off(path, "zstd")
+
+
+def _cut_off(path: Path, kind: str) -> CorpusError:
+    return CorpusError(f"{one_line(path)}: the {kind} data end too early: download or compress the file again")
+
+
+def _damaged(path: Path, kind: str, error: Exception) -> CorpusError:
+    reason = " ".join(str(error).split())
+    return CorpusError(f"{one_line(path)}: damaged {kind} data ({reason}); download or compress the file again")
+
+
+def read_word_list(path: str | Path, *, encoding: str = "utf-8") -> frozenset[str]:
+    """Read words or phrases, one a line, for example for `Keep(words=...)`.
+
+    Blank lines are skipped. The words of a phrase are joined by spaces or "_". Raises CorpusError for a file without a
+    word and CorpusNotFoundError for a missing one.
+    """
+    lines = Lines(Path(path), encoding, "word list")
+    words = frozenset(" ".join(line.split()) for line in lines if line and not line.isspace())
+    if not words:
+        raise lines.file_error("no word in it; write one a line")
+    return words

@@ -1,21 +1,141 @@
-"""The unit that every corpus reader yields."""
+"""The sentence, which every corpus reader yields, and how it is made of word forms and of Python objects."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from embstore.errors import CorpusError, InvalidValueError, quoted
+
+_COLUMN_NAME = re.compile(r"\w[\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence, split into words, with the labels of its words.
+    """One sentence, split into words, with labels of its words.
 
-    `words`: non-empty strings without ASCII space, as written in the corpus. `labels`: column name -> one
-    label (or None) a word. `targets`: spans `[start, stop)` of two or more words that count as one
-    occurrence, ascending and disjoint; the labels of such a target stand at its first word. Its form is its
-    words joined by one space.
+    `words`: non-empty strings without ASCII space, as written in the corpus. `labels`: column name -> one label (or
+    None) a word. `targets`: spans `[start, stop)` of two or more words that count as one occurrence, ascending and
+    disjoint; the form of a target is its words joined by one space, and its labels are those of its first word.
     """
 
     words: Sequence[str]
     labels: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     targets: Sequence[tuple[int, int]] = ()
+
+
+Item = Sentence | Sequence[str] | str
+
+
+def sentence_of_forms(forms: Sequence[str], labels: Mapping[str, Sequence[str | None]]) -> Sentence:
+    """Make a sentence of forms with one label each; a form with spaces becomes a target of several words."""
+    if " " not in "".join(forms):
+        return Sentence(forms, labels)
+    words: list[str] = []
+    targets: list[tuple[int, int]] = []
+    form_of_word: list[int | None] = []
+    for number, form in enumerate(forms):
+        parts = list(filter(None, form.split(" ")))
+        if len(parts) > 1:
+            targets.append((len(words), len(words) + len(parts)))
+        words.extend(parts)
+        form_of_word.extend([number, *[None] * (len(parts) - 1)])
+    spread = {
+        name: [None if number is None else column[number] for number in form_of_word] for name, column in labels.items()
+    }
+    return Sentence(words, spread, targets)
+
+
+def underscore_as_none(column: Sequence[str]) -> Sequence[str | None]:
+    """Return a column of a CoNLL file as labels, where "_" means that there is no label."""
+    return [None if label == "_" else label for label in column] if "_" in column else column
+
+
+def as_phrase(text: str) -> str:
+    """Return a word or phrase with its underscores as spaces, "New_York" as "New York"; "_" alone is a word."""
+    return " ".join(filter(None, text.replace("_", " ").split(" "))) or text
+
+
+def check_column_name(name: object) -> None:
+    """Raise InvalidValueError for a label column whose name cannot be part of a path in a store."""
+    if not isinstance(name, str) or not _COLUMN_NAME.fullmatch(name):
+        raise InvalidValueError(
+            f"label column {quoted(name)}: a name is made of letters, digits, '_', '-' and '.', "
+            f"and begins with a letter, a digit or '_'"
+        )
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether a text has no unpaired surrogate, which JSON and Python strings can hold but UTF-8 cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_items(items: Iterable[Item], split: Callable[[str], list[str]]) -> Iterator[Sentence]:
+    """Yield a sentence for each Python object: a Sentence, a sequence of words, or a string to be split.
+
+    A word with spaces in a sequence of words is a target of several words. Raises CorpusError with the number of the
+    sentence, from 0, for an object of another kind or a sentence that breaks the rules of `Sentence`.
+    """
+    for number, item in enumerate(items):
+        try:
+            if isinstance(item, Sentence):
+                yield _checked(item)
+            elif isinstance(item, str):
+                yield _checked(Sentence(split(item)))
+            elif isinstance(item, Sequence):
+                _check_words(item)
+                yield _checked(sentence_of_forms(item, {}))
+            else:
+                raise InvalidValueError(f"{quoted(item)} is neither a Sentence, nor a sequence of words, nor a string")
+        except InvalidValueError as error:
+            raise CorpusError(f"sentence {number}: {error}") from None
+
+
+def _checked(sentence: Sentence) -> Sentence:
+    words = sentence.words
+    if not words:
+        raise InvalidValueError("no word in it")
+    if isinstance(words, str):
+        raise InvalidValueError(f"words is one string, {quoted(words)}, not a sequence of words")
+    _check_words(words)
+    joined = "".join(words)
+    if " " in joined:
+        word = next(word for word in words if " " in word)
+        raise InvalidValueError(f"the word {quoted(word)} has a space in it; give its words one by one, and a target")
+    if not is_encodable(joined):
+        raise InvalidValueError("half of a surrogate pair, not a character, in a word")
+    for column, labels in sentence.labels.items():
+        check_column_name(column)
+        if isinstance(labels, str) or len(labels) != len(words):
+            raise InvalidValueError(f"label column {quoted(column)}: not one label a word ({len(words)})")
+        for label in labels:
+            if label is not None and not (isinstance(label, str) and is_encodable(label)):
+                raise InvalidValueError(f"label column {quoted(column)}: {quoted(label)} is neither text nor None")
+    end = 0
+    for start, stop in sentence.targets:
+        if not end <= start < stop - 1 < len(words):
+            raise InvalidValueError(
+                f"target {quoted((start, stop))}: targets are spans [start, stop) of two or more of the "
+                f"{len(words)} words, ascending and disjoint"
+            )
+        end = stop
+    return sentence
+
+
+def _check_words(words: Sequence[Any]) -> None:
+    try:  # one join checks nearly every sentence
+        if " ".join(words).count(" ") == len(words) - 1 and all(words):
+            return
+    except TypeError:
+        pass
+    for position, word in enumerate(words):
+        if not isinstance(word, str) or not word.strip(" "):
+            raise InvalidValueError(f"word {position} is {quoted(word)}: a word is a string that is not empty")

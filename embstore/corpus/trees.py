@@ -1,4 +1,4 @@
-"""Dependency trees of CoNLL-U: which word each word hangs on, and how far words are from each other in the tree."""
+"""Dependency trees of CoNLL-U files, and the distances and depths of their words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.corpus.formats.conllu import FORM, HEAD, UPOS, word_blocks
 from embstore.corpus.lines import Lines
-from embstore.corpus.messages import shown
+from embstore.errors import quoted
 
 ROOT = -1
 PUNCTUATION = "PUNCT"
@@ -19,9 +19,9 @@ PUNCTUATION = "PUNCT"
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The dependency tree of one sentence.
+    """The dependency tree of one sentence, as the structural probe learns it.
 
-    `words`: the forms. `heads`: int64 [words], the place of each word's head, -1 at the root. `punctuation`: bool
+    `words`: the forms. `heads`: int64 [words], the position of each word's head, -1 at the root. `punctuation`: bool
     [words], whether a word is a punctuation mark (upos PUNCT).
     """
 
@@ -34,24 +34,56 @@ class Tree:
 
     @property
     def root(self) -> int:
+        """The position of the root."""
         return int(np.flatnonzero(self.heads == ROOT)[0])
 
 
 def read_trees(path: str | Path, *, encoding: str = "utf-8") -> list[Tree]:
-    """Read the trees of a CoNLL-U file; multiword ranges and empty nodes are left out.
+    """Read the dependency trees of a CoNLL-U file; multiword ranges and empty nodes are skipped.
 
-    Raises CorpusError, with the line, for what is no CoNLL-U, for a head that is missing or not a word of the sentence,
-    for a sentence with no root, several, or a cycle; and for a file without a sentence.
+    Raises CorpusError, with the line, for a file that is not CoNLL-U, for a head that is missing or not a word of the
+    sentence, for a sentence with no root, several roots or a cycle, and for a file without a sentence.
     """
     lines = Lines(Path(path), encoding)
     trees = list(_iter_trees(lines))
     if not trees:
-        raise lines.whole_error("no sentence in it (read as conllu)")
+        raise lines.file_error("no sentence in it (read as conllu)")
     return trees
 
 
+def _iter_trees(lines: Lines) -> Iterator[Tree]:
+    for numbers, rows in word_blocks(lines):
+        heads = word_heads(lines, numbers, rows)
+        if (roots := np.flatnonzero(heads == ROOT)).size != 1:
+            named = ", ".join(f"{rows[position][FORM]!r}" for position in roots[:3].tolist()) or "no head is 0"
+            raise lines.error(
+                numbers[0], f"the sentence beginning here has {len(roots)} roots ({named}): a tree has one"
+            )
+        if ancestry(heads) is None:
+            raise lines.error(numbers[0], "the heads of the sentence beginning here form a cycle, not a tree")
+        words = tuple(" ".join(filter(None, row[FORM].split(" "))) for row in rows)
+        yield Tree(words, heads, np.array([row[UPOS] == PUNCTUATION for row in rows]))
+
+
+def word_heads(lines: Lines, numbers: Sequence[int], rows: Sequence[Sequence[str]]) -> NDArray[np.int64]:
+    """Return the position of each word's head in a block of CoNLL-U, -1 at a root. Raises CorpusError."""
+    heads = np.empty(len(rows), np.int64)
+    for position, (number, row) in enumerate(zip(numbers, rows, strict=True)):
+        head = row[HEAD]
+        if not (head.isascii() and head.isdigit() and len(head) < 10) or int(head) > len(rows):
+            raise lines.error(
+                number,
+                f"the head (column 7) of {quoted(row[FORM])} is {quoted(head)}: a tree needs a number from 0 (the "
+                f"root) to {len(rows)} for every word",
+            )
+        if int(head) == position + 1:
+            raise lines.error(number, f"the head (column 7) of {quoted(row[FORM])} is the word itself")
+        heads[position] = int(head) - 1
+    return heads
+
+
 def ancestry(heads: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-    """Which words stand above each word, itself included, bool [word, ancestor]; None where heads run in a circle."""
+    """Return the ancestors of each word, itself included, bool [word, ancestor]; None if the heads form a cycle."""
     count = len(heads)
     above = np.eye(count, dtype=bool)
     words, reached = np.arange(count), heads
@@ -65,54 +97,22 @@ def ancestry(heads: NDArray[np.int64]) -> NDArray[np.bool_] | None:
 
 
 def tree_depths(heads: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many edges each word is from the root, int64 [words]."""
-    return np.asarray(_above(heads).sum(1) - 1)
+    """Return the number of edges between the root and each word, int64 [words]."""
+    return np.asarray(_ancestry_of_tree(heads).sum(1) - 1)
 
 
 def tree_distances(heads: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many edges are between any two words, int64 [words, words].
+    """Return the number of edges between any two words, int64 [words, words].
 
-    With A the ancestors of each word, itself among them, two words share |A_i and A_j| of them and are
-    |A_i| + |A_j| - 2 |A_i and A_j| edges apart.
+    With A_i the ancestors of word i, itself included, words i and j are |A_i| + |A_j| - 2 |A_i and A_j| edges apart.
     """
-    above = _above(heads).astype(np.float32)
+    above = _ancestry_of_tree(heads).astype(np.float32)
     size = above.sum(1)
     return np.asarray(size[:, None] + size[None, :] - 2 * (above @ above.T)).astype(np.int64)
 
 
-def _above(heads: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _ancestry_of_tree(heads: NDArray[np.int64]) -> NDArray[np.bool_]:
     above = ancestry(heads)
     if above is None:
-        raise ValueError("the heads run in a circle")
+        raise ValueError("the heads form a cycle")
     return above
-
-
-def _iter_trees(lines: Lines) -> Iterator[Tree]:
-    for numbers, rows in word_blocks(lines):
-        heads = word_heads(lines, numbers, rows)
-        if (roots := np.flatnonzero(heads == ROOT)).size != 1:
-            named = ", ".join(f"{rows[place][FORM]!r}" for place in roots[:3].tolist()) or "none has the head 0"
-            raise lines.error(
-                numbers[0], f"the sentence beginning here has {len(roots)} roots ({named}): a tree has one"
-            )
-        if ancestry(heads) is None:
-            raise lines.error(numbers[0], "the heads of the sentence beginning here run in a circle: that is no tree")
-        words = tuple(" ".join(filter(None, row[FORM].split(" "))) for row in rows)
-        yield Tree(words, heads, np.array([row[UPOS] == PUNCTUATION for row in rows]))
-
-
-def word_heads(lines: Lines, numbers: Sequence[int], rows: Sequence[Sequence[str]]) -> NDArray[np.int64]:
-    """The place of each word's head in a block of CoNLL-U, -1 at a root; CorpusError for what is no word of it."""
-    heads = np.empty(len(rows), np.int64)
-    for place, (number, row) in enumerate(zip(numbers, rows, strict=True)):
-        head = row[HEAD]
-        if not (head.isascii() and head.isdigit() and len(head) < 10) or int(head) > len(rows):
-            raise lines.error(
-                number,
-                f"the head (column 7) of {shown(row[FORM])} is {shown(head)}: a tree needs a number from 0 (the root) "
-                f"to {len(rows)} at every word",
-            )
-        if int(head) == place + 1:
-            raise lines.error(number, f"the head (column 7) of {shown(row[FORM])} is the word itself")
-        heads[place] = int(head) - 1
-    return heads

@@ -59,9 +59,9 @@ def _kept_rows(found: Survey, keep: Keep) -> NDArray[np.int64] | None:
         return None
     spool = found.spool
     kept = keep.mask(
-        type=spool.read("type", np.int32),
-        sentence=spool.read("sentence", np.int64),
-        context=spool.read("context", np.uint64),
+        types=spool.read("type", np.int32),
+        sentences=spool.read("sentence", np.int64),
+        contexts=spool.read("context", np.uint64),
         labels={name: spool.read(f"label/{name}", np.int32) for name in found.labels},
         forms=list(found.types),
     )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from embstore.errors import InvalidValueError, ProbeBankError, ProbeBankNotFoundError
+from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError
 from embstore.store import Store
 from embstore.store.metadata import canonical, document_crc32c
 from embstore.store.storage.files import crc32c_of_file, fsync_tree, remove, storing, write_file
@@ -63,15 +63,15 @@ class ProbeFolder:
         """Read a folder: `parse` gets its metadata and the places of its files, whose checksums are right.
 
         Whatever `parse` raises of ValueError, KeyError, TypeError and the like is damage. Raises
-        ProbeBankNotFoundError, ProbeBankError (damaged, or of a newer format).
+        SavedProbesNotFoundError, SavedProbesError (damaged, or of a newer format).
         """
         folder = Path(path)
         if not (folder / self.metadata).is_file():
-            raise ProbeBankNotFoundError(f"{folder} holds no {self.empty}: there is no {self.metadata} in it")
+            raise SavedProbesNotFoundError(f"{folder} holds no {self.empty}: there is no {self.metadata} in it")
         try:
             fields = json.loads((folder / self.metadata).read_bytes())
             if fields["format_version"] > self.format_version:
-                raise ProbeBankError(
+                raise SavedProbesError(
                     f"the probes {folder} have format {fields['format_version']}, newer than {self.format_version}, "
                     "the newest that this version reads: upgrade embstore"
                 )
@@ -82,10 +82,10 @@ class ProbeFolder:
                     raise ValueError(f"{name} was changed")
             return parse(fields, {name: folder / name for name in self.files})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-            if isinstance(error, ProbeBankError):
+            if isinstance(error, SavedProbesError):
                 raise
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-            raise ProbeBankError(f"the probes {folder} are damaged ({reason}): train them again") from None
+            raise SavedProbesError(f"the probes {folder} are damaged ({reason}): train them again") from None
 
     def _document(self, folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         document: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from embstore.corpus.compression import blocks
+from embstore.corpus.lines import read_blocks
 from embstore.errors import CorpusError, WordVectorsError, WordVectorsNotFoundError
 
 
@@ -60,7 +60,7 @@ class Source:
 
     def _read(self) -> Iterator[bytes]:
         try:
-            yield from blocks(self.path)
+            yield from read_blocks(self.path)
         except FileNotFoundError:
             raise WordVectorsNotFoundError(f"no word vectors at {self.path}: give a file that is there") from None
         except IsADirectoryError:

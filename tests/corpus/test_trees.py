@@ -1,4 +1,4 @@
-"""Trees of CoNLL-U: what is read, what is refused, and distances against a search of the tree."""
+"""Dependency trees of CoNLL-U: reading, errors, and distances against a breadth-first search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.corpus.trees import read_trees, tree_depths, tree_distances
+from embstore.corpus import read_trees
+from embstore.corpus.trees import tree_depths, tree_distances
 from embstore.errors import CorpusError, CorpusNotFoundError
 
 CHEF = """# text = The chef made pizza.
@@ -57,8 +58,8 @@ def trees(draw: st.DrawFn) -> np.ndarray:
     count = draw(st.integers(1, 12))
     order = draw(st.permutations(range(count)))
     heads = np.full(count, -1, np.int64)
-    for place in range(1, count):
-        heads[order[place]] = order[draw(st.integers(0, place - 1))]
+    for position in range(1, count):
+        heads[order[position]] = order[draw(st.integers(0, position - 1))]
     return heads
 
 
@@ -97,13 +98,13 @@ WORD = "{}\t{}\t_\tX\t_\t_\t{}\t_\t_\t_\n"
         (WORD.format(1, "a", 2) + WORD.format(2, "b", 1), ":1: the sentence beginning here has 0 roots"),
         (
             WORD.format(1, "a", 2) + WORD.format(2, "b", 1) + WORD.format(3, "c", 0),
-            ":1: the heads of the sentence beginning here run in a circle",
+            ":1: the heads of the sentence beginning here form a cycle, not a tree",
         ),
         ("1\ta\t0\n", ":1: 3 columns separated by tabs instead of CoNLL-U's 10"),
         ("# nothing\n", "no sentence in it"),
     ],
 )
-def test_what_is_no_tree_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_trees_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CorpusError) as raised:
         read_trees(written(tmp_path, text))
     assert message in str(raised.value)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from embstore.errors import InvalidValueError, ProbeBankError, ProbeBankNotFoundError
+from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError
 from embstore.probes.classes.classes import apply_probes, probe_classes
 from embstore.probes.classes.files import SavedBank
 from embstore.probes.splits import PARTS
@@ -80,7 +80,7 @@ def test_the_tensors_are_plain_weights_and_biases(made: Made, saved: Path) -> No
 
 
 def test_what_is_no_bank_is_said(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ProbeBankNotFoundError, match=r"nowhere holds no saved probes: there is no probes\.json in it$"):
+    with pytest.raises(SavedProbesNotFoundError, match=r"nowhere holds no saved probes: there is no probes\.json in it$"):
         SavedBank.load(tmp_path / "nowhere")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("x")
@@ -131,6 +131,6 @@ def test_damage_is_found(saved: Path, tmp_path: Path, damage: Callable[[Path], o
     folder = tmp_path / "probes"
     shutil.copytree(saved, folder)
     damage(folder)
-    with pytest.raises(ProbeBankError, match=message) as refused:
+    with pytest.raises(SavedProbesError, match=message) as refused:
         SavedBank.load(folder)
     assert "\n" not in str(refused.value)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from embstore.errors import InvalidValueError, ProbeBankError, ProbeBankNotFoundError
+from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError
 from embstore.probes.edges.edges import EdgeResult, probe_edges
 from embstore.probes.edges.files import METADATA, TENSORS, EdgeProbes
 from tests.probes.edge_store import Made, make, write_store
@@ -119,13 +119,13 @@ def test_damage_is_told(found: EdgeResult, tmp_path: Path) -> None:
     EdgeProbes.of(found).save(folder)
     text = (folder / METADATA).read_text()
     (folder / METADATA).write_text(text.replace('"width": 12', '"width": 13'))
-    with pytest.raises(ProbeBankError, match=r"are damaged \(edges.json was changed\): train them again"):
+    with pytest.raises(SavedProbesError, match=r"are damaged \(edges.json was changed\): train them again"):
         EdgeProbes.load(folder)
     (folder / METADATA).write_text(text)
     (folder / TENSORS).write_bytes((folder / TENSORS).read_bytes()[:-4])
-    with pytest.raises(ProbeBankError, match=r"edges\.safetensors was changed"):
+    with pytest.raises(SavedProbesError, match=r"edges\.safetensors was changed"):
         EdgeProbes.load(folder)
-    with pytest.raises(ProbeBankNotFoundError, match=r"holds no edge probes: there is no edges\.json in it"):
+    with pytest.raises(SavedProbesNotFoundError, match=r"holds no edge probes: there is no edges\.json in it"):
         EdgeProbes.load(tmp_path)
     with pytest.raises(InvalidValueError, match="holds something else than edge probes"):
         EdgeProbes.of(found).save(tmp_path)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from embstore.errors import InvalidValueError, ProbeBankError, ProbeBankNotFoundError
+from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError
 from embstore.probes.structure.files import METADATA, TENSORS, SavedStructure
 from embstore.probes.structure.result import RecoveredTree, StructureResult
 from embstore.probes.structure.structure import probe_structure
@@ -45,18 +45,18 @@ def test_damage_is_told(found: StructureResult, tmp_path: Path) -> None:
     found.saved["small"].save(folder)
     text = (folder / METADATA).read_text()
     (folder / METADATA).write_text(text.replace('"rank": 2', '"rank": 3'))
-    with pytest.raises(ProbeBankError, match=r"are damaged \(structure.json was changed\): train them again"):
+    with pytest.raises(SavedProbesError, match=r"are damaged \(structure.json was changed\): train them again"):
         SavedStructure.load(folder)
     (folder / METADATA).write_text(text.replace('"format_version": 1', '"format_version": 2'))
-    with pytest.raises(ProbeBankError, match="have format 2, newer than 1"):
+    with pytest.raises(SavedProbesError, match="have format 2, newer than 1"):
         SavedStructure.load(folder)
     (folder / METADATA).write_text(text)
     tensors = bytearray((folder / TENSORS).read_bytes())
     tensors[-1] ^= 1
     (folder / TENSORS).write_bytes(tensors)
-    with pytest.raises(ProbeBankError, match=r"structure\.safetensors was changed"):
+    with pytest.raises(SavedProbesError, match=r"structure\.safetensors was changed"):
         SavedStructure.load(folder)
-    with pytest.raises(ProbeBankNotFoundError, match="holds no structural probes"):
+    with pytest.raises(SavedProbesNotFoundError, match="holds no structural probes"):
         SavedStructure.load(tmp_path)
     with pytest.raises(InvalidValueError, match="holds something else than structural probes"):
         found.saved["small"].save(tmp_path)

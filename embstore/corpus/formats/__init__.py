@@ -1,0 +1,54 @@
+"""Corpus formats by name and by file suffix. A new format is one module here and one entry of `FORMATS`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from embstore.corpus.formats.base import Format
+from embstore.corpus.formats.conll import CONLL
+from embstore.corpus.formats.conllu import CONLLU
+from embstore.corpus.formats.edge import EDGE
+from embstore.corpus.formats.pse import PSE
+from embstore.corpus.formats.sts import STS
+from embstore.corpus.formats.text import TEXT
+from embstore.corpus.lines import COMPRESSED_SUFFIXES
+from embstore.errors import CorpusError, InvalidValueError, one_line, quoted
+
+FORMATS: dict[str, Format] = {form.name: form for form in (TEXT, CONLLU, CONLL, PSE, EDGE, STS)}
+
+
+def format_named(name: str) -> Format:
+    """Return the format of a name. Raises InvalidValueError for an unknown one."""
+    if name not in FORMATS:
+        raise InvalidValueError(f"format: {quoted(name)} is not one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def format_of(path: Path) -> Format | None:
+    """Return the format of a file by its suffix, ignoring a suffix of compression; None for an unknown suffix."""
+    return next((form for form in FORMATS.values() if _suffix(path) in form.suffixes), None)
+
+
+def common_format(paths: tuple[Path, ...]) -> Format:
+    """Return the one format of all files. Raises CorpusError for an unknown suffix and for several formats."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        form = format_of(path)
+        if form is None:
+            known = ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS.values())
+            raise CorpusError(
+                f"{one_line(path)}: unknown suffix {quoted(_suffix(path))}; name the format with --format: {known}"
+            )
+        found.setdefault(form.name, path)
+    if len(found) > 1:
+        (one, path), (other, other_path) = list(found.items())[:2]
+        raise CorpusError(
+            f"{one_line(path)} is {one} and {one_line(other_path)} is {other}: a corpus has one format; "
+            f"name the files, or give --format"
+        )
+    return FORMATS[next(iter(found))]
+
+
+def _suffix(path: Path) -> str:
+    plain = path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
+    return plain.suffix.lower()

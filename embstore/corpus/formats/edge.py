@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embstore.corpus.formats.format import Format, Options
-from embstore.corpus.lines import Lines, is_encodable
-from embstore.corpus.messages import shown
-from embstore.corpus.sentence import Sentence
+from embstore.corpus.formats.base import Format, ReadOptions
+from embstore.corpus.lines import Lines
+from embstore.corpus.sentence import Sentence, is_encodable
+from embstore.errors import InvalidValueError, quoted
+
+_TARGET_LABEL = {(0, 0): None, (1, 0): "span1", (0, 1): "span2", (1, 1): "span1|span2"}
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeTarget:
-    """One labelled edge: a span `[start, stop)` of words, or two, and its labels as the file gives them."""
+    """One labelled edge of edge probing: one or two spans `[start, stop)` of words, and their labels."""
 
     span1: tuple[int, int]
     span2: tuple[int, int] | None
@@ -24,34 +26,34 @@ class EdgeTarget:
 
 @dataclass(frozen=True, slots=True)
 class EdgeSentence:
-    """The words of a text, and its edges."""
+    """The words of a sentence and its labelled edges."""
 
     words: Sequence[str]
     targets: Sequence[EdgeTarget]
 
 
 def iter_edges(lines: Lines) -> Iterator[EdgeSentence]:
-    """Yield the sentences of a file of edge probing; CorpusError names file and line."""
+    """Yield the sentences of an edge probing file. Raises CorpusError with file and line."""
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             continue
         try:
-            yield _parse(line)
-        except _WrongEdgeError as error:
+            yield _parse_line(line)
+        except InvalidValueError as error:
             raise lines.error(number, str(error)) from None
 
 
-def read_edge(lines: Lines, options: Options) -> Iterator[Sentence]:
-    """Yield a sentence a line, with the label columns label and target.
+def read_edge(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield a sentence for each line, with the label columns label and target.
 
-    `label`: of a word that is the whole of a target of one span, its labels, sorted and joined by "|".
+    `label`: for a word that is a whole target of one span, the labels of that target, sorted and joined by "|".
     `target`: "span1", "span2" or "span1|span2" for a word inside such spans.
     """
-    for edges in iter_edges(lines):
-        many = len(edges.words)
-        labels: list[set[str]] = [set() for _ in range(many)]
-        inside1, inside2 = bytearray(many), bytearray(many)
-        for target in edges.targets:
+    for sentence in iter_edges(lines):
+        n_words = len(sentence.words)
+        labels: list[set[str]] = [set() for _ in range(n_words)]
+        inside1, inside2 = bytearray(n_words), bytearray(n_words)
+        for target in sentence.targets:
             start, stop = target.span1
             inside1[start:stop] = b"\1" * (stop - start)
             if target.span2 is not None:
@@ -60,68 +62,59 @@ def read_edge(lines: Lines, options: Options) -> Iterator[Sentence]:
                 labels[start].update(target.labels)
         columns = {
             "label": ["|".join(sorted(names)) if names else None for names in labels],
-            "target": [_TARGET[pair] for pair in zip(inside1, inside2, strict=True)],
+            "target": [_TARGET_LABEL[pair] for pair in zip(inside1, inside2, strict=True)],
         }
-        yield Sentence(edges.words, columns)
+        yield Sentence(sentence.words, columns)
 
 
-_TARGET = {(0, 0): None, (1, 0): "span1", (0, 1): "span2", (1, 1): "span1|span2"}
-
-
-class _WrongEdgeError(Exception):
-    """A line is not of the format; the message says why."""
-
-
-def _parse(line: str) -> EdgeSentence:
+def _parse_line(line: str) -> EdgeSentence:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise _WrongEdgeError(f"not JSON: {error.msg} at column {error.colno}: {shown(line)}") from None
+        raise InvalidValueError(f"not JSON: {error.msg} at column {error.colno}: {quoted(line)}") from None
     except RecursionError:
-        raise _WrongEdgeError("JSON too deeply nested") from None
+        raise InvalidValueError("JSON too deeply nested") from None
     if not isinstance(record, dict):
-        raise _WrongEdgeError(f'not a JSON object with "text" and "targets": {shown(line)}')
-    words = _words(_key(record, "text", str))
-    return EdgeSentence(words, [_target(target, len(words)) for target in _key(record, "targets", list)])
-
-
-def _words(text: str) -> list[str]:
+        raise InvalidValueError(f'not a JSON object with "text" and "targets": {quoted(line)}')
+    text = _value(record, "text", str)
     words = text.split(" ")
     if "" in words:
-        raise _WrongEdgeError(f"text: words must be joined by single spaces, with none at the ends: {shown(text)}")
+        raise InvalidValueError(f"text: words must be joined by single spaces, with none at the ends: {quoted(text)}")
     if not is_encodable(text):
-        raise _WrongEdgeError(f"text: half of a surrogate pair, not a character: {shown(text)}")
-    return words
+        raise InvalidValueError(f"text: half of a surrogate pair, not a character: {quoted(text)}")
+    return EdgeSentence(words, [_parse_target(target, len(words)) for target in _value(record, "targets", list)])
 
 
-def _target(target: object, words: int) -> EdgeTarget:
+def _parse_target(target: object, n_words: int) -> EdgeTarget:
     if not isinstance(target, dict):
-        raise _WrongEdgeError(f'targets: {shown(target)} is not an object with "span1" and "label"')
-    label = _key(target, "label", str, list)
+        raise InvalidValueError(f'targets: {quoted(target)} is not an object with "span1" and "label"')
+    label = _value(target, "label", str, list)
     labels = tuple(label) if isinstance(label, list) else (label,)
     if not all(isinstance(name, str) for name in labels):
-        raise _WrongEdgeError(f"label: {shown(label)} is not a string or a list of strings")
+        raise InvalidValueError(f"label: {quoted(label)} is not a string or a list of strings")
     if not is_encodable("".join(labels)):
-        raise _WrongEdgeError(f"label: half of a surrogate pair, not a character: {shown(label)}")
-    span2 = _span(target, "span2", words) if target.get("span2") is not None else None
-    return EdgeTarget(_span(target, "span1", words), span2, labels)
+        raise InvalidValueError(f"label: half of a surrogate pair, not a character: {quoted(label)}")
+    span2 = _parse_span(target, "span2", n_words) if target.get("span2") is not None else None
+    return EdgeTarget(_parse_span(target, "span1", n_words), span2, labels)
 
 
-def _span(target: dict[str, Any], name: str, words: int) -> tuple[int, int]:
-    span = _key(target, name, list)
+def _parse_span(target: dict[str, Any], name: str, n_words: int) -> tuple[int, int]:
+    span = _value(target, name, list)
     if len(span) != 2 or not all(type(end) is int for end in span):
-        raise _WrongEdgeError(f"{name}: {shown(span)} is not [start, stop]")
+        raise InvalidValueError(f"{name}: {quoted(span)} is not [start, stop]")
     start, stop = span
-    if not 0 <= start < stop <= words:
-        raise _WrongEdgeError(f"{name}: {shown(span)} is not within the {words} words, 0 <= start < stop <= {words}")
+    if not 0 <= start < stop <= n_words:
+        raise InvalidValueError(
+            f"{name}: {quoted(span)} is not within the {n_words} words, 0 <= start < stop <= {n_words}"
+        )
     return start, stop
 
 
-def _key(record: dict[str, Any], name: str, *kinds: type) -> Any:
+def _value(record: dict[str, Any], name: str, *kinds: type) -> Any:
     if name not in record:
-        raise _WrongEdgeError(f'the key "{name}" is missing; there are {shown(sorted(record))}')
+        raise InvalidValueError(f'the key "{name}" is missing; there are {quoted(sorted(record))}')
     if not isinstance(record[name], kinds):
-        raise _WrongEdgeError(f"{name}: {shown(record[name])} is not a {' or a '.join(k.__name__ for k in kinds)}")
+        raise InvalidValueError(f"{name}: {quoted(record[name])} is not a {' or a '.join(k.__name__ for k in kinds)}")
     return record[name]
 
 

@@ -1,4 +1,4 @@
-"""The markup of Wiki-PSE: a sentence a line, `@sara_foster@-person` a target with its class."""
+"""The markup of Wiki-PSE: a sentence a line, where `@sara_foster@-person` is a target with its class."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from embstore.corpus.formats.format import Format, Options
-from embstore.corpus.lines import Lines
-from embstore.corpus.messages import shown
-from embstore.corpus.sentence import Sentence
-from embstore.corpus.words import as_phrase, by_space
+from embstore.corpus.formats.base import Format, ReadOptions
+from embstore.corpus.lines import Lines, read_word_list
+from embstore.corpus.sentence import Sentence, as_phrase
+from embstore.errors import quoted
 
 CLASS = r"\w(?:[\w.:/&+-]*\w)?"
 _TARGET = re.compile(rf"@(.+)@-({CLASS})")
 _COUNT = re.compile(rf"-({CLASS})=([0-9]+)")
-# What looks like a target that lost a part: two "@" around something, "@word-class", "word@-class".
+# What looks like a target with a missing part: two "@" around something, "@word-class", "word@-class".
 _BROKEN = re.compile(r"@.*[^@].*@.*|@@+[^@]+|@[^@-]+-.*|[^@].*@-.+")
 
 
-def read_pse(lines: Lines, options: Options) -> Iterator[Sentence]:
-    """Yield a sentence a line, with the label column class, at the first word of a target."""
+def read_pse(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield a sentence for each line, with the label column class at the first word of each target."""
     for number, line in enumerate(lines, 1):
-        items = by_space(line)
+        items = line.split()
         if not items:
             continue
         if "@" not in line:
@@ -32,44 +31,48 @@ def read_pse(lines: Lines, options: Options) -> Iterator[Sentence]:
         classes: list[str | None] = []
         targets: list[tuple[int, int]] = []
         for item in items:
-            if "@" not in item:
-                words.append(item)
-                classes.append(None)
-            elif match := _TARGET.fullmatch(item):
+            if "@" in item and (match := _TARGET.fullmatch(item)):
                 parts = as_phrase(match[1]).split(" ")
                 if len(parts) > 1:
                     targets.append((len(words), len(words) + len(parts)))
                 words.extend(parts)
                 classes.extend([match[2], *[None] * (len(parts) - 1)])
-            elif _BROKEN.fullmatch(item):
-                raise lines.error(number, f"{shown(item)} is not a target: write @word@-class, or @two_words@-class")
+            elif "@" in item and _BROKEN.fullmatch(item):
+                raise lines.error(number, f"{quoted(item)} is not a target: write @word@-class, or @two_words@-class")
             else:
                 words.append(item)
                 classes.append(None)
         yield Sentence(words, {"class": classes}, targets)
 
 
-def read_word_classes(path: str | Path, *, encoding: str = "utf-8") -> dict[str, dict[str, int]]:
-    """Read a list of words with their classes and counts: `@java@<TAB>-noun.location=3 -noun.food=2` a line.
+def read_word_classes(
+    path: str | Path, *, optional: bool = False, encoding: str = "utf-8"
+) -> dict[str, dict[str, int]]:
+    """Read words with their semantic classes, as the training and test words of a class probe.
 
-    Returns the counts by class, by word; underscores in a word are read as spaces. Raises CorpusError with
-    file and line.
+    A line is `@java@<TAB>-noun.location=3 -noun.food=2`; underscores in a word are read as spaces. With `optional` a
+    plain list of words, one a line, is read too; its words have no class. Returns the count of each class by word.
+    Raises CorpusError with file and line.
     """
-    lines = Lines(Path(path), encoding)
-    found: dict[str, dict[str, int]] = {}
+    lines = Lines(Path(path), encoding, "list of words and classes")
+    if optional:
+        first = next((line for line in lines if line and not line.isspace()), "")
+        if not (first.startswith("@") and "\t" in first):
+            return {word: {} for word in sorted(read_word_list(path, encoding=encoding))}
+    classes_of: dict[str, dict[str, int]] = {}
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             continue
         word, tab, classes = line.partition("\t")
         counts = [_COUNT.fullmatch(item) for item in classes.split()]
         if not (tab and len(word) > 2 and word[0] == word[-1] == "@" and counts and all(counts)):
-            raise lines.error(number, f"{shown(line)} is not of the form @word@<TAB>-class=count -class=count")
-        if (form := as_phrase(word[1:-1])) in found:
-            raise lines.error(number, f"the word {shown(form)} stands here a second time")
-        found[form] = {match[1]: int(match[2]) for match in counts if match}
-    if not found:
-        raise lines.whole_error("no word in it")
-    return found
+            raise lines.error(number, f"{quoted(line)} is not of the form @word@<TAB>-class=count -class=count")
+        if (form := as_phrase(word[1:-1])) in classes_of:
+            raise lines.error(number, f"the word {quoted(form)} is in the list twice")
+        classes_of[form] = {match[1]: int(match[2]) for match in counts if match}
+    if not classes_of:
+        raise lines.file_error("no word in it")
+    return classes_of
 
 
 PSE = Format("pse", (".pse",), read_pse)

@@ -1,20 +1,18 @@
-"""Pairs of sentences with a score of their similarity, as SemEval's STS tasks have them."""
+"""Pairs of sentences with a similarity score, the format of SemEval's STS tasks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from embstore.corpus.formats.format import Format, Options
+from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines
-from embstore.corpus.messages import shown
 from embstore.corpus.sentence import Sentence
-from embstore.corpus.words import SPLITTERS
+from embstore.errors import quoted
 
 
-def read_sts(lines: Lines, options: Options) -> Iterator[Sentence]:
-    """Yield two sentences a line, every word with the labels set, score and side ("1" or "2")."""
-    split = SPLITTERS[options.split]
+def read_sts(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield two sentences for each line; every word has the labels set, score and side ("1" or "2")."""
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             continue
@@ -22,19 +20,19 @@ def read_sts(lines: Lines, options: Options) -> Iterator[Sentence]:
         if len(fields) != 4:
             raise lines.error(
                 number,
-                f"{len(fields)} fields where 4 were due (set, score, two sentences, by tabs): {shown(line)}",
+                f"{len(fields)} fields instead of 4 (set, score, two sentences, separated by tabs): {quoted(line)}",
             )
         name, score = fields[0].strip(), fields[1].strip()
         if not name:
-            raise lines.error(number, f"the set (field 1) is empty: {shown(line)}")
+            raise lines.error(number, f"the set (field 1) is empty: {quoted(line)}")
         if not _is_number(score):
-            raise lines.error(number, f"the score (field 2), {shown(score)}, is not a number")
+            raise lines.error(number, f"the score (field 2), {quoted(score)}, is not a number")
         for side, text in zip("12", fields[2:], strict=True):
-            words = split(text)
+            words = options.split(text)
             if not words:
-                raise lines.error(number, f"sentence {side} has no word: {shown(line)}")
-            many = len(words)
-            yield Sentence(words, {"set": [name] * many, "score": [score] * many, "side": [side] * many})
+                raise lines.error(number, f"sentence {side} has no word: {quoted(line)}")
+            n_words = len(words)
+            yield Sentence(words, {"set": [name] * n_words, "score": [score] * n_words, "side": [side] * n_words})
 
 
 def _is_number(text: str) -> bool:

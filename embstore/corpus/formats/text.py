@@ -1,18 +1,41 @@
-"""Plain text: a sentence a line."""
+"""Plain text, a sentence a line, and the two ways in which text is split into words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 
-from embstore.corpus.formats.format import Format, Options
+from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Sentence
-from embstore.corpus.words import SPLITTERS
+
+# Ranges of punctuation marks; "_", combining marks, joiners and emoji are not among them.
+_MARK = (
+    r"!-/:-@\[-^`{-~\u00a1-\u00a9\u00ab-\u00ac\u00ae-\u00b1\u00b4\u00b6-\u00b8\u00bb\u00bf\u00d7\u00f7"
+    r"\u055a-\u055f\u0589\u05be\u060c\u061b\u061f\u066a-\u066d\u06d4\u0964\u0965\u2010-\u2027\u2030-\u205e"
+    r"\u20a0-\u20cf\u2190-\u22ff\u3001-\u3003\u3008-\u3011\u3014-\u301f\u30fb\uff01-\uff0f\uff1a-\uff20"
+    r"\uff3b-\uff3d\uff5b-\uff65"
+)
+_LETTER = rf"[^\s{_MARK}]"
+_WORD = re.compile(
+    rf"{_LETTER}+(?:(?:[-'’.]|(?<=\d)[,:/](?=\d)){_LETTER}+)*|([{_MARK}])\1*",
+)
 
 
-def read_text(lines: Lines, options: Options) -> Iterator[Sentence]:
-    """Yield a sentence a line that has words."""
-    for words in map(SPLITTERS[options.split], lines):
+def split_punctuation(text: str) -> list[str]:
+    """Split text at white space and separate punctuation marks from words.
+
+    A mark inside a word stays (don't, well-known, 3.5, 1,650, 10:30); a run of one mark is one word (...).
+    """
+    return [match[0] for match in _WORD.finditer(text)]
+
+
+SPLITTERS: dict[str, Callable[[str], list[str]]] = {"space": str.split, "punctuation": split_punctuation}
+
+
+def read_text(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield a sentence for each line that has words."""
+    for words in map(options.split, lines):
         if words:
             yield Sentence(words)
 

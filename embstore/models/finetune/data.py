@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from embstore.corpus import Sentence, open_corpus
-from embstore.corpus.formats.registry import format_of
+from embstore.corpus.formats import format_of
 from embstore.corpus.lines import Lines
-from embstore.corpus.messages import one_line, shown
-from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError
+from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, one_line, quoted
 from embstore.models.finetune.settings import Task
 
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
@@ -98,12 +97,12 @@ def _tagged(path: Path, reading: Reading) -> Iterator[Tagged]:
     for sentence in open_corpus(path, format=name, columns=reading.columns):
         if column not in sentence.labels:
             has = ", ".join(sentence.labels) or "none"
-            raise CorpusError(f"{one_line(path)}: no label column {shown(column)}; it has {has}: name one with --label")
+            raise CorpusError(f"{one_line(path)}: no label column {quoted(column)}; it has {has}: name one with --label")
         labels = _at_last_words(sentence, sentence.labels[column])
         found = found or any(label is not None for label in labels)
         yield Tagged(sentence.words, labels)
     if not found:
-        raise CorpusError(f"{one_line(path)}: no word has a label in the column {shown(column)}")
+        raise CorpusError(f"{one_line(path)}: no word has a label in the column {quoted(column)}")
 
 
 def _at_last_words(sentence: Sentence, labels: Sequence[str | None]) -> Sequence[str | None]:
@@ -127,11 +126,11 @@ def _labelled(path: Path, count: int) -> Iterator[Labelled]:
             continue
         if len(fields) != len(names):
             raise lines.error(
-                number, f"{len(fields)} fields where {len(names)} were due ({', '.join(names)}, by tabs): {shown(line)}"
+                number, f"{len(fields)} fields where {len(names)} were due ({', '.join(names)}, by tabs): {quoted(line)}"
             )
         for name, field in zip(names, fields, strict=True):
             if not field:
-                raise lines.error(number, f"the {name} is empty: {shown(line)}")
+                raise lines.error(number, f"the {name} is empty: {quoted(line)}")
         yield Labelled(fields[1:], fields[0])
 
 
@@ -146,7 +145,7 @@ def label_names(path: Path, items: Sequence[Item]) -> list[str]:
     """Return the distinct labels in order; raises CorpusError where there is but one, so nothing to learn."""
     names = sorted({label for item in items for label in labels_of(item)})
     if len(names) < 2:
-        raise CorpusError(f"{one_line(path)}: every label is {shown(names[0])}: two or more are needed to learn")
+        raise CorpusError(f"{one_line(path)}: every label is {quoted(names[0])}: two or more are needed to learn")
     return names
 
 
@@ -156,7 +155,7 @@ def check_known(path: Path, items: Sequence[Item], names: Sequence[str]) -> None
     if unknown := sorted(set(seen) - set(names)):
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise CorpusError(
-            f"{one_line(path)}: the label {shown(unknown[0])}{more} stands {seen[unknown[0]]} times here and never in "
+            f"{one_line(path)}: the label {quoted(unknown[0])}{more} stands {seen[unknown[0]]} times here and never in "
             f"the training data, which has {', '.join(names[:20])}"
         )
 

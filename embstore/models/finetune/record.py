@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from embstore.corpus.messages import one_line
-from embstore.errors import InvalidValueError, StorageError
+from embstore.errors import InvalidValueError, StorageError, one_line
 
 RECORD = "finetuning.json"
 TRAINING = "training"  # the folder of an unfinished training, gone when it is finished

@@ -64,7 +64,7 @@ class SavedStructure:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SavedStructure:
-        """Read saved probes. Raises ProbeBankNotFoundError, ProbeBankError (damaged, or of a newer format)."""
+        """Read saved probes. Raises SavedProbesNotFoundError, SavedProbesError (damaged, or of a newer format)."""
         return FOLDER.load(path, cls._parsed)
 
     @classmethod

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embstore.corpus.compression import blocks
+from embstore.corpus.lines import read_blocks
 from embstore.errors import BenchmarkError, CorpusError
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
     """The lines of a text file that are neither blank nor comments (# and a space or nothing), with their numbers."""
     try:
-        text = b"".join(blocks(path)).decode("utf-8-sig")
+        text = b"".join(read_blocks(path)).decode("utf-8-sig")
     except OSError as error:
         raise BenchmarkError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Tasks of edge probing taken from corpora: by hand, and equal to those made by others."""
+"""Edge probing tasks derived from corpora: checked by hand and against targets made with other tools."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget, iter_edges
-from embstore.corpus.formats.edge_derived import derivable, derived_edges
-from embstore.corpus.lines import Lines
+from embstore.corpus import EdgeSentence, EdgeTarget, derivable_tasks, derived_edges, read_edges
 from embstore.errors import CorpusError, InvalidValueError
 
 CONLLU = """# text = Don't go to New York .
@@ -85,13 +83,13 @@ def test_entities(tmp_path: Path) -> None:
     ]
 
 
-def test_broken_entities_are_told_or_repaired(tmp_path: Path) -> None:
+def test_broken_entities_are_refused_or_repaired(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     for tags, message, repaired in (
-        (["O", "I-x", "I-x"], r"a.conll:3: 'I-x' after 'O' goes on with no span", [((1, 3), "x")]),
+        (["O", "I-x", "I-x"], r"a.conll:3: 'I-x' after 'O' continues no span", [((1, 3), "x")]),
         (["I-x", "I-y", "B-y"], r"a.conll:2: 'I-x' after the start of a sentence", [((0, 1), "x"), ((1, 2), "y"),
                                                                                    ((2, 3), "y")]),
-        (["B-x", "I-y", "O"], r"a.conll:3: 'I-y' after 'B-x' goes on with no span", [((0, 1), "x"), ((1, 2), "y")]),
+        (["B-x", "I-y", "O"], r"a.conll:3: 'I-y' after 'B-x' continues no span", [((0, 1), "x"), ((1, 2), "y")]),
     ):  # fmt: skip
         path.write_text("\n" + "".join(f"w\t{tag}\n" for tag in tags))
         with pytest.raises(CorpusError, match=message):
@@ -103,13 +101,13 @@ def test_broken_entities_are_told_or_repaired(tmp_path: Path) -> None:
             derived_edges(path, "entities", repair=True)
 
 
-def test_what_holds_no_task_is_told(conllu: Path, tmp_path: Path) -> None:
+def test_corpora_without_targets_are_refused(conllu: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare.conllu"
     bare.write_text("1\tYes\tyes\t_\t_\t_\t0\t_\t_\t_\n")
     (tmp_path / "none.conll").write_text("Yes\tO\n")
     (tmp_path / "headless.conllu").write_text("1\tYes\tyes\t_\t_\t_\t4\troot\t_\t_\n")
     for path, task, message in (
-        (bare, "pos", r"bare.conllu: no word has an xpos \(column 5\): take the task upos \(read as conllu\)$"),
+        (bare, "pos", r"bare.conllu: no word has an xpos \(column 5\): use the task upos \(read as conllu\)$"),
         (bare, "upos", r"bare.conllu: no word has a upos \(column 4\)"),
         (bare, "dependencies", r"bare.conllu:1: the relation \(column 8\) of 'Yes' is missing"),
         (tmp_path / "headless.conllu", "dependencies", r"headless.conllu:1: the head \(column 7\) of 'Yes' is '4'"),
@@ -118,25 +116,27 @@ def test_what_holds_no_task_is_told(conllu: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(CorpusError, match=message):
             derived_edges(path, task)
-    with pytest.raises(InvalidValueError, match="task 'roles' is derived from no corpus: choose pos, upos, dep"):
+    with pytest.raises(InvalidValueError, match="task 'roles' cannot be derived from a corpus: choose pos, upos, dep"):
         derived_edges(conllu, "roles")
-    assert derivable("a.conllu.gz") == ("pos", "upos", "dependencies")
-    assert derivable("a.conll") == ("entities",)
-    assert derivable("a.jsonl") == derivable("a.txt") == derivable("a") == ()
+    assert derivable_tasks("a.conllu.gz") == ("pos", "upos", "dependencies")
+    assert derivable_tasks("a.conll") == ("entities",)
+    assert derivable_tasks("a.jsonl") == derivable_tasks("a.txt") == derivable_tasks("a") == ()
 
 
-def test_dependencies_and_tags_of_gum_come_out_as_they_were_made(data: Path, tmp_path: Path) -> None:
+def test_dependencies_and_tags_of_gum_equal_the_published_targets(data: Path, tmp_path: Path) -> None:
     folder = data / "edge-probing"
-    held = {task: list(iter_edges(Lines(folder / task / "dev.jsonl"))) for task in ("pos", "dependencies")}
+    held = {task: list(read_edges(folder / task / "dev.jsonl")) for task in ("pos", "dependencies")}
     if any(not each for each in held.values()):
         pytest.skip("no targets")
     blocks = []
     for tagged, tree in zip(held["pos"], held["dependencies"], strict=True):
         assert tagged.words == tree.words
         rows = []
-        for place, (tag, edge) in enumerate(zip(tagged.targets, tree.targets, strict=True)):
+        for position, (tag, edge) in enumerate(zip(tagged.targets, tree.targets, strict=True)):
             head = 0 if edge.labels == ("root",) else edge.span2[0] + 1  # type: ignore[index]
-            rows.append(f"{place + 1}\t{tree.words[place]}\t_\t_\t{tag.labels[0]}\t_\t{head}\t{edge.labels[0]}\t_\t_")
+            rows.append(
+                f"{position + 1}\t{tree.words[position]}\t_\t_\t{tag.labels[0]}\t_\t{head}\t{edge.labels[0]}\t_\t_"
+            )
         blocks.append("\n".join(rows) + "\n\n")
     path = tmp_path / "gum.conllu"
     path.write_text("".join(blocks), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Every format with its oddities, on small texts written out here."""
+"""Every corpus format with its special cases, on small texts written here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embstore.corpus import FORMATS, Sentence, open_corpus, read_word_classes, read_word_list
-from embstore.corpus.words import by_punctuation
+from embstore.corpus.formats.text import split_punctuation
 
 
 def read(folder: Path, name: str, text: str, **options: str) -> list[Sentence]:
@@ -62,7 +62,7 @@ def test_only_newlines_end_a_sentence(tmp_path: Path) -> None:
     ],
 )
 def test_split_at_punctuation(text: str, expected: str) -> None:
-    assert by_punctuation(text) == expected.split("|")
+    assert split_punctuation(text) == expected.split("|")
 
 
 def test_split_is_an_option_of_text(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_pse_targets(tmp_path: Path) -> None:
     )
 
 
-def test_pse_words_with_an_at_sign_that_are_no_targets(tmp_path: Path) -> None:
+def test_pse_words_with_an_at_sign_that_are_not_targets(tmp_path: Path) -> None:
     ordinary = "a@b.c @ @@ me@x-y.org @handle @- @-ing @handle's color@ a@@b @handle:"
     (found,) = read(tmp_path, "a.pse", ordinary)
     assert list(found.words) == ordinary.split()
@@ -194,19 +194,19 @@ def test_python_sentences() -> None:
     assert open_corpus(corpus) is corpus
 
 
-def test_an_iterator_is_read_once_and_says_so() -> None:
+def test_an_iterator_can_be_read_only_once() -> None:
     corpus = open_corpus(iter(["a b"]), split="punctuation")
     assert words(list(corpus)) == [["a", "b"]]
     with pytest.raises(ValueError, match="only once"):
         list(corpus)
 
 
-def test_an_iterable_that_begins_anew_is_read_again() -> None:
-    class Anew:
+def test_an_iterable_is_read_again() -> None:
+    class Repeatable:
         def __iter__(self):  # type: ignore[no-untyped-def]
             return iter(["a b"])
 
-    corpus = open_corpus(Anew())
+    corpus = open_corpus(Repeatable())
     assert list(corpus) == list(corpus)
 
 
@@ -271,4 +271,12 @@ def test_word_classes(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_text("@java@\t-noun.location=3 -noun.food=2\n@d_better@\t-verb.stative=1\n")
     expected = {"java": {"noun.location": 3, "noun.food": 2}, "d better": {"verb.stative": 1}}
-    assert read_word_classes(path) == expected
+    assert read_word_classes(path) == read_word_classes(path, optional=True) == expected
+    path.write_text("New York\n\nbank\n")
+    assert read_word_classes(path, optional=True) == {"New York": {}, "bank": {}}
+
+
+def test_corpora_have_a_short_repr(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    corpus = open_corpus(tmp_path / "a.txt", normalize="lower")
+    assert repr(corpus) == "<Corpus 'a.txt', format='text', normalize='lower', encoding='utf-8', split='space'>"

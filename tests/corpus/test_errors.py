@@ -1,4 +1,4 @@
-"""Bad input: each ends in one line that says where and what."""
+"""Bad input: every error is one line that says where and what is wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from embstore.corpus import Sentence, open_corpus, read_word_classes, read_word_list
+from embstore.corpus import Sentence, open_corpus, read_edges, read_word_classes, read_word_list
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError
 
 ROW = "{}\t{}\tl\tX\tX\t_\t0\tdep\t_\t_\n"
@@ -34,11 +34,11 @@ BAD_FILES: dict[str, tuple[str, bytes | str, str]] = {
     "cut-off zstd": ("a.txt.zst", zstandard.compress(LONG_TEXT)[:-9], "the zstd data end too early"),
     "zstd magic only": ("a.txt.zst", zstandard.compress(LONG_TEXT)[:4], "the zstd data end too early"),
     "damaged zstd": ("a.txt.zst", CHECKED_ZSTD[:-4] + b"\0" * 4, "damaged zstd data"),
-    "unknown suffix": ("a.md", "one", "'.md' tells no format; name one with --format: text"),
-    "no suffix": ("corpus.gz", gzip.compress(b"one"), "the suffix '' tells no format"),
+    "unknown suffix": ("a.md", "one", "unknown suffix '.md'; name the format with --format: text"),
+    "no suffix": ("corpus.gz", gzip.compress(b"one"), "unknown suffix ''"),
     "conllu, 9 columns": ("a.conllu", "# c\n" + ROW.format(1, "a")[:-3] + "\n", "a.conllu:2: 9 columns"),
     "conllu, spaces": ("a.conllu", "1 a a X\n", "a.conllu:1: 1 columns"),
-    "conllu, id again": ("a.conllu", ROW.format(1, "a") * 2, "a.conllu:2: word id '1' where 2 was due"),
+    "conllu, id again": ("a.conllu", ROW.format(1, "a") * 2, "a.conllu:2: word id '1' instead of 2"),
     "conllu, id left out": ("a.conllu", ROW.format(1, "a") + ROW.format(3, "c"), "a.conllu:2: word id '3'"),
     "conllu, id 0": ("a.conllu", ROW.format(0, "a"), "a.conllu:1: word id '0'"),
     "conllu, id 01": ("a.conllu", ROW.format("01", "a"), "a.conllu:1: word id '01'"),
@@ -48,8 +48,8 @@ BAD_FILES: dict[str, tuple[str, bytes | str, str]] = {
     "conllu, range too late": ("a.conllu", ROW.format(1, "a") + ROW.format("1-2", "ab"), "the range 1-2"),
     "conllu, empty node early": ("a.conllu", ROW.format("1.1", "a"), "a.conllu:1: the empty node 1.1"),
     "conllu, empty form": ("a.conllu", ROW.format(1, " "), "a.conllu:1: the word (column 2) is empty"),
-    "conll, ragged": ("a.conll", "a X O\nb O\n", "a.conll:2: 2 columns where 3 columns were due"),
-    "conll, one column": ("a.conll", "a\n", "a.conll:1: 1 column, but the columns asked for"),
+    "conll, ragged": ("a.conll", "a X O\nb O\n", "a.conll:2: 2 columns instead of 3 columns"),
+    "conll, one column": ("a.conll", "a\n", "a.conll:1: 1 column, fewer than word,...,label names"),
     "conll, empty word": ("a.conll", "a\tO\n\tO\n", "a.conll:2: a column is empty"),
     "pse, no class": ("a.pse", "x\n@color@ y", "a.pse:2: '@color@' is not a target"),
     "pse, empty class": ("a.pse", "@color@- y", "a.pse:1: '@color@-' is not a target"),
@@ -159,7 +159,7 @@ def test_bad_options(case: str, tmp_path: Path) -> None:
     assert expected in complaint(caught.value)
 
 
-def test_bad_places(tmp_path: Path) -> None:
+def test_bad_paths(tmp_path: Path) -> None:
     with pytest.raises(CorpusNotFoundError) as missing:
         open_corpus(tmp_path / "not\nthere.txt")
     assert "no corpus at" in complaint(missing.value)
@@ -215,7 +215,7 @@ def test_options_of_files_are_refused_for_sentences(tmp_path: Path) -> None:
         ("@java@\t-noun=x\n", ":1: "),
         ("java\t-noun=1\n", ":1: "),
         ("@@\t-noun=1\n", ":1: "),
-        ("@a_b@\t-n=1\n@a b@\t-n=1\n", ":2: the word 'a b' stands here a second time"),
+        ("@a_b@\t-n=1\n@a b@\t-n=1\n", ":2: the word 'a b' is in the list twice"),
         ("\n", ": no word in it"),
     ],
 )
@@ -231,7 +231,11 @@ def test_bad_word_lists(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text(" \n")
     with pytest.raises(CorpusError, match="no word in it"):
         read_word_list(tmp_path / "empty")
-    with pytest.raises(CorpusNotFoundError):
+    with pytest.raises(CorpusNotFoundError, match="^no word list at .*missing: give an existing file$"):
         read_word_list(tmp_path / "missing")
+    with pytest.raises(CorpusNotFoundError, match="^no list of words and classes at .*missing"):
+        read_word_classes(tmp_path / "missing", optional=True)
+    with pytest.raises(CorpusNotFoundError, match="^no file of targets at .*missing"):
+        list(read_edges(tmp_path / "missing"))
     with pytest.raises(CorpusError, match="is a folder"):
         read_word_list(tmp_path)

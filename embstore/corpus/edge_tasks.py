@@ -1,0 +1,136 @@
+"""Edge probing targets: read from JSON lines, or derived from annotated corpora."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from embstore.corpus.formats import format_of
+from embstore.corpus.formats.conll import DEFAULT_COLUMNS, WORD, column_blocks
+from embstore.corpus.formats.conllu import DEPREL, FORM, UPOS, XPOS, word_blocks
+from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget, iter_edges
+from embstore.corpus.lines import Lines
+from embstore.corpus.trees import ROOT, word_heads
+from embstore.errors import InvalidValueError, quoted
+
+Span = tuple[int, int]
+
+
+def read_edges(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Iterator[EdgeSentence]:
+    """Read the sentences of an edge probing file (JSON lines) one by one. Raises CorpusError with file and line."""
+    return iter_edges(Lines(Path(path), encoding, "file of targets"))
+
+
+def derived_edges(
+    path: str | os.PathLike[str], task: str, *, repair: bool = False, encoding: str = "utf-8"
+) -> list[EdgeSentence]:
+    """Make edge probing targets from an annotated corpus; sentences without a target are included.
+
+    From CoNLL-U, one target a word (multiword ranges and empty nodes are skipped): `pos` (xpos) and `upos`, without the
+    words that have none; `dependencies`, where `span1` is the word and `span2` its head, labelled with the full
+    relation; the root of a sentence is its own head. From CoNLL columns: `entities`, one target a span of the B-x, I-x
+    and O tags in the last column. An I-x that continues no span of x is an error; with `repair` it begins a span.
+
+    Raises CorpusError, with the line, for text that is not of the format, for a head that is not a word, and if no
+    sentence has a target; InvalidValueError for an unknown task.
+    """
+    if task not in _TASKS:
+        raise InvalidValueError(f"task {quoted(task)} cannot be derived from a corpus: choose {', '.join(_TASKS)}")
+    lines = Lines(Path(path), encoding)
+    sentences = list(_TASKS[task].read(lines, repair))
+    if not any(sentence.targets for sentence in sentences):
+        raise lines.file_error(f"{_TASKS[task].if_empty} (read as {_TASKS[task].format_name})")
+    return sentences
+
+
+def derivable_tasks(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the tasks that `derived_edges` can make of a file with this suffix, for example entities of .conll."""
+    form = format_of(Path(path))
+    return tuple(name for name, task in _TASKS.items() if form is not None and form.name == task.format_name)
+
+
+def _tag_reader(column: int) -> Callable[[Lines, bool], Iterator[EdgeSentence]]:
+    def read(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
+        for _, rows in word_blocks(lines):
+            words, spans = _split_forms([row[FORM] for row in rows])
+            tags = [row[column] for row in rows]
+            targets = [EdgeTarget(span, None, (tag,)) for span, tag in zip(spans, tags, strict=True) if tag != "_"]
+            yield EdgeSentence(words, targets)
+
+    return read
+
+
+def _read_dependencies(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
+    for numbers, rows in word_blocks(lines):
+        words, spans = _split_forms([row[FORM] for row in rows])
+        heads = word_heads(lines, numbers, rows).tolist()
+        targets = []
+        for position, (number, row, head) in enumerate(zip(numbers, rows, heads, strict=True)):
+            if row[DEPREL] in ("_", ""):
+                raise lines.error(number, f"the relation (column 8) of {quoted(row[FORM])} is missing")
+            targets.append(EdgeTarget(spans[position], spans[position if head == ROOT else head], (row[DEPREL],)))
+        yield EdgeSentence(words, targets)
+
+
+def _read_entities(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
+    for numbers, rows, names in column_blocks(lines, DEFAULT_COLUMNS):
+        words, spans = _split_forms([row[names.index(WORD)] for row in rows])
+        tags = [row[-1] for row in rows]
+        targets = [
+            EdgeTarget((spans[start][0], spans[stop - 1][1]), None, (label,))
+            for start, stop, label in _iter_bio_spans(tags, numbers, lines, repair=repair)
+        ]
+        yield EdgeSentence(words, targets)
+
+
+def _iter_bio_spans(
+    tags: Sequence[str], numbers: Sequence[int], lines: Lines, *, repair: bool
+) -> Iterator[tuple[int, int, str]]:
+    """Yield the spans `[start, stop)` of a sentence's BIO tags, with their labels."""
+    start, label = 0, ""
+    for position, (tag, number) in enumerate(zip(tags, numbers, strict=True)):
+        kind, _, own = tag.partition("-")
+        if tag != "O" and (kind not in ("B", "I") or not own):
+            raise lines.error(number, f"the tag {quoted(tag)} is not O, B- or I- with a label")
+        if kind == "I" and own != label and not repair:
+            before = quoted(tags[position - 1]) if position else "the start of a sentence"
+            raise lines.error(
+                number, f"{quoted(tag)} after {before} continues no span: correct it, or use repair to begin a span"
+            )
+        if label and not (kind == "I" and own == label):
+            yield start, position, label
+            label = ""
+        if tag != "O" and not label:
+            start, label = position, own
+    if label:
+        yield start, len(tags), label
+
+
+def _split_forms(forms: Sequence[str]) -> tuple[list[str], list[Span]]:
+    """Split forms at spaces; returns the words, and the span of words of each form."""
+    words: list[str] = []
+    spans = []
+    for form in forms:
+        parts = list(filter(None, form.split(" ")))
+        spans.append((len(words), len(words) + len(parts)))
+        words.extend(parts)
+    return words, spans
+
+
+@dataclass(frozen=True)
+class _DerivedTask:
+    """The reader of a derived task, the corpus format it reads, and the error if there is no target."""
+
+    read: Callable[[Lines, bool], Iterator[EdgeSentence]]
+    format_name: str
+    if_empty: str
+
+
+_TASKS = {
+    "pos": _DerivedTask(_tag_reader(XPOS), "conllu", "no word has an xpos (column 5): use the task upos"),
+    "upos": _DerivedTask(_tag_reader(UPOS), "conllu", "no word has a upos (column 4): use the task pos"),
+    "dependencies": _DerivedTask(_read_dependencies, "conllu", "no sentence in it"),
+    "entities": _DerivedTask(_read_entities, "conll", "no span in its last column, no B-x"),
+}
