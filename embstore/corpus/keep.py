@@ -71,11 +71,11 @@ class Keep:
     ) -> NDArray[np.bool_]:
         """Return for each row whether it is kept, bool [rows].
 
-        `types` int32 [rows]: the type of each row, an index of `forms`. `sentences` int64 [rows]: its sentence, an index
-        of `contexts`. `contexts` uint64 [sentences]: equal for equal sentences. `labels`: column -> int32 [rows], the
-        label's code or -1. All may be memory-mapped. Memory: one byte a row, some bytes a word and a sentence, and about
-        100 bytes a row of a pass; a pass has `pass_rows` rows, or all rows of one word. Raises InvalidValueError for
-        a label column that does not exist.
+        `types` int32 [rows]: the type of each row, an index of `forms`. `sentences` int64 [rows]: its sentence, an
+        index of `contexts`. `contexts` uint64 [sentences]: equal for equal sentences. `labels`: column -> int32 [rows],
+        the label's code or -1. All may be memory-mapped. Memory: one byte a row, some bytes a word and a sentence, and
+        about 100 bytes a row of a pass; a pass has `pass_rows` rows, or all rows of one word. Raises InvalidValueError
+        for a label column that does not exist.
         """
         for option, column in (("labelled", self.labelled), ("per", self.per)):
             if isinstance(column, str) and column not in labels:

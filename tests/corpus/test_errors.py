@@ -231,11 +231,11 @@ def test_bad_word_lists(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text(" \n")
     with pytest.raises(CorpusError, match="no word in it"):
         read_word_list(tmp_path / "empty")
-    with pytest.raises(CorpusNotFoundError, match="^no word list at .*missing: give an existing file$"):
+    with pytest.raises(CorpusNotFoundError, match=r"^no word list at .*missing: give an existing file$"):
         read_word_list(tmp_path / "missing")
-    with pytest.raises(CorpusNotFoundError, match="^no list of words and classes at .*missing"):
+    with pytest.raises(CorpusNotFoundError, match=r"^no list of words and classes at .*missing"):
         read_word_classes(tmp_path / "missing", optional=True)
-    with pytest.raises(CorpusNotFoundError, match="^no file of targets at .*missing"):
+    with pytest.raises(CorpusNotFoundError, match=r"^no file of targets at .*missing"):
         list(read_edges(tmp_path / "missing"))
     with pytest.raises(CorpusError, match="is a folder"):
         read_word_list(tmp_path)

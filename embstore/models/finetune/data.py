@@ -97,7 +97,7 @@ def _tagged(path: Path, reading: Reading) -> Iterator[Tagged]:
     for sentence in open_corpus(path, format=name, columns=reading.columns):
         if column not in sentence.labels:
             has = ", ".join(sentence.labels) or "none"
-            raise CorpusError(f"{one_line(path)}: no label column {quoted(column)}; it has {has}: name one with --label")
+            raise CorpusError(f"{one_line(path)}: no label column {quoted(column)}; it has {has}: give --label")
         labels = _at_last_words(sentence, sentence.labels[column])
         found = found or any(label is not None for label in labels)
         yield Tagged(sentence.words, labels)
@@ -126,7 +126,7 @@ def _labelled(path: Path, count: int) -> Iterator[Labelled]:
             continue
         if len(fields) != len(names):
             raise lines.error(
-                number, f"{len(fields)} fields where {len(names)} were due ({', '.join(names)}, by tabs): {quoted(line)}"
+                number, f"{len(fields)} fields instead of {len(names)} ({', '.join(names)}, by tabs): {quoted(line)}"
             )
         for name, field in zip(names, fields, strict=True):
             if not field:
