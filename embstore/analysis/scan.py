@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.executor import Executor
 from embstore.store import Selection, Store
@@ -239,16 +240,3 @@ def selected(source: Store | Selection, layers: int | Sequence[int] | None) -> S
     if not len(selection.rows):
         raise InvalidValueError(f"no occurrence is selected of {selection.store.path}: choose other conditions")
     return selection
-
-
-def choose_device(device: str) -> torch.device:
-    """The device of that name; "auto" is a GPU where there is one."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise InvalidValueError(f"unknown device {device!r}; allowed are auto, cpu, cuda, cuda:0 ...") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidValueError(f"device {device!r} is asked for, but this machine has no GPU: choose cpu or auto")
-    return chosen

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import PRECISIONS, choose_device
+from embstore.analysis.scan import PRECISIONS
 from embstore.analysis.words import WordRows
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Store
 

@@ -132,10 +132,10 @@ def bench_extract(
 def _limits(made: Plan, timings: Timings, folder: Path, *, disk_nbytes: int) -> tuple[Stage, ...]:
     """Each stage's work and the best rate of it here, measured now."""
     encoder, layout, spent = made.encoder, made.layout, timings.stages
-    device = getattr(encoder, "device", torch.device("cpu"))
+    device = encoder.device
     lengths, alone = _tokenized_alone(made)
-    flops = getattr(encoder, "forward_flops", None)
-    operations = 0.0 if flops is None else flops(lengths, layers=layout.layers)
+    flops = encoder.forward_flops(lengths, layers=layout.layers)
+    operations = 0.0 if flops is None else flops
     products = None if flops is None else product_rate(device, encoder.compute_dtype)
     kept, computed = (ITEM_NBYTES[name] for name in (layout.dtype, encoder.compute_dtype))
     leaving = timings.rows * len(layout.layers) * layout.hidden_size * (computed if kept < 2 else min(kept, computed))
@@ -165,7 +165,7 @@ def _tokenized_alone(made: Plan) -> tuple[NDArray[np.int64], float | None]:
         for passage in made.reader().passages(*made.layout.span(partition), encoder):
             tokenized = passage.tokenized
             bounds = tokenized.word_indptr[tokenized.sentence_indptr]
-            lengths.append(np.diff(bounds)[np.unique(passage.spans.sentence)] + encoder.num_specials)
+            lengths.append(np.diff(bounds)[np.unique(passage.spans.sentence)] + encoder.n_specials)
     positions = np.concatenate(lengths)
     seconds = encoder.times.tokenize - before
     return positions, _subwords(positions, encoder) / seconds if seconds > 0 else None
@@ -173,4 +173,4 @@ def _tokenized_alone(made: Plan) -> tuple[NDArray[np.int64], float | None]:
 
 def _subwords(positions: NDArray[np.int64], encoder: Encoder) -> int:
     """Subwords of sentences of so many positions."""
-    return int(positions.sum()) - len(positions) * encoder.num_specials
+    return int(positions.sum()) - len(positions) * encoder.n_specials

@@ -110,6 +110,6 @@ def leaving_as(encoder: Encoder, dtype: str) -> dict[str, Any]:
 
     For int8 they leave as they were computed, as quantising is done here.
     """
-    if not getattr(encoder, "casts", False):
+    if not encoder.casts_on_device:
         return {}
     return {"dtype": torch.float32 if dtype == "int8" else TORCH_DTYPE[dtype]}

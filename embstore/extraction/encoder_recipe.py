@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from embstore.errors import ClusterError, EmbstoreError
 from embstore.extraction.options import Options
 from embstore.models import load_encoder
-from embstore.models.encoder import Encoder, WindowedEncoder
+from embstore.models.encoder import Encoder
 
 _PREFIX = re.compile(r"(?:bag:)?(?:vectors:|subwords:)?")
 CHOSEN = ("batching", "compute_dtype")
@@ -66,9 +66,6 @@ class EncoderRecipe:
 def settle(encoder: Encoder, sentences: Sequence[Sequence[str]], layers: Sequence[int], options: Options) -> None:
     """Have the encoder check itself and settle its batching, windows of one length standing together."""
     tokenized = encoder.tokenize(sentences)
-    if not isinstance(encoder, WindowedEncoder):
-        encoder.self_check(tokenized, layers=layers, pooling=options.pooling)
-        return
     encoder.self_check(
         tokenized,
         layers=layers,

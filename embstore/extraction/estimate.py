@@ -100,11 +100,11 @@ def estimate(
     if options.cuts_windows:
         work = count_windows(reader, layout, encoder, seed=options.seed)
         subwords, positions, counted = work.subwords, work.positions, work.counted
-        sample = windows_of_typical_lengths(work.sample, specials=encoder.num_specials, batch_subwords=size)
+        sample = windows_of_typical_lengths(work.sample, specials=encoder.n_specials, batch_subwords=size)
     else:
         chosen = len(index.texts.data) / max(1, found.spool.length("text"))  # sentences without a row are not run
         subwords, counted = round(found.subwords * chosen), len(index.texts) == found.sentences
-        positions = subwords + len(index.texts) * encoder.num_specials
+        positions = subwords + len(index.texts) * encoder.n_specials
         sample = first_sentences(truncated(encoder.tokenize(found.sample), limit), batch_subwords=size)
     seconds = None
     if calibrate:

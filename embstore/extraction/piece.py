@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from embstore.extraction.options import Options
 from embstore.extraction.partition import PartitionReader, Passage
 from embstore.extraction.survey import ranges
-from embstore.models.encoder import Encoder, WindowedEncoder
+from embstore.models.encoder import Encoder
 from embstore.store import Index, Layout, Strings
 
 
@@ -40,7 +40,7 @@ class Piece:
             unit=options.unit,
             limit=limit,
             contexts=options.contexts,
-            causal=isinstance(encoder, WindowedEncoder) and encoder.causal,
+            causal=encoder.causal,
             batch_subwords=options.batch_subwords,
             first_row=self.first_row,
             first_sentence=self.first_sentence,

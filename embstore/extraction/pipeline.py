@@ -360,7 +360,7 @@ class _Extraction:
 
     def _ahead(self, encoded: Generator[_Encoded]) -> Generator[_Encoded]:
         """Let a card go on with the next passage, in a thread of its own, while vectors are cast and written here."""
-        return prefetched(encoded) if getattr(self._encoder, "casts", False) else encoded
+        return prefetched(encoded) if self._encoder.casts_on_device else encoded
 
     def _take(self, partition: int, passage: Passage, pooled: Pooled, buffers: Sequence[_Buffer]) -> None:
         """Cast some vectors of a passage into the partition's buffers."""

@@ -17,7 +17,7 @@ from embstore.extraction.partition import PartitionReader
 from embstore.extraction.reading import Reading, read
 from embstore.extraction.versions import software
 from embstore.extraction.windows import Context
-from embstore.models.encoder import Encoder, Pooling, WindowedEncoder
+from embstore.models.encoder import Encoder, Pooling
 from embstore.store import Index, Layout, Metadata
 from embstore.store.storage.location import ObjectPath
 
@@ -231,7 +231,7 @@ def reader_of(
         unit=options.unit,
         limit=limit,
         contexts=options.contexts if contexts is None else contexts,
-        causal=isinstance(encoder, WindowedEncoder) and encoder.causal,
+        causal=encoder.causal,
         batch_subwords=options.batch_subwords,
     )
 
@@ -257,7 +257,7 @@ def _metadata(reading: Reading, options: Options) -> Metadata:
         },
         extraction={
             **options.as_json(),
-            "max_length": reading.limit + encoder.num_specials,
+            "max_length": reading.limit + encoder.n_specials,
             "batching": encoder.batching,
             "compute_dtype": encoder.compute_dtype,
         },

@@ -15,7 +15,7 @@ from embstore.extraction.rows import index_of
 from embstore.extraction.spool import Spool
 from embstore.extraction.survey import Survey, survey
 from embstore.models import load_encoder
-from embstore.models.encoder import Encoder, WindowedEncoder
+from embstore.models.encoder import Encoder
 from embstore.store import Index
 from embstore.store.backend import open_reader, stands
 from embstore.store.metadata import Dropped
@@ -78,7 +78,7 @@ def read(
         corpus, format=format, split=split, normalize=normalize, columns=columns, **_given(encoding=encoding)
     )
     encoder = _loaded(model, device=device, compute_dtype=compute_dtype)
-    if masks_words and not isinstance(encoder, WindowedEncoder):
+    if masks_words and not encoder.masks_attention:
         raise InvalidValueError(
             f"attention windows need a transformer, whose attention can be masked; {encoder.info.architecture} has "
             "none: use context windows"
@@ -109,7 +109,7 @@ def _loaded(model: str | Path | Encoder, *, device: str, compute_dtype: str) -> 
 
 def _standing_batch(store: str | Path | ObjectPath | None, encoder: Encoder) -> int | None:
     """The batches of the store that stands there; None where there is none, or the encoder's own never change."""
-    if store is None or not getattr(encoder, "sizes_batches", False):
+    if store is None or not encoder.batch_depends_on_memory:
         return None
     place = place_of(store)
     with suppress(EmbstoreError):  # what cannot be read is said when it is written to
@@ -123,14 +123,14 @@ def _limit(encoder: Encoder, max_length: int | None) -> int:
     own = encoder.info.max_subwords
     if max_length is None:
         return UNLIMITED_LENGTH if own is None else own
-    limit = max_length - encoder.num_specials
+    limit = max_length - encoder.n_specials
     if limit < 1:
         raise InvalidValueError(
-            f"max length {max_length} leaves no room for words: the model adds {encoder.num_specials} special "
-            f"subwords to a sentence; give {encoder.num_specials + 1} or more"
+            f"max length {max_length} leaves no room for words: the model adds {encoder.n_specials} special "
+            f"subwords to a sentence; give {encoder.n_specials + 1} or more"
         )
     if own is not None and limit > own:
         raise InvalidValueError(
-            f"max length {max_length} is more than the model takes: give {own + encoder.num_specials} or less"
+            f"max length {max_length} is more than the model takes: give {own + encoder.n_specials} or less"
         )
     return limit

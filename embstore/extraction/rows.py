@@ -161,7 +161,7 @@ def _expand(columns: _Columns, found: Survey, rows: NDArray[np.int64] | None, en
         values = columns.read(name, dtype)
         columns.replace(name, (np.repeat(values[block], many[block]) for block in _blocks(len(many))))
     columns.replace("subwords", (np.ones(block.stop - block.start, np.int16) for block in _blocks(len(ids))))
-    return [encoder.piece(number) for number in np.flatnonzero(occurs).tolist()]
+    return [encoder.subword_text(number) for number in np.flatnonzero(occurs).tolist()]
 
 
 def _texts(columns: _Columns, found: Survey, chosen: NDArray[np.int64]) -> Strings:

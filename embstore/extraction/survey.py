@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from embstore.corpus import Sentence
 from embstore.extraction.spool import Spool
 from embstore.models.encoder import Encoder, Spans, Tokenized
-from embstore.models.selective import Selective
 from embstore.store.metadata import Dropped
 
 BLOCK_SENTENCES = 4096
@@ -175,9 +174,8 @@ def _spool_sentences(found: Survey, block: Sequence[Sentence], units: _Units) ->
 def _lacking(encoder: Encoder, tokenized: Tokenized, units: _Units, usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Say which usable units the encoder has no vector for."""
     lacking = np.zeros(len(usable), np.bool_)
-    if isinstance(encoder, Selective):
-        spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
-        lacking[usable] = encoder.lacking(tokenized, spans)
+    spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
+    lacking[usable] = encoder.without_vector(tokenized, spans)
     return lacking
 
 

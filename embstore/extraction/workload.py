@@ -47,7 +47,7 @@ def count_windows(reader: PartitionReader, layout: Layout, encoder: Encoder, *, 
                 break
     assert sample is not None
     grown = layout.n_rows / rows
-    positions = subwords + windows * encoder.num_specials
+    positions = subwords + windows * encoder.n_specials
     return Workload(round(subwords * grown), round(positions * grown), rows == layout.n_rows, sample)
 
 
@@ -94,4 +94,4 @@ def positions_a_second(encoder: Encoder, sample: Tokenized, *, layers: tuple[int
         ):
             pass
         seconds.append(time.perf_counter() - start)
-    return float(lengths.sum() + len(sentences) * encoder.num_specials) / seconds[-1]
+    return float(lengths.sum() + len(sentences) * encoder.n_specials) / seconds[-1]

@@ -1,24 +1,28 @@
-"""What the extraction pipeline asks of a model, whatever its kind."""
+"""The interface of every model, and the arrays that go in and out of it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.errors import InvalidValueError
+
 Pooling = Literal["mean", "first", "last", "max"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """All that identifies a model, as the store's metadata keeps it.
+    """Identity of a model, as recorded in the metadata of a store.
 
-    `max_subwords` is the longest sentence that the model takes, in subwords, its special ones not counted
-    (None: no limit). `final_norm`: whether the last layer has the model's final norm applied.
+    `max_subwords`: the longest sentence that the model accepts, in subwords without special ones; None: no limit.
+    `final_norm`: whether the last layer includes the model's final norm.
     """
 
     name: str
@@ -34,23 +38,29 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """Sentences as subwords: words of sentences, subwords of words, both in CSR form.
+    """Sentences as subwords: subwords of words and words of sentences, both in CSR form.
 
-    `ids`: int32 [subwords], special subwords not included. `word_indptr`: int64 [words + 1] into `ids`.
-    `sentence_indptr`: int64 [sentences + 1] into the words.
+    `ids`: int32 [n_subwords], without special subwords. `word_indptr`: int64 [n_words + 1] into `ids`.
+    `sentence_indptr`: int64 [n_sentences + 1] into the words.
     """
 
     ids: NDArray[np.int32]
     word_indptr: NDArray[np.int64]
     sentence_indptr: NDArray[np.int64]
 
+    @property
+    def sentence_bounds(self) -> NDArray[np.int64]:
+        """Return where each sentence begins and ends in `ids`: int64 [n_sentences + 1]."""
+        bounds: NDArray[np.int64] = self.word_indptr[self.sentence_indptr]
+        return bounds
+
 
 @dataclass(frozen=True)
 class Spans:
-    """The runs of subwords to pool, one a row: subwords `[start, stop)` of a sentence of a `Tokenized`.
+    """The runs of subwords to pool into one vector each: `[start, stop)` of a sentence of a `Tokenized`.
 
-    `sentence`, `start`, `stop`: int64 [spans]; `start` counts from the sentence's first subword, specials
-    not counted. Ascending by sentence.
+    `sentence`, `start`, `stop`: int64 [n_spans], ascending by sentence; positions count from the sentence's first
+    subword, without special ones.
     """
 
     sentence: NDArray[np.int64]
@@ -60,10 +70,10 @@ class Spans:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Vectors of some of the spans: `rows` int64 [n], indices of the spans; `vectors` [layer, n, hidden_size].
+    """Vectors of some spans: `rows` int64 [n], the numbers of the spans; `vectors` [n_layers, n, hidden_size].
 
-    `computed`: the dtype that they were computed in, None where it is theirs. `extremes`: float32 [2, layer], the
-    least and the largest number of each layer before they were cast, NaN where one is; None where not known.
+    `extremes`: float32 [2, n_layers], the minimum and maximum of each layer before the cast, NaN if a value is NaN;
+    None if unknown. `computed`: the dtype before the cast; None if there was no cast.
     """
 
     rows: NDArray[np.int64]
@@ -74,7 +84,7 @@ class Pooled:
 
 @dataclass
 class StageTimes:
-    """Seconds spent in each stage of an encoder, added up as it runs."""
+    """Seconds spent in each stage of an encoder, accumulated over its calls."""
 
     tokenize: float = 0.0
     forward: float = 0.0
@@ -82,75 +92,46 @@ class StageTimes:
     copy: float = 0.0
 
 
-class Encoder(Protocol):
-    """A model that turns sentences into one vector a span and layer.
+class Encoder(ABC):
+    """A model that turns sentences into one vector per span and layer; extraction uses nothing else of a model.
 
-    `batching`: how sentences are laid into batches ("packed", "padded", "equal" or "varlen"), settled by `self_check`.
+    `device`: where the model computes. `compute_dtype`: the dtype that it computes in, such as "float32". `batching`:
+    how sentences are arranged in batches, chosen by `self_check`. `n_specials`: special subwords added to a sentence.
+    `times`: seconds spent so far. `causal`: whether a subword attends only to those before it. `masks_attention`:
+    whether `attention_window` is supported. `casts_on_device`: whether `encode` should be given the stored `dtype`,
+    because fewer bytes then leave the device. `batch_depends_on_memory`: whether `default_batch_subwords` depends on
+    the memory that is free at the moment.
     """
 
-    @property
-    def info(self) -> ModelInfo: ...
+    device: torch.device = torch.device("cpu")
+    compute_dtype: str
+    batching: str
+    n_specials: int
+    times: StageTimes
+    causal: bool = False
+    masks_attention: bool = False
+    casts_on_device: bool = False
+    batch_depends_on_memory: bool = False
 
     @property
-    def compute_dtype(self) -> str: ...
+    @abstractmethod
+    def info(self) -> ModelInfo:
+        """Return the identity of the model."""
 
     @property
-    def batching(self) -> str: ...
+    @abstractmethod
+    def default_batch_subwords(self) -> int:
+        """Return a good batch size for the device, in subwords."""
 
-    @property
-    def num_specials(self) -> int: ...
-
-    @property
-    def default_batch_subwords(self) -> int: ...
-
-    @property
-    def times(self) -> StageTimes: ...
-
+    @abstractmethod
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         """Split every word into its subwords; a word may have none."""
-        ...
 
-    def piece(self, index: int) -> str:
-        """Return the spelling of a subword as the tokenizer's vocabulary has it."""
-        ...
+    @abstractmethod
+    def subword_text(self, index: int) -> str:
+        """Return the spelling of a subword in the tokenizer's vocabulary."""
 
-    def encode(
-        self, tokenized: Tokenized, spans: Spans, *, layers: Sequence[int], pooling: Pooling, batch_subwords: int
-    ) -> Iterator[Pooled]:
-        """Run the model over all sentences that have a span and yield their vectors, each span once.
-
-        The batches depend on the arguments alone, so the same call gives the same bits. Vectors arrive on the
-        host in the compute dtype; no layer beyond the deepest one asked for is computed.
-        """
-        ...
-
-    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling) -> float:
-        """Hold the batched pass against the plain one on these sentences and settle `batching`.
-
-        Returns the largest relative difference of the batching kept. Raises ModelError where no batching
-        reproduces the plain pass.
-        """
-        ...
-
-    def use_batching(self, batching: str) -> None:
-        """Take a batching without a check, as a store that is resumed must."""
-        ...
-
-    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
-        """Estimate the memory of weights and of one batch's activations."""
-        ...
-
-
-@runtime_checkable
-class WindowedEncoder(Encoder, Protocol):
-    """An encoder that knows windows: it can mask words, and batch sentences of one length without a mask.
-
-    `causal`: whether a subword sees only those before it.
-    """
-
-    @property
-    def causal(self) -> bool: ...
-
+    @abstractmethod
     def encode(
         self,
         tokenized: Tokenized,
@@ -160,10 +141,17 @@ class WindowedEncoder(Encoder, Protocol):
         pooling: Pooling,
         batch_subwords: int,
         attention_window: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Iterator[Pooled]:
-        """As `Encoder.encode`; with `attention_window` words see words at most so many words away."""
-        ...
+        """Run the model over the sentences that have spans and yield the vector of each span once.
 
+        Batches depend on the arguments alone, so the same call returns the same bits. Layers above the last one in
+        `layers` are not computed. `attention_window`: how many words away a word attends at every layer; None: the
+        whole sentence. `dtype`: vectors may be cast to it, unless it is wider, before they leave the device; without
+        it they have the compute dtype.
+        """
+
+    @abstractmethod
     def self_check(
         self,
         tokenized: Tokenized,
@@ -173,9 +161,56 @@ class WindowedEncoder(Encoder, Protocol):
         attention_window: int | None = None,
         equal_lengths: bool = False,
     ) -> float:
-        """As `Encoder.self_check`; with `equal_lengths` no batching but "equal" is settled on.
+        """Choose the batching whose vectors equal those of a plain forward pass over these sentences.
 
-        With `attention_window` the plain pass has its mask written by hand, and a word beyond it must not change a
-        vector of layer 1.
+        Returns the largest difference, relative to the largest value of the layer. `equal_lengths`: batch only
+        sentences of one length together. Raises ModelError if no batching reproduces the plain pass.
         """
-        ...
+
+    @abstractmethod
+    def use_batching(self, batching: str) -> None:
+        """Set `batching` without a check, as a resumed store must; raises InvalidValueError for an unknown one."""
+
+    @abstractmethod
+    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+        """Estimate the memory of the weights and of the activations of one batch, in bytes."""
+
+    def without_vector(self, tokenized: Tokenized, spans: Spans) -> NDArray[np.bool_]:
+        """Return which spans have no vector, bool [n_spans]; `encode` returns NaN for them."""
+        return np.zeros(len(spans.sentence), np.bool_)
+
+    def forward_flops(self, lengths: NDArray[np.int64], *, layers: Sequence[int]) -> float | None:
+        """Return the operations of a forward pass over sentences of these lengths; None if unknown."""
+        return None
+
+
+def check_arguments(info: ModelInfo, layers: Sequence[int], pooling: str, batch_subwords: int = 1) -> tuple[int, ...]:
+    """Return the layers as integers; raises InvalidValueError, in one line, for an argument that is not allowed."""
+    chosen = tuple(int(layer) for layer in layers)
+    for layer in chosen:
+        if not 0 <= layer <= info.num_hidden_layers:
+            raise InvalidValueError(
+                f"there is no layer {layer}; {info.name!r} has layers 0 to {info.num_hidden_layers}"
+            )
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise InvalidValueError(f"the layers {list(chosen)} must be one or more, each named once")
+    if pooling not in POOLINGS:
+        raise InvalidValueError(f"unknown pooling {pooling!r}; allowed are {', '.join(POOLINGS)}")
+    if batch_subwords < 1:
+        raise InvalidValueError(f"batch_subwords is {batch_subwords}; it must be 1 or more")
+    return chosen
+
+
+def indptr(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bounds of consecutive runs of `lengths`: int64 [n + 1]."""
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
+
+
+def ragged_indices(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indices of the runs `[start, start + length)`, one run after the other."""
+    ends = np.cumsum(lengths)
+    indices = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    indices += np.repeat(starts - (ends - lengths), lengths)
+    return indices

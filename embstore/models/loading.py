@@ -64,25 +64,6 @@ class Checkpoint:
     tokenizer: Any
 
 
-def choose_device(device: str) -> torch.device:
-    """Return the device of that name, "auto" for CUDA where there is one; raises ModelError without it."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise ModelError(f"unknown device {device!r}; allowed are auto, cpu, cuda, cuda:N, mps") from None
-    present = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available() and (chosen.index or 0) < torch.cuda.device_count(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not present.get(chosen.type, False):
-        found = ", ".join(kind for kind in present if torch.device(kind).type == "cpu" or present[kind])
-        raise ModelError(f"device {device!r} is not available here; choose one of auto, {found}")
-    return chosen
-
-
 def choose_dtype(compute_dtype: str, device: torch.device) -> torch.dtype:
     """Return the dtype of that name, "auto" for float16 on CUDA and float32 elsewhere."""
     if compute_dtype == "auto":

@@ -12,7 +12,8 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import choose_device, selected
+from embstore.analysis.scan import selected
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.control import control_task
 from embstore.probes.edges.edges import BANKS, DROPOUT, Kind, edge_shape, require_kind, require_seeds, task_name

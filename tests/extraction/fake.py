@@ -5,21 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
-from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
+from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
 
 HIDDEN_SIZE = 8
 LAYERS = 3
 
 
-class FakeEncoder:
+class FakeEncoder(Encoder):
     """Splits a word into pieces of three characters; "~" has none.
 
     The vector of a piece in a sentence depends on the piece, its place, the layer and the whole sentence.
     """
+
+    default_batch_subwords = 64
 
     def __init__(self, *, max_subwords: int | None = 24, shuffle_seed: int = 0) -> None:
         self._max_subwords = max_subwords
@@ -28,8 +31,7 @@ class FakeEncoder:
         self.times = StageTimes()
         self.compute_dtype = "float32"
         self.batching = "padded"
-        self.num_specials = 2
-        self.default_batch_subwords = 64
+        self.n_specials = 2
         self.poison: str | None = None
 
     @property
@@ -60,7 +62,7 @@ class FakeEncoder:
             sentence_indptr.append(len(word_indptr) - 1)
         return Tokenized(np.array(ids, np.int32), np.array(word_indptr, np.int64), np.array(sentence_indptr, np.int64))
 
-    def piece(self, index: int) -> str:
+    def subword_text(self, index: int) -> str:
         return list(self._pieces)[index]
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
@@ -68,7 +70,14 @@ class FakeEncoder:
         return [names[number] for number in ids]
 
     def encode(
-        self, tokenized: Tokenized, spans: Spans, *, layers: Sequence[int], pooling: Pooling, batch_subwords: int
+        self,
+        tokenized: Tokenized,
+        spans: Spans,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        batch_subwords: int,
+        **_: Any,
     ) -> Iterator[Pooled]:
         order = np.random.default_rng(self._shuffle_seed).permutation(len(spans.sentence))
         for batch in np.array_split(order, max(1, len(order) // 7)):
@@ -87,8 +96,11 @@ class FakeEncoder:
                     )
             yield Pooled(batch.astype(np.int64), torch.from_numpy(vectors))
 
-    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling) -> float:
+    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling, **_: Any) -> float:
         return 0.0
+
+    def use_batching(self, batching: str) -> None:
+        self.batching = batching
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         return 1 << 20

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TransformerEncoder, "casts", True)
+    monkeypatch.setattr(TransformerEncoder, "casts_on_device", True)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_layer_sentence_and_dtype_are_named(
     dtype: str,
     told: str,
 ) -> None:
-    monkeypatch.setattr(TransformerEncoder, "casts", card)
+    monkeypatch.setattr(TransformerEncoder, "casts_on_device", card)
     plan = planned(spoil(value, compute), monkeypatch, dtype)
     sentence = len(SENTENCES)
     row = plan.layout.n_rows - 2
@@ -110,7 +110,7 @@ def test_the_store_is_the_same_wherever_the_cast_is_made(
     encoder = load_encoder(folder, compute_dtype=compute)
     plan = es.plan(SENTENCES, model=encoder, dtype=dtype, calibrate=False)
     plain = es.extract(plan, tmp_path / "plain.zarr")
-    monkeypatch.setattr(TransformerEncoder, "casts", True)
+    monkeypatch.setattr(TransformerEncoder, "casts_on_device", True)
     came = []
     run = encoder.encode
     monkeypatch.setattr(encoder, "encode", lambda *a, **o: (came.append(p) or p for p in run(*a, **o)))
@@ -158,6 +158,6 @@ def test_a_card_goes_on_with_the_next_partition_while_vectors_are_cast(
     monkeypatch.setattr(Cast, "into", wait_for_two)
     store = es.extract(plan, tmp_path / "s.zarr")
     assert waited == [True]
-    monkeypatch.setattr(TransformerEncoder, "casts", False)
+    monkeypatch.setattr(TransformerEncoder, "casts_on_device", False)
     plain = es.extract(plan, tmp_path / "plain.zarr")
     assert store.digest == plain.digest

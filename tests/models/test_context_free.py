@@ -14,7 +14,6 @@ from embstore.corpus import Sentence
 from embstore.errors import InvalidValueError, ModelError, StoreMismatchError, WordVectorsError
 from embstore.models import load_encoder
 from embstore.models.encoder import Encoder, Spans
-from embstore.models.selective import Selective
 from embstore.models.static.loading import word_vector_encoder
 from embstore.models.static.names import StaticName, parse_static_name
 from embstore.vectors import WordVectors, write_word_vectors
@@ -129,7 +128,7 @@ def test_batches_change_nothing(file: Path, batch_subwords: int, bag: bool, miss
     encoder = word_vector_encoder(file, missing=missing, bag=bag)
     tokenized = encoder.tokenize([sentence.words for sentence in SENTENCES])
     spans, places = word_spans(tokenized)
-    kept = ~encoder.lacking(tokenized, spans)
+    kept = ~encoder.without_vector(tokenized, spans)
     some = Spans(spans.sentence[kept], spans.start[kept], spans.stop[kept])
     passes = encoder.encode(tokenized, some, layers=[0], pooling="mean", batch_subwords=batch_subwords)
     vectors = gather(passes, some, 1, DIMENSIONS)[0]
@@ -141,12 +140,12 @@ def test_batches_change_nothing(file: Path, batch_subwords: int, bag: bool, miss
 
 def test_a_span_without_a_vector_is_not_a_number(file: Path) -> None:
     encoder = word_vector_encoder(file, missing="drop")
-    assert isinstance(encoder, Selective)
+    assert isinstance(encoder, Encoder)
     tokenized = encoder.tokenize([["unseen", "bank", "los", "angeles"]])
     ends = [1, 2, 3, 4, 2, 4, 4]
     spans = Spans(np.zeros(7, np.int64), np.array([0, 1, 2, 3, 0, 2, 1]), np.array(ends))
     wanted = [True, False, True, True, False, False, False]
-    assert encoder.lacking(tokenized, spans).tolist() == wanted
+    assert encoder.without_vector(tokenized, spans).tolist() == wanted
     for pooling in POOLINGS:
         passes = encoder.encode(tokenized, spans, layers=[0], pooling=pooling, batch_subwords=3)
         vectors = gather(passes, spans, 1, DIMENSIONS)[0]
@@ -155,7 +154,7 @@ def test_a_span_without_a_vector_is_not_a_number(file: Path) -> None:
     bag = word_vector_encoder(file, missing="drop", bag=True)
     tokenized = bag.tokenize([["unseen", "bank", "los", "angeles"]])
     wanted = [True, False, True, True, False, True, False]  # a bag is of words alone
-    assert bag.lacking(tokenized, spans).tolist() == wanted
+    assert bag.without_vector(tokenized, spans).tolist() == wanted
     vectors = gather(bag.encode(tokenized, spans, layers=[0], pooling="mean", batch_subwords=9), spans, 1, DIMENSIONS)
     assert np.isnan(vectors[0]).all(1).tolist() == wanted
 
@@ -227,7 +226,7 @@ def test_a_models_own_subwords(bert: Path, pooling: str) -> None:
             every = weight[[piece for piece, _ in owned]].mean(0)
             np.testing.assert_allclose(mean, every, rtol=1e-5, atol=1e-7)
     assert encoder.info.weights_sha256 == load_encoder(bert).info.weights_sha256
-    assert encoder.piece(int(tokenized.ids[0])) == plain.tokenizer.id_to_token(int(tokenized.ids[0]))
+    assert encoder.subword_text(int(tokenized.ids[0])) == plain.tokenizer.id_to_token(int(tokenized.ids[0]))
 
 
 def test_one_subword_a_row(bert: Path, file: Path, tmp_path: Path) -> None:
@@ -249,7 +248,7 @@ def test_encoders_say_what_they_are(file: Path, bert: Path) -> None:
     assert len(identities) == len(names)
     for name, encoder in zip(names, encoders, strict=True):
         assert encoder.info.name == name
-        assert (encoder.info.max_subwords, encoder.num_specials, encoder.compute_dtype) == (None, 0, "float32")
+        assert (encoder.info.max_subwords, encoder.n_specials, encoder.compute_dtype) == (None, 0, "float32")
         encoder.use_batching(encoder.batching)
         with pytest.raises(InvalidValueError, match="batching 'padded'"):
             encoder.use_batching("padded")

@@ -258,7 +258,7 @@ def test_a_model_is_described(folder):
     assert info.weights_sha256 == hashlib.sha256(both).hexdigest()
     assert (info.name, info.architecture, info.revision) == (str(folder), "ELMo", None)
     assert (info.num_hidden_layers, info.hidden_size, info.max_subwords, info.final_norm) == (2, 12, None, False)
-    assert (encoder.num_specials, encoder.batching, encoder.compute_dtype) == (2, "packed", "float32")
+    assert (encoder.n_specials, encoder.batching, encoder.compute_dtype) == (2, "packed", "float32")
     other = save_elmo(folder.parent / "short", cnn={"max_characters_per_token": 20})
     assert load_encoder(other).info.tokenizer_sha256 != info.tokenizer_sha256
     small = encoder.projected_nbytes(layers=(1,), batch_subwords=64)
@@ -271,7 +271,7 @@ def test_words_are_numbered(folder):
     assert tokenized.ids.tolist() == [2, 3, 3, 1, 4]
     assert tokenized.word_indptr.tolist() == [0, 1, 2, 3, 4, 5]
     assert tokenized.sentence_indptr.tolist() == [0, 2, 2, 5]
-    assert [encoder.piece(number) for number in tokenized.ids] == ["b", "a", "a", "</S>", "c"]
+    assert [encoder.subword_text(number) for number in tokenized.ids] == ["b", "a", "a", "</S>", "c"]
 
 
 def test_published_names_of_files(folder):

@@ -87,7 +87,7 @@ def test_a_word_may_have_no_piece_or_many():
     counts = np.diff(tokenized.word_indptr).tolist()
     assert counts[0] == 0
     assert counts[1] == 50
-    assert subject.piece(tokenized.ids[-1]).endswith("cat")
+    assert subject.subword_text(tokenized.ids[-1]).endswith("cat")
 
 
 def test_the_cache_is_bounded(monkeypatch):
@@ -231,4 +231,4 @@ def test_gpt2_pieces_of_text_with_a_leading_space(data):
     tokenized = subject.tokenize([["The", "cat's", "naïve", "日本"], ["The"]])
     raw = tokenizer.backend_tokenizer.encode(" The cat's naïve 日本", add_special_tokens=False).ids
     assert tokenized.ids.tolist() == [*raw, raw[0]]
-    assert subject.piece(raw[0]) == "ĠThe"
+    assert subject.subword_text(raw[0]) == "ĠThe"

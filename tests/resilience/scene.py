@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,14 @@ class CountingEncoder(FakeEncoder):
         self.rows = 0
 
     def encode(
-        self, tokenized: Tokenized, spans: Spans, *, layers: Sequence[int], pooling: Pooling, batch_subwords: int
+        self,
+        tokenized: Tokenized,
+        spans: Spans,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        batch_subwords: int,
+        **_: Any,
     ) -> Iterator[Pooled]:
         for pooled in super().encode(tokenized, spans, layers=layers, pooling=pooling, batch_subwords=batch_subwords):
             self.rows += len(pooled.rows)

@@ -18,7 +18,7 @@ from embstore.analysis.geometry.moments import LayerMoments, Moments
 from embstore.analysis.geometry.spectra import explained_shares, sample_mev
 from embstore.analysis.groups import Grouping
 from embstore.analysis.parts import FEWEST, LayerParts
-from embstore.analysis.scan import Reducer, choose_device, selected
+from embstore.analysis.scan import Reducer, selected
 from embstore.analysis.similarity.cosine_similarity import (
     Anisotropy,
     IntraSentenceSimilarity,
@@ -28,6 +28,7 @@ from embstore.analysis.similarity.cosine_similarity import (
 from embstore.analysis.steps import results_of
 from embstore.analysis.word_steps import WordsStep
 from embstore.analysis.words import eligible_types, rows_of_words
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError
 from embstore.executor import Executor
 from embstore.store import Selection, Store

@@ -90,7 +90,7 @@ def exact_search(
     if device == "cpu":  # no torch is loaded for a few queries: it takes longer than they do
         return search.decided(*search.candidates(threads))
     from embstore.analysis.neighbors.exact_torch import torch_candidates
-    from embstore.analysis.scan import choose_device
+    from embstore.devices import choose_device
 
     chosen = choose_device(device)
     found = search.candidates(threads) if chosen.type == "cpu" else torch_candidates(search, chosen)

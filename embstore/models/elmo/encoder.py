@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models.elmo.network import ElmoNetwork, State, TimeMajor
 from embstore.models.elmo.plain import plain_vectors
 from embstore.models.elmo.weights import ElmoFiles, ElmoOptions, read_options, read_weights
 from embstore.models.elmo.words import BEGIN, END, WordNumbers, spell, spelt_lengths
-from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
-from embstore.models.loading import choose_device, choose_dtype, sha256_of, use_threads
+from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
+from embstore.models.loading import choose_dtype, sha256_of, use_threads
 from embstore.models.pooling import Pool, check_pooling
 from embstore.models.transformer.batches import Batch, halves, lay_out
 from embstore.models.transformer.memory import Halving
@@ -34,7 +36,7 @@ GATE_ROWS = {"cpu": 1024, "cuda": 8192}  # positions whose gates are made at a t
 TYPICAL_WORDS = 1 << 15  # distinct words of a window, for the estimate of memory
 
 
-class ElmoEncoder:
+class ElmoEncoder(Encoder):
     """An `Encoder` over a biLM: a word is one subword, <S> and </S> stand around every sentence.
 
     Layer 0 is the word from its characters, twice side by side; layer l is the forward and the backward LSTM of
@@ -51,7 +53,7 @@ class ElmoEncoder:
         weights = read_weights(files.weights, options, largest=torch.finfo(dtype).max)
         self.network = ElmoNetwork(options, weights, device=device, dtype=dtype)
         self._words = WordNumbers()
-        self._times = StageTimes()
+        self.times = StageTimes()
         self._halving: Halving[Passed] = Halving(device)
         self._copies = HostCopies(device)
         self._info = ModelInfo(
@@ -79,17 +81,13 @@ class ElmoEncoder:
         return BATCHING
 
     @property
-    def num_specials(self) -> int:
+    def n_specials(self) -> int:
         return 2
 
     @property
     def default_batch_subwords(self) -> int:
         """Return how many words make a good batch on the encoder's device."""
         return 4096 if self.device.type == "cpu" else 32768
-
-    @property
-    def times(self) -> StageTimes:
-        return self._times
 
     def use_batching(self, batching: str) -> None:
         """Take a batching without a check; ELMo knows only "packed", steps without padding."""
@@ -100,10 +98,10 @@ class ElmoEncoder:
         """Make every word one subword; the ids number the words that this encoder has seen."""
         started = perf_counter()
         tokenized = self._words.tokenize(sentences)
-        self._times.tokenize += perf_counter() - started
+        self.times.tokenize += perf_counter() - started
         return tokenized
 
-    def piece(self, index: int) -> str:
+    def subword_text(self, index: int) -> str:
         """Return the word of an id."""
         return self._words.word(index)
 
@@ -140,7 +138,7 @@ class ElmoEncoder:
                 states = [layer.zero_state(0) for layer in self.network.layers]
             yield self._batch(batch, wanted, states) if len(batch) else []
 
-    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling) -> float:
+    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling, **_: Any) -> float:
         """Hold the batched pass against a plain one, sentence by sentence and word by word.
 
         Returns the largest difference, relative to the largest value of the layer. Raises ModelError where it is
@@ -192,7 +190,7 @@ class ElmoEncoder:
         clock = stopwatch(self.device)
         begun = clock.mark()
         text = self._text(work.ids[ragged_indices(work.starts, work.lengths)], work.lengths)
-        self._times.forward += clock.seconds(begun, clock.mark())
+        self.times.forward += clock.seconds(begun, clock.mark())
         lengths = work.lengths + 2
 
         def run(batch: Batch) -> Passed:
@@ -202,7 +200,7 @@ class ElmoEncoder:
             return halves(batch, lengths, how="padded", batch_subwords=max(1, batch.positions // 2))
 
         passes = self._halving.run(lay_out(lengths, how="padded", batch_subwords=size), run, split)
-        return collected(passes, clock, self._times, ahead=int(self.device.type == "cuda"))
+        return collected(passes, clock, self.times, ahead=int(self.device.type == "cuda"))
 
     @torch.inference_mode()
     def _run(

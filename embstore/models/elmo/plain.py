@@ -28,7 +28,7 @@ def plain_vectors(
     bounds = tokenized.word_indptr[tokenized.sentence_indptr]
     for sentence in np.unique(spans.sentence):
         ids = tokenized.ids[bounds[sentence] : bounds[sentence + 1]].tolist()
-        words = [begin, *map(encoder.piece, ids), end]
+        words = [begin, *map(encoder.subword_text, ids), end]
         characters = torch.from_numpy(spell(words, width=encoder.options.max_characters))
         states = _layers(encoder.network, characters)
         for row in np.flatnonzero(spans.sentence == sentence):

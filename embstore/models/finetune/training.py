@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, MissingPackageError
 from embstore.models.finetune.data import (
     Item,
@@ -36,7 +37,7 @@ from embstore.models.finetune.record import (
     stage_of,
 )
 from embstore.models.finetune.settings import Settings, Task, check_settings, check_task
-from embstore.models.loading import Checkpoint, choose_device, open_checkpoint, sha256_of, use_threads
+from embstore.models.loading import Checkpoint, open_checkpoint, sha256_of, use_threads
 from embstore.models.transformer.tokens import SubwordTokenizer
 
 if TYPE_CHECKING:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
+from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
 from embstore.models.pooling import check_pooling
 from embstore.models.static.bags import Asked, Bags
 from embstore.models.static.rows import StaticRows
@@ -27,17 +28,17 @@ BATCH_SUBWORDS = {"cpu": 4096, "cuda": 65536}
 _Indices = NDArray[np.int64]
 
 
-class ContextFreeEncoder:
+class ContextFreeEncoder(Encoder):
     """An `Encoder` whose subwords have one vector each, whatever stands around them; it has layer 0 alone.
 
     A span has the pooled vectors of its subwords. With `bag` every span of a sentence has the mean over all
-    subwords of the sentence that have a vector. A span without any gets NaN; see `lacking`.
+    subwords of the sentence that have a vector. A span without any gets NaN; see `without_vector`.
     """
 
     def __init__(self, rows: StaticRows, *, name: str, bag: bool = False) -> None:
         self._static = rows
         self._bag = bag
-        self._times = StageTimes()
+        self.times = StageTimes()
         self._copies = HostCopies(rows.matrix.device)
         self._info = ModelInfo(
             name=name,
@@ -68,17 +69,13 @@ class ContextFreeEncoder:
         return BATCHING
 
     @property
-    def num_specials(self) -> int:
+    def n_specials(self) -> int:
         return 0
 
     @property
     def default_batch_subwords(self) -> int:
         """Return how many subwords make a good batch on the encoder's device."""
         return BATCH_SUBWORDS.get(self.device.type, 4096)
-
-    @property
-    def times(self) -> StageTimes:
-        return self._times
 
     def use_batching(self, batching: str) -> None:
         """Take a batching without a check; there is only "packed", rows one after the other."""
@@ -89,14 +86,14 @@ class ContextFreeEncoder:
         """Split every word into its subwords; in tables of words each word is one."""
         started = perf_counter()
         tokenized = self._static.tokenize(sentences)
-        self._times.tokenize += perf_counter() - started
+        self.times.tokenize += perf_counter() - started
         return tokenized
 
-    def piece(self, index: int) -> str:
+    def subword_text(self, index: int) -> str:
         """Return the spelling of a subword, or the word of a table."""
         return self._static.piece(index)
 
-    def lacking(self, tokenized: Tokenized, spans: Spans) -> NDArray[np.bool_]:
+    def without_vector(self, tokenized: Tokenized, spans: Spans) -> NDArray[np.bool_]:
         """Say of each span whether it has no vector, as words that are dropped have not.
 
         A phrase that the table has as one lacks nothing; in a bag a span needs a word of its own that has a vector.
@@ -124,10 +121,10 @@ class ContextFreeEncoder:
         if batch_subwords < 1:
             raise InvalidValueError(f"batch_subwords is {batch_subwords}; it must be 1 or more")
         Work.of(tokenized, spans, None)  # refuses spans that make no sense
-        asked = Asked.of(tokenized, spans, self.lacking(tokenized, spans) if self._bag else None)
+        asked = Asked.of(tokenized, spans, self.without_vector(tokenized, spans) if self._bag else None)
         return self._encode(asked, pooling, batch_subwords)
 
-    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling) -> float:
+    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling, **_: Any) -> float:
         """Hold the vectors against those of a plain loop over spans and words.
 
         Returns the largest difference, relative to the largest value. Raises ModelError where it is above 2e-5
@@ -167,7 +164,7 @@ class ContextFreeEncoder:
         passes = (
             self._bags(asked, part, clock) if self._bag else self._words(asked, part, pooling, clock) for part in parts
         )
-        return collected(passes, clock, self._times, ahead=int(self.device.type == "cuda"))
+        return collected(passes, clock, self.times, ahead=int(self.device.type == "cuda"))
 
     @torch.inference_mode()
     def _words(self, asked: Asked, part: slice, pooling: Pooling, clock: Stopwatch) -> Passed:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, ModelError, WordVectorsError
-from embstore.models.loading import choose_device, choose_dtype, load, use_threads
+from embstore.models.loading import choose_dtype, load, use_threads
 from embstore.models.static.encoder import ContextFreeEncoder
 from embstore.models.static.names import Missing, StaticName
 from embstore.models.static.rows import SubwordRows, WordRows

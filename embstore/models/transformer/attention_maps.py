@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.corpus import Corpus, open_corpus
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models.loading import Loaded, choose_device, load, use_threads
+from embstore.models.loading import Loaded, load, use_threads
 from embstore.models.padding import padded, within_specials
 from embstore.models.transformer.inputs import forward_parameters
 from embstore.models.transformer.tokens import SubwordTokenizer

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
-from embstore.models.loading import Loaded, choose_device, choose_dtype, load, use_threads
+from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
+from embstore.models.loading import Loaded, choose_dtype, load, use_threads
 from embstore.models.pooling import Pool, check_pooling
 from embstore.models.transformer.batches import (
     BATCHINGS,
@@ -53,7 +54,7 @@ _CPU_BATCH = 2048
 _AHEAD = 2  # batches that a card is given before the one before them is fetched
 
 
-class TransformerEncoder:
+class TransformerEncoder(Encoder):
     """An `Encoder` over any transformer that returns its hidden states.
 
     `model`: the network. `inputs`: how its arguments are made. `row_capacity`: the width of packed rows.
@@ -66,7 +67,7 @@ class TransformerEncoder:
         self.dtype = dtype
         self.row_capacity = ROW_CAPACITY.get(device.type, 128)
         self._batching: Batching = "padded"
-        self._times = StageTimes()
+        self.times = StageTimes()
         self.halving: Halving[Passed] = Halving(device)
         self._copies = HostCopies(device)
         embeddings: int = self.model.get_input_embeddings().num_embeddings
@@ -125,17 +126,17 @@ class TransformerEncoder:
         return fitting_batch(free_nbytes(self.device), position_nbytes=self.position_nbytes())
 
     @property
-    def sizes_batches(self) -> bool:
+    def batch_depends_on_memory(self) -> bool:
         """Tell whether `default_batch_subwords` depends on the memory that is free at the time."""
         return self.device.type == "cuda"
 
     @property
-    def casts(self) -> bool:
+    def casts_on_device(self) -> bool:
         """Tell whether `encode` should be told what the vectors are kept as: fewer bytes leave the card."""
         return self.device.type == "cuda"
 
     @property
-    def num_specials(self) -> int:
+    def n_specials(self) -> int:
         """Return how many special subwords are added to a sentence."""
         return self.inputs.specials.count
 
@@ -143,10 +144,6 @@ class TransformerEncoder:
     def causal(self) -> bool:
         """Tell whether a subword sees only those before it."""
         return self.inputs.causal
-
-    @property
-    def times(self) -> StageTimes:
-        return self._times
 
     def use_batching(self, batching: str) -> None:
         """Take a batching without a check, as a resumed store must."""
@@ -160,10 +157,10 @@ class TransformerEncoder:
         """Split every word into its subwords; a word may have none."""
         started = perf_counter()
         tokenized = self._tokenizer.tokenize(sentences)
-        self._times.tokenize += perf_counter() - started
+        self.times.tokenize += perf_counter() - started
         return tokenized
 
-    def piece(self, index: int) -> str:
+    def subword_text(self, index: int) -> str:
         """Return the spelling of a subword as the tokenizer's vocabulary has it."""
         return self._tokenizer.piece(index)
 
@@ -256,6 +253,8 @@ class TransformerEncoder:
         """Run the stock model no deeper than it must be and hand each layer to `receive(layer, hidden states)`."""
         self._tap.run(inputs, layers, receive)
 
+    masks_attention = True
+
     def forward_flops(self, lengths: NDArray[np.int64], *, layers: Sequence[int]) -> float:
         """Count the operations of a pass over sentences of these lengths; see `models.transformer.flops`."""
         return forward_flops(self, lengths, deepest=max(self._check_layers(layers)))
@@ -347,7 +346,7 @@ class TransformerEncoder:
             return halves(batch, lengths, how=how, batch_subwords=room, row_capacity=self.row_capacity)
 
         passes = self.halving.run(batches, run, split)
-        return collected(passes, clock, self._times, ahead=_AHEAD if self.device.type == "cuda" else 0)
+        return collected(passes, clock, self.times, ahead=_AHEAD if self.device.type == "cuda" else 0)
 
     @torch.inference_mode()
     def _run(

@@ -12,7 +12,8 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import choose_device, selected
+from embstore.analysis.scan import selected
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError
 from embstore.probes.classes.bank import Output, ProbeBank, Shape
 from embstore.probes.classes.files import SavedBank

@@ -12,7 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import choose_device, selected
+from embstore.analysis.scan import selected
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.bootstrap import require_resamples
 from embstore.probes.edges.control import control_task

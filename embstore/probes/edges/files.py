@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 
-from embstore.analysis.scan import choose_device
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.edges import EdgeResult
 from embstore.probes.edges.model import EdgeBank, EdgeShape

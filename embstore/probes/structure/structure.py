@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 import torch
 
-from embstore.analysis.scan import choose_device
 from embstore.corpus.trees import Tree
+from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.probes.structure.examples import SentenceFinder, Treebank, iter_tree_batches
 from embstore.probes.structure.files import SavedStructure

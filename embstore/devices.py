@@ -1,0 +1,60 @@
+"""The device that computes and the CPU threads that it may use; torch is imported when a device is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from embstore.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    import torch
+
+ALLOWED = "auto, cpu, cuda, cuda:N, mps, xpu"
+
+
+def choose_device(device: str = "auto") -> torch.device:
+    """Return the torch device that every `device` argument of embstore names.
+
+    "auto" is the first CUDA GPU, or the CPU without one. "mps" (Apple) and "xpu" (Intel) are used only by name.
+    Raises InvalidValueError for an unknown name and for a device that this machine does not have.
+    """
+    import torch
+
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidValueError(f"unknown device {device!r}; allowed are {ALLOWED}") from None
+    if chosen.type not in ("cpu", "cuda", "mps", "xpu"):
+        raise InvalidValueError(f"device {device!r} is not supported; allowed are {ALLOWED}")
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = "cpu" if accelerator is None else accelerator.type
+    n_devices = 1 if chosen.type == "cpu" else torch.accelerator.device_count() if chosen.type == kind else 0
+    if (chosen.index or 0) >= n_devices:
+        found = "auto, cpu" if kind == "cpu" else f"auto, cpu, {kind}"
+        raise InvalidValueError(f"device {device!r} is not available here; choose one of {found}")
+    return chosen
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Let torch use `threads` CPU threads inside the block and restore the number afterwards; None changes nothing.
+
+    Raises InvalidValueError for a number below 1.
+    """
+    if threads is None:
+        yield
+        return
+    if threads < 1:
+        raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
