@@ -1,16 +1,14 @@
-"""The options that say who does a query: this process, processes of this machine, or a cluster."""
+"""The options that say where a query runs: this process, processes of this machine, or a cluster."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from concurrent.futures import Executor
+from typing import Annotated
 
 import typer
 
 from embstore.errors import InvalidValueError
-from embstore_cli.workers import PLACE, executor_of
-
-if TYPE_CHECKING:
-    from embstore.executor import Executor
+from embstore_cli.workers import PLACE, ray_address
 
 QueryCluster = Annotated[
     str | None,
@@ -34,9 +32,13 @@ QueryWorkers = Annotated[
 
 
 def query_executor(cluster: str | None, workers: int | None) -> Executor | None:
-    """Return what the options ask for, None for this process alone; a cluster that does not answer is refused."""
+    """Return the executor of the options, None for this process alone; raises ExecutorError if no cluster answers."""
     if workers is not None and workers < 1:
         raise InvalidValueError(f"--workers {workers} is not allowed: give 1 or more")
+    if cluster is None and workers is None:
+        return None
+    from embstore.executors import Processes, RayExecutor
+
     if cluster is None:
-        return executor_of(None, None, ",".join(["cpu"] * workers)) if workers else None
-    return executor_of(cluster, workers, None)
+        return Processes(workers)
+    return RayExecutor(ray_address(cluster), n_workers=workers)

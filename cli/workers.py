@@ -53,14 +53,20 @@ def executor_of(cluster: str | None, workers: int | None, devices: str | None) -
         return Processes(devices.split(","))
     if cluster is None:
         return None
-    kind, colon, address = cluster.partition(":")
-    if kind != RAY or (colon and not address):
-        raise InvalidValueError(f"cluster {cluster!r} is not known: give ray, or ray:HOST:PORT of its head")
+    address = ray_address(cluster)
     from embstore.cluster.ray import RayExecutor
 
-    executor = RayExecutor(address or None, workers=workers)
+    executor = RayExecutor(address, workers=workers)
     executor.reach()
     return executor
+
+
+def ray_address(cluster: str) -> str | None:
+    """Return the address in `--cluster ray:ADDRESS`, None for the cluster of this machine."""
+    kind, colon, address = cluster.partition(":")
+    if kind != RAY or (colon and not address):
+        raise InvalidValueError(f"unknown cluster {cluster!r}: give ray, or ray:HOST:PORT of its head")
+    return address or None
 
 
 def require_one_pass(asked: tuple[str, tuple[int | None, ...]]) -> None:

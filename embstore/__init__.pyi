@@ -13,8 +13,8 @@ from .analysis.neighbors.hubness import hubness as hubness
 from .analysis.neighbors.indexes import build_index as build_index
 from .analysis.neighbors.indexes import open_index as open_index
 from .analysis.neighbors.nearest import neighbors as neighbors
+from .analysis.parts import reduce as reduce
 from .analysis.scan import Reducer as Reducer
-from .analysis.scan import reduce as reduce
 from .analysis.static.vectors import static_vectors as static_vectors
 from .analysis.torch_dataset import TorchDataset as TorchDataset
 from .corpus import Corpus as Corpus

@@ -116,8 +116,8 @@ class StorageError(EmbstoreError, OSError):
     """The disk is full, or a path cannot be read or written."""
 
 
-class ClusterError(EmbstoreError, RuntimeError):
-    """Worker processes or machines cannot be reached, have exited, or cannot run the work."""
+class ExecutorError(EmbstoreError, RuntimeError):
+    """Workers cannot be reached, were lost, or cannot do their tasks."""
 
 
 class MissingPackageError(EmbstoreError, ImportError):

@@ -71,7 +71,7 @@ class Executor(Protocol):
 
         A piece whose worker was lost, or that failed, is tried again, by another worker where there is one, and then
         reported, and the rest are done. Pieces are taken as workers become free. A worker that cannot begin is left
-        out with a WorkerWarning; where none can, its error is raised. Raises ClusterError where the workers as a
+        out with a WorkerWarning; where none can, its error is raised. Raises ExecutorError where the workers as a
         whole are gone. Closing the iterator ends them.
         """
         ...

@@ -13,13 +13,10 @@ from numpy.typing import NDArray
 
 from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.executor import Executor
 from embstore.store import Selection, Store
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 BLOCK_NBYTES = 4 * 2**20  # of float32: a thread's block and what is made of it stay in its cache
-
-WAITING_NBYTES = 2**28
 
 State = TypeVar("State")
 
@@ -177,55 +174,6 @@ def _refuse_non_finite(layer: int, rows: NDArray[np.int64], vectors: torch.Tenso
             f"layer {layer}, row {row} holds a value that is not finite: run embstore verify, or leave it out"
         )
     raise NonFiniteError(f"layer {layer} holds vectors too long for float32: choose the precision float64")
-
-
-def reduce(
-    source: Store | Selection,
-    reducers: Mapping[str, Reducer[Any]],
-    *,
-    layers: int | Sequence[int] | None = None,
-    precision: str = "float32",
-    device: str = "cpu",
-    threads: int | None = None,
-    block_rows: int | None = None,
-    parts: int | None = None,
-    executor: Executor | None = None,
-    memory: int | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> dict[int, dict[str, Any]]:
-    """Run reducers over the occurrences of a store or a selection, each layer read once; {layer: {name: result}}.
-
-    `precision`: float32 or float64, what the vectors are computed in. `device`: cpu, cuda or auto. `parts`: at most
-    how many parts a layer is reduced in, which are merged in order (by default one in 64 MiB of float32, 2 to 256);
-    by them alone, and by `block_rows`, are sums rounded. `threads`: how many parts are reduced at a time (default: one
-    a core; each has its own states), or `executor`: who does them, and needs reducers and states that can be pickled;
-    `memory` is what of its results may wait to be merged. `progress`: is told how many occurrences of how many layers
-    are done, of `len(layers) * n`.
-
-    Raises InvalidValueError for an empty selection or a layer not stored, MissingRowsError for rows not yet
-    written, NonFiniteError for values that are not finite, ClusterError.
-    """
-    from embstore.analysis.parts import LayerParts
-    from embstore.analysis.steps import results_of
-
-    step = LayerParts(
-        selected(source, layers),
-        reducers,
-        precision=precision,
-        device=device,
-        threads=threads,
-        block_rows=block_rows,
-        parts=parts,
-        local=executor is None,
-    )
-    (found,) = results_of(
-        [step],
-        step.selection.store,
-        executor=executor,
-        memory=memory or WAITING_NBYTES,
-        progress=progress or (lambda done: None),
-    )
-    return found
 
 
 def selected(source: Store | Selection, layers: int | Sequence[int] | None) -> Selection:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from embstore.cluster.hands import Answer
-from embstore.errors import ClusterError, EmbstoreError, WorkerWarning
+from embstore.errors import EmbstoreError, ExecutorError, WorkerWarning
 from embstore.executor import Job, Outcome, in_one_line, pieces_at_a_time
 
 P = TypeVar("P")
@@ -46,7 +46,7 @@ class Crew(Protocol):
     def give(self, worker: int, task: int, piece: bytes) -> None: ...
 
     def events(self, timeout: float) -> list[Event]:
-        """Wait for what comes next, [] after `timeout` seconds; raises ClusterError where all is gone."""
+        """Wait for what comes next, [] after `timeout` seconds; raises ExecutorError where all is gone."""
         ...
 
     def waiting_for(self) -> str:
@@ -109,7 +109,7 @@ class Foreman(Generic[P, R]):
         while self._tasks or self._take():
             self._hand_out()
             if all(worker.state == "out" for worker in self._workers):
-                raise self._reason or ClusterError("no worker is left")
+                raise self._reason or ExecutorError("no worker is left")
             for event in self._crew.events(self._patience()):
                 yield from self._handle(event)
             self._check_placed()
@@ -188,7 +188,7 @@ class Foreman(Generic[P, R]):
     def _leave_out(self, worker: _Worker, error: Exception) -> None:
         """Go on without a worker; the first such reason is raised where none is left."""
         worker.state = "out"
-        kind = type(error) if isinstance(error, EmbstoreError) else ClusterError
+        kind = type(error) if isinstance(error, EmbstoreError) else ExecutorError
         reason = kind(f"{worker.name}: {in_one_line(error)}")
         reason.__cause__ = error
         self._reason = self._reason or reason
@@ -225,7 +225,7 @@ class Foreman(Generic[P, R]):
             if worker is not by and worker.state == "ready":
                 worker.blamed += 1
                 if worker.blamed >= BLAMED_MOST:
-                    self._leave_out(worker, ClusterError(f"failed {worker.blamed} times at what others could do"))
+                    self._leave_out(worker, ExecutorError(f"failed {worker.blamed} times at what others could do"))
 
     def _failed(self, task: int, worker: _Worker, error: Exception) -> Iterator[Outcome[P, R]]:
         record = self._tasks[task]
@@ -250,11 +250,11 @@ class Foreman(Generic[P, R]):
             self._let_go(worker, task)
             record = self._tasks[task]
             record.tried_by = [one for one in record.tried_by if one != number]  # the next of this number is another
-            yield from self._failed(task, worker, ClusterError(f"the worker was lost: {why}"))
+            yield from self._failed(task, worker, ExecutorError(f"the worker was lost: {why}"))
         if worker.state == "out":
             return
         if worker.lost_at_start >= self._attempts:
-            self._leave_out(worker, ClusterError(f"lost as it began, {worker.lost_at_start} times: {why}"))
+            self._leave_out(worker, ExecutorError(f"lost as it began, {worker.lost_at_start} times: {why}"))
             return
         self._hire(number)
 
@@ -274,4 +274,4 @@ class Foreman(Generic[P, R]):
 
     def _check_placed(self) -> None:
         if not self._placed and time.monotonic() - self._began >= PLACED_WITHIN:
-            raise ClusterError(f"no worker was placed within {PLACED_WITHIN:.0f} s: {self._crew.waiting_for()}")
+            raise ExecutorError(f"no worker was placed within {PLACED_WITHIN:.0f} s: {self._crew.waiting_for()}")

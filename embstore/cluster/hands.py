@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from embstore.errors import ClusterError, WorkerWarning
+from embstore.errors import ExecutorError, WorkerWarning
 from embstore.executor import in_one_line
 
 
@@ -53,20 +53,20 @@ class Hands:
 
 
 def require_gpu() -> None:
-    """Raise ClusterError where torch sees no GPU, lest the work be done on the CPU unsaid."""
+    """Raise ExecutorError where torch sees no GPU, lest the work be done on the CPU unsaid."""
     import torch
 
     if not torch.cuda.is_available():
-        raise ClusterError("there is no such GPU here, or torch is built without CUDA")
+        raise ExecutorError("there is no such GPU here, or torch is built without CUDA")
 
 
 def portable(error: Exception) -> bytes:
-    """Pickle an error; one that cannot be made again elsewhere becomes a ClusterError that says the same."""
+    """Pickle an error; one that cannot be made again elsewhere becomes a ExecutorError that says the same."""
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
     except Exception:
-        return pickle.dumps(ClusterError(in_one_line(error)))
+        return pickle.dumps(ExecutorError(in_one_line(error)))
     return data
 
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from embstore.cluster.crew import Event, Foreman
 from embstore.cluster.processes import last_line
-from embstore.errors import ClusterError, InvalidValueError, MissingPackageError
+from embstore.errors import ExecutorError, InvalidValueError, MissingPackageError
 from embstore.executor import Job, Outcome, pieces_at_a_time
 
 P = TypeVar("P")
@@ -58,7 +58,7 @@ class RayExecutor:
     (None: 1 where there are GPUs) and `cpus_per_worker`. A piece is tried `attempts` times at most.
 
     embstore of the same version must be installed on all machines; nothing of this one's files is sent there. Raises
-    MissingPackageError without Ray, ClusterError, when it runs, where no cluster answers or its head is gone.
+    MissingPackageError without Ray, ExecutorError, when it runs, where no cluster answers or its head is gone.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RayExecutor:
         return self._found
 
     def reach(self) -> None:
-        """Raise ClusterError where nothing listens at the address; says nothing where there is none to ask."""
+        """Raise ExecutorError where nothing listens at the address; says nothing where there is none to ask."""
         host_and_port = (self.address or "").removeprefix("ray://")
         if host_and_port in ("", AUTO, LOCAL):
             return
@@ -99,7 +99,7 @@ class RayExecutor:
             socket.create_connection((host.strip("[]"), int(port)), timeout=PORT_SECONDS).close()
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
-            raise ClusterError(
+            raise ExecutorError(
                 f"no Ray cluster answers at {self.address}: {reason}; give the address that `ray start --head` shows"
             ) from error
 
@@ -167,10 +167,10 @@ class _Bridge:
         self._send("connect", self._settings, self._job)
         patience = START_SECONDS if self._settings.address in (None, LOCAL) else CONNECT_SECONDS
         if not self._pipe.poll(patience):
-            raise ClusterError(f"{self._where} does not answer within {patience:.0f} s: is its head running?")
+            raise ExecutorError(f"{self._where} does not answer within {patience:.0f} s: is its head running?")
         kind, found = self._receive()
         if kind == "refused":
-            raise ClusterError(str(found))
+            raise ExecutorError(str(found))
         self._connected = True
         return int(found)
 
@@ -214,6 +214,6 @@ class _Bridge:
             raise self._gone(last_line(self._errors)) from None
         return kind, content
 
-    def _gone(self, why: str) -> ClusterError:
+    def _gone(self, why: str) -> ExecutorError:
         because = f" ({why})" if why else ""
-        return ClusterError(f"{self._where} is gone, its head was stopped or restarted{because}")
+        return ExecutorError(f"{self._where} is gone, its head was stopped or restarted{because}")

@@ -21,7 +21,7 @@ from embstore.cluster import ray_worker
 from embstore.cluster.crew import Event
 from embstore.cluster.hands import Answer
 from embstore.cluster.ray import AUTO, LOCAL, Settings
-from embstore.errors import ClusterError
+from embstore.errors import ExecutorError
 
 OBJECT_STORE_NBYTES = 128 * 2**20  # of a cluster that is started here: pieces are small
 HEAD_SECONDS = 3.0
@@ -30,7 +30,7 @@ NOISE = ("class_name:", "actor_id:", "namespace:", "pid:", "ip:", "name:")
 
 
 def connect(settings: Settings) -> None:
-    """Connect to the cluster, or start one; raises ClusterError in one line."""
+    """Connect to the cluster, or start one; raises ExecutorError in one line."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if settings.address == LOCAL:
@@ -44,7 +44,7 @@ def connect(settings: Settings) -> None:
             ray.init(address=settings.address, **quiet)
     except Exception as error:
         named = "" if settings.address is None else f" at {settings.address}"
-        raise ClusterError(f"cannot connect to a Ray cluster{named}: {line(error)}") from error
+        raise ExecutorError(f"cannot connect to a Ray cluster{named}: {line(error)}") from error
 
 
 def _start(settings: Settings, quiet: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ class Bridge:
 
     def _begun(self, worker: int) -> Callable[[Any], None]:
         def begun(said: str | ray_worker.Said) -> None:
-            answer = Answer(error=pickle.dumps(ClusterError(said))) if isinstance(said, str) else Answer(*said)
+            answer = Answer(error=pickle.dumps(ExecutorError(said))) if isinstance(said, str) else Answer(*said)
             self._tell(Event("begun", worker, answer=answer))
 
         return begun
@@ -200,7 +200,7 @@ def serve(pipe: Connection[Any, Any]) -> None:
     try:
         connect(settings)
         bridge = Bridge(pipe, settings, job)
-    except ClusterError as error:
+    except ExecutorError as error:
         pipe.send(("refused", str(error)))
         return
     bridge.send("connected", bridge.workers)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from embstore.errors import ClusterError, EmbstoreError, WorkerWarning
+from embstore.errors import EmbstoreError, ExecutorError, WorkerWarning
 from embstore.executor import Executor, Outcome, in_one_line
 from embstore.extraction.encoder_recipe import EncoderRecipe
 from embstore.extraction.job import ExtractionJob, Written
@@ -50,7 +50,7 @@ def distribute(
     """Have the missing partitions of a store written by an executor's workers and commit each as it is reported.
 
     Raises, when all others are done, one error that names the partitions which could not be written: of the kind of
-    their errors where these are of one kind, else ClusterError; also that where the workers are gone.
+    their errors where these are of one kind, else ExecutorError; also that where the workers are gone.
     """
     failed: list[Failure] = []
     done = in_a_row = 0
@@ -68,10 +68,10 @@ def distribute(
                 in_a_row += 1
                 if in_a_row >= max(GIVEN_UP_AFTER, 2 * executor.workers):
                     break
-        except ClusterError as error:
+        except ExecutorError as error:
             if not done:
                 raise
-            raise ClusterError(f"{error}; {_how_to_go_on(done, len(missing))}") from error
+            raise ExecutorError(f"{error}; {_how_to_go_on(done, len(missing))}") from error
     if failed:
         raise _summary(writer, failed, done, len(missing)) from failed[0].error
 
@@ -125,7 +125,7 @@ def _summary(writer: StoreWriter, failed: Sequence[Failure], done: int, wanted: 
     kinds = {type(failure.error) for failure in failed}
     kind = kinds.pop()
     if kinds or not issubclass(kind, EmbstoreError):
-        return ClusterError(message)
+        return ExecutorError(message)
     return kind(message)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embstore.errors import ClusterError, EmbstoreError
+from embstore.errors import EmbstoreError, ExecutorError
 from embstore.extraction.options import Options
 from embstore.models import load_encoder
 from embstore.models.encoder import Encoder
@@ -45,16 +45,16 @@ class EncoderRecipe:
         )
 
     def load(self, layers: Sequence[int], options: Options) -> Encoder:
-        """Load the encoder here and settle it as the plan did; raises ClusterError where it is another one."""
+        """Load the encoder here and settle it as the plan did; raises ExecutorError where it is another one."""
         try:
             encoder = load_encoder(self.model, compute_dtype=self.compute_dtype, revision=self.revision)
         except EmbstoreError as error:
-            raise ClusterError(
+            raise ExecutorError(
                 f"cannot load the model of the plan: {error}; workers need it at the same path, or from the hub"
             ) from error
         for part in ("weights", "tokenizer"):
             if getattr(encoder.info, f"{part}_sha256") != getattr(self, f"{part}_sha256"):
-                raise ClusterError(
+                raise ExecutorError(
                     f"{self.model!r} has other {part} here than where the plan was made: copy the model's files anew"
                 )
         settle(encoder, self.check_sentences, layers, options)

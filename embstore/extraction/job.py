@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.allocator import freed_memory_kept
-from embstore.errors import ClusterError, StoreNotFoundError, WorkerWarning
+from embstore.errors import ExecutorError, StoreNotFoundError, WorkerWarning
 from embstore.extraction.cast import Cast
 from embstore.extraction.encoder_recipe import EncoderRecipe
 from embstore.extraction.encoding import iter_encoded
@@ -71,7 +71,7 @@ class ExtractionJob:
         return PIECES_AT_A_TIME
 
     def begin(self) -> Callable[[Piece], Written]:
-        """Load the model and open the store; raises ClusterError where this is not what the plan was made with."""
+        """Load the model and open the store; raises ExecutorError where this is not what the plan was made with."""
         if self.encoder is not None:
             return _Worker(self, self.encoder, self._open())
         _compare_software(self.software)
@@ -86,7 +86,7 @@ class ExtractionJob:
                 return writer
         except StoreNotFoundError:
             pass
-        raise ClusterError(
+        raise ExecutorError(
             f"the store {self.path} is not to be seen here: the machines of a cluster must share its disk, "
             "or it stands in a bucket (s3://...)"
         )
@@ -96,7 +96,7 @@ def _compare_software(planned: Mapping[str, str]) -> None:
     """Refuse another embstore, and tell of other packages, which may change the last bits."""
     ours = software()
     if ours.get(EXACT) != planned.get(EXACT):
-        raise ClusterError(f"embstore {ours.get(EXACT)} is here, {planned.get(EXACT)} made the plan: install the same")
+        raise ExecutorError(f"embstore {ours.get(EXACT)} is here, {planned.get(EXACT)} made the plan: install the same")
     other = [
         f"{package} {ours.get(package, 'none')} (the plan's is {version})"
         for package, version in planned.items()

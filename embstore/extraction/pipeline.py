@@ -95,7 +95,7 @@ def extract(
 
     Raises StoreMismatchError where the store was made by another plan, StoreBusyError where another process
     writes it, NonFiniteError where a hidden state cannot be stored, StorageError where the disk is full,
-    ClusterError where an executor's workers are gone; what is committed by then stays.
+    ExecutorError where an executor's workers are gone; what is committed by then stays.
     """
     return extract_together(
         [plan], [place_of(store)], repair=repair, executor=executor, progress=progress, timings=timings

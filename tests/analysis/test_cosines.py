@@ -11,7 +11,8 @@ import pytest
 from embstore.analysis.geometry.cosines import CosineFigures, FusedCosines
 from embstore.analysis.geometry.kernels import add_cosine_block
 from embstore.analysis.groups import Grouping
-from embstore.analysis.scan import Reduction, reduce
+from embstore.analysis.parts import reduce
+from embstore.analysis.scan import Reduction
 from embstore.analysis.similarity.cosine_similarity import Anisotropy, IntraSentenceSimilarity, SelfSimilarity
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Store

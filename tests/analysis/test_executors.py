@@ -1,4 +1,4 @@
-"""Geometry and static vectors over executors: the same to the bit as in one process, whoever ends first."""
+"""Reductions, geometry and static vectors on executors: the same to the bit as in one process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from embstore.analysis.geometry.cosines import FusedCosines
 from embstore.analysis.geometry.measure import METRICS, geometry
 from embstore.analysis.geometry.moments import Moments
 from embstore.analysis.groups import Grouping
-from embstore.analysis.parts import LayerParts, part_edges
-from embstore.analysis.scan import Batch, Scope, reduce
-from embstore.analysis.spread import QueryJob, Waiting
+from embstore.analysis.parts import LayerParts, part_edges, reduce
+from embstore.analysis.scan import Batch, Scope
 from embstore.analysis.static.vectors import static_vectors
-from embstore.errors import ClusterError, InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
-from embstore.executor import InProcess
+from embstore.errors import ExecutorError, InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
+from embstore.executors import Processes
 from embstore.store import Selection, Store, open_store
-from tests.analysis.executors import Failing, Losing, Scattered
+from tests.analysis.executors import Scattered
 from tests.analysis.word_store import awkward_words, write_words
 from tests.object_server import Bucket
 
@@ -81,7 +80,6 @@ def test_geometry_is_the_same_to_the_bit(store: Store, options: dict[str, Any]) 
     asked = {"metrics": METRICS, "min_contexts": 1, "block_rows": 11, **options}
     whole = geometry(store, threads=1, **asked)
     require_same(geometry(store, threads=3, **asked), whole)
-    require_same(geometry(store, executor=InProcess(), **asked), whole)
     scattered = Scattered(7)
     require_same(geometry(store, executor=scattered, **asked), whole)
     assert scattered.done > 7
@@ -101,12 +99,11 @@ def test_a_selection_in_any_order_is_the_same(small: Store) -> None:
 def test_static_vectors_are_the_same_to_the_bit(store: Store, method: str) -> None:
     for layers, options in (([4], {"memory": 9_000}), ([4, 1], {"types": [5, 3, 20, 11], "precision": "float32"})):
         whole = static_vectors(store, layers=layers, method=method, **options)
-        for executor in (InProcess(), Scattered(3)):
-            found = static_vectors(store, layers=layers, method=method, executor=executor, **options)
-            assert list(found) == layers
-            for layer, vectors in found.items():
-                assert vectors.words == whole[layer].words
-                np.testing.assert_array_equal(vectors.vectors.view(np.int32), whole[layer].vectors.view(np.int32))
+        found = static_vectors(store, layers=layers, method=method, executor=Scattered(3), **options)
+        assert list(found) == layers
+        for layer, vectors in found.items():
+            assert vectors.words == whole[layer].words
+            np.testing.assert_array_equal(vectors.vectors.view(np.int32), whole[layer].vectors.view(np.int32))
 
 
 @pytest.fixture(scope="module")
@@ -128,16 +125,16 @@ def bits_of(found: dict[int, dict[str, Any]]) -> bytes:
     return pickle.dumps([cosines.selfsim, cosines.intrasim, cosines.anisotropy, moments.mean, moments.scatter])
 
 
-@settings(max_examples=8, deadline=None)
-@given(order=st.permutations(range(5)), threads=st.integers(1, 3))
-def test_no_order_in_which_pieces_end_changes_a_bit(small: Store, order: list[int], threads: int) -> None:
+@settings(max_examples=5, deadline=None)
+@given(order=st.permutations(range(5)), n_workers=st.integers(1, 3))
+def test_the_order_in_which_tasks_end_changes_no_bit(small: Store, order: list[int], n_workers: int) -> None:
     expected = bits_of(reduce(small, reducers_of(small), block_rows=8, threads=1))
-    scattered = Scattered(threads=threads, order=list(order))
+    scattered = Scattered(n_workers=n_workers, order=list(order))
     assert bits_of(reduce(small, reducers_of(small), block_rows=8, executor=scattered)) == expected
 
 
 class Placed:
-    """A reducer of a user: what it adds depends on where an occurrence stands in the selection."""
+    """A reducer of a user, whose sum depends on the places of occurrences in the selection."""
 
     def init(self, scope: Scope) -> list[float]:
         return [0.0, float(len(scope.selection.rows))]
@@ -153,7 +150,7 @@ class Placed:
         return state
 
 
-def test_a_reducer_that_knows_nothing_of_parts(small: Store) -> None:
+def test_a_reducer_without_of_part(small: Store) -> None:
     for source in (small, small.select(rows=np.arange(small.n_rows)[::-2])):
         expected = reduce(source, {"placed": Placed()}, block_rows=8)
         assert reduce(source, {"placed": Placed()}, block_rows=8, executor=Scattered(5)) == expected
@@ -162,7 +159,7 @@ def test_a_reducer_that_knows_nothing_of_parts(small: Store) -> None:
         assert expected[2]["placed"] == [pytest.approx(total), len(rows)]
 
 
-def test_parts_are_those_of_the_selection_alone() -> None:
+def test_parts_depend_on_the_selection_alone() -> None:
     assert part_edges(100, 10, 8, None) == [(0, 20), (20, 40), (40, 60), (60, 80), (80, 100)]
     assert part_edges(100, 10, 8, 2) == [(0, 50), (50, 100)]
     assert part_edges(25, 10, 8, None) == [(0, 10), (10, 20), (20, 25)]
@@ -171,79 +168,74 @@ def test_parts_are_those_of_the_selection_alone() -> None:
         part_edges(10, 10, 8, 0)
 
 
-def test_what_travels_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_and_states_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "FEWEST", 100)
     rng = np.random.default_rng(0)
     held = [(f"word{number}", rng.normal(size=(4, 8))) for number in range(2_000)]
     wide = write_words(tmp_path / "store.zarr", held).store
     step = LayerParts(wide.select(), reducers_of(wide), block_rows=20, local=False)
     tasks = list(step.tasks())
-    rows = max(task.rows for task in tasks)
+    rows = max(task.n_rows for task in tasks)
     assert max(len(pickle.dumps(task)) for task in tasks) < 40 * rows + 6_000
-    states = tasks[3].do(wide)
+    states = tasks[3].run(wide)
     assert len(pickle.dumps(states["cosines"])) < 100 * rows + 6_000 < wide.n_rows * 8
     again = pickle.loads(pickle.dumps(states["cosines"]))
     np.testing.assert_array_equal(again.sums, states["cosines"].sums)
     np.testing.assert_array_equal(again.values, states["cosines"].values)
 
 
-def test_the_progress_ends_with_all(store: Store) -> None:
+def test_progress_ends_at_the_total(store: Store) -> None:
     seen: list[tuple[int, int]] = []
     geometry(store, min_contexts=1, executor=Scattered(1), progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
-    told: list[tuple[int, int]] = []
-    static_vectors(store, layer=1, executor=Scattered(1), progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (store.n_rows, store.n_rows)
+    counts: list[tuple[int, int]] = []
+    static_vectors(store, layer=1, executor=Scattered(1), progress=lambda done, total: counts.append((done, total)))
+    assert counts[-1] == (store.n_rows, store.n_rows)
 
 
-@settings(max_examples=25, deadline=None)
-@given(order=st.permutations(range(9)), most=st.sampled_from([1, 40, 10**6]))
-def test_results_wait_for_their_turn_in_memory_or_a_file(order: list[int], most: int) -> None:
-    waiting = Waiting(most)
-    results = [bytes([number]) * (1 + 7 * number) for number in range(9)]
-    taken: list[bytes] = []
-    for number in order:
-        waiting.put(number, results[number])
-        while len(taken) in waiting:
-            taken.append(waiting.take(len(taken)))
-    waiting.close()
-    assert taken == results
-
-
-def one_line(error: pytest.ExceptionInfo[BaseException], *told: str) -> None:
+def one_line(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
     assert "\n" not in str(error.value)
-    for part in told:
+    for part in parts:
         assert part in str(error.value)
 
 
-def test_a_piece_that_fails_ends_it_with_its_reason(small: Store) -> None:
-    failing = Failing(ValueError("no such thing\nnor line"), places=(1, 2))
-    with pytest.raises(ClusterError) as caught:
-        geometry(small, min_contexts=1, block_rows=8, executor=failing)
-    one_line(caught, "1 of 6 pieces of the work failed", "ValueError: no such thing")
-    assert failing.begun == 2
-    with pytest.raises(NonFiniteError) as wrong:
-        static_vectors(small, layer=2, executor=Failing(NonFiniteError("row 3 is not finite"), places=(0,)))
-    one_line(wrong, "row 3 is not finite", "1 of 1 pieces of the work failed")
-    with pytest.raises(ClusterError, match="with 4 of 5 pieces"):
-        reduce(small, reducers_of(small), block_rows=8, executor=Losing())
+class Failing:
+    """A reducer that fails at the third part."""
+
+    def init(self, scope: Scope) -> int:
+        return 0
+
+    def update(self, state: int, batch: Batch) -> int:
+        if batch.start >= 80:
+            raise ValueError("no such thing")
+        return state + len(batch)
+
+    def merge(self, state: int, other: int) -> int:
+        return state + other
+
+    def finish(self, state: int, scope: Scope) -> int:
+        return state
 
 
-def test_what_is_wrong_with_a_store_is_said_as_in_one_process(tmp_path: Path) -> None:
+def test_the_error_of_a_task_is_raised(small: Store) -> None:
+    with pytest.raises(ValueError, match="no such thing"):
+        reduce(small, {"failing": Failing()}, block_rows=8, executor=Scattered())
+
+
+def test_faults_of_a_store_are_reported_as_in_one_process(tmp_path: Path) -> None:
     vectors = np.ones((30, 8), np.float32)
     vectors[20, 3] = np.nan
     broken = write_words(tmp_path / "broken.zarr", [("word", vectors), ("other", np.ones((4, 8)))]).store
-    executor = InProcess(attempts=2)
     for call in (geometry, partial(static_vectors, layer=2)):
         with pytest.raises(NonFiniteError) as caught:
-            call(broken, executor=executor)
-        one_line(caught, "not finite", "layer 2, row", "pieces of the work failed")
+            call(broken, executor=Scattered())
+        one_line(caught, "not finite", "layer 2, row")
     words = [("word", np.ones((400, 8))), ("other", np.ones((40, 8)))]
     with pytest.warns(UnfinishedStoreWarning):
         unfinished = write_words(tmp_path / "unfinished.h5", words, written=False).store
     with pytest.raises(MissingRowsError):
-        geometry(unfinished, executor=executor)
+        geometry(unfinished, executor=Scattered())
     written = unfinished.select(rows=np.arange(256))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a worker does not warn once more
@@ -251,22 +243,29 @@ def test_what_is_wrong_with_a_store_is_said_as_in_one_process(tmp_path: Path) ->
 
 
 def test_another_store_at_the_path_is_refused(tmp_path: Path) -> None:
-    job = QueryJob.over(write_words(tmp_path / "store.zarr", [("word", np.ones((30, 8))), ("other", np.eye(8))]).store)
-    sent = pickle.dumps(job)
-    pickle.loads(pickle.dumps(pickle.loads(sent))).begin()
+    store = write_words(tmp_path / "store.zarr", [("word", np.ones((30, 8))), ("other", np.eye(8))]).store
     write_words(tmp_path / "other.zarr", [("word", np.ones((30, 8))), ("others", np.ones((3, 8)))])
     shutil.rmtree(tmp_path / "store.zarr")
     shutil.move(tmp_path / "other.zarr", tmp_path / "store.zarr")
-    with pytest.raises(ClusterError) as caught:
-        pickle.loads(sent).begin()
+    with pytest.raises(ExecutorError) as caught:
+        reduce(store, {"all": Moments()}, executor=Scattered())
     one_line(caught, "store.zarr is another store on the worker")
+
+
+@pytest.mark.slow
+def test_processes_compute_the_same(small: Store) -> None:
+    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1, "block_rows": 9}
+    with Processes(2) as executor:
+        require_same(geometry(small, executor=executor, **asked), geometry(small, **asked))
+        found = static_vectors(small, layer=2, executor=executor)
+    np.testing.assert_array_equal(found.vectors, static_vectors(small, layer=2).vectors)
 
 
 @pytest.mark.slow
 def test_a_store_in_a_bucket_is_the_same(small: Store, bucket: Bucket) -> None:
     assert isinstance(small.path, Path)
-    far = open_store(bucket.upload(small.path, "small.zarr"))
+    remote = open_store(bucket.upload(small.path, "small.zarr"))
     asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1, "block_rows": 9, "memory": 10_000}
-    require_same(geometry(far, executor=Scattered(4), **asked), geometry(small, **asked))
-    near, found = static_vectors(small, layer=2), static_vectors(far, layer=2, executor=Scattered(4))
-    np.testing.assert_array_equal(found.vectors, near.vectors)
+    require_same(geometry(remote, executor=Scattered(4), **asked), geometry(small, **asked))
+    expected, found = static_vectors(small, layer=2), static_vectors(remote, layer=2, executor=Scattered(4))
+    np.testing.assert_array_equal(found.vectors, expected.vectors)

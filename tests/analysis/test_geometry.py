@@ -14,7 +14,8 @@ import torch
 from embstore.analysis import groups
 from embstore.analysis.geometry.measure import METRICS, geometry
 from embstore.analysis.geometry.summary import bootstrap_means, extreme_words, summarize_geometry
-from embstore.analysis.scan import Batch, Reduction, Scope, reduce, selected
+from embstore.analysis.parts import reduce
+from embstore.analysis.scan import Batch, Reduction, Scope, selected
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.store import Selection
 from tests.analysis.test_spectra import explained

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embstore.errors import ClusterError, WorkerWarning
+from embstore.errors import ExecutorError, WorkerWarning
 from embstore.executor import Executor
 from tests.cluster import jobs
 
@@ -63,7 +63,7 @@ class ExecutorTests:
     def test_no_worker_can_begin(self, executor: Executor) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with pytest.raises(ClusterError, match="the model is not here"):
+            with pytest.raises(ExecutorError, match="the model is not here"):
                 list(executor.run(jobs.CannotBegin(), range(4)))
 
 
@@ -83,13 +83,13 @@ class WorkerTests(ExecutorTests):
     def test_a_piece_that_kills_every_worker_is_reported(self, executor: Executor) -> None:
         outcomes = {outcome.piece: outcome for outcome in executor.run(jobs.KillsAlways(3), range(6))}
         assert set(outcomes) == set(range(6))
-        assert isinstance(outcomes[3].error, ClusterError)
+        assert isinstance(outcomes[3].error, ExecutorError)
         assert outcomes[3].attempts == ATTEMPTS
         assert all(outcomes[piece].result for piece in (0, 1, 2, 4, 5))
 
     def test_an_error_that_cannot_travel_is_told_all_the_same(self, executor: Executor) -> None:
         (outcome,) = executor.run(jobs.RaisesUnpicklable(), [0])
-        assert isinstance(outcome.error, ClusterError)
+        assert isinstance(outcome.error, ExecutorError)
         assert str(outcome.error) == "Unpicklable: this and that"
 
 

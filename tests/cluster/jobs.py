@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from embstore.errors import ClusterError, StorageError, WorkerWarning
+from embstore.errors import ExecutorError, StorageError, WorkerWarning
 
 Work = Callable[[int], tuple[int, int]]
 
@@ -89,7 +89,7 @@ class CannotBegin:
 
     def begin(self) -> Work:
         if self.folder is None or first(self.folder / "begun"):
-            raise ClusterError("the model is not here")
+            raise ExecutorError("the model is not here")
         warnings.warn("torch 1.0 is here", WorkerWarning, stacklevel=1)
         return Squares().begin()
 

@@ -13,7 +13,7 @@ import pytest
 import embstore as es
 from embstore.cluster.processes import Processes
 from embstore.corpus import Sentence
-from embstore.errors import ClusterError, InvalidValueError, NonFiniteError, WorkerWarning
+from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError, WorkerWarning
 from embstore.executor import InProcess
 from embstore.extraction import distribution
 from embstore.extraction.distribution import job_of
@@ -153,7 +153,7 @@ def test_a_worker_that_is_not_like_the_coordinator_says_so(tmp_path: Path, model
         ):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("embstore.store.zarr.shard_writer.MARK_SECONDS", 0.0)
-                with pytest.raises(ClusterError, match=told) as raised:
+                with pytest.raises(ExecutorError, match=told) as raised:
                     replace(job, **changed).begin()
             assert "\n" not in str(raised.value)
         with pytest.warns(WorkerWarning, match=r"torch .* \(the plan's is 1\.0\): the last bits of vectors may differ"):

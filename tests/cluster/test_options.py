@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embstore.cluster.processes import Processes
-from embstore.errors import ClusterError, InvalidValueError
+from embstore.errors import ExecutorError, InvalidValueError
 from embstore_cli.workers import executor_of, planning_device, require_one_pass
 from tests.cluster.ray_head import free_port
 
@@ -28,8 +28,8 @@ def test_devices_are_processes_and_the_plan_is_made_on_the_first() -> None:
     [
         (None, 2, None, "give --cluster ray too"),
         ("ray", None, "0", "give one of them"),
-        ("dask", None, None, "cluster 'dask' is not known"),
-        ("ray:", None, None, "cluster 'ray:' is not known"),
+        ("dask", None, None, "unknown cluster 'dask'"),
+        ("ray:", None, None, "unknown cluster 'ray:'"),
         ("ray:here", None, None, "give host:port"),
         ("ray", 0, None, "workers 0 is not allowed"),
         (None, None, "0,,1", "device '' is not known"),
@@ -43,7 +43,7 @@ def test_what_makes_no_sense_is_refused(
 
 
 def test_a_cluster_that_does_not_answer_is_refused_before_the_corpus_is_read() -> None:
-    with pytest.raises(ClusterError, match="Connection refused"):
+    with pytest.raises(ExecutorError, match="Connection refused"):
         executor_of(f"ray:127.0.0.1:{free_port()}", None, None)
 
 

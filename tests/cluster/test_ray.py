@@ -10,7 +10,7 @@ import pytest
 
 import embstore as es
 from embstore.cluster.ray import RayExecutor
-from embstore.errors import ClusterError, InvalidValueError, MissingPackageError
+from embstore.errors import ExecutorError, InvalidValueError, MissingPackageError
 from embstore.executor import Executor
 from embstore.store import StoreWriter
 from tests.cluster import jobs
@@ -73,13 +73,13 @@ def test_a_head_that_is_stopped_and_started_again(
     executor = RayExecutor(head.address, workers=3)
     slowly = Troubled(executor, Troubles(tmp_path, seconds=1.0))
     with pytest.raises(
-        ClusterError, match=r"is gone, its head was stopped .* the same command again goes on"
+        ExecutorError, match=r"is gone, its head was stopped .* the same command again goes on"
     ) as raised:
         es.extract(made(), tmp_path / "s.zarr", executor=slowly, progress=stop)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
     with StoreWriter(tmp_path / "s.zarr") as writer:
         assert 0 < len(writer.missing()) < writer.metadata.layout.n_partitions
-    with pytest.raises(ClusterError, match="no Ray cluster answers"):
+    with pytest.raises(ExecutorError, match="no Ray cluster answers"):
         es.extract(made(), tmp_path / "s.zarr", executor=executor)
     head.start()
     es.extract(made(), tmp_path / "s.zarr", executor=Troubled(executor, Troubles(tmp_path)))  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ def test_an_address_of_no_cluster_is_refused_at_once() -> None:
     pytest.importorskip("ray")
     address = f"127.0.0.1:{free_port()}"
     for given in (address, f"ray://{address}"):
-        with pytest.raises(ClusterError, match=f"no Ray cluster answers at {given}: Connection refused"):
+        with pytest.raises(ExecutorError, match=f"no Ray cluster answers at {given}: Connection refused"):
             list(RayExecutor(given).run(jobs.Squares(), range(3)))
 
 

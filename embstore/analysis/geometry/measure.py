@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,12 +26,10 @@ from embstore.analysis.similarity.cosine_similarity import (
     SelfSimilarity,
     mean_cosine,
 )
-from embstore.analysis.steps import results_of
-from embstore.analysis.word_steps import WordsStep
+from embstore.analysis.steps import WordsStep, results_of
 from embstore.analysis.words import eligible_types, rows_of_words
 from embstore.devices import choose_device
 from embstore.errors import InvalidValueError
-from embstore.executor import Executor
 from embstore.store import Selection, Store
 
 PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
@@ -83,7 +82,7 @@ def geometry(
     `memory` and with one thread, and `threads` are those of one process; the table is the same to the bit (on
     processors of one kind). `progress`: is told what is done, and of how much.
 
-    Raises InvalidValueError, MissingRowsError for rows not yet written, NonFiniteError, ClusterError.
+    Raises InvalidValueError, MissingRowsError for rows not yet written, NonFiniteError, ExecutorError.
     """
     wanted = _checked_metrics(metrics)
     if baseline not in BASELINES:
@@ -149,7 +148,6 @@ class _Study:
             [*passes, *explained],
             self.selection.store,
             executor=self.executor,
-            memory=max(1, self.memory // 2),
             progress=lambda done: self.progress(min(done, self._total), self._total),
         )
         found: dict[int, dict[str, Any]] = {layer: {} for layer in self.selection.layers}
@@ -256,7 +254,7 @@ class _Study:
         sizes: dict[str, Any] = {}
         if words:
             states = self.memory // (3 * 8 * self.selection.store.hidden_size * words)
-            sizes["most_threads"] = max(1, states - 2)
+            sizes["max_threads"] = max(1, states - 2)
             sizes["parts"] = max(FEWEST, len(selection.rows) // (PART_TIMES * words))
         return LayerParts(selection, reducers, local=self.executor is None, **sizes, **self.computing)
 

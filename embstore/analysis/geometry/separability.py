@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.groups import Grouping, group_sums
-from embstore.analysis.scan import Batch, Scope, reduce, selected
+from embstore.analysis.parts import reduce
+from embstore.analysis.scan import Batch, Scope, selected
 from embstore.errors import InvalidValueError
 from embstore.store import Selection, Store
 

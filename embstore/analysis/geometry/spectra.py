@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.geometry.eigen import largest_eigenvalues
 from embstore.analysis.scan import selected
+from embstore.analysis.steps import WordsStep
 from embstore.analysis.word_batches import Computing, WordBatch, map_words
-from embstore.analysis.word_steps import WordsStep
 from embstore.analysis.words import WordRows, all_types, rows_of_words
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Selection, Store
@@ -47,7 +47,7 @@ def maximum_explainable_variance(
     selection = selected(source, layer)
     words = rows_of_words(selection, all_types(selection) if types is None else types)
     computing = {"precision": precision, "device": device, "memory": memory}
-    return explained_shares(selection, layer, words, centered=centered, **computing).here(
+    return explained_shares(selection, layer, words, centered=centered, **computing).run(
         progress or (lambda done: None)
     )
 

@@ -83,7 +83,7 @@ def space_of(
     if not center and not components:
         return Space(metric)
     from embstore.analysis.geometry.moments import Moments
-    from embstore.analysis.scan import reduce
+    from embstore.analysis.parts import reduce
 
     found = reduce(source, {"moments": Moments()}, layers=layer)[layer]["moments"]
     if components >= len(found.mean):

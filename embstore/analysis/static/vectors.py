@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args, overload
@@ -13,13 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.geometry.eigen import largest_eigenpairs
 from embstore.analysis.geometry.spectra import word_grams, word_moment
-from embstore.analysis.scan import WAITING_NBYTES, selected
-from embstore.analysis.steps import results_of
+from embstore.analysis.scan import selected
+from embstore.analysis.steps import WordsStep, results_of
 from embstore.analysis.word_batches import Computing, WordBatch, map_words
-from embstore.analysis.word_steps import WordsStep
 from embstore.analysis.words import WordRows, all_types, eligible_types, rows_of_words
 from embstore.errors import InvalidValueError
-from embstore.executor import Executor
 from embstore.store import Selection, Store
 from embstore.vectors import WordVectors
 
@@ -111,7 +110,7 @@ def static_vectors(
     the bit. `progress`: is told how many occurrences are done, of how many, over all layers.
 
     Raises InvalidValueError for an option not allowed, a layer not stored, and where no word is left;
-    MissingRowsError, NonFiniteError, ClusterError.
+    MissingRowsError, NonFiniteError, ExecutorError.
     """
     _check(layer, layers, method, scale, components)
     selection = selected(source, [layer] if layer is not None else layers)
@@ -126,7 +125,6 @@ def static_vectors(
         steps,
         selection.store,
         executor=executor,
-        memory=memory or WAITING_NBYTES,
         progress=lambda done: None if progress is None else progress(done, total),
     )
     found = {}

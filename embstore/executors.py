@@ -1,0 +1,391 @@
+"""Executors for extraction and queries: processes of this machine, one a device, and the workers of a Ray cluster.
+
+Both follow `concurrent.futures.Executor`, and wherever embstore takes an executor any other one will do, such as
+`mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`. Nothing is retried here: what fails is named, and
+the same command resumes.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from importlib.util import find_spec
+from multiprocessing import connection, get_context, parent_process
+from types import TracebackType
+from typing import Any, TypeVar
+
+from embstore.errors import EmbstoreError, ExecutorError, InvalidValueError, MissingPackageError
+
+__all__ = ["Processes", "RayExecutor"]
+
+T = TypeVar("T")
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+DEFAULT_WORKERS = 8  # of an executor that does not say how many it has
+CONNECT_SECONDS = 5.0
+PLACED_SECONDS = 300.0
+OBJECT_STORE_NBYTES = 128 * 2**20  # of a Ray cluster that is started here: tasks and results are small
+
+
+class Processes(ProcessPoolExecutor):
+    """Run tasks in processes of this machine, each of which sees one device alone.
+
+    A script that uses it must guard its own code with `if __name__ == "__main__":`, as for any process pool that
+    starts its processes afresh. Leaving the `with` block because of an error ends the processes at once.
+
+    Parameters
+    ----------
+    n_workers:
+        The number of processes; by default one for each device, or one for each core.
+    devices:
+        The device of each process: "cpu", or the number of a GPU (`1` or "cuda:1"); one may be named several times.
+        By default all processes use the CPU. Processes on the CPU share its cores, unless OMP_NUM_THREADS says how
+        many threads each has.
+
+    Raises
+    ------
+    InvalidValueError
+        For an unknown device, or numbers of workers and devices that differ.
+    """
+
+    def __init__(self, n_workers: int | None = None, *, devices: Iterable[str | int] | None = None) -> None:
+        _check_at_least("n_workers", n_workers, 1)
+        names = ("cpu",) * (n_workers or _n_cores()) if devices is None else tuple(map(device_name, devices))
+        if not names:
+            raise InvalidValueError("no device is given: name one or more, such as 0,1 or cpu")
+        if n_workers not in (None, len(names)):
+            raise InvalidValueError(f"{n_workers} workers do not fit {len(names)} devices: give one device a worker")
+        self.devices = names
+        context = get_context("spawn")
+        environments = context.SimpleQueue()
+        for name in names:
+            environments.put(worker_environment(name, names, os.environ))
+        super().__init__(len(names), mp_context=context, initializer=_begin_process, initargs=(environments,))
+
+    @property
+    def n_workers(self) -> int:
+        return len(self.devices)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            for process in list((self._processes or {}).values()):
+                process.kill()
+        self.shutdown(wait=True, cancel_futures=True)
+
+
+def device_name(device: str | int) -> str:
+    """Return "cpu" or "cuda:N" for the name or number of a device."""
+    name = str(device).strip()
+    if name == "cpu":
+        return name
+    found = re.fullmatch(r"(?:cuda:)?([0-9]{1,3})", name)
+    if found is None:
+        raise InvalidValueError(f"unknown device {name!r}: give numbers of GPUs such as 0,1, or cpu")
+    return f"cuda:{int(found[1])}"
+
+
+def worker_environment(device: str, devices: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which a process sees its device alone and uses its share of the cores."""
+    if device == "cpu":
+        share = str(max(1, _n_cores() // devices.count("cpu")))
+        threads = {} if any(name in base for name in THREAD_VARIABLES) else dict.fromkeys(THREAD_VARIABLES, share)
+        return {"CUDA_VISIBLE_DEVICES": "", **threads}
+    number = int(device.removeprefix("cuda:"))
+    visible = [name.strip() for name in base.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if "CUDA_VISIBLE_DEVICES" in base and number >= len(visible):
+        raise InvalidValueError(f"device {device} does not exist: CUDA_VISIBLE_DEVICES shows {len(visible)} GPUs")
+    return {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number)}
+
+
+def _n_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _begin_process(environments: Any) -> None:
+    """Prepare a worker process: its device and threads, no Ctrl-C of its own, and its end with the coordinator."""
+    os.environ.update(environments.get())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
+    if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        torch.set_num_threads(int(threads))
+
+
+def _end_with_parent() -> None:
+    """End this process when the coordinator is gone, so that nothing more is written."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+class RayExecutor(Executor):
+    """Run tasks on the workers (actors) of a Ray cluster.
+
+    embstore of the same version must be installed on all machines; no file of this machine is sent there. Ray restarts
+    a lost worker and repeats its tasks up to three times.
+
+    Parameters
+    ----------
+    address:
+        "host:port" of the head, "ray://host:port", "auto" for the cluster that runs on this machine, or "local" to
+        start one here; by default that of RAY_ADDRESS, else "auto" if one runs, else "local".
+    n_workers:
+        How many workers; by default as many as the cluster has GPUs, or CPUs if it has no GPU.
+    gpus_per_worker, cpus_per_worker:
+        What each worker takes; by default one CPU, and one GPU if the cluster has GPUs.
+
+    Raises
+    ------
+    MissingPackageError
+        Without the package ray.
+    ExecutorError
+        If no cluster answers, or it has no place for the workers within five minutes.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        n_workers: int | None = None,
+        gpus_per_worker: float | None = None,
+        cpus_per_worker: float = 1,
+    ) -> None:
+        _check_at_least("n_workers", n_workers, 1)
+        _check_at_least("gpus_per_worker", gpus_per_worker, 0)
+        _check_at_least("cpus_per_worker", cpus_per_worker, 0)
+        if find_spec("ray") is None:
+            raise MissingPackageError("a Ray cluster needs the package ray: pip install 'embstore[ray]'")
+        _check_address(address)
+        import ray
+
+        self._started = not ray.is_initialized()
+        if self._started:
+            _connect(ray, address, n_cpus=(n_workers or 1) * cpus_per_worker)
+        api: Any = ray
+        resources: Mapping[str, float] = api.cluster_resources()
+        gpus = float(resources.get("GPU", 0) > 0) if gpus_per_worker is None else gpus_per_worker
+        self.n_workers = n_workers or _n_fitting(resources, cpus_per_worker, gpus)
+        kind: Any = ray.remote(_RayWorker).options(
+            num_cpus=cpus_per_worker,
+            num_gpus=gpus,
+            max_restarts=3,
+            max_task_retries=3,
+            scheduling_strategy="SPREAD",
+        )
+        self._ray = api
+        self._workers = [kind.remote() for _ in range(self.n_workers)]
+        self._pending: dict[Future[Any], int] = {}
+        self._closed = False
+        ready = [worker.is_ready.remote() for worker in self._workers]
+        placed, _ = ray.wait(ready, num_returns=len(ready), timeout=PLACED_SECONDS)
+        if len(placed) < len(ready):
+            self.shutdown(cancel_futures=True)
+            raise ExecutorError(
+                f"the Ray cluster has places for {len(placed)} of {len(ready)} workers with {cpus_per_worker:g} CPUs "
+                f"and {gpus:g} GPUs each: ask for fewer"
+            )
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run a function on the worker with the fewest tasks; the function and its arguments are pickled."""
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        loads = list(self._pending.copy().values())
+        number = min(range(self.n_workers), key=loads.count)
+        call = self._ray.cloudpickle.dumps((function, args, kwargs))
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+        self._pending[future] = number
+        future.add_done_callback(lambda done: self._pending.pop(done, None))
+        reference = self._workers[number].call.remote(call)
+        reference.future().add_done_callback(lambda answer: _hand_on(answer, future))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Release the workers, after the tasks that were submitted unless `cancel_futures`."""
+        self._closed = True
+        pending = list(self._pending)
+        if wait and not cancel_futures:
+            for future in pending:
+                future.exception()
+        for worker in self._workers:
+            self._ray.kill(worker)
+        self._workers = []
+        if self._started:
+            self._ray.shutdown()
+
+
+class _RayWorker:
+    """A Ray actor that runs whatever it is given.
+
+    Calls and results are pickled here: Ray itself would return arrays that are read-only.
+    """
+
+    def is_ready(self) -> bool:
+        return True
+
+    def call(self, call: bytes) -> bytes:
+        function, args, kwargs = pickle.loads(call)
+        return pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
+
+
+def _hand_on(answer: Future[Any], future: Future[Any]) -> None:
+    """Give a future what Ray answered; an error without the traceback that Ray adds to its text."""
+    error = answer.exception()
+    if error is None:
+        try:
+            future.set_result(pickle.loads(answer.result()))
+        except Exception as failure:
+            future.set_exception(failure)
+        return
+    cause = getattr(error, "cause", None)
+    future.set_exception(cause if isinstance(cause, Exception) else ExecutorError(f"a Ray worker was lost: {error}"))
+
+
+def _connect(ray: Any, address: str | None, *, n_cpus: float) -> None:
+    """Connect to the cluster, or start one; raises ExecutorError in one line."""
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address is None and "RAY_ADDRESS" not in os.environ:
+            try:
+                ray.init(address="auto", **quiet)
+            except ConnectionError:
+                address = "local"
+        if address == "local":
+            size = max(os.cpu_count() or 1, int(n_cpus))
+            options = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_NBYTES}
+            ray.init(address="local", num_cpus=size, **options, **quiet)
+        elif not ray.is_initialized():
+            ray.init(address=address, **quiet)
+    except Exception as error:
+        named = "" if address is None else f" at {address}"
+        raise ExecutorError(f"cannot connect to a Ray cluster{named}: {one_line(error)}") from error
+
+
+def _check_address(address: str | None) -> None:
+    """Refuse what is no address of a Ray cluster, and one where nothing listens, before Ray waits for it."""
+    if address is None or address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
+        raise InvalidValueError(
+            f"{address!r} is not the address of a Ray cluster: give host:port, ray://host:port, auto or local"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ExecutorError(
+            f"no Ray cluster answers at {address}: {error.strerror or error}; "
+            "give the address that `ray start --head` prints"
+        ) from error
+
+
+def _n_fitting(resources: Mapping[str, float], cpus: float, gpus: float) -> int:
+    fits = [resources.get(name, 0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
+    return max(1, int(min(fits, default=1)))
+
+
+def _check_at_least(name: str, value: float | None, least: int) -> None:
+    if value is not None and value < least:
+        raise InvalidValueError(f"{name} {value} is not allowed: give {least} or more")
+
+
+def n_workers_of(executor: Executor) -> int:
+    """Return how many tasks an executor runs at a time, as far as it says so."""
+    found = getattr(executor, "n_workers", None) or getattr(executor, "_max_workers", None)
+    return found if isinstance(found, int) else DEFAULT_WORKERS
+
+
+def iter_results(executor: Executor, calls: Iterable[Callable[[], T]], *, in_flight: int | None = None) -> Iterator[T]:
+    """Run calls without arguments on an executor and yield their results in the order of the calls.
+
+    At most `in_flight` calls (by default two a worker) are submitted and not yet yielded, so that few results wait in
+    memory. Raises the error of the first call that fails, and ExecutorError if workers are lost; closing the iterator
+    cancels what has not begun.
+    """
+    most = in_flight or 2 * n_workers_of(executor)
+    futures: deque[Future[T]] = deque()
+    try:
+        for call in calls:
+            if len(futures) >= most:
+                yield _result(futures.popleft())
+            futures.append(_submit(executor, call))
+        while futures:
+            yield _result(futures.popleft())
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def iter_completed(executor: Executor, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Run calls as `iter_results` does and yield their results as they complete."""
+    most = 2 * n_workers_of(executor)
+    futures: set[Future[T]] = set()
+    try:
+        for call in calls:
+            futures.add(_submit(executor, call))
+            while len(futures) >= most:
+                done, futures = wait(futures, return_when=FIRST_COMPLETED)
+                yield from map(_result, done)
+        while futures:
+            done, futures = wait(futures, return_when=FIRST_COMPLETED)
+            yield from map(_result, done)
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _submit(executor: Executor, call: Callable[[], T]) -> Future[T]:
+    try:
+        return executor.submit(_run, call)
+    except BrokenExecutor as error:
+        raise _lost(error) from error
+
+
+def _result(future: Future[T]) -> T:
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        raise _lost(error) from error
+
+
+def _lost(error: BaseException) -> ExecutorError:
+    return ExecutorError(
+        "a worker process ended abruptly; the system ends processes so if memory is short. Use fewer workers, or "
+        "start the work again"
+    )
+
+
+def _run(call: Callable[[], T]) -> T:
+    """Run a call; an error that cannot be unpickled elsewhere becomes an ExecutorError with the same text."""
+    try:
+        return call()
+    except Exception as error:
+        raise portable(error) from None
+
+
+def portable(error: Exception) -> Exception:
+    """Return an error that survives pickling."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return ExecutorError(one_line(error))
+    return error
+
+
+def one_line(error: BaseException) -> str:
+    """Format an exception as one line, prefixed with its type unless it is an EmbstoreError."""
+    text = " ".join(str(error).split())
+    if isinstance(error, EmbstoreError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
