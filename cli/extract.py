@@ -1,33 +1,40 @@
-"""`embstore plan` and `embstore extract`."""
+"""Commands that plan and run an extraction."""
 
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 import embstore as es
-from embstore.errors import StorageError
-from embstore_cli.help import Command
-from embstore_cli.output import AsJson, print_json
-from embstore_cli.progress import progress_bar
-from embstore_cli.windows import AttentionWindow, ContextWindow, places, windows_asked
-from embstore_cli.workers import Cluster, Devices, Workers, executor_of, planning_device, require_one_pass
+from embstore.errors import InvalidValueError, StorageError, StoreMismatchError, StoreNotFoundError
+from embstore_cli.options import (
+    AsJson,
+    Device,
+    Layers,
+    Model,
+    NewStore,
+    layers_of,
+    read_settings,
+    read_words,
+    set_option,
+)
+from embstore_cli.output import counted, print_json
+from embstore_cli.workers import executor_of
 
 if TYPE_CHECKING:
     from embstore.extraction.sweep import WindowPlan
-    from embstore.store.storage.location import ObjectPath
 
-UnitName = Literal["word", "subword"]
-PoolingName = Literal["mean", "first", "last", "max"]
-DtypeName = Literal["float16", "float32", "bfloat16", "int8"]
-
-MODEL = "Model"
-STORED = "What is stored"
-KEPT = "Which words are kept"
-READ = "How the corpus is read"
+KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
+SENTENCES_COMPARED = 1000  # of a corpus with an existing store, before the model is loaded
+KEEP = {"per": str, "seed": int}
+READING = {"normalize": str, "columns": str, "encoding": str}
+COMPUTING = {"compute_dtype": str, "batch_subwords": int, "max_length": int}
+SETTINGS = {**COMPUTING, **KEEP, **READING}
 
 Corpus = Annotated[
     str,
@@ -36,150 +43,94 @@ Corpus = Annotated[
         help="A text file or a folder of them: .txt, .conllu, .conll, .pse, .jsonl or .tsv, also .gz or .zst.",
     ),
 ]
-StorePath = Annotated[
-    str, typer.Argument(metavar="STORE", help="The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")
-]
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="M",
-        rich_help_panel=MODEL,
-        help="Model folder or hub name; or a file of word vectors, random:DIM, subwords:M, bag: before these.",
-    ),
-]
-Device = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")]
-Compute = Annotated[
-    str,
-    typer.Option(
-        metavar="DTYPE",
-        rich_help_panel=MODEL,
-        help="What the model computes in: float32, float16 or bfloat16; auto is float32 on a CPU, else float16.",
-    ),
-]
-BatchSubwords = Annotated[
-    int | None,
-    typer.Option(metavar="N", rich_help_panel=MODEL, help="Subwords a batch (2048 on a CPU, 16384 on a GPU)."),
-]
-MaxLength = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        rich_help_panel=MODEL,
-        help="Cut sentences after so many subwords, special ones included (the model's own limit).",
-    ),
-]
-Layers = Annotated[
-    str,
-    typer.Option(
-        metavar="LIST",
-        rich_help_panel=STORED,
-        help="all, last, or numbers such as 0,3,6-12; 0 is the embedding output, N the output of block N.",
-    ),
-]
-Unit = Annotated[UnitName, typer.Option(metavar="UNIT", rich_help_panel=STORED, help="A row a word, or a subword.")]
+Unit = Annotated[Literal["word", "subword"], typer.Option(metavar="UNIT", help="One row a word, or a subword.")]
 Pooling = Annotated[
-    PoolingName,
-    typer.Option(
-        metavar="HOW",
-        rich_help_panel=STORED,
-        help="How a word's subwords become one vector: mean, first, last or max.",
-    ),
+    Literal["mean", "first", "last", "max"],
+    typer.Option(metavar="NAME", help="How subword vectors become a word's vector: mean, first, last or max."),
 ]
 Dtype = Annotated[
-    DtypeName,
-    typer.Option(metavar="DTYPE", rich_help_panel=STORED, help="float16, float32, bfloat16 or int8."),
+    Literal["float16", "float32", "bfloat16", "int8"],
+    typer.Option(metavar="DTYPE", help="Stored type: float16, float32, bfloat16 or int8."),
 ]
 Words = Annotated[
     Path | None, typer.Option(metavar="FILE", rich_help_panel=KEPT, help="Only the words of this file, one a line.")
 ]
-Labelled = Annotated[bool, typer.Option("--labelled", rich_help_panel=KEPT, help="Only words that have a label.")]
 Label = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", rich_help_panel=KEPT, help="Only words that have a label in this column."),
+    typer.Option(metavar="COLUMN", rich_help_panel=KEPT, help="Only words with a label in this column; any: in any."),
 ]
 MinContexts = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=KEPT, help="Only words that occur in N different sentences or more.")
 ]
 MaxContexts = Annotated[
-    int | None,
-    typer.Option(metavar="N", rich_help_panel=KEPT, help="At most N occurrences of a word, drawn at random."),
+    int | None, typer.Option(metavar="N", rich_help_panel=KEPT, help="At most N occurrences of a word, at random.")
 ]
-Per = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COLUMN", rich_help_panel=KEPT, help="Count --max-contexts for each word and label of this column."
-    ),
-]
-Seed = Annotated[int, typer.Option(metavar="N", rich_help_panel=KEPT, help="Seed of what is drawn at random.")]
 Format = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME", rich_help_panel=READ, help="text, conllu, conll, pse, edge or sts (told by the suffix)."
-    ),
+    typer.Option(metavar="NAME", rich_help_panel=READ, help="text, conllu, conll, pse, edge or sts (by its suffix)."),
 ]
 Split = Annotated[
     str | None,
-    typer.Option(metavar="HOW", rich_help_panel=READ, help="Text becomes words at each space, or punctuation too."),
+    typer.Option(metavar="NAME", rich_help_panel=READ, help="Split text into words at space, or punctuation too."),
 ]
-Normalize = Annotated[
+ContextWindow = Annotated[
     str | None,
-    typer.Option(metavar="LIST", rich_help_panel=READ, help="nfc, nfkc, lower, joined by commas (words as written)."),
+    typer.Option(
+        metavar="K",
+        rich_help_panel=WINDOWS,
+        help="Give the model only K words left and right of each target: a number or full. Several, such as "
+        "0,2,8,full, write a store each: NAME-k0.zarr to NAME-full.zarr.",
+    ),
 ]
-Columns = Annotated[
+AttentionWindow = Annotated[
     str | None,
-    typer.Option(metavar="LIST", rich_help_panel=READ, help="Column names of a .conll file, such as word,pos,-,ner."),
+    typer.Option(
+        metavar="K",
+        rich_help_panel=WINDOWS,
+        help="Give the model the whole sentence, but let a word attend only to words at most K away in every layer. "
+        "Several write NAME-a0.zarr and so on.",
+    ),
 ]
-Encoding = Annotated[
-    str | None, typer.Option(metavar="NAME", rich_help_panel=READ, help="Character encoding, such as latin-1 (utf-8).")
+Devices = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", rich_help_panel=WORKERS, help="A process for each of these: GPUs as 0,1, or cpu."),
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("plan", cls=Command, epilog="Example: embstore plan ewt.conllu --model bert-base-uncased")(plan)
-    app.command(
-        "extract",
-        cls=Command,
-        epilog="Example: embstore extract ewt.conllu ewt.zarr -m bert-base-uncased --layers 0,6,12",
-    )(extract)
+Cluster = Annotated[
+    str | None,
+    typer.Option(metavar="ray[:ADDRESS]", rich_help_panel=WORKERS, help="The workers of a Ray cluster."),
+]
+Workers = Annotated[
+    int | None, typer.Option(metavar="N", rich_help_panel=WORKERS, help="Number of workers (all of the cluster).")
+]
+Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
 
 
 def plan(
     corpus: Corpus,
     model: Model,
     device: Device = "auto",
-    compute_dtype: Compute = "auto",
-    batch_subwords: BatchSubwords = None,
-    max_length: MaxLength = None,
     layers: Layers = "all",
     unit: Unit = "word",
     pooling: Pooling = "mean",
-    context_window: ContextWindow = None,
-    attention_window: AttentionWindow = None,
     dtype: Dtype = "float16",
     words: Words = None,
-    labelled: Labelled = False,
     label: Label = None,
     min_contexts: MinContexts = 1,
     max_contexts: MaxContexts = None,
-    per: Per = None,
-    seed: Seed = 0,
     format: Format = None,
     split: Split = None,
-    normalize: Normalize = None,
-    columns: Columns = None,
-    encoding: Encoding = None,
-    store: Annotated[
-        str | None, typer.Option(metavar="STORE", help="Where the store will stand, for the space that is free there.")
-    ] = None,
+    context_window: ContextWindow = None,
+    attention_window: AttentionWindow = None,
+    store: Annotated[str | None, typer.Option(metavar="STORE", help="The store to come, for its free space.")] = None,
+    settings: Annotated[list[str] | None, set_option(SETTINGS)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what an extraction will cost before any of it is done.
+    """Estimate what an extraction will cost, before it starts.
 
-    Reads the corpus once and times a few batches. Ends with status 1 where the store would not fit on the disk.
+    Reads the corpus once and times a few batches. Ends with status 1 if the store would not fit on the disk.
     """
-    made = _plan(**_without(locals(), "as_json"))
+    given = dict(locals())
+    made = _plan(given, _prepared(given), store=store)
     if as_json:
         print_json(made.as_json())
     else:
@@ -189,150 +140,196 @@ def plan(
 
 def extract(
     corpus: Corpus,
-    store: StorePath,
+    store: NewStore,
     model: Model,
     device: Device = "auto",
-    compute_dtype: Compute = "auto",
-    batch_subwords: BatchSubwords = None,
-    max_length: MaxLength = None,
     layers: Layers = "all",
     unit: Unit = "word",
     pooling: Pooling = "mean",
-    context_window: ContextWindow = None,
-    attention_window: AttentionWindow = None,
     dtype: Dtype = "float16",
     words: Words = None,
-    labelled: Labelled = False,
     label: Label = None,
     min_contexts: MinContexts = 1,
     max_contexts: MaxContexts = None,
-    per: Per = None,
-    seed: Seed = 0,
     format: Format = None,
     split: Split = None,
-    normalize: Normalize = None,
-    columns: Columns = None,
-    encoding: Encoding = None,
+    context_window: ContextWindow = None,
+    attention_window: AttentionWindow = None,
+    devices: Devices = None,
     cluster: Cluster = None,
     workers: Workers = None,
-    devices: Devices = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Verify first; encode again what is damaged.")] = False,
+    repair: Repair = False,
+    settings: Annotated[list[str] | None, set_option(SETTINGS)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Extract hidden states into a store; again to resume.
+    """Extract hidden states into a store; rerun to resume.
 
-    The same command again goes on where an earlier one ended. A store that other options or another corpus or
-    model made is left as it is.
+    An existing store of another corpus, model or options is refused. Other settings: compute_dtype (float32, float16,
+    bfloat16), batch_subwords, max_length (in subwords); per=COLUMN counts --max-contexts by label; normalize (nfc,
+    nfkc, lower), columns of a .conll file, encoding.
     """
-    given = _without(locals(), "repair", "as_json", "cluster", "workers", "devices")
-    from embstore.extraction.sweep import extract_windows
-    from embstore.store.storage.location import place_of
-
-    asked = windows_asked(context_window, attention_window)
-    paths = places(place_of(store), asked)
+    given = dict(locals())
+    prepared = _prepared(given)
+    kind, windows = prepared["windows"]
+    paths = _paths(store, kind, windows)
     for path in paths.values():
-        _require_place(path, repair=repair)
+        _check_destination(path, prepared, repair=repair)
     executor = executor_of(cluster, workers, devices)
-    if executor is not None:
-        require_one_pass(asked)
-    made = _plan(**{**given, "device": planning_device(device, devices)})
+    if executor is not None and kind == "context" and len(windows) > 1:
+        raise InvalidValueError("several context windows run in one process: leave --devices and --cluster out")
+    first_device = devices.split(",")[0] if devices is not None and device == "auto" else device
+    given["device"] = f"cuda:{first_device}" if first_device.isdecimal() else first_device
+    made = _plan(given, prepared, store=store)
     if not as_json:
         print(made, flush=True)
-    total = made.layout.n_rows if isinstance(made, es.Plan) else made.n_rows
-    done = 0
-
-    def tell(state: es.extraction.Progress) -> None:
-        nonlocal done
-        done = state.rows
-        advance(done)
-
     try:
-        with progress_bar("extract", total=total, unit="words") as advance:
-            if isinstance(made, es.Plan):
-                (path,) = paths.values()
-                written = {path: es.extract(made, path, repair=repair, executor=executor, progress=tell)}
-            else:
-                stores = extract_windows(made, store, repair=repair, executor=executor, progress=tell)
-                written = {paths[window]: one for window, one in stores.items()}
+        if isinstance(made, es.Plan):
+            (path,) = paths.values()
+            stores = {path: es.extract(made, path, repair=repair, executor=executor)}
+        else:
+            written = es.extraction.extract_windows(made, store, repair=repair, executor=executor)
+            stores = {paths[window]: one for window, one in written.items()}
     except KeyboardInterrupt as error:
-        begun = [str(path) for path in paths.values() if not isinstance(path, Path) or path.exists()]
-        kept = f"; what {', '.join(begun)} holds is kept: the same command again goes on" if begun else ""
-        raise type(error)(f"{str(error) or 'interrupted'} at {done:,} of {total:,} occurrences{kept}") from None
+        raise type(error)(f"{str(error) or 'interrupted'}{_progress(paths)}") from None
     if as_json:
-        told = [{"store": str(path), "n_rows": one.n_rows} for path, one in written.items()]
-        print_json({**(told[0] if isinstance(made, es.Plan) else {"stores": told}), "plan": made.as_json()})
+        summaries = [{"store": path, "n_rows": one.n_rows} for path, one in stores.items()]
+        summary = summaries[0] if isinstance(made, es.Plan) else {"stores": summaries}
+        print_json({**summary, "plan": made.as_json()})
         return
-    for path, one in written.items():
-        print(f"{path} holds {one.n_rows:,} occurrences in {_layers(len(one.layers))}, all committed")
+    for path, one in stores.items():
+        print(f"{path} holds {counted(one.n_rows, 'occurrence')} in {counted(len(one.layers), 'layer')}, all committed")
 
 
-def _require_place(store: Path | ObjectPath, *, repair: bool) -> None:
-    """Refuse a path where no store can be written or resumed before a corpus is read for it."""
-    from embstore.store.backend import open_reader, require_place, stands
-    from embstore.store.storage.objects import Objects
-
-    require_place(store)
-    if stands(store):
-        if not repair:
-            open_reader(store)
-    elif isinstance(store, Path):
-        _require_rights(store.parent)
-    else:
-        Objects.at(store).names("commits")  # is there the bucket, and the right to look into it
-
-
-def _require_rights(folder: Path) -> None:
-    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise StorageError(f"cannot write in {folder}: permission denied; choose another folder")
-
-
-def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"
-
-
-def _without(arguments: dict[str, Any], *left_out: str) -> dict[str, Any]:
-    """The arguments of a command but those that concern its output."""
-    return {name: value for name, value in arguments.items() if name not in left_out}
-
-
-def _plan(
-    *,
-    corpus: str,
-    words: Path | None,
-    min_contexts: int,
-    max_contexts: int | None,
-    per: str | None,
-    labelled: bool,
-    label: str | None,
-    seed: int,
-    context_window: str | None,
-    attention_window: str | None,
-    **options: Any,
-) -> es.Plan | WindowPlan:
-    from embstore.corpus import read_word_list
-    from embstore.extraction.sweep import plan_windows
-
-    kind, windows = windows_asked(context_window, attention_window)
-
+def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the options mean, as far as it is known without a model: corpus, keep, windows and settings."""
+    settings = read_settings(given["settings"], SETTINGS)
+    layers_of(given["layers"])
+    windows = _windows(given["context_window"], given["attention_window"])
+    reading = {"format": given["format"], "split": given["split"]}
+    reading |= {name: value for name, value in settings.items() if name in READING}
+    words, label = given["words"], given["label"]
     keep = es.Keep(
-        words=None if words is None else read_word_list(words),
-        labelled=label or labelled,
-        min_contexts=min_contexts,
-        max_contexts=max_contexts,
-        per=per,
-        seed=seed,
+        words=None if words is None else frozenset(read_words(words, option="--words")),
+        labelled=label == "any" or label or False,
+        min_contexts=given["min_contexts"],
+        max_contexts=given["max_contexts"],
+        **{name: value for name, value in settings.items() if name in KEEP},
     )
-    with progress_bar("plan", total=None, unit="sentences") as advance:
-        read = 0
+    corpus = es.open_corpus(given["corpus"], **reading)
+    if label is not None and corpus.format == "text":
+        raise InvalidValueError(
+            f"--label {label}: plain text has no labels; leave it out, or give a labelled corpus, such as .conllu"
+        )
+    computing = {name: value for name, value in settings.items() if name in COMPUTING}
+    options = {name: given[name] for name in ("unit", "pooling", "dtype")}
+    return {
+        "corpus": corpus,
+        "windows": windows,
+        "options": {**options, "keep": keep, "seed": settings.get("seed", 0), **computing},
+    }
 
-        def count(sentences: int) -> None:
-            nonlocal read
-            read += sentences
-            advance(read)
 
-        options |= {"keep": keep, "seed": seed, "progress": count}
-        if len(windows) > 1:
-            options[f"{kind}_windows"] = windows
-            return plan_windows(corpus, **options)
-        options[f"{kind}_window"] = windows[0]
-        return es.plan(corpus, **options)
+def _plan(given: Mapping[str, Any], prepared: Mapping[str, Any], *, store: str | None) -> es.Plan | WindowPlan:
+    kind, windows = prepared["windows"]
+    options: dict[str, Any] = {
+        "model": given["model"],
+        "device": given["device"],
+        "layers": layers_of(given["layers"]) or "all",
+        "store": store,
+        **prepared["options"],
+    }
+    if len(windows) > 1:
+        return es.extraction.plan_windows(prepared["corpus"], **{f"{kind}_windows": windows}, **options)
+    return es.plan(prepared["corpus"], **{f"{kind}_window": windows[0]}, **options)
+
+
+def _windows(context: str | None, attention: str | None) -> tuple[str, tuple[int | None, ...]]:
+    """Return the kind of the windows and their widths; None is the whole sentence."""
+    if context is not None and attention is not None:
+        raise InvalidValueError(
+            f"--context-window {context} and --attention-window {attention} exclude each other: give one of them"
+        )
+    kind, text = ("attention", attention) if attention is not None else ("context", context or "full")
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if part != "full" and not part.isdecimal():
+            raise InvalidValueError(
+                f"--{kind}-window {part!r} is not allowed: give 0 or more words, full, or several joined by commas"
+            )
+    widths = sorted({int(part) for part in parts if part != "full"})
+    return kind, (*widths, *([None] if "full" in parts else []))
+
+
+def _paths(store: str, kind: str, windows: tuple[int | None, ...]) -> dict[int | None, str]:
+    """Return the path of each window's store: STORE itself if it is the only one and its name holds no {window}."""
+    if len(windows) == 1 and "{window}" not in store:
+        return {windows[0]: str(Path(store)) if "://" not in store else store}
+    return {window: str(es.extraction.store_path(store, kind=kind, window=window)) for window in windows}
+
+
+def _check_destination(store: str, prepared: Mapping[str, Any], *, repair: bool) -> None:
+    """Refuse a path that cannot be written, and a store of other data, before a model is loaded for it."""
+    folder = Path(store).absolute().parent
+    if "://" not in store:
+        if not folder.is_dir():
+            raise InvalidValueError(f"cannot create {store}: there is no folder {Path(store).parent}")
+        if repair and Path(store).exists():
+            return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            existing = es.open(store)
+        except StoreNotFoundError:
+            if "://" not in store and not os.access(folder, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
+                raise StorageError(f"cannot write in {folder}: permission denied; choose another folder") from None
+            return
+    if repair:
+        return
+    extraction, corpus = existing.metadata.extraction, prepared["corpus"]
+    options = prepared["options"]
+    found = {"format": corpus.format, "options": corpus.options, "dtype": options["dtype"]}
+    stored = {"format": existing.metadata.corpus.get("format"), "options": existing.metadata.corpus.get("options")}
+    stored["dtype"] = existing.dtype
+    for name in ("unit", "pooling", "seed"):
+        found[name], stored[name] = options[name], extraction.get(name)
+    found["keep"], stored["keep"] = options["keep"].as_json(), extraction.get("keep")
+    for name, value in found.items():
+        if stored[name] != value:
+            raise StoreMismatchError(
+                f"{store} was made with {name} {_short(stored[name])}, not {_short(value)}: give the options that made "
+                "it, or choose another store"
+            )
+    if options["keep"] == es.Keep() and not _begins_alike(existing, corpus):
+        raise StoreMismatchError(f"{store} was made from another corpus than {corpus.name}: choose another store")
+
+
+_EFFECTIVE = os.access in os.supports_effective_ids
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _begins_alike(store: es.Store, corpus: es.Corpus) -> bool:
+    """Return whether the first sentence of a store is among the first of a corpus."""
+    first = store.index.texts[0]
+    return any(
+        " ".join(sentence.words) == first for _, sentence in zip(range(SENTENCES_COMPARED), corpus, strict=False)
+    )
+
+
+def _progress(paths: Mapping[int | None, str]) -> str:
+    """Return how much of interrupted stores is written, and how to resume."""
+    written, total = 0, 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for path in paths.values():
+            try:
+                store = es.open(path)
+            except es.EmbstoreError:
+                continue
+            written, total = written + store.n_committed_rows, total + store.n_rows
+    if not total:
+        return ""
+    return f"; {written:,} of {total:,} occurrences are stored: run the same command again to resume"

@@ -1,4 +1,4 @@
-"""The command line: one typer application, each command a call of one public function."""
+"""The command `embstore`: one application, each command a call of a public function."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ import warnings
 from typing import Any, NoReturn, TextIO
 
 import typer
-from typer.core import TyperGroup
 
 from embstore import __version__
 from embstore.errors import EmbstoreError, EmbstoreWarning
 from embstore_cli import (
     bench,
     demo,
-    evaluate,
     extract,
-    finetune,
     geometry,
     index,
+    models,
     neighbors,
     probe,
     recipe,
-    senses,
-    static,
     store,
     vectors,
 )
+from embstore_cli.help import Command, Group
+
+START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models and speed"
 
 
 class Interrupted(Exception):
-    """Ctrl-C or a signal to end, past the reach of typer, which would turn it into a bare exit status."""
+    """Ctrl-C or SIGTERM; typer would turn a KeyboardInterrupt into a bare exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -40,10 +39,10 @@ class Interrupted(Exception):
 
 
 class _Terminated(KeyboardInterrupt):
-    """A signal to end, so that temporary files and locks are removed as after Ctrl-C."""
+    """SIGTERM, raised like Ctrl-C so that temporary files and locks are removed."""
 
 
-class Application(TyperGroup):
+class Application(Group):
     """The commands, in the order in which they are mostly used."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -57,16 +56,15 @@ class Application(TyperGroup):
 app = typer.Typer(
     name="embstore",
     cls=Application,
-    help="Extract the hidden states of a language model once; ask anything of them after.",
-    epilog="embstore COMMAND --help says more of each.",
+    help="Extract hidden states of language models once, store them, and query them.",
+    epilog="embstore COMMAND --help describes a command.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"embstore {__version__}")
         raise typer.Exit
@@ -74,25 +72,48 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_version, is_eager=True),
+    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
     pass
 
 
-demo.add_to(app)
-extract.add_to(app)
-store.add_to(app)
-geometry.add_to(app)
-neighbors.add_to(app)
-static.add_to(app)
-vectors.add_to(app)
-senses.add_to(app)
+def _add(name: str, command: Any, heading: str, example: str, *, to: typer.Typer = app) -> None:
+    to.command(name, cls=Command, rich_help_panel=heading, epilog=f"Example: embstore {example}")(command)
+
+
+def _group(name: str, text: str, heading: str) -> typer.Typer:
+    group = typer.Typer(help=text, no_args_is_help=True, cls=Group, rich_markup_mode=None)
+    app.add_typer(group, name=name, rich_help_panel=heading)
+    return group
+
+
+_add("demo", demo.demo, START, "demo --out demo-out")
+_add("plan", extract.plan, START, "plan ewt.conllu --model bert-base-uncased")
+_add("extract", extract.extract, START, "extract ewt.conllu ewt.zarr -m bert-base-uncased --layers 0,6,-1")
+_add("info", store.info, STORES, "info ewt.zarr")
+_add("verify", store.verify, STORES, "verify ewt.zarr")
+_add("lookup", store.lookup, STORES, "lookup ewt.zarr bank")
+_add("export", store.export, STORES, "export ewt.zarr ewt.h5 --layers 0,12")
+_add("import", store.import_, STORES, "import activations.hdf5 ewt.zarr --corpus ewt.txt")
+_add("geometry", geometry.geometry, MEASURES, "geometry bert.zarr gpt2.zarr --plot geometry.png")
+_add("neighbors", neighbors.neighbors, MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5")
+_add("senses", neighbors.senses, MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png")
+_add("label", neighbors.label, MEASURES, "label semcor.zarr --column class --train train.tsv --test test.tsv")
+_add("hubness", neighbors.hubness, MEASURES, "hubness ewt.zarr --layers 0,6,12 -k 10")
+_add("index", index.index, MEASURES, "index ewt.zarr --layer 6 --kind ivf --recall")
+_add("static", vectors.static, MEASURES, "static ewt.zarr ewt-pc1.txt --layer 1 --min-contexts 5")
+_add("evaluate", vectors.evaluate, MEASURES, "evaluate bert1.txt glove.txt --benchmarks word-benchmarks")
+_add("train-vectors", vectors.train_vectors, MODELS, "train-vectors corpus.pse skipgram.txt --size 300 --window 5")
+_add("finetune", models.finetune, MODELS, "finetune pos ud-ewt --model bert-base-uncased --out bert-pos")
+_add("attention", models.attention, MODELS, "attention bert-base-uncased bert-pos dev.conllu --plot attention.png")
+
 probe.add_to(app)
 recipe.add_to(app)
-index.add_to(app)
-evaluate.add_to(app)
-finetune.add_to(app)
-bench.add_to(app)
+
+_bench = _group("bench", "Measure extraction, reading and search on this machine.", MODELS)
+_add("extract", bench.extract, "Commands", "bench extract ewt.conllu --model bert-base-uncased", to=_bench)
+_add("query", bench.query, "Commands", "bench query ewt.zarr", to=_bench)
+_add("neighbors", bench.neighbors, "Commands", "bench neighbors ewt.zarr --queries 1,100", to=_bench)
 
 
 def run() -> None:
@@ -112,7 +133,7 @@ def run() -> None:
     except (Interrupted, KeyboardInterrupt) as error:
         _fail(str(error) or "interrupted", getattr(error, "status", 130), debug)
     except BrokenPipeError:
-        _end_quietly()
+        _end_silently()
     except MemoryError:
         _fail("out of memory: choose a smaller batch, fewer layers or a smaller dtype", 1, debug)
     except OSError as error:
@@ -120,21 +141,21 @@ def run() -> None:
     except Exception as error:
         if hasattr(error, "format_message"):
             _fail_usage(error)
-        _fail(f"{type(error).__name__}: {error} (EMBSTORE_DEBUG=1 shows where)", 1, debug)
+        _fail(f"{type(error).__name__}: {error} (set EMBSTORE_DEBUG=1 for the traceback)", 1, debug)
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
-    raise _Terminated("ended by a signal")
+    raise _Terminated("terminated by a signal")
 
 
-def _end_quietly() -> NoReturn:
-    """End without a word where nobody reads the output; what is left in the buffer goes nowhere."""
+def _end_silently() -> NoReturn:
+    """Exit without a message when nobody reads the output; the rest of the buffer is discarded."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
 
 
 def _fail_usage(error: Any) -> NoReturn:
-    """Say in one line what the parser of the command line found wrong."""
+    """Print in one line what is wrong with the arguments, and exit."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help())
@@ -163,6 +184,6 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Say in one line what embstore warns of; what other packages warn of is theirs."""
+    """Print a warning of embstore in one line; warnings of other packages are hidden."""
     if issubclass(category, EmbstoreWarning) or os.environ.get("EMBSTORE_DEBUG") == "1":
         print(f"embstore: {message}", file=sys.stderr)

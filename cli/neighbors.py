@@ -1,161 +1,160 @@
-"""The command that finds what lies nearest to a word, an occurrence or a word in a new sentence."""
+"""Nearest neighbors and what they are used for: senses of a word, labels of the nearest, and hubs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore_cli.help import Command
-from embstore_cli.output import AsJson, Out, print_json, print_table, require_out, width, write_table
+from embstore_cli.concordance import print_concordance
+from embstore_cli.options import (
+    AsJson,
+    Centered,
+    Components,
+    Device,
+    K,
+    Layer,
+    Layers,
+    Metric,
+    Out,
+    Plot,
+    StorePath,
+    Word,
+    layer_of,
+    layers_of,
+    read_settings,
+    read_words,
+    set_option,
+)
+from embstore_cli.output import counted, deliver, print_json, print_table, require_files, write_table
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from embstore.analysis.neighbors.clusters import Clusters
 
 SHOWN_QUERIES = 3
-
-
-def add_to(app: typer.Typer) -> None:
-    example = "Example: embstore neighbors ewt.zarr bank --layer 6 -k 5"
-    app.command("neighbors", cls=Command, epilog=example)(neighbors)
+MATCHES = ("query", "rank", "score", "marked", "store", "layer")  # columns that describe a match, not an occurrence
+SENSES = {"min_size": int, "components": int, "sample": int | None, "seed": int, "map": Literal["pca", "umap"]}
+LABEL = {"components": int, "sample": int | None, "seed": int}
+Source = Annotated[str, typer.Argument(metavar="STORE", help="A store, or a file of word vectors.")]
 
 
 def neighbors(
-    source: Annotated[str, typer.Argument(metavar="STORE", help="A store, or a file of word vectors.")],
+    source: Source,
     word: Annotated[str | None, typer.Argument(metavar="[WORD]", help="The word, as written in the corpus.")] = None,
-    layer: Annotated[
-        int | None, typer.Option("--layer", "-l", metavar="N", help="The layer; the last if not given.")
-    ] = None,
-    count: Annotated[int, typer.Option("-k", metavar="N", help="How many neighbours of each query.")] = 10,
-    row: Annotated[
-        int | None, typer.Option(metavar="N", help="Ask about the occurrence in row N of the store.")
-    ] = None,
+    layer: Layer = "last",
+    k: K = 10,
+    row: Annotated[int | None, typer.Option(metavar="N", help="Query: the occurrence in row N of the store.")] = None,
     text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Ask about a word in a new sentence, by [brackets] or WORD.")
+        str | None, typer.Option(metavar="TEXT", help="Query: WORD, or the word in [brackets], in a new sentence.")
     ] = None,
     batch: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Ask about every word of a text file, one a line, or vector of a .npy file."),
+        Path | None, typer.Option(metavar="FILE", help="Queries: words of a file, one a line, or vectors of a .npy.")
     ] = None,
     queries: Annotated[
-        int, typer.Option(metavar="N", help="Ask about the first N occurrences of a word; 0: all of them.")
+        int, typer.Option(metavar="N", min=0, help="Query the first N occurrences of a word; 0: all.")
     ] = SHOWN_QUERIES,
-    mean: Annotated[bool, typer.Option("--mean", help="Ask about the mean of a word's occurrences.")] = False,
-    metric: Annotated[
-        Literal["cosine", "ip", "l2"], typer.Option(metavar="NAME", help="cosine, ip (inner product) or l2 (distance).")
-    ] = "cosine",
-    center: Annotated[bool, typer.Option("--center", help="Take the layer's mean away first.")] = False,
-    components: Annotated[
-        int, typer.Option(metavar="N", help="Take the layer's first N principal components away too.")
-    ] = 0,
+    mean: Annotated[bool, typer.Option("--mean", help="Query the mean of a word's occurrences.")] = False,
+    metric: Metric = "cosine",
+    centered: Centered = False,
+    components: Components = 0,
     label: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN=VALUE", help="Find only occurrences with this label.")
     ] = None,
-    other_words: Annotated[bool, typer.Option("--other-words", help="Leave the word's own occurrences out.")] = False,
-    other_sentences: Annotated[
-        bool, typer.Option("--other-sentences", help="Leave the words of the same sentence out.")
-    ] = False,
+    exclude: Annotated[
+        Literal["word", "sentence", "both"] | None,
+        typer.Option(metavar="WHAT", help="Leave out occurrences of the same word, of the same sentence, or both."),
+    ] = None,
     index: Annotated[
         str | None, typer.Option(metavar="NAME", help="Search this index of the store: see embstore index.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="With --text: where the store's model is now.")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "cpu",
+    device: Device = "cpu",
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the nearest neighbours of a word in context.
+    """Find the nearest neighbors of a word in context.
 
-    Answers are exact, but for --index. In a file of word vectors the neighbours are words.
+    The search is exact unless --index is given. In a file of word vectors the neighbors are words.
     """
-    require_out(out)
-    if queries < 0:
-        raise InvalidValueError(f"--queries {queries} is not allowed: give 0 or more")
-    space: dict[str, Any] = {"k": count, "metric": metric, "center": center, "components": components}
-    if batch is not None and (word is not None or row is not None or text is not None):
-        raise InvalidValueError(f"--batch {batch} says what is asked about: leave WORD, --row and --text out")
-    words, vectors = _read_batch(batch) if batch is not None else (None if word is None else [word], None)
+    require_files(out)
+    words, vectors = _queries(word, batch, row, text, mean)
+    space: dict[str, Any] = {"k": k, "metric": metric, "center": centered, "components": components}
     if not _is_store(source):
-        if row is not None or text is not None or mean or layer is not None or label or other_words or other_sentences:
-            raise InvalidValueError(f"{source} holds word vectors: ask by WORD, -k, --metric, --center or --components")
+        if row is not None or text is not None or mean or layer != "last" or label or exclude:
+            raise InvalidValueError(f"{source} holds word vectors: use WORD, -k, --metric, --centered or --components")
         table = es.neighbors(es.vectors.read_word_vectors(source), words, vectors=vectors, **space)
         _show(table, out, as_json)
         return
+    labels = _labels(label or [])
     store = es.open(source)
-    chosen, occurrence, more = None, None, ""
-    if vectors is None:
-        chosen, occurrence, more = _asked(store, words, row, text, mean, queries)
-    elif mean:
-        raise InvalidValueError("--mean is of words of the store: give a text file of words")
+    occurrence, more = None if row is None else [row], ""
+    if words is not None and text is None and not mean:
+        occurrence, more = _occurrences(store, words, queries)
     table = es.neighbors(
         store,
-        chosen,
+        None if words is None or occurrence is not None else words if text is None else words[0],
         occurrence=occurrence,
         vectors=vectors,
         text=text,
         model=model,
-        layer=layer,
-        labels=_labels(label or []),
+        layer=layer_of(layer, store.layers),
+        labels=labels,
         pool="mean" if mean else "each",
-        same_word=not other_words,
-        same_sentence=not other_sentences,
+        same_word=exclude not in ("word", "both"),
+        same_sentence=exclude not in ("sentence", "both"),
         index=index,
         device=device,
         **space,
     )
-    _show(table, out, as_json, store=store, more=more, text=text, numbered=vectors is not None)
+    _show(table, out, as_json, store=store, more=more, title=text or ("vector {}" if vectors is not None else None))
 
 
-def _read_batch(path: Path) -> tuple[list[str] | None, Any]:
-    """The words of a text file, or the vectors of a .npy file."""
+def _queries(
+    word: str | None, batch: Path | None, row: int | None, text: str | None, mean: bool
+) -> tuple[list[str] | None, Any]:
+    """Return the query words and vectors, each None where the query is something else; refuses contradictions."""
+    if batch is not None and (word is not None or row is not None or text is not None):
+        raise InvalidValueError(f"--batch {batch} names the queries: leave WORD, --row and --text out")
+    if row is not None and (word is not None or text is not None):
+        raise InvalidValueError(f"--row {row} names the query: leave WORD and --text out")
+    if text is not None and mean:
+        raise InvalidValueError("--mean is of a word of the store: leave --text or --mean out")
+    if batch is None and word is None and row is None and text is None:
+        raise InvalidValueError("there is no query: give a WORD, --row, --text or --batch")
+    if batch is None:
+        return None if word is None else [word], None
+    if batch.suffix != ".npy":
+        return list(read_words(batch, option="--batch")), None
+    if mean:
+        raise InvalidValueError("--mean is of words of the store: give a text file of words")
+    if not batch.is_file():
+        raise InvalidValueError(f"--batch {batch}: there is no such file; give words, one a line, or an array as .npy")
     import numpy as np
 
-    if not path.is_file():
-        raise InvalidValueError(f"--batch {path} is no file: give words, one a line, or an array as .npy")
-    if path.suffix == ".npy":
-        try:
-            return None, np.load(path, allow_pickle=False)
-        except (ValueError, OSError):
-            raise InvalidValueError(f"--batch {path} holds no array of numbers: write it with numpy.save") from None
     try:
-        words = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError:
-        raise InvalidValueError(f"--batch {path} is not UTF-8 text: give words, one a line") from None
-    if not words:
-        raise InvalidValueError(f"--batch {path} has no word: give words, one a line")
-    return list(dict.fromkeys(words)), None
+        return None, np.load(batch, allow_pickle=False)
+    except (ValueError, OSError):
+        raise InvalidValueError(f"--batch {batch} holds no array of numbers: write it with numpy.save") from None
 
 
 def _is_store(source: str) -> bool:
-    from embstore.store.storage.location import place_of
-
-    path = place_of(source)
-    return not isinstance(path, Path) or path.suffix in (".zarr", ".h5", ".hdf5") or path.is_dir()
+    return "://" in source or Path(source).suffix in (".zarr", ".h5", ".hdf5") or Path(source).is_dir()
 
 
-def _asked(
-    store: es.Store, words: list[str] | None, row: int | None, text: str | None, mean: bool, queries: int
-) -> tuple[str | list[str] | None, list[int] | None, str]:
-    """The words or the occurrences to ask about, and what is said of those left out."""
-    if words is None and row is None and text is None:
-        raise InvalidValueError("nothing is asked about: give a WORD, --row, --text or --batch")
-    if row is not None and (words is not None or text is not None):
-        raise InvalidValueError(f"--row {row} says what is asked about: leave WORD and --text out")
-    if row is not None:
-        return None, [row], ""
-    if text is not None:
-        if mean:
-            raise InvalidValueError("--mean is of a word of the store: leave --text or --mean out")
-        return None if words is None else words[0], None, ""
-    assert words is not None
-    if mean:
-        return words, None, ""
+def _occurrences(store: es.Store, words: list[str], queries: int) -> tuple[list[int], str]:
+    """Return the first occurrences of words, and a remark on those left out."""
     found = [store.select(words=word).rows.tolist() for word in words]
     chosen = [number for rows in found for number in rows[: queries or len(rows)]]
     more = sum(map(len, found)) - len(chosen)
     named = words[0] if len(words) == 1 else "these words"
-    return None, chosen, f"{more:,} more occurrences of {named}: see --queries" if more else ""
+    return chosen, f"{more:,} more occurrences of {named}: see --queries" if more else ""
 
 
 def _labels(given: list[str]) -> dict[str, list[str]]:
@@ -169,55 +168,257 @@ def _labels(given: list[str]) -> dict[str, list[str]]:
 
 
 def _show(
-    table: Any,
+    table: pl.DataFrame,
     out: Path | None,
     as_json: bool,
     *,
     store: es.Store | None = None,
     more: str = "",
-    text: str | None = None,
-    numbered: bool = False,
+    title: str | None = None,
 ) -> None:
-    if out is not None:
-        write_table(table, out)
-    if as_json:
-        print_json(table.to_dicts())
+    """Write and print the neighbors; `title`: of a query that is not a word or an occurrence of the store."""
+    if not deliver(table, out=out, as_json=as_json):
         return
     for part in table.partition_by("query", maintain_order=True):
         rows = part.to_dicts()
+        query = rows[0]["query"]
         if store is None:
-            shown = [{"word": row["word"], "score": _score(row)} for row in rows]
-            print_table(shown, title=str(rows[0]["query"]), right=("score",))
+            shown = [{"word": row["word"], "score": f"{row['score']:.3f}"} for row in rows]
+            print_table(shown, title=str(query), right=("score",))
         else:
-            query = rows[0]["query"]
-            asked = text or (f"vector {query}" if numbered else _of(store, query))
-            _print_concordance(rows, title=f"layer {rows[0]['layer']}, {asked}")
+            text = _title(store, query) if title is None else title.format(query)
+            plain = [{name: row[name] for name in row if name not in MATCHES} for row in rows]
+            scores = [row["score"] for row in rows]
+            print_concordance(plain, title=f"layer {rows[0]['layer']}, {text}", scores=scores)
         print()
     if more:
         print(f"... {more}")
 
 
-def _of(store: es.Store, query: int | str) -> str:
-    """What was asked about: a word, or the occurrence of a row."""
+def _title(store: es.Store, query: int | str) -> str:
+    """Return what a query is: a word, or the occurrence of a row in its sentence."""
     if isinstance(query, str):
         return f"{query}, the mean of its occurrences"
-    from embstore.analysis.neighbors.occurrences import marked
-
-    return f"row {query:,}: {marked(store.select(rows=[query]).contexts())[0]}"
-
-
-def _print_concordance(rows: list[dict[str, Any]], *, title: str) -> None:
-    from embstore_cli.concordance import concordance
-
-    scores = [_score(row) for row in rows]
-    plain = [{name: row[name] for name in row if name not in _OWN} for row in rows]
-    lines = concordance(plain, width=width() - 2 - max(map(len, scores)))
-    shown = [{"score": score, **line} for score, line in zip(scores, lines, strict=True)]
-    print_table(shown, title=title, right=("score", "row", "left context"), wrap=False)
+    (row,) = store.select(rows=[query]).contexts().to_dicts()
+    words, start = row["text"].split(" "), row["position"]
+    stop = start + len(row["word"].split(" "))
+    return f"row {query:,}: " + " ".join([*words[:start], f"[{' '.join(words[start:stop])}]", *words[stop:]])
 
 
-_OWN = ("query", "rank", "score", "marked", "store", "layer")
+def senses(
+    store: StorePath,
+    word: Word,
+    layer: Layer = "last",
+    method: Annotated[
+        Literal["kmeans", "hdbscan"],
+        typer.Option(metavar="NAME", help="kmeans, by cosine; or hdbscan, which leaves sparse occurrences out."),
+    ] = "kmeans",
+    clusters: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of clusters of kmeans; 2 to 8 by silhouette if not given.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Compare the clusters with the labels of this column.")
+    ] = None,
+    most: Annotated[
+        int, typer.Option("--most", "-n", metavar="N", min=0, help="Print the N sentences nearest each center.")
+    ] = 5,
+    centered: Centered = False,
+    settings: Annotated[list[str] | None, set_option(SENSES)] = None,
+    plot: Plot = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find a word's senses: clusters of its occurrences.
+
+    Prints each cluster with the sentences nearest its center. --out has every occurrence with its cluster.
+    """
+    require_files(out, plot)
+    chosen = read_settings(settings, SENSES)
+    drawing = {"method": chosen.pop("map", "pca"), "seed": chosen.get("seed", 0)}
+    opened = es.open(store)
+    found = es.analysis.cluster_occurrences(
+        opened,
+        word,
+        layer=layer_of(layer, opened.layers),
+        method=method,
+        clusters=clusters,
+        center=centered,
+        label=label,
+        **chosen,
+    )
+    if out is not None:
+        write_table(found.occurrences, out)
+    if plot is not None:
+        es.plot.save(es.plot.cluster_map(found, **drawing), plot)
+    if as_json:
+        print_json(_clusters_as_json(found, most))
+    else:
+        _print_clusters(found, most)
 
 
-def _score(row: dict[str, Any]) -> str:
-    return f"{row['score']:.3f}"
+def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
+    nearest = found.nearest(most).drop("word", "layer").partition_by("cluster", as_dict=True, include_key=False)
+    return {
+        "word": found.word,
+        "layer": found.layer,
+        "method": found.method,
+        "occurrences": len(found.occurrences),
+        "silhouette": found.silhouette,
+        "purity": found.purity,
+        "baseline": found.baseline,
+        "clusters": [
+            row | {"nearest": nearest[row["cluster"],].to_dicts() if (row["cluster"],) in nearest else []}
+            for row in found.summary.drop("word", "layer").to_dicts()
+        ],
+    }
+
+
+def _print_clusters(found: Clusters, most: int) -> None:
+    labelled = found.purity is not None
+    rows = []
+    for row in found.summary.to_dicts():
+        shown = {"cluster": "none" if row["cluster"] < 0 else str(row["cluster"]), "occurrences": row["count"]}
+        shown |= {"share": f"{row['share']:.0%}", "silhouette": row["silhouette"]}
+        rows.append(shown | ({"most frequent label": row["label"], "purity": row["purity"]} if labelled else {}))
+    clusters = counted(int((found.summary["cluster"] >= 0).sum()), "cluster")
+    title = f"{found.word} in layer {found.layer}: {counted(len(found.occurrences), 'occurrence')}, {clusters} "
+    title += f"({found.method})"
+    if found.silhouette is not None:
+        title += f", silhouette {found.silhouette:.2f}"
+    if found.purity is not None and found.baseline is not None:
+        title += f", purity {found.purity:.2f} (of one cluster: {found.baseline:.2f})"
+    print_table(rows, title=title, right=("share",))
+    for number, part in found.nearest(most).group_by("cluster", maintain_order=True):
+        print()
+        shown = part.select("occurrence", "word", "position", "text", *(["label"] if labelled else []))
+        print_concordance(shown.to_dicts(), title=f"cluster {number[0]}: nearest its center")
+
+
+def label(
+    store: StorePath,
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="The label column to predict.")],
+    layers: Layers = "all",
+    k: K = 1,
+    split: Annotated[
+        Literal["words", "leave-one-word-out", "within-word"] | None,
+        typer.Option(
+            metavar="NAME",
+            help="words: the words of --test from those of --train; leave-one-word-out: from all other words; "
+            "within-word: from the same word in other sentences.",
+        ),
+    ] = None,
+    train: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Training words, one a line or as Wiki-PSE lists them (all but --test)."),
+    ] = None,
+    test: Annotated[Path | None, typer.Option(metavar="FILE", help="Test words, in the same form.")] = None,
+    metric: Metric = "cosine",
+    centered: Centered = False,
+    device: Device = "cpu",
+    settings: Annotated[list[str] | None, set_option(LABEL)] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict labels from the nearest labelled occurrences.
+
+    Prints the accuracy of exact k-nearest-neighbor classification by layer, next to that of the most frequent label.
+    --out and --json have the recall of each label too.
+    """
+    require_files(out)
+    chosen = read_settings(settings, LABEL)
+    if split == "words" and test is None:
+        raise InvalidValueError("--split words needs the test words: give --test FILE")
+    words = {
+        f"{name}_words": None if path is None else sorted(read_words(path, option=f"--{name}"))
+        for name, path in (("train", train), ("test", test))
+    }
+    opened = es.open(store)
+    frame = es.analysis.knn_labels(
+        opened,
+        label=label,
+        layers=layers_of(layers, opened.layers),
+        k=k,
+        split=split,
+        metric=metric,
+        center=centered,
+        device=device,
+        **words,
+        **chosen,
+    )
+    if deliver(frame, out=out, as_json=as_json):
+        first = frame.row(0, named=True)
+        print_table(_accuracies(frame), title=f"{label} of the {k} nearest, {first['split']}, {first['space']}")
+
+
+def _accuracies(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    rows: dict[int, dict[str, Any]] = {}
+    for row in frame.to_dicts():
+        shown = rows.setdefault(row["layer"], {"layer": str(row["layer"])})
+        if row["metric"] == "accuracy":
+            shown |= {"accuracy": row["value"], "most frequent": row["baseline"], "occurrences": row["count"]}
+        elif row["metric"] == "macro_recall":
+            shown |= {"mean recall": row["value"], "its baseline": row["baseline"], "labels": row["count"]}
+    return list(rows.values())
+
+
+def hubness(
+    source: Source,
+    layers: Layers = "all",
+    k: K = 10,
+    metric: Metric = "cosine",
+    components: Components = 0,
+    sample: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Query the neighbors of N vectors, drawn at random.")
+    ] = 10_000,
+    top: Annotated[int, typer.Option(metavar="N", min=0, help="Name the N greatest hubs.")] = 5,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the sample.")] = 0,
+    device: Device = "cpu",
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how unevenly vectors are neighbors of others.
+
+    Hubness is how unevenly vectors appear in each other's nearest-neighbor lists. Hubs are in very many lists, anti-hubs in none: the skewness of the counts and the share of anti-hubs, as stored
+    and with the mean subtracted, next to the values for random neighbors.
+    """
+    require_files(out)
+    import polars as pl
+
+    if not _is_store(source) and layers != "all":
+        raise InvalidValueError(f"--layers {layers}: {source} holds word vectors, which have no layers")
+    data: Any = es.open(source) if _is_store(source) else es.vectors.read_word_vectors(source)
+    chosen = layers_of(layers, data.layers) if _is_store(source) else None
+    frame = pl.concat(
+        [
+            es.hubness(
+                data,
+                layers=chosen,
+                k=k,
+                metric=metric,
+                center=centered,
+                components=removed,
+                sample=sample,
+                seed=seed,
+                top=top,
+                device=device,
+            )
+            for centered, removed in dict.fromkeys([(False, 0), (True, 0), (True, components)])
+        ]
+    )
+    if deliver(frame, out=out, as_json=as_json):
+        print_table(_hubs(frame), title=f"how often vectors are among the {k} nearest of another")
+
+
+def _hubs(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return a row for each layer and space, sorted by layer."""
+    rows = []
+    parts = frame.partition_by("layer", "space", maintain_order=True)
+    for part in sorted(parts, key=lambda part: -1 if part["layer"][0] is None else part["layer"][0]):
+        skewness, antihubs = part.to_dicts()[:2]
+        hubs = part.filter(part["metric"] == "k_occurrence").to_dicts()
+        shown = {} if skewness["layer"] is None else {"layer": str(skewness["layer"])}
+        shown |= {"space": skewness["space"], "skewness": skewness["value"], "if random": skewness["baseline"]}
+        shown |= {"anti-hubs": f"{antihubs['value']:.1%}", "if random ": f"{antihubs['baseline']:.1%}"}
+        shown |= {"greatest hubs": ", ".join(f"{row['item']} {row['value']:,.0f}" for row in hubs)}
+        rows.append(shown)
+    return rows

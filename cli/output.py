@@ -6,25 +6,19 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from embstore.errors import InvalidValueError, StorageError
 
 if TYPE_CHECKING:
     import polars as pl
 
-WIDTH = 120  # where the output is neither a terminal nor told how wide it is
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", help="Also write the table to FILE.{csv,parquet,json}.", metavar="FILE"),
-]
+WIDTH = 120  # where the output is not a terminal and COLUMNS does not say its width
+NARROWEST = 12  # columns into which a cell of text may be wrapped before a table is printed row by row
+GAP = 2
 
 
 def print_json(value: Any) -> None:
@@ -34,31 +28,72 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
+def print_notes(notes: Iterable[str]) -> None:
+    """Print remarks on a result on standard error, a line each."""
+    for note in notes:
+        print(f"embstore: {note}", file=sys.stderr)
+
+
 def width() -> int:
-    """The columns that output may take."""
+    """Return how many columns the output may take."""
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def print_table(
     rows: Sequence[Mapping[str, Any]], *, title: str | None = None, right: Collection[str] = (), wrap: bool = True
 ) -> None:
-    """Print rows as a table as wide as the terminal; numbers and the columns of `right` stand to the right."""
+    """Print rows as a table as wide as the terminal; numbers and the columns of `right` are aligned to the right.
+
+    On a terminal too narrow for the columns each row becomes lines of `name: value`. `wrap`: whether long text may
+    continue on the next line.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in rows[0] if rows else []:
-        numeric = all(isinstance(row[name], int | float | None) for row in rows)
-        table.add_column(
-            name, justify="right" if numeric or name in right else "left", no_wrap=numeric or not wrap, overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text.from_ansi(_cell(value)) for value in row.values()))
-    console = Console(width=width(), highlight=False)
+    plain = bool(os.environ.get("NO_COLOR"))
+    console = Console(width=width(), highlight=False, force_terminal=False if plain else None)
     if title is not None:
         console.print(Text(title, style="bold"))
+    if not rows:
+        return
+    numeric = {name: all(isinstance(row[name], int | float | None) for row in rows) for name in rows[0]}
+    cells = [{name: Text.from_ansi(_cell(value)) for name, value in row.items()} for row in rows]
+    if wrap and _narrowest(cells, numeric) > width():
+        _print_row_by_row(console, cells)
+        return
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(
+            name,
+            justify="right" if numeric[name] or name in right else "left",
+            no_wrap=numeric[name] or not wrap,
+            overflow="fold",
+        )
+    for line in cells:
+        table.add_row(*line.values())
     console.print(table)
+
+
+def _narrowest(cells: Sequence[Mapping[str, Any]], numeric: Mapping[str, bool]) -> int:
+    """Return the columns that a table takes at least, if words of the header and of long text may be wrapped."""
+    total = -GAP
+    for name, is_number in numeric.items():
+        longest = max(max(map(len, str(line[name]).split() or [""])) for line in cells)
+        widest = max(line[name].cell_len for line in cells)
+        total += GAP + max(
+            max(map(len, name.split()), default=0), widest if is_number else min(widest, max(longest, NARROWEST))
+        )
+    return total
+
+
+def _print_row_by_row(console: Any, cells: Sequence[Mapping[str, Any]]) -> None:
+    for number, line in enumerate(cells):
+        if number:
+            console.print()
+        for name, value in line.items():
+            if str(value):
+                console.print(f"{name}: {value}" if name else str(value), markup=False, soft_wrap=False)
 
 
 def _cell(value: Any) -> str:
@@ -71,30 +106,47 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def require_out(path: Path | None) -> None:
-    """Raise InvalidValueError now where a table could not be written to `path` later."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise InvalidValueError(f"--out {path} is a folder: give the name of a file")
-    if path.suffix not in (".csv", ".parquet", ".json"):
-        raise InvalidValueError(f"--out {path} has no known suffix: choose .csv, .parquet or .json")
-    if not path.absolute().parent.is_dir():
-        raise InvalidValueError(f"--out {path}: the folder {path.parent} does not exist: make it first")
+def with_deviation(row: Mapping[str, Any] | None) -> Any:
+    """Return the value of a row of scores, with its standard deviation over seeds where there are several."""
+    if row is None or row["value"] is None:
+        return None
+    return round(row["value"], 4) if row["deviation"] is None else f"{row['value']:.3f}±{row['deviation']:.3f}"
 
 
-def require_figure(path: Path | None, *, option: str) -> None:
-    """Raise InvalidValueError now where a figure could not be written to `path` later."""
-    if path is None:
-        return
-    from embstore.plot import SUFFIXES
+def counted(count: int, noun: str) -> str:
+    """Return a number and a noun: 1 word, 2 words."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
 
+
+def require_files(out: Path | None = None, plot: Path | None = None, *, option: str = "--out") -> None:
+    """Raise InvalidValueError now where --out or --plot cannot be written later."""
+    if out is not None:
+        _require_file(out, option, (".csv", ".parquet", ".json"))
+    if plot is not None:
+        _require_file(plot, "--plot", (".png", ".svg", ".pdf"))
+
+
+def _require_file(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
     if path.is_dir():
         raise InvalidValueError(f"{option} {path} is a folder: give the name of a file")
-    if path.suffix not in SUFFIXES:
-        raise InvalidValueError(f"{option} {path} has no known suffix: choose {', '.join(SUFFIXES)}")
+    if path.suffix not in suffixes:
+        raise InvalidValueError(f"{option} {path} has no known suffix: choose {', '.join(suffixes)}")
+    require_folder_of(path, option=option)
+
+
+def require_folder_of(path: Path, *, option: str) -> None:
+    """Raise InvalidValueError where the folder of a file to be written does not exist."""
     if not path.absolute().parent.is_dir():
-        raise InvalidValueError(f"{option} {path}: the folder {path.parent} does not exist: make it first")
+        raise InvalidValueError(f"{option} {path}: the folder {path.parent} does not exist: create it first")
+
+
+def deliver(frame: pl.DataFrame, *, out: Path | None, as_json: bool) -> bool:
+    """Write a result to --out and, for --json, to standard output; returns whether a person still waits for tables."""
+    if out is not None:
+        write_table(frame, out)
+    if as_json:
+        print_json(frame.to_dicts())
+    return not as_json
 
 
 def write_table(frame: pl.DataFrame, path: Path) -> None:
@@ -115,10 +167,33 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
             partial.unlink(missing_ok=True)
 
 
-def made_folder(folder: Path, *, option: str) -> Path:
-    """The folder that an option names, made where it does not exist. Raises StorageError."""
+def create_folder(folder: Path, *, option: str) -> Path:
+    """Return the folder of an option, created where it does not exist. Raises StorageError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{option} {folder} cannot be made: {error.strerror or error}") from error
+        raise StorageError(f"{option} {folder} cannot be created: {error.strerror or error}") from error
     return folder
+
+
+# --- for the commands that are not rewritten yet -------------------------------------------------
+from typing import Annotated  # noqa: E402
+
+import typer  # noqa: E402
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Also write the table to FILE.{csv,parquet,json}.", metavar="FILE")
+]
+
+
+def require_out(path: Path | None) -> None:
+    require_files(path)
+
+
+def require_figure(path: Path | None, *, option: str) -> None:
+    require_files(None, path)
+
+
+def made_folder(folder: Path, *, option: str) -> Path:
+    return create_folder(folder, option=option)

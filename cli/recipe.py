@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embstore.errors import InvalidValueError
-from embstore_cli.extract import Device, Model
 from embstore_cli.help import Command
+from embstore_cli.options import Device, Model
 from embstore_cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:

@@ -1,57 +1,69 @@
-"""Commands over a store: info, verify, lookup, export, import."""
+"""Commands on stores: info, verify, lookup, export and import."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore_cli.help import Command
-from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, width, write_table
-from embstore_cli.progress import progress_bar
+from embstore_cli.options import AsJson, NewStore, Out, Plot, StorePath, Word, layers_of, read_words
+from embstore_cli.output import counted, deliver, print_json, require_files
 
 if TYPE_CHECKING:
     import polars as pl
 
     from embstore.store import Report
 
-StorePath = Annotated[
-    str,
-    typer.Argument(metavar="STORE", help="A store: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az://, https://."),
-]
-LOOKED_UP = 20
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("info", cls=Command)(info)
-    app.command("verify", cls=Command)(verify)
-    app.command("lookup", cls=Command, epilog="Example: embstore lookup ewt.zarr bank")(lookup)
-    app.command("export", cls=Command, epilog="Example: embstore export ewt.zarr ewt.h5 --layers 0,12")(export)
-    app.command("import", cls=Command)(import_)
+SHOWN = 20  # occurrences that lookup prints by default
+Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="float16, float32, bfloat16 or int8.")]
 
 
 def info(store: StorePath, as_json: AsJson = False) -> None:
-    """Say what a store holds and what made it."""
+    """Describe a store: rows, layers, model, and how it was made.
+
+    --json also prints checksums and the versions of the packages that made it.
+    """
     opened = es.open(store)
     described = opened.describe()
     if as_json:
         print_json(described)
         return
-    described["nbytes"] = f"{described['nbytes'] / 2**20:,.1f} MiB of vectors"
-    width = max(map(len, described))
-    for name, value in described.items():
-        print(f"{name:<{width}}  {_told(value) or 'none'}")
+    rows, written = described["n_rows"], described["n_committed_rows"]
+    state = "finished" if opened.finished else f"not finished: {written:,} of {rows:,} rows are written"
+    lines = {
+        "store": f"{described['path']} ({state})",
+        "vectors": f"{rows:,} rows x {described['hidden_size']} {described['dtype']}, "
+        f"{described['nbytes'] / 2**20:,.1f} MiB",
+        "layers": _plain(described["layers"]),
+        "model": _plain(_readable(described["model"])),
+        "corpus": _plain(_readable(described["corpus"])),
+        "words": f"{described['n_types']:,} types in {described['n_sentences']:,} sentences",
+        "labels": ", ".join(f"{name} ({count:,} labels)" for name, count in described["labels"].items()) or "none",
+        "extraction": _plain(_readable(described["extraction"])),
+        "dropped": ", ".join(f"{each['count']:,} {each['reason']}" for each in described["dropped"]) or "none",
+        "partitions": f"{described['n_partitions']:,} of {described['partition_rows']:,} rows",
+        "format": described["format_version"],
+    }
+    for name, value in lines.items():
+        print(f"{name + ':':<12}{value}")
 
 
-def _told(value: object) -> str:
+def _readable(described: dict[str, Any]) -> dict[str, Any]:
+    """Return what people read of a description: values without checksums, the name first."""
+    held = {name: value for name, value in described.items() if "sha256" not in name and value not in (None, {}, [])}
+    return {"name": held.pop("name"), **held} if "name" in held else held
+
+
+def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_told(part)}" for name, part in value.items() if part is not None)
+        parts = _readable(value).items()
+        return ", ".join(_plain(part) if name == "name" else f"{name} {_plain(part)}" for name, part in parts)
     if isinstance(value, list | tuple):
-        return ", ".join(map(_told, value))
+        return ", ".join(map(_plain, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -61,10 +73,9 @@ def verify(store: StorePath, as_json: AsJson = False) -> None:
     """Check every byte of a store against its checksums.
 
     Names each fault and its partition, and ends with status 1 where there is one; `embstore extract --repair`
-    mends them.
+    repairs them.
     """
-    with progress_bar("verify", total=None, unit="B") as advance:
-        report = es.verify(store, progress=advance)
+    report = es.verify(store)
     if as_json:
         print_json(
             {
@@ -87,76 +98,59 @@ def verify(store: StorePath, as_json: AsJson = False) -> None:
 def _summary(report: Report) -> str:
     checked = f"{report.checked_nbytes:,} bytes of {report.path} checked"
     missing = (
-        f"; {len(report.missing)} of {report.n_partitions} partitions are not written yet" if report.missing else ""
+        f"; {len(report.missing):,} of {report.n_partitions:,} partitions are not written yet" if report.missing else ""
     )
     if report.ok:
-        return f"{checked}: all as written{missing}"
-    faults = "1 fault" if len(report.faults) == 1 else f"{len(report.faults)} faults"
-    return f"{checked}: {faults}{missing}; the `embstore extract` command that made it, with --repair, mends it"
+        return f"{checked}: no fault{missing}"
+    faults = counted(len(report.faults), "fault")
+    return f"{checked}: {faults}{missing}; repair it by the `embstore extract` command that made it, with --repair"
 
 
 def lookup(
     store: StorePath,
-    word: Annotated[str, typer.Argument(metavar="WORD", help="The word or phrase, as written in the corpus.")],
+    word: Word,
     most: Annotated[
         int | None,
-        typer.Option("--most", "-n", metavar="N", help=f"Print N occurrences at most ({LOOKED_UP}; with --json, all)."),
-    ] = None,
-    heatmap: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw how similar the words of the first occurrence's sentence are to each other at each layer, to a "
-            ".png, .svg or .pdf.",
-        ),
+        typer.Option("--most", "-n", metavar="N", min=1, help=f"Print N occurrences at most ({SHOWN}; --json: all)."),
     ] = None,
     row: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="With --heatmap: take the sentence of the occurrence in row N of the store."),
+        int | None, typer.Option(metavar="N", help="With --plot: draw the sentence of the occurrence in row N.")
     ] = None,
+    plot: Plot = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a word's occurrences in their sentences."""
-    require_out(out)
-    require_figure(heatmap, option="--heatmap")
-    if most is not None and most < 1:
-        raise InvalidValueError(f"--most {most} is not allowed: give 1 or more")
-    if row is not None and heatmap is None:
-        raise InvalidValueError(f"--row {row} says which sentence is drawn: give --heatmap FILE too")
+    """Show a word's occurrences in their sentences.
+
+    --plot draws how similar the words of the first occurrence's sentence are to each other at each layer.
+    """
+    require_files(out, plot)
+    if row is not None and plot is None:
+        raise InvalidValueError(f"--row {row} chooses the sentence to draw: give --plot FILE too")
     opened = es.open(store)
-    contexts = opened.select(words=word).contexts()
-    if out is not None:
-        write_table(contexts, out)
-    if heatmap is not None:
-        _draw(opened, contexts, word, row, heatmap)
-    if as_json:
-        print_json(contexts.head(len(contexts) if most is None else most).to_dicts())
-        return
-    from embstore_cli.concordance import concordance
+    occurrences = opened.select(words=word).contexts()
+    if plot is not None:
+        _draw(opened, occurrences, word, row, plot)
+    if as_json and most is not None:
+        deliver(occurrences, out=out, as_json=False)
+        print_json(occurrences.head(most).to_dicts())
+    elif deliver(occurrences, out=out, as_json=as_json):
+        from embstore_cli.concordance import print_concordance
 
-    shown = contexts.head(most or LOOKED_UP)
-    occurrences = "1 occurrence" if len(contexts) == 1 else f"{len(contexts):,} occurrences"
-    print_table(
-        concordance(shown.to_dicts(), width=width()),
-        title=f"{word}: {occurrences}",
-        right=("row", "left context"),
-        wrap=False,
-    )
-    if len(contexts) > len(shown):
-        print(f"... {len(contexts) - len(shown):,} more: see --most")
+        shown = occurrences.head(most or SHOWN)
+        print_concordance(shown.to_dicts(), title=f"{word}: {counted(len(occurrences), 'occurrence')}")
+        if len(occurrences) > len(shown):
+            print(f"... {len(occurrences) - len(shown):,} more: see --most")
 
 
-def _draw(store: es.Store, contexts: pl.DataFrame, word: str, row: int | None, path: Path) -> None:
-    """Write the heat map of the sentence of one of a word's occurrences."""
-    from embstore.analysis.similarity.sentence import sentence_similarity
-
-    rows = contexts["occurrence"].to_list()
+def _draw(store: es.Store, occurrences: pl.DataFrame, word: str, row: int | None, path: Path) -> None:
+    """Draw the similarities within the sentence of one of a word's occurrences."""
+    rows = occurrences["occurrence"].to_list()
     if row is not None and row not in rows:
-        raise InvalidValueError(f"--row {row} is no occurrence of {word!r}: choose one of the rows that are printed")
-    place = 0 if row is None else rows.index(row)
-    similarity = sentence_similarity(store, contexts["sentence"].to_list()[place])
-    text: str = contexts["text"].to_list()[place]
+        raise InvalidValueError(f"--row {row} is not an occurrence of {word!r}: choose one of the rows printed")
+    position = 0 if row is None else rows.index(row)
+    similarity = es.analysis.sentence_similarity(store, occurrences["sentence"].to_list()[position])
+    text: str = occurrences["text"].to_list()[position]
     es.plot.save(es.plot.heat_map(similarity, title=text if len(text) <= 80 else text[:79] + "…"), path)
 
 
@@ -165,48 +159,43 @@ def export(
     out: Annotated[
         str, typer.Argument(metavar="OUT", help="The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")
     ],
-    layers: Annotated[str | None, typer.Option(help="Only these layers: last, or numbers such as 0,6-12.")] = None,
-    words: Annotated[
-        Path | None, typer.Option(help="Only the words of this file (one a line).", metavar="FILE")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, float16, bfloat16 or int8; as stored by default.")] = None,
-    check: Annotated[bool, typer.Option(help="Hold what is read against its checksums first.")] = True,
+    layers: Annotated[
+        str, typer.Option(metavar="LIST", help="Only these layers: last, -1 or numbers such as 0,6-12.")
+    ] = "all",
+    words: Annotated[Path | None, typer.Option(metavar="FILE", help="Only the words of this file, one a line.")] = None,
+    dtype: Dtype = None,
+    check: Annotated[bool, typer.Option(help="Verify what is read against its checksums first.")] = True,
 ) -> None:
     """Copy a store or a part of it: Zarr or HDF5, disk or bucket.
 
-    What is not converted is copied bit for bit. The same command goes on where an interrupted one ended.
+    Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume.
     """
-    from embstore.corpus import read_word_list
-
-    chosen = None if words is None else read_word_list(words)
-    with progress_bar("export", total=None, unit="rows") as advance:
-        written = es.export(store, out, layers=layers, words=chosen, dtype=dtype, check=check, progress=advance)
-    print(_written(written))
+    chosen = None if words is None else list(read_words(words, option="--words"))
+    print(_written(es.export(store, out, layers=layers_of(layers), words=chosen, dtype=dtype, check=check)))
 
 
 def import_(
     source: Annotated[
-        Path, typer.Argument(metavar="FILE", help="An HDF5 file of NeuroX or AllenNLP (a dataset a sentence).")
+        Path, typer.Argument(metavar="FILE", help="An HDF5 file of NeuroX or AllenNLP, with a dataset a sentence.")
     ],
-    store: Annotated[
-        str, typer.Argument(metavar="STORE", help="The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")
-    ],
+    store: NewStore,
     corpus: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="The text it was made of, where FILE does not hold the sentences."),
+        str | None, typer.Option(metavar="FILE", help="The text it was made from, if FILE does not hold the sentences.")
     ] = None,
     layers: Annotated[
-        str | None, typer.Option(help="Only these of its layers, counted from 0, such as 0,6-12.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float16 (default), float32, bfloat16 or int8.")] = None,
+        str, typer.Option(metavar="LIST", help="Only these layers of the file, counted from 0, such as 0,6-12.")
+    ] = "all",
+    dtype: Dtype = None,
 ) -> None:
-    """Make a store of what NeuroX or AllenNLP extracted."""
+    """Make a store of a NeuroX or AllenNLP file of hidden states.
+
+    Vectors become float16 unless --dtype is given. Run the same command again to resume.
+    """
     sentences = None if corpus is None else (sentence.words for sentence in es.open_corpus(corpus))
-    with progress_bar("import", total=None, unit="rows") as advance:
-        written = es.store.import_hdf5(source, store, corpus=sentences, layers=layers, dtype=dtype, progress=advance)
-    print(_written(written))
+    chosen = layers_of(layers)
+    print(_written(es.store.import_hdf5(source, store, corpus=sentences, layers=chosen, dtype=dtype)))
 
 
 def _written(store: es.Store) -> str:
-    layers = "1 layer" if len(store.layers) == 1 else f"{len(store.layers)} layers"
-    return f"{store.path} holds {store.n_rows:,} occurrences in {layers} ({store.dtype})"
+    layers = counted(len(store.layers), "layer")
+    return f"{store.path} holds {counted(store.n_rows, 'occurrence')} in {layers} ({store.dtype})"

@@ -1,123 +1,264 @@
-"""The command that trains word vectors on a corpus."""
+"""Commands on word vectors: static vectors of a store, skip-gram vectors of a corpus, and their evaluation."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+import embstore as es
 from embstore.errors import InvalidValueError
-from embstore_cli.extract import Columns, Corpus, Encoding, Format, Normalize, Split
-from embstore_cli.help import Command
-from embstore_cli.output import AsJson, print_json
-from embstore_cli.progress import progress_bar
+from embstore_cli.options import (
+    AsJson,
+    Config,
+    Device,
+    Layer,
+    MinContexts,
+    Out,
+    StorePath,
+    executor_of,
+    layer_of,
+    read_settings,
+    set_option,
+)
+from embstore_cli.output import counted, deliver, print_json, print_table, require_files, require_folder_of, width
 
-Form = Literal["auto", "text", "glove", "binary", "npy"]
-TRAINING = "Training"
+if TYPE_CHECKING:
+    import polars as pl
+
+Format = Literal["auto", "text", "glove", "binary", "npy", "store"]
+FORMATS: dict[str, Format] = {
+    ".txt": "text",
+    ".vec": "text",
+    ".glove": "glove",
+    ".bin": "binary",
+    ".npy": "npy",
+    ".zarr": "store",
+    ".h5": "store",
+}
+STATIC = {
+    "scale": Literal["unit", "rms"],
+    "components": int | None,
+    "precision": Literal["float64", "float32"],
+    "memory": str,
+    "cluster": str,
+    "workers": int,
+}
+READING = {"normalize": str, "columns": str, "encoding": str}
+TRAINING = {
+    "min_count": int,
+    "negative": int,
+    "sample": float,
+    "phrases": bool,
+    "out_format": Literal["text", "glove", "binary", "npy"],
+    **READING,
+}
 
 
-def add_to(app: typer.Typer) -> None:
-    example = "Example: embstore train-vectors corpus.pse skipgram.txt --size 300 --window 5"
-    app.command("train-vectors", cls=Command, epilog=example)(train_vectors)
+def static(
+    store: StorePath,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or store to write: .txt, .vec, .bin, .zarr ...")],
+    layer: Layer = "last",
+    method: Annotated[
+        Literal["pc1", "mean", "medoid", "abtt"],
+        typer.Option(
+            metavar="NAME",
+            help="pc1, the first principal component of a word's vectors; mean; medoid, the occurrence most similar to "
+            "the others; abtt, the mean without the top components of all means.",
+        ),
+    ] = "pc1",
+    min_contexts: MinContexts = 1,
+    format: Annotated[
+        Format,
+        typer.Option(metavar="NAME", help="text or binary (word2vec), glove, npy or store; auto: by OUT's suffix."),
+    ] = "auto",
+    device: Device = "cpu",
+    settings: Annotated[list[str] | None, set_option(STATIC)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make static vectors: one for each word, from one layer.
+
+    gensim and other tools read text and binary files; a store of static vectors has a row for each word.
+    --set scale=rms is of pc1, components=N of abtt.
+    """
+    form = _format(out, format, allowed=("text", "glove", "binary", "npy", "store"))
+    chosen = read_settings(settings, STATIC)
+    opened = es.open(store)
+    number = layer_of(layer, opened.layers)
+    executor = executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
+    vectors: Any = es.static_vectors(
+        opened,
+        executor=executor,
+        layer=number,
+        method=method,
+        min_contexts=min_contexts,
+        device=device,
+        **chosen,
+    )
+    made: dict[str, Any] = {"method": method, "min_contexts": min_contexts}
+    made |= {"scale": chosen.get("scale", "unit")} if method == "pc1" else {}
+    made |= {"components": chosen.get("components")} if method == "abtt" else {}
+    if form == "store":
+        es.analysis.write_static_store(vectors, out, source=opened, layer=number, made=made)
+    else:
+        es.vectors.write_word_vectors(vectors, out, format=form)
+    if as_json:
+        summary = {"store": str(store), "layer": number, **made, "out": str(out), "format": form}
+        print_json({**summary, "words": len(vectors), "dimensions": vectors.dimensions})
+    else:
+        words = counted(len(vectors), "word")
+        print(f"{out} holds the vectors of {words}, {vectors.dimensions} numbers each ({method} of layer {number})")
+
+
+def _format(out: Path, given: str, *, allowed: tuple[str, ...]) -> str:
+    """Return the format of a file of word vectors; refuses a path that cannot be written to in it."""
+    suffixes = [suffix for suffix, name in FORMATS.items() if name in allowed]
+    if out.suffix in (".gz", ".zst"):
+        raise InvalidValueError(f"{out}: word vectors are written uncompressed: leave {out.suffix} out of the name")
+    if given == "auto" and out.suffix not in suffixes:
+        raise InvalidValueError(f"{out} has no known suffix: choose {', '.join(suffixes)}, or give the format")
+    form = FORMATS[out.suffix] if given == "auto" else given
+    named = FORMATS.get(out.suffix)
+    if "store" in (form, named) and form != named:
+        raise InvalidValueError(f"{out} does not fit the format {form}: choose another name or format")
+    if form == "npy" and out.suffix != ".npy":
+        raise InvalidValueError(f"{out}: the format npy needs a name that ends in .npy")
+    if out.is_dir() and form != "store":
+        raise InvalidValueError(f"{out} is a folder: give the name of a file")
+    require_folder_of(out, option="OUT")
+    return form
 
 
 def train_vectors(
-    corpus: Corpus,
+    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A text file or a folder of them, as extract takes.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: .txt, .vec, .bin or .npy.")],
-    size: Annotated[int, typer.Option(metavar="N", rich_help_panel=TRAINING, help="Numbers of a vector.")] = 300,
-    window: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=TRAINING, help="Words seen on either side, at most.")
-    ] = 5,
-    min_count: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=TRAINING, help="Only words that occur N times or more.")
-    ] = 5,
-    negative: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=TRAINING, help="Words drawn against each pair.")
-    ] = 5,
-    epochs: Annotated[int, typer.Option(metavar="N", rich_help_panel=TRAINING, help="Passes over the corpus.")] = 5,
-    sample: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", rich_help_panel=TRAINING, help="Thin out words above this share of the text; 0 none."
-        ),
-    ] = 1e-3,
-    seed: Annotated[int, typer.Option(metavar="N", rich_help_panel=TRAINING, help="Seed of all that is drawn.")] = 0,
-    workers: Annotated[
-        int,
-        typer.Option(
-            metavar="N", rich_help_panel=TRAINING, help="Threads; only one gives the same vectors for the same seed."
-        ),
-    ] = 1,
-    phrases: Annotated[
-        bool,
-        typer.Option(
-            "--phrases/--no-phrases",
-            rich_help_panel=TRAINING,
-            help="Make a target of several words one word, joined by _.",
-        ),
-    ] = True,
-    file_format: Annotated[
-        Form,
-        typer.Option(
-            "--out-format",
-            metavar="NAME",
-            help="text or binary (word2vec), glove or npy; by default as OUT ends: .bin, .npy, else text.",
-        ),
-    ] = "auto",
-    format: Format = None,
-    split: Split = None,
-    normalize: Normalize = None,
-    columns: Columns = None,
-    encoding: Encoding = None,
+    size: Annotated[int, typer.Option(metavar="N", help="Dimensions of a vector.")] = 300,
+    window: Annotated[int, typer.Option(metavar="N", help="Context words left and right, at most.")] = 5,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the corpus.")] = 5,
+    workers: Annotated[int, typer.Option(metavar="N", help="Threads; only one gives reproducible vectors.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the weights and samples.")] = 0,
+    format: Annotated[str | None, typer.Option(metavar="NAME", help="Format of the corpus (by its suffix).")] = None,
+    split: Annotated[str | None, typer.Option(metavar="NAME", help="How text is split into words.")] = None,
+    config: Config = None,
+    settings: Annotated[list[str] | None, set_option(TRAINING)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train skip-gram word vectors on a corpus.
 
-    With negative sampling, by gensim. A store of them: embstore extract CORPUS STORE --model OUT.
+    With negative sampling, by gensim. `embstore extract CORPUS STORE --model OUT` makes a store of them.
     """
-    _require_place(out, file_format)
-    from embstore.corpus import open_corpus
-    from embstore.vectors import training, write_word_vectors
-
-    given = {"format": format, "split": split, "normalize": normalize, "columns": columns, "encoding": encoding}
-    opened = open_corpus(corpus, **{name: value for name, value in given.items() if value is not None})
-    with progress_bar("train", total=None, unit="sentences") as advance:
-        read = 0
-
-        def count(sentences: int) -> None:
-            nonlocal read
-            read += sentences
-            advance(read)
-
-        vectors = training.train_vectors(
-            opened,
-            size=size,
-            window=window,
-            min_count=min_count,
-            negative=negative,
-            epochs=epochs,
-            sample=sample,
-            seed=seed,
-            workers=workers,
-            phrases=phrases,
-            progress=count,
-        )
-    write_word_vectors(vectors, out, format=file_format)
+    chosen = read_settings(settings, TRAINING, config)
+    form = _format(out, chosen.pop("out_format", "auto"), allowed=("text", "glove", "binary", "npy"))
+    reading = {"format": format, "split": split} | {name: chosen.pop(name) for name in READING if name in chosen}
+    opened = es.open_corpus(corpus, **{name: value for name, value in reading.items() if value is not None})
+    vectors = es.vectors.train_vectors(
+        opened, size=size, window=window, epochs=epochs, seed=seed, workers=workers, **chosen
+    )
+    es.vectors.write_word_vectors(vectors, out, format=form)
     if as_json:
         print_json({"corpus": opened.name, "out": str(out), "words": len(vectors), "dimensions": vectors.dimensions})
     else:
-        words = "1 word" if len(vectors) == 1 else f"{len(vectors):,} words"
+        words = counted(len(vectors), "word")
         print(f"{out} holds the skip-gram vectors of {words}, {vectors.dimensions} numbers each")
 
 
-def _require_place(out: Path, form: Form) -> None:
-    """Refuse a path that cannot be written before anything is trained for it."""
-    if out.is_dir():
-        raise InvalidValueError(f"{out} is a folder: give the name of a file")
-    if not out.absolute().parent.is_dir():
-        raise InvalidValueError(f"cannot write {out}: there is no folder {out.parent}")
-    if out.suffix in (".gz", ".zst", ".zarr", ".h5"):
-        raise InvalidValueError(f"{out}: word vectors are written as .txt, .vec, .bin or .npy: choose another name")
-    if form == "npy" and out.suffix != ".npy":
-        raise InvalidValueError(f"{out}: the format npy needs a name that ends in .npy")
+def evaluate(
+    vectors: Annotated[
+        list[Path], typer.Argument(metavar="VECTORS", help="Word vectors: word2vec text or binary, GloVe, .npy.")
+    ],
+    benchmarks: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the benchmarks.")],
+    oov: Annotated[
+        Literal["skip", "mean"], typer.Option(metavar="NAME", help="Items with unknown words: skip, or mean vector.")
+    ] = "skip",
+    shared_vocabulary: Annotated[
+        bool, typer.Option("--shared-vocabulary", help="Keep only the words that all files have.")
+    ] = False,
+    lowercase: Annotated[bool, typer.Option(help="Look words up in lower case too.")] = True,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Read the first N words of each file only.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the clusterings.")] = 0,
+    paper: Annotated[bool, typer.Option("--paper", help="Also print Table 1 of Ethayarajh 2019.")] = False,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score static word vectors on word benchmarks.
+
+    Prints systems by benchmarks, with the share of the items whose words all have a vector: Spearman's rho for
+    similarity and relations, the accuracy of 3CosAdd for analogies, cluster purity for categories. --out and
+    --json have every score, by section too.
+    """
+    require_files(out)
+    names = _names(vectors)
+    found = es.vectors.read_benchmarks(benchmarks)
+    systems = {name: es.vectors.read_word_vectors(path, limit=limit) for name, path in zip(names, vectors, strict=True)}
+    options: dict[str, Any] = {"oov": oov, "lowercase": lowercase, "shared_vocabulary": shared_vocabulary, "seed": seed}
+    frame = es.vectors.evaluate(systems, found, **options)
+    if as_json:
+        deliver(frame, out=out, as_json=False)
+        described = [
+            {"name": name, "path": str(path), "words": len(table), "dimensions": table.dimensions}
+            for (name, table), path in zip(systems.items(), vectors, strict=True)
+        ]
+        print_json({"systems": described, "benchmarks": str(benchmarks), **options, "scores": frame.to_dicts()})
+    elif deliver(frame, out=out, as_json=False):
+        _print_scores(frame)
+        if paper:
+            printed = es.vectors.paper_table1()
+            _print_columns(_scores(printed), printed.columns[1:], title="Ethayarajh 2019, Table 1, as printed")
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """Return the stem of each file, after its folder's name where two have the same stem."""
+    stems = [Path(path.stem).stem if path.suffix in (".gz", ".zst") else path.stem for path in paths]
+    counts = Counter(stems)
+    names = [
+        stem if counts[stem] == 1 else f"{path.absolute().parent.name}/{path.name}"
+        for stem, path in zip(stems, paths, strict=True)
+    ]
+    if len(set(names)) < len(names):
+        name = Counter(names).most_common(1)[0][0]
+        raise InvalidValueError(f"two files of vectors are called {name}: rename one")
+    return names
+
+
+def _print_scores(frame: pl.DataFrame) -> None:
+    """Print the paper's benchmarks, then the others, each with the coverage: once if all systems have the same."""
+    scores = _scores(es.vectors.table1(frame))
+    coverage = [
+        {name: value if name == "system" else f"{value:.0%}" for name, value in row.items()}
+        for row in es.vectors.table1(frame, of="coverage").to_dicts()
+    ]
+    if len({tuple(row.values())[1:] for row in coverage}) == 1:
+        rows = [*scores, {**coverage[0], "system": "coverage"}]
+    else:
+        covered = ({**row, "system": "  coverage"} for row in coverage)
+        rows = [row for pair in zip(scores, covered, strict=True) for row in pair]
+    paper = es.vectors.paper_table1().columns
+    columns = list(rows[0])[1:]
+    for part in ([name for name in columns if name in paper], [name for name in columns if name not in paper]):
+        if part:
+            _print_columns(rows, part)
+
+
+def _scores(table: pl.DataFrame) -> list[dict[str, str]]:
+    def shown(value: float | None) -> str:
+        return "none" if value is None else f"{value:.3f}"
+
+    return [
+        {name: value if name == "system" else shown(value) for name, value in row.items()} for row in table.to_dicts()
+    ]
+
+
+def _print_columns(rows: list[dict[str, str]], columns: list[str], title: str | None = None) -> None:
+    """Print columns of a table, in several tables where the terminal is too narrow for one."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in ("system", *columns)}
+    while columns:
+        used, count = widths["system"], 0
+        while count < len(columns) and (not count or used + 2 + widths[columns[count]] <= width()):
+            used += 2 + widths[columns[count]]
+            count += 1
+        shown = [{name: row[name] for name in ("system", *columns[:count])} for row in rows]
+        print_table(shown, title=title, right=columns[:count], wrap=False)
+        print()
+        columns, title = columns[count:], None

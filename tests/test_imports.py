@@ -173,5 +173,5 @@ def test_every_public_name_resolves() -> None:
 
     for name in embstore.__all__:
         assert getattr(embstore, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="No embstore attribute nonsense"):
         _ = embstore.nonsense

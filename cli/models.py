@@ -1,0 +1,154 @@
+"""Commands on models: fine-tuning, and the comparison of two models' attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+import embstore as es
+from embstore_cli.options import AsJson, Config, Device, Model, Out, Plot, read_settings, set_option
+from embstore_cli.output import deliver, print_table, require_files
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from embstore.models.finetune import FineTuned, Step
+
+TUNING = {"batch_size": int, "learning_rate": float, "max_length": int, "columns": str, "threads": int}
+ATTENTION = {"max_length": int, "seed": int, "threads": int}
+File = Annotated[Path | None, typer.Option(metavar="FILE", help="The file of this split, instead of DATA's.")]
+
+
+def finetune(
+    task: Annotated[
+        Literal["pos", "ner", "classify", "paraphrase"],
+        typer.Argument(metavar="TASK", help="pos, ner, classify or paraphrase."),
+    ],
+    model: Model,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder that the model is written to.")],
+    data: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DATA",
+            help="A folder with files named train, dev and perhaps test: CoNLL-U or CoNLL columns for pos and ner, "
+            "lines of label TAB sentence (TAB sentence) for the others.",
+        ),
+    ] = None,
+    train: File = None,
+    dev: File = None,
+    test: File = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Label column (upos of CoNLL-U, else label).")
+    ] = None,
+    sentences: Annotated[int | None, typer.Option(metavar="N", help="Train on N random sentences or pairs.")] = None,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the training data.")] = 5,
+    attention_window: Annotated[
+        int | None, typer.Option(metavar="K", help="A word attends to K words left and right in every layer.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of samples, order and new weights.")] = 0,
+    device: Device = "auto",
+    config: Config = None,
+    settings: Annotated[list[str] | None, set_option(TUNING)] = None,
+    scores: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the scores to FILE.{csv,parquet,json}.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a model; rerun to resume.
+
+    The default settings are those of Zhao et al. 2020. Keeps the weights of the best epoch on dev, as an ordinary
+    checkpoint that every command takes as a model, with a finetuning.json that records how it was made.
+    """
+    require_files(scores, option="--scores")
+    chosen = read_settings(settings, TUNING, config)
+    from embstore.models.finetune import finetune as run_finetuning
+
+    reached = 0
+
+    def note(step: Step) -> None:
+        nonlocal reached
+        reached = step.epoch
+
+    try:
+        made = run_finetuning(
+            task,
+            data,
+            model=model,
+            out=out,
+            train=train,
+            dev=dev,
+            test=test,
+            label=label,
+            sentences=sentences,
+            epochs=epochs,
+            attention_window=attention_window,
+            seed=seed,
+            device=device,
+            progress=note,
+            **chosen,
+        )
+    except KeyboardInterrupt as error:
+        where = f" in epoch {reached} of {epochs}; run the same command again to resume" if reached else ""
+        raise type(error)(f"{str(error) or 'interrupted'}{where}") from None
+    if deliver(made.scores, out=scores, as_json=as_json):
+        _print_epochs(made)
+
+
+def _print_epochs(made: FineTuned) -> None:
+    record = made.record
+    rows: list[dict[str, Any]] = [
+        {"epoch": str(row["epoch"]), "loss on train": row["train"]["loss"]}
+        | {f"{name} on dev": value for name, value in row["dev"].items()}
+        | {"": "best" if row["epoch"] == record["best_epoch"] else ""}
+        for row in record["epochs"]
+    ]
+    train, dev = record["data"]["train"], record["data"]["dev"]
+    print_table(rows, title=f"{record['task']}: {train['examples']:,} sentences, {len(record['labels'])} labels")
+    for split, data in record["data"].items():
+        if data["labels_cut"]:
+            print(
+                f"{data['labels_cut']:,} labels of {split} are beyond the maximum length: neither trained on nor scored"
+            )
+    test = "" if record["test"] is None else f", on test {record['test'][record['metric']]:.4f}"
+    best = next(row["dev"] for row in record["epochs"] if row["epoch"] == record["best_epoch"])
+    print(f"{made.path}: {record['metric']} {best[record['metric']]:.4f} on dev ({dev['labels']:,} labels){test}")
+
+
+def attention(
+    model_a: Annotated[str, typer.Argument(metavar="MODEL_A", help="Model folder, or a name on the hub.")],
+    model_b: Annotated[str, typer.Argument(metavar="MODEL_B", help="Another of the same shape and tokenizer.")],
+    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="The sentences, in any format of extract.")],
+    sentences: Annotated[int | None, typer.Option(metavar="N", help="Use N random sentences (all).")] = None,
+    device: Device = "auto",
+    settings: Annotated[list[str] | None, set_option(ATTENTION)] = None,
+    plot: Plot = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the self-attention of two models, head by head.
+
+    The cosine of a head's weights in one model with those in the other over all sentences (Zhao et al. 2020,
+    Figure 7). Layer l is the attention of block l, from 1; heads count from 0.
+    """
+    require_files(out, plot)
+    chosen = read_settings(settings, ATTENTION)
+    from embstore.models.transformer.attention_maps import attention_similarity
+
+    table = attention_similarity(model_a, model_b, corpus, sentences=sentences, device=device, **chosen)
+    if plot is not None:
+        names = " and ".join(Path(name).name for name in (model_a, model_b))
+        es.plot.save(es.plot.attention_heatmap(table, title=f"Self-attention weights: {names}"), plot)
+    if deliver(table, out=out, as_json=as_json):
+        _print_layers(table)
+
+
+def _print_layers(table: pl.DataFrame) -> None:
+    rows = []
+    for (layer,), part in table.group_by("layer", maintain_order=True):
+        values = part.sort("value")
+        shown = {"layer": str(layer), "mean": float(values["value"].to_numpy().mean())}
+        extremes = {"least": values["value"][0], "of head": str(values["head"][0]), "most": values["value"][-1]}
+        rows.append(shown | extremes)
+    print_table(rows, title="cosine of self-attention weights over heads", right=("layer", "of head"))

@@ -1,0 +1,212 @@
+"""Options that several commands share, and how what is typed becomes values."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+
+import embstore as es
+from embstore.errors import InvalidValueError
+from embstore_cli.help import SETTINGS
+
+STORE = "A store: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az:// or https://."
+
+StorePath = Annotated[str, typer.Argument(metavar="STORE", help=STORE)]
+StorePaths = Annotated[list[str], typer.Argument(metavar="STORE", help="One or more stores.")]
+NewStore = Annotated[
+    str, typer.Argument(metavar="STORE", help="The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")
+]
+Word = Annotated[str, typer.Argument(metavar="WORD", help="The word or phrase, as written in the corpus.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="Model folder or hub name; or a file of word vectors, random:DIM, subwords:MODEL, bag: before these.",
+    ),
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
+Layer = Annotated[
+    str, typer.Option("--layer", "-l", metavar="N", help="The layer: a number, or -1 or last for the last one stored.")
+]
+Layers = Annotated[
+    str, typer.Option(metavar="LIST", help="all, last, or numbers such as 0,3,6-12; -1 is the last layer.")
+]
+K = Annotated[int, typer.Option("--k", "-k", metavar="N", min=1, help="Number of nearest neighbors.")]
+Metric = Annotated[
+    Literal["cosine", "ip", "l2"],
+    typer.Option(metavar="NAME", help="cosine similarity, ip (inner product) or l2 (Euclidean distance)."),
+]
+Centered = Annotated[bool, typer.Option("--centered", help="Subtract the layer's mean first.")]
+Components = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Also remove the first N principal components of the layer.")
+]
+MinContexts = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Only words that occur in N different sentences or more.")
+]
+Seeds = Annotated[str, typer.Option(metavar="LIST", help="Seeds of the initial weights, such as 0 or 1,2,3.")]
+Sentences = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Use a random sample of N sentences of each split; 0: all sentences.")
+]
+Control = Annotated[
+    bool, typer.Option("--control", help="Also train on the control task: random labels, the same for the same word.")
+]
+Save = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Save the probes in this folder, in a subfolder each where several.")
+]
+Checkpoints = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Save a checkpoint after every epoch there, and resume from it."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Also write the table to FILE.{csv,parquet,json}.")
+]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw a figure to FILE.{png,svg,pdf}.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE.toml", help="Read the settings that --set takes from a file.")
+]
+
+
+def set_option(keys: Mapping[str, Any]) -> Any:
+    """Return the option `--set KEY=VALUE` of a command, repeatable; `keys` maps each key to its type."""
+    SETTINGS.update(keys)
+    return typer.Option("--set", metavar="KEY=VALUE", help=f"Other settings, repeatable: {', '.join(keys)}.")
+
+
+def read_settings(given: list[str] | None, keys: Mapping[str, Any], config: Path | None = None) -> dict[str, Any]:
+    """Return the settings of a TOML file and of `--set`, which comes first, each checked against its type.
+
+    Raises InvalidValueError, which lists the keys that are allowed.
+    """
+    settings: dict[str, Any] = {}
+    for key, value in (_read_config(config) if config is not None else {}).items():
+        settings[key] = _checked(key, value, keys, f"--config {config}: ")
+    for pair in given or []:
+        key, sign, text = pair.partition("=")
+        if not sign or not text:
+            raise InvalidValueError(f"--set {pair} is not KEY=VALUE: the keys are {', '.join(keys)}")
+        settings[key.strip().replace("-", "_")] = _checked(key.strip().replace("-", "_"), _parsed(text), keys, "--set ")
+    return settings
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidValueError(f"--config {path} cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidValueError(f"--config {path} is not TOML: {error}") from None
+
+
+def _parsed(text: str) -> Any:
+    """Return a value as TOML reads it; None for none, a list for values joined by commas, else the text itself."""
+    if text.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return [_parsed(part) for part in text.split(",")] if "," in text else text
+
+
+def _checked(key: str, value: Any, keys: Mapping[str, Any], where: str) -> Any:
+    if key not in keys:
+        raise InvalidValueError(f"{where}{key} is not a setting of this command: choose {', '.join(keys)}")
+    try:
+        return _converted(value, keys[key])
+    except ValueError:
+        raise InvalidValueError(f"{where}{key}={value} is not allowed: give {_described(keys[key])}") from None
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    """Return a value as its type has it. Raises ValueError for a value of another type."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in parts:
+            return None
+        return _converted(value, next(part for part in parts if part is not type(None)))
+    if origin is Literal and value in parts:
+        return value
+    if origin is tuple and value is not None:
+        return tuple(_converted(each, parts[0]) for each in (value if isinstance(value, list) else [value]))
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if kind in (int, bool, str) and type(value) is kind:
+        return value
+    raise ValueError
+
+
+def _described(kind: Any) -> str:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join("none" if part is type(None) else _described(part) for part in parts)
+    if origin is Literal:
+        return " or ".join(map(str, parts))
+    if origin is tuple:
+        return f"{_described(parts[0])}, or several joined by commas"
+    return {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}.get(kind, "text")
+
+
+def layer_of(text: str, stored: Sequence[int] = ()) -> int:
+    """Return the number of a layer of `--layer`; -1 and last are the last of `stored`, if that is given."""
+    if not re.fullmatch(r"last|-?\d+", text.strip()):
+        raise InvalidValueError(f"--layer {text!r} is not a layer: give a number, -1 or last")
+    number = -1 if text.strip() == "last" else int(text)
+    return stored[number] if number < 0 and -number <= len(stored) else number
+
+
+def layers_of(text: str, stored: Sequence[int] = ()) -> list[int] | None:
+    """Return the layers of `--layers`, such as 0,3,6-12, last or -1, as `layer_of` does; None for all."""
+    if text.strip() == "all":
+        return None
+    layers: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(last|-?\d+)|(\d+)-(\d+)", part.strip())
+        if found is None or (found[2] and int(found[2]) > int(found[3])):
+            raise InvalidValueError(f"--layers {text!r} is not a list of layers: give all, last, or such as 0,3,6-12")
+        layers += range(int(found[2]), int(found[3]) + 1) if found[2] else [layer_of(found[1], stored)]
+    return list(dict.fromkeys(layers))
+
+
+def seeds_of(text: str) -> tuple[int, ...]:
+    """Return the seeds of `--seeds`, numbers joined by commas."""
+    if not re.fullmatch(r"\d+(,\d+)*", text.replace(" ", "")):
+        raise InvalidValueError(f"--seeds {text!r} is not allowed: give numbers, such as 0 or 1,2,3")
+    return tuple(int(each) for each in text.split(","))
+
+
+def read_words(path: Path, *, option: str) -> dict[str, Any]:
+    """Return the words of a file, one a line, or as Wiki-PSE lists them with their classes: word -> classes.
+
+    Raises InvalidValueError, naming the option, for a file that does not exist.
+    """
+    if not path.is_file():
+        raise InvalidValueError(f"{option} {path}: there is no such file; give a list of words, one a line")
+    return dict(es.corpus.read_word_classes(path, optional=True))
+
+
+def executor_of(cluster: str | None, workers: int | None, devices: str | None = None) -> Any:
+    """Return the executor of `--cluster`, `--workers` and `--devices`; None for this process alone."""
+    if workers is not None and workers < 1:
+        raise InvalidValueError(f"--workers {workers} is not allowed: give 1 or more")
+    if cluster is not None and devices is not None:
+        raise InvalidValueError("--devices are of this machine, --cluster uses another's: give one of them")
+    if cluster is None and workers is None and devices is None:
+        return None
+    from embstore.executors import Processes, RayExecutor
+
+    if cluster is None:
+        return Processes(workers, devices=None if devices is None else devices.split(","))
+    kind, colon, address = cluster.partition(":")
+    if kind != "ray" or (colon and not address):
+        raise InvalidValueError(f"--cluster {cluster!r} is not known: give ray, or ray:HOST:PORT of its head")
+    return RayExecutor(address or None, n_workers=workers)
