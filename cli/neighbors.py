@@ -378,8 +378,9 @@ def hubness(
 ) -> None:
     """Measure how unevenly vectors are neighbors of others.
 
-    Hubness is how unevenly vectors appear in each other's nearest-neighbor lists. Hubs are in very many lists, anti-hubs in none: the skewness of the counts and the share of anti-hubs, as stored
-    and with the mean subtracted, next to the values for random neighbors.
+    Hubness is how unevenly vectors appear in each other's nearest-neighbor lists. Hubs are in very many lists,
+    anti-hubs in none: prints the skewness of the counts and the share of anti-hubs, as stored and with the mean
+    subtracted, next to the values for random neighbors.
     """
     require_files(out)
     import polars as pl
