@@ -89,7 +89,7 @@ def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:
     import polars as pl
 
     senses = (
-        store.occurrences.filter(pl.col(LABEL).is_not_null())
+        store.table().filter(pl.col(LABEL).is_not_null())
         .group_by("word", LABEL)
         .len()
         .filter(pl.col("len") >= 5)
@@ -126,7 +126,7 @@ def _nearest(store: es.Store, words: list[str]) -> list[dict[str, Any]]:
         nearest, scores = es.analysis.cosine_neighbors(found.vectors[-1:])
         query = number % len(found.rows)
         other = int(nearest[0, query])
-        texts = store.select(rows=found.rows[[query, other]]).contexts().to_dicts()
+        texts = store.select(rows=found.rows[[query, other]]).table().to_dicts()
         for score, position, text in zip((None, float(scores[0, query])), (query, other), texts, strict=True):
             shown = {"": "query" if score is None else f"{score:.2f}", "word": word}
             rows.append({**shown, "sense": found.labels[position], "sentence": text["text"]})
@@ -137,7 +137,7 @@ def _nearest_words(store: es.Store, ambiguous: list[str]) -> list[dict[str, Any]
     """Return words with the words nearest by static vectors, at the first and last layer; ambiguous words last."""
     import polars as pl
 
-    labelled = store.occurrences.filter(pl.col(LABEL).is_not_null())
+    labelled = store.table().filter(pl.col(LABEL).is_not_null())
     counts = labelled.group_by("word").agg(pl.col("sentence").n_unique().alias("n")).filter(pl.col("n") >= MIN_CONTEXTS)
     known = counts.sort("n", "word", descending=[True, False])["word"].cast(pl.String).to_list()
     queries = [*[word for word in known if word not in ambiguous][:N_QUERIES], *ambiguous[:N_QUERIES]]

@@ -199,7 +199,7 @@ def _title(store: es.Store, query: int | str) -> str:
     """Return what a query is: a word, or the occurrence of a row in its sentence."""
     if isinstance(query, str):
         return f"{query}, the mean of its occurrences"
-    (row,) = store.select(rows=[query]).contexts().to_dicts()
+    (row,) = store.select(rows=[query]).table().to_dicts()
     words, start = row["text"].split(" "), row["position"]
     stop = start + len(row["word"].split(" "))
     return f"row {query:,}: " + " ".join([*words[:start], f"[{' '.join(words[start:stop])}]", *words[stop:]])

@@ -128,7 +128,7 @@ def lookup(
     if row is not None and plot is None:
         raise InvalidValueError(f"--row {row} chooses the sentence to draw: give --plot FILE too")
     opened = es.open(store)
-    occurrences = opened.select(words=word).contexts()
+    occurrences = opened.select(words=word).table()
     if plot is not None:
         _draw(opened, occurrences, word, row, plot)
     if as_json and most is not None:
@@ -193,7 +193,7 @@ def import_(
     """
     sentences = None if corpus is None else (sentence.words for sentence in es.open_corpus(corpus))
     chosen = layers_of(layers)
-    print(_written(es.store.import_hdf5(source, store, corpus=sentences, layers=chosen, dtype=dtype)))
+    print(_written(es.store.import_store(source, store, corpus=sentences, layers=chosen, dtype=dtype)))
 
 
 def _written(store: es.Store) -> str:

@@ -29,7 +29,7 @@ from .models import load_encoder as load_encoder
 from .store import Selection as Selection
 from .store import Store as Store
 from .store import export as export
-from .store import open as open
+from .store.store import open as open
 from .store import verify as verify
 from .vectors import WordVectors as WordVectors
 

@@ -20,7 +20,7 @@ def main(corpus: str, path: str, model: str) -> None:
     store = es.extract(plan, path)
 
     # The most frequent verb, by any Polars expression over the table of occurrences.
-    verbs = store.occurrences.filter(pl.col("upos") == "VERB")
+    verbs = store.table().filter(pl.col("upos") == "VERB")
     verb = verbs.group_by("word").len().sort("len", "word", descending=[True, False])["word"][0]
 
     # A selection reads nothing until it is asked: by words, by labels, by any condition, of any layers.
@@ -29,7 +29,7 @@ def main(corpus: str, path: str, model: str) -> None:
     )
     vectors = chosen.vectors(dtype="float32")  # [layer, occurrence, feature]
     print(f"{verb!r}: {vectors.shape[1]} occurrences x {vectors.shape[2]} features in layers {list(chosen.layers)}")
-    print(chosen.contexts().select("occurrence", "word", "position", "text").head(5))
+    print(chosen.table().select("occurrence", "word", "position", "text").head(5))
 
     # How alike a word's occurrences are: the mean cosine of all pairs, from the sum of the unit vectors.
     unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)

@@ -58,7 +58,7 @@ class PartOfLayer:
     def run(self, store: Store) -> dict[str, Any]:
         rows = self.rows if isinstance(self.rows, np.ndarray) else np.arange(self.rows, self.rows + self.n_rows)
         reduction = Reduction(
-            Selection(store, layers=(self.layer,), filters=(), start=self.selected),
+            Selection(store, layers=(self.layer,), rows=self.selected),
             self.reducers,
             precision=self.precision,
             device=self.device,

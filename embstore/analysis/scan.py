@@ -157,7 +157,7 @@ class Reduction:
         return Scope(self.selection, layer, self.dtype, self.device)
 
     def _batches(self, layer: int, start: int, rows: NDArray[np.int64]) -> Iterator[Batch]:
-        part = Selection(self.selection.store, layers=(layer,), filters=(), start=rows)
+        part = Selection(self.selection.store, layers=(layer,), rows=rows)
         room = torch.empty(self.block_rows, part.store.hidden_size, dtype=self.dtype, device=self.device)
         place = start
         for block in part.iter_blocks(block_rows=self.block_rows):
@@ -184,7 +184,7 @@ def selected(source: Store | Selection, layers: int | Sequence[int] | None) -> S
         selection = source
     else:
         chosen = source.store.select(layers=layers).layers
-        selection = Selection(source.store, layers=chosen, filters=(), start=source.rows)
+        selection = Selection(source.store, layers=chosen, rows=source.rows)
     if not len(selection.rows):
         raise InvalidValueError(f"no occurrence is selected of {selection.store.path}: choose other conditions")
     return selection

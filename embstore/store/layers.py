@@ -1,55 +1,66 @@
-"""Reading which of the layers of a store or file are meant."""
+"""Resolve the layers that a caller names to layers that are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from embstore.errors import InvalidValueError
 
 
-def chosen_layers(layers: str | int | Iterable[int] | None, stored: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers meant, ascending, each once: None or "all", "last", "0,6-12", a number or numbers.
+def resolve_layer(layer: Any, stored: Sequence[int]) -> int:
+    """Return the stored layer that `layer` names: its number, "last", or -1, -2 ... counted from the last one stored.
 
-    Raises InvalidValueError for one that is not stored, and where none is chosen.
+    Raises InvalidValueError for a layer that is not stored.
     """
-    if layers is None:
+    if isinstance(layer, str) and layer.strip() == "last":
+        return int(stored[-1])
+    if isinstance(layer, int | np.integer) and not isinstance(layer, bool):
+        if layer in stored:
+            return int(layer)
+        if -len(stored) <= layer < 0:
+            return int(stored[int(layer)])
+    listed = ", ".join(map(str, stored))
+    raise InvalidValueError(f"layer {layer!r} is not stored: choose among {listed}, or -1 or 'last' for the last one")
+
+
+def resolve_layers(layers: Any, stored: Sequence[int]) -> tuple[int, ...]:
+    """Return the stored layers that are named, in the order given: None or "all", one layer, or several.
+
+    Each one may be given as in `resolve_layer`. Raises InvalidValueError for a layer that is not stored, and for none
+    at all.
+    """
+    if layers is None or (isinstance(layers, str) and layers.strip() == "all"):
         return tuple(stored)
-    if isinstance(layers, str):
-        return _parsed(layers, stored)
-    numbers = [layers] if isinstance(layers, int | np.integer) else list(layers)
-    for number in numbers:
-        if isinstance(number, bool) or number not in stored:
-            raise _not_stored(number, stored)
-    if not numbers:
-        raise InvalidValueError(f"no layer is chosen: give some of {_listed(stored)}")
-    return tuple(sorted({int(number) for number in numbers}))
+    if isinstance(layers, str | int | np.integer):
+        return (resolve_layer(layers, stored),)
+    if not isinstance(layers, Iterable):
+        raise InvalidValueError(f"layers {layers!r} are not understood: give one layer, a list of layers, or 'all'")
+    resolved = tuple(resolve_layer(layer, stored) for layer in layers)
+    if not resolved:
+        raise InvalidValueError(
+            f"no layer is chosen: give one or more of {', '.join(map(str, stored))}, or None for all of them"
+        )
+    return resolved
 
 
-def _parsed(text: str, stored: Sequence[int]) -> tuple[int, ...]:
-    if text.strip() == "all":
-        return tuple(stored)
-    if text.strip() == "last":
-        return (stored[-1],)
-    numbers: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = (piece.strip() for piece in part.partition("-"))
-        ends = [first, last] if dash else [first, first]
-        if not all(end.isascii() and end.isdecimal() and len(end) < 10 for end in ends) or int(ends[0]) > int(ends[1]):
-            raise InvalidValueError(
-                f"layers {text!r} cannot be read: give 'all', 'last' or numbers and ranges like 0,3,6-12"
-            )
-        for number in range(int(ends[0]), int(ends[1]) + 1):
-            if number not in stored:
-                raise _not_stored(number, stored)
-            numbers.add(number)
-    return tuple(sorted(numbers))
-
-
-def _not_stored(number: object, stored: Sequence[int]) -> InvalidValueError:
-    return InvalidValueError(f"layer {number!r} is not stored: there are the layers {_listed(stored)}")
-
-
-def _listed(stored: Sequence[int]) -> str:
-    return ", ".join(map(str, stored))
+def chosen_layers(layers: Any, stored: Sequence[int]) -> tuple[int, ...]:
+    """Return the stored layers that are named, ascending, each once; a text may list ranges, such as "0,3,6-12"."""
+    if isinstance(layers, str) and layers.strip() not in ("all", "last", "-1"):
+        numbers: list[int] = []
+        for part in layers.split(","):
+            first, dash, last = (end.strip() for end in part.partition("-"))
+            ends = [first, last] if dash else [first, first]
+            if not all(end.isascii() and end.isdecimal() and len(end) < 5 for end in ends) or int(ends[0]) > int(
+                ends[1]
+            ):
+                raise InvalidValueError(
+                    f"layers {layers!r} cannot be read: give 'all', 'last' or numbers and ranges like 0,3,6-12"
+                )
+            numbers += range(int(ends[0]), int(ends[1]) + 1)
+        layers = numbers
+    elif isinstance(layers, str) and layers.strip() == "-1":
+        layers = -1
+    return tuple(sorted(set(resolve_layers(layers, stored))))

@@ -1,4 +1,4 @@
-"""An open store: its metadata, its index, and its vectors by row or block after block."""
+"""Open stores and selections of them: metadata, words and labels, and vectors by row or in blocks."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, UnfinishedStoreWarning
 from embstore.store.backend import Reader, open_reader
-from embstore.store.index import Index
+from embstore.store.conditions import Condition, checked_rows, parse_conditions
+from embstore.store.index import Index, Labels, TypeIndex
+from embstore.store.layers import resolve_layer, resolve_layers
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
-from embstore.store.reading.gather import Gathering
-from embstore.store.reading.scan import scan_blocks
-from embstore.store.selection import Selection, select
+from embstore.store.reading.gather import RESUME, Gatherer
+from embstore.store.reading.scan import BLOCK_NBYTES, DENSE, Snapshot, scan_blocks
 from embstore.store.storage.files import MEND
 from embstore.store.storage.location import ObjectPath, place_of
 from embstore.store.vectors import VALUE_DTYPE
@@ -30,40 +34,46 @@ from embstore.store.zarr.remote_rows import FarColumns
 if TYPE_CHECKING:
     import polars as pl
 
-_LOOKUPS_BEFORE_TABLE = 8
-RESUME = "run the same `embstore extract` command again to go on"
+Layer = int | str  # a number, -1, or "last"
+Layers = Layer | Iterable[Layer] | None  # also "all"
 
 
 def open_store(path: str | os.PathLike[str] | ObjectPath, *, cache: str | os.PathLike[str] | None = None) -> Store:
-    """Open a store for reading; a store that is not finished is opened with an UnfinishedStoreWarning.
+    """Open a store for reading; an unfinished store is opened with an UnfinishedStoreWarning.
 
-    `path`: a folder, a file, or an address: s3://bucket/name.zarr, gs://, az://, https://. `cache`: a folder in which
-    the shards of an address are kept, each downloaded whole when it is first needed (EMBSTORE_CACHE by default; not
-    kept, and rows read one by one, where neither is given).
+    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://, hf://. `cache`: a folder for
+    local copies of a remote store's shards, each downloaded whole when it is first needed. The default is the
+    environment variable EMBSTORE_CACHE; without either, rows are requested one by one and not kept.
 
-    Raises StoreNotFoundError, StoreFormatError (no store, or of a newer format), StoreDamagedError, StorageError.
+    Raises StoreNotFoundError, StoreFormatError for a path that is no store or one of a newer format,
+    StoreDamagedError, StorageError.
     """
     store = Store(open_reader(place_of(path), cache=cache_folder(cache)))
     if store.n_committed_rows < store.n_rows:
         missing = int((~store.committed).sum())
         warnings.warn(
             f"{store.path} is not finished: {store.n_rows - store.n_committed_rows:,} of {store.n_rows:,} rows "
-            f"({missing} of {store.layout.n_partitions} partitions) are not written yet; {RESUME}",
+            f"({missing} of {store.layout.n_partitions} partitions) are not written yet: {RESUME}",
             UnfinishedStoreWarning,
             stacklevel=2,
         )
     return store
 
 
-class Store:
-    """A store open for reading; only committed rows are seen. Made by `open_store`.
+open = open_store
 
-    `layers` are the numbers of the layers stored. Vectors come in the stored dtype where numpy has it (float32,
-    float16) and as float32 otherwise (bfloat16, int8): `vector_dtype`.
+
+class Store:
+    """A store of hidden states, open for reading. Made by `embstore.open`; only committed rows can be read.
+
+    `layers`: the numbers of the stored layers. `n_rows`: one row for each occurrence. `vector_dtype`: the dtype of
+    the vectors that are returned, the stored one for float32 and float16, float32 for bfloat16 and int8.
     """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
+        self._added_labels: dict[str, Labels] = {}
+        self._records: NDArray[np.uint64] | None = None
         self.path: Path | ObjectPath = reader.path
         self.cache: Path | None = getattr(reader, "cache", None)
         self.metadata: Metadata = reader.metadata
@@ -73,85 +83,104 @@ class Store:
         self.hidden_size: int = self.layout.hidden_size
         self.dtype: str = self.layout.dtype
         self.vector_dtype: np.dtype[Any] = VALUE_DTYPE[self.dtype]
-        self._table: dict[str, int] | None = None
-        self._lookups = 0
         self.refresh()
 
     def __repr__(self) -> str:
         shape = f"{len(self.layers)} layers x {self.n_rows:,} rows x {self.hidden_size}"
         return f"<Store {self.path}: {shape} {self.dtype}>"
 
+    def _repr_html_(self) -> str:
+        return _html_table(f"Store {self.path}", _facts(self, self.layers))
+
+    def __len__(self) -> int:
+        return self.n_rows
+
     def __reduce__(self) -> tuple[Any, ...]:
-        path = self.path.absolute() if isinstance(self.path, Path) else self.path  # another process may run elsewhere
-        return _open_again, (path, self.cache)
+        path = self.path.absolute() if isinstance(self.path, Path) else self.path  # the reader may run elsewhere
+        return _reopen, (path, self.cache, self._added_labels)
 
     def refresh(self) -> None:
-        """Read the commits again, so that rows which another process has written since are seen."""
+        """Read the commit records again, so that rows written by another process since then can be read."""
         records = self._reader.commits()
-        known = getattr(self, "_records", records)
-        if not np.array_equal(known, records):
+        if self._records is not None and not np.array_equal(self._records, records):
             self._reader.forget()
         self._records = records
         self.committed: NDArray[np.bool_] = committed(records, self.layout)
         self.n_committed_rows: int = int(records[self.committed, 0].sum())
-        self._gathering = Gathering(self._reader, self.layout, self.committed, self.center)
+        self._snapshot = Snapshot(self._reader, self.layout, self.committed, self.center)
+        self._gatherer = Gatherer(self._snapshot)
 
     @property
     def finished(self) -> bool:
-        """Whether every row is written and the writer has tidied up after itself."""
+        """Whether every row is written and the writer has completed the store."""
         return self.n_committed_rows == self.n_rows and self._reader.settled()
 
     @property
     def digest(self) -> str:
-        """SHA-256 over what made the store and what was committed: another one where any vector is another."""
+        """SHA-256 of the metadata and commit records; changes whenever any vector changes."""
         center = self._reader.arrays.get("center")
         made = f"{self.metadata.recipe_sha256} {None if center is None else center.crc32c} "
+        assert self._records is not None
         return hashlib.sha256(made.encode() + self._records.astype("<u8").tobytes()).hexdigest()
 
     @cached_property
     def center(self) -> NDArray[np.float32] | None:
-        """The mean that int8 codes are relative to, float32 [layer, feature]; None for other dtypes."""
+        """The mean of each layer that int8 codes are relative to, float32 [layer, feature]; None for other dtypes."""
         return np.array(self._reader.column("center")) if self.dtype == "int8" else None
 
     @cached_property
     def index(self) -> Index:
-        """The columns of the store, memory-mapped."""
+        """Words, sentences, positions and labels of the rows, as memory-mapped columns."""
         try:
             if isinstance(self._reader, FarColumns):
                 self._reader.fetch_columns(self._reader.arrays)
-            return Index.of_arrays({name: self._reader.column(name) for name in sorted(self._reader.arrays)})
+            index = Index.of_arrays({name: self._reader.column(name) for name in sorted(self._reader.arrays)})
         except KeyError as error:
             raise StoreDamagedError(f"{self.path} has no array {error}: {MEND}") from None
+        return replace(index, labels={**index.labels, **self._added_labels})
 
     @cached_property
-    def _rows_of_types(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return self._reader.column("type/indptr"), self._reader.column("type/occurrences")
+    def _type_index(self) -> TypeIndex:
+        indptr, rows = self._reader.column("type/indptr"), self._reader.column("type/occurrences")
+        return TypeIndex(lambda: self.index.words, indptr, rows)
 
     def occurrences_of(self, type_id: int) -> NDArray[np.int64]:
-        """The rows of a type (a row of `index.words`), ascending; int64 [n]."""
-        indptr, occurrences = self._rows_of_types
-        if not 0 <= type_id < len(indptr) - 1:
-            raise InvalidValueError(f"there is no type {type_id}: the store has {len(indptr) - 1}")
-        return occurrences[indptr[type_id] : indptr[type_id + 1]]
+        """Return the rows of a type (a position in `index.words`), ascending; int64 [n].
+
+        Raises InvalidValueError for a type that does not exist.
+        """
+        return self._type_index.rows_of(type_id)
 
     def type_of(self, form: str) -> int | None:
-        """The type that is spelled so, None where the store has no such word."""
-        if self._table is None:
-            self._lookups += 1
-            if self._lookups <= _LOOKUPS_BEFORE_TABLE:
-                return self.index.words.find(form)
-            self._table = {word: number for number, word in enumerate(self.index.words)}
-        return self._table.get(form)
+        """Return the type with this spelling, None where the store has no such word."""
+        return self._type_index.find(form)
 
-    @property
-    def occurrences(self) -> pl.DataFrame:
-        """The occurrence table: `occurrence, word, sentence, position, subwords, source` and the label columns.
+    def table(self, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """Return the occurrence table of all rows; see `Selection.table`."""
+        return Selection(self).table(columns=columns)
 
-        `occurrence` is the row; words and labels are Polars enumerations.
+    def with_labels(self, name: str, values: Any) -> Store:
+        """Return the same store with one more label column, in memory only.
+
+        Selections, tables, TorchDataset and every analysis that takes the name of a label column can use it; copies
+        made by `export` do not have it. `values`: one label for each row, as an array, a list or a Polars Series of
+        strings, integers or booleans (None: no label); or a frame with the columns `occurrence` and `name`, which may
+        leave rows out. A label column of the same name is replaced.
+
+        Raises InvalidValueError for values that do not fit and for a name that is a column of another kind.
         """
-        from embstore.store.table import occurrence_table
+        return self._labelled(name, values, None)
 
-        return occurrence_table(self.index)
+    def _labelled(self, name: str, values: Any, rows: NDArray[np.int64] | None) -> Store:
+        from embstore.store.table import COLUMNS, TEXT, label_column
+
+        if not isinstance(name, str) or not name or name in (*COLUMNS, TEXT):
+            raise InvalidValueError(f"{name!r} cannot be the name of a label column: choose another name")
+        store = Store.__new__(Store)
+        store.__dict__.update(self.__dict__)
+        store.__dict__.pop("index", None)
+        store._added_labels = {**self._added_labels, name: label_column(name, values, rows, self.n_rows)}
+        return store
 
     def select(
         self,
@@ -162,21 +191,35 @@ class Store:
         sentences: int | Iterable[int] | None = None,
         rows: ArrayLike | slice | None = None,
         where: pl.Expr | Iterable[pl.Expr] | None = None,
-        layers: int | Iterable[int] | None = None,
+        layers: Layers = None,
     ) -> Selection:
-        """Choose the occurrences for which all conditions hold, and layers (all by default); nothing is read yet.
+        """Select the occurrences that satisfy all conditions, and layers; no vector is read.
 
-        `words`: forms as spelled in the corpus. `types`, `sentences`: rows of `index.words` and `index.texts`.
-        `labels`: column -> label or labels. `rows`: integers, kept in their order, a slice, or a boolean a row.
-        `where`: Polars expressions over the occurrence table. Raises InvalidValueError for what is not there.
+        `words`: forms as spelled in the corpus. `types`, `sentences`: positions in `index.words` and `index.texts`.
+        `labels`: label column -> one label or several. `rows`: integers, whose order is kept, a slice, or one boolean
+        for each row. `where`: Polars expressions over the columns of `table`. `layers`: one or several (-1 or "last"
+        is the last one), all by default.
+
+        Raises InvalidValueError for a word, type, label, sentence, row, column or layer that does not exist.
         """
-        return select(
-            self, words=words, types=types, labels=labels, sentences=sentences, rows=rows, where=where, layers=layers
+        given = (words, types, labels, sentences, where)
+        conditions = (
+            []
+            if all(condition is None for condition in given)
+            else parse_conditions(
+                self.index,
+                self._type_index,
+                words=words,
+                types=types,
+                labels=labels,
+                sentences=sentences,
+                where=where,
+            )
         )
+        return Selection(self, layers=layers, rows=rows, conditions=conditions)
 
     def describe(self) -> dict[str, Any]:
-        """Return what the store holds and what made it, as JSON has it."""
-        model, corpus, extraction = self.metadata.model, self.metadata.corpus, self.metadata.extraction
+        """Return the contents of the store and what made it, as a JSON object of `schemas/info.schema.json`."""
         return {
             "path": str(self.path),
             "n_rows": self.n_rows,
@@ -190,9 +233,9 @@ class Store:
             "n_sentences": len(self.index.texts),
             "labels": {name: len(column.names) for name, column in self.index.labels.items()},
             "nbytes": self.n_rows * self.layout.row_nbytes,
-            "model": dict(model),
-            "corpus": dict(corpus),
-            "extraction": dict(extraction),
+            "model": dict(self.metadata.model),
+            "corpus": dict(self.metadata.corpus),
+            "extraction": dict(self.metadata.extraction),
             "dropped": [
                 {"reason": drop.reason, "count": drop.count, "examples": list(drop.examples)}
                 for drop in self.metadata.dropped
@@ -204,38 +247,43 @@ class Store:
     def gather(
         self,
         rows: ArrayLike,
-        layer: int,
+        layer: Layer,
         *,
         out: NDArray[Any] | None = None,
         missing: Literal["error", "nan"] = "error",
     ) -> NDArray[Any]:
-        """Return the vectors of some rows of one layer, in the order asked for; [n, hidden_size].
+        """Return the vectors of some rows of one layer, in the order of `rows`; [n, hidden_size].
 
-        `rows`: integers, repeated or unsorted as they come. `out`: a C-contiguous array of `vector_dtype` to
-        fill. Raises InvalidValueError for a layer or row that the store does not have, MissingRowsError for rows
-        not yet written, unless `missing="nan"`.
+        `rows`: integers in any order, repeats allowed. `layer`: its number, or -1 or "last". `out`: a C-contiguous
+        array of `vector_dtype` that receives the result.
+
+        Raises InvalidValueError for a layer or row that does not exist, MissingRowsError for rows not written yet,
+        unless `missing="nan"`.
         """
-        place = self._place_of(layer)
         target = None if out is None else out[None]
-        return self._gathering.take(self._checked(rows), [place], out=target, nan=self._nan(missing)).reshape(
-            -1, self.hidden_size
-        )
+        vectors = self.gather_layers(rows, (resolve_layer(layer, self.layers),), out=target, missing=missing)
+        return vectors.reshape(-1, self.hidden_size)
 
     def gather_layers(
         self,
         rows: ArrayLike,
-        layers: Sequence[int] | None = None,
+        layers: Layers = None,
         *,
         out: NDArray[Any] | None = None,
         missing: Literal["error", "nan"] = "error",
     ) -> NDArray[Any]:
         """Return the vectors of some rows of several layers (None: all); [layer, n, hidden_size]. See `gather`."""
-        places = [self._place_of(layer) for layer in (self.layers if layers is None else layers)]
-        return self._gathering.take(self._checked(rows), places, out=out, nan=self._nan(missing))
+        if missing not in ("error", "nan"):
+            raise InvalidValueError(f'missing must be "error" or "nan", not {missing!r}')
+        array = np.asarray(rows)
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+            raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions")
+        chosen = [self.layers.index(layer) for layer in resolve_layers(layers, self.layers)]
+        return self._gatherer.take(checked_rows(array, self.n_rows), chosen, out=out, nan=missing == "nan")
 
     def scan(
         self,
-        layer: int,
+        layer: Layer,
         start: int = 0,
         stop: int | None = None,
         *,
@@ -244,66 +292,203 @@ class Store:
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield `(first row, vectors [n, hidden_size])` over rows `[start, stop)` of one layer, ascending.
 
-        A block is good until the second next one is asked for, when its memory is used again unless something
-        still holds it. `block_rows`: rows of a block, by default about 2 MiB of them. Rows not yet written raise
-        MissingRowsError before the first block, are left out ("skip"), or read as NaN ("nan").
+        The fastest way to read a whole layer. A block stays valid as long as it is held; one that is no longer held
+        when the second next is requested gives its memory to it. `block_rows`: the largest number of rows of a block,
+        about 2 MiB of them by default. `missing`: rows not written yet raise MissingRowsError before the first block,
+        are left out ("skip"), or read as NaN ("nan").
+
+        Raises InvalidValueError for a layer or row that does not exist.
         """
-        place = self._place_of(layer)
+        number = self.layers.index(resolve_layer(layer, self.layers))
         stop = self.n_rows if stop is None else stop
         if not 0 <= start <= stop <= self.n_rows:
-            raise InvalidValueError(f"rows {start} to {stop} are not within the store's {self.n_rows}")
+            raise InvalidValueError(f"rows {start} to {stop} are not within the store's {self.n_rows} rows")
         if block_rows is not None and block_rows < 1:
             raise InvalidValueError(f"block_rows must be at least 1, not {block_rows}")
         if missing not in ("error", "skip", "nan"):
             raise InvalidValueError(f'missing must be "error", "skip" or "nan", not {missing!r}')
         if missing == "error":
-            self._refuse_missing(start, stop)
-        return scan_blocks(
-            self._reader, self.layout, self.committed, self.center, place, start, stop, block_rows, missing == "nan"
-        )
+            self._require_committed(start, stop)
+        return scan_blocks(self._snapshot, number, start, stop, block_rows=block_rows, nan=missing == "nan")
 
-    def _refuse_missing(self, start: int, stop: int) -> None:
+    def _require_committed(self, start: int, stop: int) -> None:
         size = self.layout.partition_rows
-        first, last = start // size, -(-stop // size)
-        lacking = first + np.flatnonzero(~self.committed[first:last])
-        if len(lacking):
-            begins = np.maximum(lacking * size, start)
-            ends = np.minimum((lacking + 1) * size, stop)
+        first = start // size
+        missing = first + np.flatnonzero(~self.committed[first : -(-stop // size)])
+        if len(missing):
+            count = np.minimum((missing + 1) * size, stop) - np.maximum(missing * size, start)
             raise MissingRowsError(
-                f"{int((ends - begins).sum()):,} of the rows {start} to {stop} of {self.path} are not written "
-                f"yet; {RESUME}"
+                f"{int(count.sum()):,} of the rows {start} to {stop} of {self.path} are not written yet: {RESUME}"
             )
 
-    def _place_of(self, layer: int) -> int:
-        try:
-            return self.layers.index(layer)
-        except ValueError:
-            stored = ", ".join(map(str, self.layers))
-            raise InvalidValueError(f"layer {layer!r} is not stored: the store has the layers {stored}") from None
 
-    def _nan(self, missing: str) -> bool:
-        if missing not in ("error", "nan"):
-            raise InvalidValueError(f'missing must be "error" or "nan", not {missing!r}')
-        return missing == "nan"
+@dataclass(frozen=True)
+class Block:
+    """Some rows of one layer: `rows` int64 [n] of the store, `vectors` [n, hidden_size]."""
 
-    def _checked(self, rows: ArrayLike) -> NDArray[np.int64]:
-        array = np.asarray(rows)
-        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-            raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions")
-        if array.size:
-            low, high = int(array.min()), int(array.max())
-            if low < 0 or high >= self.n_rows:
-                wrong = low if low < 0 else high
-                raise InvalidValueError(f"there is no row {wrong}: the store has rows 0 to {self.n_rows - 1}")
-        return array.astype(np.int64, copy=False)
+    layer: int
+    rows: NDArray[np.int64]
+    vectors: NDArray[Any]
+
+
+class Selection:
+    """Some occurrences and layers of a store, the input of every analysis. Made by `Store.select`; read lazily.
+
+    `rows`: int64 [n], ascending, or in the order that `select` was given. `layers`: the numbers of the layers.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        layers: Layers = None,
+        rows: ArrayLike | slice | None = None,
+        conditions: Sequence[Condition] = (),
+    ) -> None:
+        self.store = store
+        self.layers = resolve_layers(layers, store.layers)
+        self._given = rows
+        self._conditions = tuple(conditions)
+
+    def __repr__(self) -> str:
+        return f"<Selection of {self.store.path}: {len(self):,} rows, layers {_ranges(self.layers)}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"Selected": f"{len(self):,} rows", **_facts(self.store, self.layers)}
+        return _html_table(f"Selection of {self.store.path}", facts)
+
+    def __len__(self) -> int:
+        return self.store.n_rows if self._is_whole else len(self.rows)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether no condition is given: all rows are selected and need not be listed."""
+        return self._given is None and not self._conditions
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """The selected rows, int64 [n]."""
+        given = None if self._given is None else checked_rows(self._given, self.store.n_rows)
+        chosen: NDArray[np.int64] | None = None
+        for condition in self._conditions:
+            rows = condition()
+            chosen = rows if chosen is None else np.intersect1d(chosen, rows, assume_unique=True)
+        if given is None:
+            return np.arange(self.store.n_rows) if chosen is None else chosen
+        return given if chosen is None else given[np.isin(given, chosen)]
+
+    def committed(self) -> Selection:
+        """Return the selected rows that are written already, of an unfinished store."""
+        written = self.rows[self.store.committed[self.rows // self.store.layout.partition_rows]]
+        return Selection(self.store, layers=self.layers, rows=written)
+
+    def with_labels(self, name: str, values: Any) -> Selection:
+        """Return the same selection with one more label column, in memory only.
+
+        `values`: one label for each row of the selection, in its order; or a frame, as in `Store.with_labels`, such as
+        `table()` with a new column. Rows that are not selected have no label.
+
+        Raises InvalidValueError for values that do not fit and for a row that is given two different labels.
+        """
+        store = self.store._labelled(name, values, None if self._is_whole else self.rows)
+        return Selection(store, layers=self.layers, rows=self._given, conditions=self._conditions)
+
+    def vectors(self, *, dtype: DTypeLike | None = None, missing: Literal["error", "nan"] = "error") -> NDArray[Any]:
+        """Read the vectors into memory; [layer, n, hidden_size] of `dtype`, the store's `vector_dtype` by default.
+
+        Raises MissingRowsError for rows not written yet, unless `missing="nan"`.
+        """
+        vectors = self.store.gather_layers(self.rows, self.layers, missing=missing)
+        return vectors if dtype is None else vectors.astype(dtype, copy=False)
+
+    def table(self, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """Return the occurrence table, one line for each row: what to look at, filter and join.
+
+        Columns: `occurrence` (the row), `word`, `sentence` (a position in `index.texts`), `position` of the (first)
+        word in the sentence, `subwords` (how many were pooled), `source` (the number of the sentence in the corpus),
+        the label columns, and `text` (the sentence, its words joined by one space). Words and labels are Polars
+        enumerations. `columns`: only these. Raises InvalidValueError for a column that does not exist.
+        """
+        from embstore.store.table import occurrence_table
+
+        return occurrence_table(self.store.index, rows=None if self._is_whole else self.rows, columns=columns)
+
+    def iter_blocks(self, *, block_rows: int | None = None) -> Iterator[Block]:
+        """Read layer by layer in blocks of at most `block_rows` rows (about 2 MiB by default), in the order of `rows`.
+
+        Where the rows ascend and are dense the layer is scanned, otherwise they are gathered. Raises MissingRowsError
+        for rows not written yet.
+        """
+        if block_rows is not None and block_rows < 1:
+            raise InvalidValueError(f"block_rows must be at least 1, not {block_rows}")
+        size = block_rows or max(1, BLOCK_NBYTES // (self.store.hidden_size * self.store.vector_dtype.itemsize))
+        read = self._scanned if self._is_dense else self._gathered
+        for layer in self.layers:
+            yield from read(layer, size)
+
+    @cached_property
+    def _is_dense(self) -> bool:
+        if self._is_whole:
+            return True
+        rows = self.rows
+        if len(rows) < 2 or not bool((np.diff(rows) > 0).all()):
+            return False
+        return len(rows) > DENSE * (int(rows[-1]) - int(rows[0]) + 1)
+
+    def _gathered(self, layer: int, size: int) -> Iterator[Block]:
+        for start in range(0, len(self.rows), size):
+            rows = self.rows[start : start + size]
+            yield Block(layer, rows, self.store.gather(rows, layer))
+
+    def _scanned(self, layer: int, size: int) -> Iterator[Block]:
+        if self._is_whole:
+            for start, vectors in self.store.scan(layer, block_rows=size):
+                yield Block(layer, np.arange(start, start + len(vectors)), vectors)
+            return
+        missing = self.rows[~self.store.committed[self.rows // self.store.layout.partition_rows]]
+        if len(missing):
+            self.store.gather(missing, layer)  # raises MissingRowsError
+        first, last = int(self.rows[0]), int(self.rows[-1]) + 1
+        for start, vectors in self.store.scan(layer, first, last, block_rows=size, missing="skip"):
+            left, right = np.searchsorted(self.rows, (start, start + len(vectors)))
+            rows = self.rows[left:right]
+            if len(rows):
+                yield Block(layer, rows, vectors if len(rows) == len(vectors) else vectors[rows - start])
 
 
 def cache_folder(cache: str | os.PathLike[str] | None) -> Path | None:
-    """The folder that shards of far stores are kept in: the one given, or EMBSTORE_CACHE, or none."""
+    """Return the folder for local copies of remote shards: the one given, else EMBSTORE_CACHE, else None."""
     folder = os.environ.get("EMBSTORE_CACHE") if cache is None else cache
     return Path(folder) if folder else None
 
 
-def _open_again(path: Path | ObjectPath, cache: Path | None) -> Store:
-    """What a pickled store becomes in another process: opened there, with no second warning."""
-    return Store(open_reader(path, cache=cache))
+def _reopen(path: Path | ObjectPath, cache: Path | None, labels: dict[str, Labels]) -> Store:
+    """Open a pickled store in another process, without a second warning."""
+    store = Store(open_reader(path, cache=cache))
+    store._added_labels = labels
+    return store
+
+
+def _facts(store: Store, layers: Sequence[int]) -> dict[str, str]:
+    written = store.n_committed_rows
+    progress = "" if written == store.n_rows else f", {written:,} written ({written / store.n_rows:.0%})"
+    return {
+        "Model": str(store.metadata.model["name"]),
+        "Corpus": str(store.metadata.corpus["name"]),
+        "Layers": _ranges(layers),
+        "Rows": f"{store.n_rows:,}{progress}",
+        "Hidden size": f"{store.hidden_size:,}",
+        "Dtype": store.dtype,
+    }
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    """Write layers in short: 0-12, or 0, 3, 6."""
+    if len(layers) > 2 and all(right - left == 1 for left, right in pairwise(layers)):
+        return f"{layers[0]}-{layers[-1]}"
+    return ", ".join(map(str, layers))
+
+
+def _html_table(caption: str, facts: Mapping[str, str]) -> str:
+    lines = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    return f"<table><caption>{escape(caption)}</caption>{lines}</table>"

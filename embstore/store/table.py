@@ -1,73 +1,110 @@
-"""The occurrence table: a Polars frame over the columns of an index."""
+"""The occurrence table: a Polars frame with one line for each row of the store, and label columns made from data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.store.index import Index, Strings
+from embstore.store.index import Index, Labels, Strings
 
-PLAIN = ("occurrence", "word", "sentence", "position", "subwords", "source")
-
-
-def column_names(index: Index) -> list[str]:
-    """The columns of the occurrence table: `occurrence` (the row), `word`, `sentence`, ..., then the labels."""
-    return [*PLAIN, *index.labels]
+COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source")
+TEXT = "text"
 
 
-def occurrence_table(
-    index: Index, *, rows: NDArray[np.int64] | None = None, columns: Sequence[str] | None = None
-) -> pl.DataFrame:
-    """Return the occurrences (or some rows, in their order) with the columns asked for.
+def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: Sequence[str] | None) -> pl.DataFrame:
+    """Return the chosen columns (None: all) of some rows, in their order (None: of all rows).
 
-    `occurrence` is the row in the store, `sentence` the row of `index.texts`, `source` the sentence's number in the
-    corpus; words and labels are enumerations, so that a filter compares numbers.
+    The columns are those that `Selection.table` describes. Raises InvalidValueError for a column that does not exist.
     """
-    wanted = column_names(index) if columns is None else columns
-    return pl.DataFrame([_series(index, name, rows) for name in wanted])
-
-
-def _series(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Series:
-    if name == "occurrence":
-        return pl.Series(name, np.arange(len(index.type)) if rows is None else rows)
-    if name == "word":
-        return _enumeration(name, _rows(index.type, rows), index.words)
-    if name in ("sentence", "position", "subwords"):
-        return pl.Series(name, _rows(getattr(index, name), rows))
-    if name == "source":
-        return pl.Series(name, index.source[_rows(index.sentence, rows)])
-    if name in index.labels:
-        return _enumeration(name, _rows(index.labels[name].codes, rows), index.labels[name].names)
-    raise InvalidValueError(f"there is no column {name!r}: the occurrence table has {', '.join(column_names(index))}")
-
-
-def _rows(column: NDArray[np.generic], rows: NDArray[np.int64] | None) -> NDArray[np.generic]:
-    return column if rows is None else column[rows]
-
-
-def _enumeration(name: str, codes: NDArray[np.generic], names: Strings) -> pl.Series:
-    """A column of names by their number, -1 for none."""
-    series = pl.Series(name, codes, dtype=pl.Int32)
-    present = pl.select(pl.when(series >= 0).then(series).cast(pl.UInt32)).to_series()
-    return present.cat.to(pl.Enum(list(names))).alias(name)
+    known = [*COLUMNS, *index.labels, TEXT]
+    for name in known if columns is None else columns:
+        if name not in known:
+            raise InvalidValueError(f"there is no column {name!r}: the occurrence table has {', '.join(known)}")
+    return pl.DataFrame([_column(index, name, rows) for name in (known if columns is None else columns)])
 
 
 def matching_rows(index: Index, where: pl.Expr | Iterable[pl.Expr]) -> NDArray[np.int64]:
-    """Return the rows, ascending, for which Polars expressions over the occurrence table hold.
+    """Return the rows, ascending, for which Polars expressions over the occurrence table are true.
 
-    Only the columns that the expressions name are read. Raises InvalidValueError where one is not there or an
-    expression cannot be evaluated.
+    Only the columns that the expressions name are read. Raises InvalidValueError for a column that does not exist and
+    for an expression that cannot be evaluated.
     """
     expressions = [where] if isinstance(where, pl.Expr) else list(where)
     named = {name for expression in expressions for name in expression.meta.root_names()}
-    table = occurrence_table(index, columns=["occurrence", *sorted(named - {"occurrence"})])
+    table = occurrence_table(index, rows=None, columns=["occurrence", *sorted(named - {"occurrence"})])
     try:
         return table.filter(*expressions)["occurrence"].to_numpy()
     except pl.exceptions.PolarsError as error:
         raise InvalidValueError(
             f"the condition cannot be used on the occurrence table: {str(error).splitlines()[0]}"
         ) from error
+
+
+def label_column(name: str, values: Any, rows: NDArray[np.int64] | None, n_rows: int) -> Labels:
+    """Make a label column of a store with `n_rows` rows.
+
+    `values`: one label for each of `rows` (None: of all rows), as strings, integers or booleans, None or NaN for no
+    label; or a frame with the columns `occurrence` and `name`, whose rows need not be all. Rows without a value have
+    no label. Raises InvalidValueError for values of another number, for a row with two different labels and for a row
+    that does not exist.
+    """
+    if hasattr(values, "columns"):
+        missing = [column for column in ("occurrence", name) if column not in values.columns]
+        if missing:
+            raise InvalidValueError(
+                f"the frame has no column {missing[0]!r}: give one with the columns 'occurrence' and {name!r}"
+            )
+        given = np.asarray(values["occurrence"])
+        if rows is not None and not np.isin(given, rows).all():
+            raise InvalidValueError(f"the frame has the row {given[~np.isin(given, rows)][0]}, which is not selected")
+        rows, values = given, values[name]
+    labels = pl.Series(name, values if isinstance(values, pl.Series) else list(values), strict=False)
+    rows = np.arange(n_rows) if rows is None else rows
+    if len(labels) != len(rows):
+        raise InvalidValueError(f"{len(labels):,} values of {name!r} do not fit {len(rows):,} rows: give one for each")
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < n_rows:
+        raise InvalidValueError(f"the occurrences must be rows of the store, 0 to {n_rows - 1}")
+    if labels.dtype.is_float():
+        labels = labels.fill_nan(None)
+    if labels.dtype.is_float() or labels.dtype.is_nested():
+        raise InvalidValueError(f"{name!r} has values of type {labels.dtype}: a label is a string, integer or boolean")
+    names = labels.drop_nulls().unique().sort()
+    codes = np.full(n_rows, -1, np.int32)
+    numbers = labels.replace_strict(names, pl.int_range(len(names), eager=True), default=-1, return_dtype=pl.Int32)
+    codes[rows] = numbers.to_numpy()
+    if not np.array_equal(codes[rows], numbers.to_numpy()):
+        raise InvalidValueError(f"a row is given two different labels of {name!r}")
+    return Labels(codes, Strings.of(names.cast(pl.String).to_list()))
+
+
+def _column(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Series:
+    def of_rows(column: NDArray[np.generic]) -> NDArray[np.generic]:
+        return column if rows is None else column[rows]
+
+    if name == "occurrence":
+        return pl.Series(name, np.arange(len(index.type)) if rows is None else rows)
+    if name == "word":
+        return _enumeration(name, of_rows(index.type), index.words)
+    if name == "source":
+        return pl.Series(name, index.source[of_rows(index.sentence)])
+    if name == TEXT:
+        sentences, inverse = np.unique(of_rows(index.sentence), return_inverse=True)
+        texts = index.texts
+        whole = len(sentences) == len(texts)
+        found = texts.slice(0, len(texts)) if whole else [texts[int(sentence)] for sentence in sentences]
+        return pl.Series(name, found, dtype=pl.String).gather(inverse)
+    if name in COLUMNS:
+        return pl.Series(name, of_rows(getattr(index, name)))
+    return _enumeration(name, of_rows(index.labels[name].codes), index.labels[name].names)
+
+
+def _enumeration(name: str, codes: NDArray[np.generic], names: Strings) -> pl.Series:
+    """Return a column of names from their numbers, null for -1."""
+    series = pl.Series(name, codes, dtype=pl.Int32)
+    present = pl.select(pl.when(series >= 0).then(series).cast(pl.UInt32)).to_series()
+    return present.cat.to(pl.Enum(list(names))).alias(name)

@@ -19,10 +19,9 @@ from embstore.store.arrays import check_center, check_columns, frozen_arrays
 from embstore.store.backend import is_hdf5, lay_out, open_writer, require_place
 from embstore.store.check.consistency import index_faults
 from embstore.store.check.partition_check import check_partition
-from embstore.store.index import Index
+from embstore.store.index import Index, rows_by_type
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, check_metadata
-from embstore.store.occurrences import rows_of_types
 from embstore.store.storage.files import fsync_folder, remove, storing
 from embstore.store.storage.location import ObjectPath, place_of
 from embstore.store.storage.lock import StoreLock, new_path
@@ -99,7 +98,7 @@ def frozen_of(
     check_columns(index.labels)
     for fault in index_faults(index, metadata.n_rows):
         raise InvalidValueError(f"the index is not consistent: {fault}")
-    with storing(path), rows_of_types(index.type, len(index.words), scratch) as words:
+    with storing(path), rows_by_type(index.type, len(index.words), scratch) as words:
         yield frozen_arrays(metadata, index, words, center)
 
 

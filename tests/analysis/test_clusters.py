@@ -100,7 +100,7 @@ def test_planted_senses_are_found(store: Store) -> None:
     assert found.summary["purity"].to_list() == [1, 1, 1]
     assert (found.purity, found.baseline) == (1, 14 / 29)
     assert found.occurrences["word"].unique().to_list() == ["bank"]
-    told = {row["occurrence"]: row["class"] for row in store.select(words="bank").contexts().to_dicts()}
+    told = {row["occurrence"]: row["class"] for row in store.select(words="bank").table().to_dicts()}
     assert {row["occurrence"]: row["label"] for row in found.occurrences.to_dicts()} == told
 
 

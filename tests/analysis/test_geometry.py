@@ -305,5 +305,5 @@ def test_rows_not_written_are_refused(tmp_path: Path, suffix: str) -> None:
     with pytest.warns(UnfinishedStoreWarning):
         made = make_store(tmp_path / f"store{suffix}", leave_out=(1,))
     one_line(lambda: geometry(made.store), MissingRowsError, "not written")
-    whole = geometry(Selection(made.store, layers=(2,), filters=()).committed(), metrics="anisotropy")
+    whole = geometry(Selection(made.store, layers=(2,)).committed(), metrics="anisotropy")
     assert values(whole, "anisotropy", 2)[""] == pytest.approx(mean_cosine(made.vectors[1, :256]), abs=1e-6)

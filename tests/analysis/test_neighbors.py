@@ -67,7 +67,7 @@ def test_each_occurrence_of_a_word(store: es.Store, metric: str) -> None:
 def test_what_the_table_says(store: es.Store) -> None:
     table = es.neighbors(store, occurrence=1, k=3)
     assert table["layer"][0] == store.layers[-1]
-    contexts = store.select(rows=table["occurrence"].to_numpy()).contexts()
+    contexts = store.select(rows=table["occurrence"].to_numpy()).table()
     for column in ("word", "sentence", "position", "upos", "text"):
         assert table[column].to_list() == contexts[column].to_list()
     for row in table.to_dicts():

@@ -152,7 +152,7 @@ def test_a_store_of_static_vectors(tmp_path: Path, suffix: str) -> None:
     for layer in (0, 5):
         for word, vector in zip(vectors[layer].words, vectors[layer].vectors, strict=True):
             row = store.select(words=word, layers=layer)
-            assert row.contexts()["text"].to_list() == [word]
+            assert row.table()["text"].to_list() == [word]
             np.testing.assert_array_equal(row.vectors()[0, 0], vector)
     static = store.metadata.extraction["static"]
     assert static["method"] == "mean"

@@ -95,7 +95,7 @@ def test_read_without_embstore(store: Path) -> None:
     bank = es.open(store).select(words="bank")
     np.testing.assert_array_equal(np.load(saved), bank.vectors())
     assert f"'bank': {len(bank)} occurrences in layers [0, 1, 2, 3]" in done.stdout
-    first = bank.contexts().row(0, named=True)
+    first = bank.table().row(0, named=True)
     assert f"row {first['occurrence']}: sentence {first['sentence']}, word {first['position']} of it" in done.stdout
 
 

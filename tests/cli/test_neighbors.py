@@ -19,7 +19,7 @@ from tests.cli.conftest import Work
 
 def word_of(work: Work) -> str:
     """A word of several occurrences."""
-    contexts = es.open(work / "store.zarr").occurrences
+    contexts = es.open(work / "store.zarr").table()
     counts = contexts.group_by(pl.col("word").cast(pl.String)).len().sort("len", "word", descending=[True, False])
     return str(counts["word"][0])
 
@@ -78,7 +78,7 @@ def test_a_file_of_word_vectors(work: Work) -> None:
 
 def test_a_batch_of_words_or_vectors(work: Work) -> None:
     store = es.open(work / "store.zarr")
-    words = [str(word) for word in dict.fromkeys(store.occurrences["word"].cast(pl.String))][:4]
+    words = [str(word) for word in dict.fromkeys(store.table()["word"].cast(pl.String))][:4]
     (work / "words.txt").write_text("\n".join([*words, words[0], ""]), "utf-8")
     ran = work.run("neighbors", "store.zarr", "--batch", "words.txt", "-k", "2", "--queries", "0", "--json")
     assert (ran.status, ran.err) == (0, "")

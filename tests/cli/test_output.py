@@ -62,7 +62,7 @@ def test_info_of_labels(work: Work) -> None:
 @pytest.mark.parametrize("options", [(), ("--most", "1")])
 def test_lookup_as_json(options: tuple[str, ...], work: Work) -> None:
     found = valid(work.run("lookup", "store.zarr", "bank", "--json", *options), "lookup")
-    whole = es.open(work / "store.zarr").select(words="bank").contexts().to_dicts()
+    whole = es.open(work / "store.zarr").select(words="bank").table().to_dicts()
     assert found == (whole[:1] if options else whole)
     assert [row["text"].split()[row["position"]] for row in whole] == ["bank", "bank"]
 
@@ -167,7 +167,7 @@ def test_lookup_to_a_file(suffix: str, work: Work) -> None:
     ran = work.run("lookup", "store.zarr", "bank", "--most", "1", "--out", f"bank.{suffix}")
     assert (ran.status, ran.err) == (0, "")
     read = {"csv": pl.read_csv, "parquet": pl.read_parquet, "json": pl.read_json}[suffix](work / f"bank.{suffix}")
-    whole = es.open(work / "store.zarr").select(words="bank").contexts().to_dicts()
+    whole = es.open(work / "store.zarr").select(words="bank").table().to_dicts()
     assert read.select("occurrence", "word", "text").to_dicts() == [
         {name: row[name] for name in ("occurrence", "word", "text")} for row in whole
     ]

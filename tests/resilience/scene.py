@@ -132,7 +132,7 @@ def assert_honest(path: Path, reference: Reference) -> str:
         count = int((~store.committed).sum())
         assert len(told) == 1
         assert f"{lacking:,} of {store.n_rows:,} rows ({count} of 5 partitions) are not written yet" in told[0]
-        assert "run the same `embstore extract` command again" in told[0]
+        assert "resume the extraction" in told[0]
     assert_rows(store, reference)
     if store.finished:
         return "finished"

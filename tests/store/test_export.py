@@ -26,7 +26,6 @@ from embstore.store import (
     verify,
 )
 from embstore.store.store import Store as OpenStore
-from embstore.store.subset import subset_of
 from tests.store.exported import DTYPES, SUFFIXES, files, stored_as, values
 from tests.store_making import Made, make_store
 
@@ -43,7 +42,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def table(store: Store) -> list[dict[str, Any]]:
-    return [dict(row) for row in store.select().contexts().to_dicts()]
+    return [dict(row) for row in store.select().table().to_dicts()]
 
 
 def expected_table(made: Made, rows: list[int]) -> list[dict[str, Any]]:
@@ -169,7 +168,7 @@ def test_layers_keep_their_own_centre(made: Made, tmp_path: Path) -> None:
 
 
 def test_the_centre_of_a_large_store_is_that_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embstore.store.convert.conversion.CENTER_ROWS", 50)
+    monkeypatch.setattr("embstore.store.convert.filling.CENTER_ROWS", 50)
     made = make_store(tmp_path / "s.zarr")
     copy = export(made.store, tmp_path / "out.zarr", dtype="int8", rows=np.arange(100, 200))
     rows = 100 + np.unique(np.linspace(0, 99, 50).astype(int))
@@ -268,12 +267,14 @@ def test_a_store_that_another_tool_wrote_anew_can_be_exported(tmp_path: Path) ->
 
 def test_memory_is_bounded_by_pieces(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No read is of more rows than a piece has, however many are copied."""
-    monkeypatch.setattr("embstore.store.convert.copying.PIECE_NBYTES", 1)
+    monkeypatch.setattr("embstore.store.convert.export.BATCH_NBYTES", 1)
     asked: list[int] = []
-    from embstore.store.reading.stored_rows import StoredRows
+    from embstore.store.reading.scan import SequentialReader
 
-    read = StoredRows.read
-    monkeypatch.setattr(StoredRows, "read", lambda self, rows, out: (asked.append(len(rows)), read(self, rows, out)))
+    read = SequentialReader.read_rows
+    monkeypatch.setattr(
+        SequentialReader, "read_rows", lambda self, rows, out: (asked.append(len(rows)), read(self, rows, out))
+    )
     copy = export(made.store, tmp_path / "out.zarr")
     np.testing.assert_array_equal(values(copy), made.vectors)
     assert max(asked) <= 256
@@ -283,7 +284,7 @@ def test_memory_is_bounded_by_pieces(made: Made, tmp_path: Path, monkeypatch: py
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_index_subset_against_plain_python(made: Made, data: st.DataObject) -> None:
     rows = sorted(data.draw(st.sets(st.integers(0, len(made.table) - 1), min_size=1, max_size=30)))
-    index = subset_of(made.store.index, np.array(rows))
+    index = made.store.index.subset(np.array(rows))
     expected = expected_table(made, rows)
     assert [index.words[number] for number in index.type] == [row["word"] for row in expected]
     assert index.sentence.tolist() == [row["sentence"] for row in expected]

@@ -22,7 +22,7 @@ from embstore.errors import (
     StoreFormatError,
     StoreNotFoundError,
 )
-from embstore.store import Store, StoreWriter, import_hdf5, open_store, verify
+from embstore.store import Store, StoreWriter, import_store, open_store, verify
 from tests.store_making import make_store
 
 SUFFIXES = [".zarr", ".h5"]
@@ -90,7 +90,7 @@ def expected_table(sentences: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def table(store: Store) -> list[dict[str, Any]]:
-    return [dict(row) for row in store.select().contexts().to_dicts()]
+    return [dict(row) for row in store.select().table().to_dicts()]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -98,7 +98,7 @@ def test_neurox(tmp_path: Path, suffix: str) -> None:
     vectors = vectors_of(SENTENCES)
     source = write_neurox(tmp_path / "a.hdf5", SENTENCES, vectors)
     before = source.read_bytes()
-    store = import_hdf5(source, tmp_path / f"out{suffix}")
+    store = import_store(source, tmp_path / f"out{suffix}")
     assert store.layers == (0, 1, 2)
     assert store.dtype == "float16"
     np.testing.assert_array_equal(values(store), joined(vectors).astype(np.float16))
@@ -110,7 +110,7 @@ def test_neurox(tmp_path: Path, suffix: str) -> None:
 
 def test_metadata(tmp_path: Path) -> None:
     source = write_neurox(tmp_path / "a.hdf5", SENTENCES, vectors_of(SENTENCES))
-    metadata = import_hdf5(source, tmp_path / "out.zarr").metadata
+    metadata = import_store(source, tmp_path / "out.zarr").metadata
     assert metadata.model["name"] == "imported from a.hdf5"
     assert metadata.model["architecture"] == "unknown"
     assert metadata.model["num_hidden_layers"] == 2
@@ -125,7 +125,7 @@ def test_allennlp_white_space(tmp_path: Path) -> None:
     lines = ["the  bank\tof a river", "a\u00a0bank"]
     sentences = [line.split() for line in lines]
     vectors = vectors_of(sentences)
-    store = import_hdf5(write_allennlp(tmp_path / "a.hdf5", lines, vectors), tmp_path / "out.zarr", dtype="float32")
+    store = import_store(write_allennlp(tmp_path / "a.hdf5", lines, vectors), tmp_path / "out.zarr", dtype="float32")
     np.testing.assert_array_equal(values(store), joined(vectors))
     assert table(store) == expected_table(sentences)
 
@@ -135,7 +135,7 @@ def test_neurox_white_space(tmp_path: Path) -> None:
     sentences = [["10\u00a0000", "banks"], ["a", "x (Occurrence", "2)"]]
     vectors = vectors_of([["10\u00a0000", "banks"], ["a", "x", "(Occurrence", "2)"]])
     split = [sentences[0], ["a", "x", "(Occurrence", "2)"]]
-    store = import_hdf5(write_neurox(tmp_path / "a.hdf5", split, vectors), tmp_path / "out.zarr", dtype="float32")
+    store = import_store(write_neurox(tmp_path / "a.hdf5", split, vectors), tmp_path / "out.zarr", dtype="float32")
     assert table(store) == expected_table(split)
 
 
@@ -144,7 +144,7 @@ def test_allennlp_one_layer(tmp_path: Path, output: str) -> None:
     sentences = [["a", "bank"], ["the", "river"]]
     vectors = vectors_of(sentences)
     source = write_allennlp(tmp_path / "a.hdf5", map(" ".join, sentences), vectors, output=output)
-    store = import_hdf5(source, tmp_path / "out.h5", dtype="float32")
+    store = import_store(source, tmp_path / "out.h5", dtype="float32")
     expected = joined(vectors)[-1] if output == "top" else np.concatenate([each.mean(0) for each in vectors])
     assert store.layers == (0,)
     np.testing.assert_array_equal(values(store)[0], expected)
@@ -154,8 +154,8 @@ def test_equal_sentences_of_allennlp_need_the_corpus(tmp_path: Path) -> None:
     vectors = vectors_of(SENTENCES)
     source = write_allennlp(tmp_path / "a.hdf5", map(" ".join, SENTENCES), vectors)
     with pytest.raises(CorpusError, match=r"does not say what the sentence of dataset '0' is .* give the corpus"):
-        import_hdf5(source, tmp_path / "out.zarr")
-    store = import_hdf5(source, tmp_path / "out.zarr", corpus=iter(SENTENCES), dtype="float32")
+        import_store(source, tmp_path / "out.zarr")
+    store = import_store(source, tmp_path / "out.zarr", corpus=iter(SENTENCES), dtype="float32")
     np.testing.assert_array_equal(values(store), joined(vectors))
     assert table(store) == expected_table(SENTENCES)
 
@@ -164,7 +164,7 @@ def test_more_than_ten_sentences_stand_in_order_of_their_numbers(tmp_path: Path)
     sentences = [[f"w{number}", "end"] for number in range(25)]
     vectors = vectors_of(sentences)
     for write in (write_neurox, lambda path, each, found: write_allennlp(path, map(" ".join, each), found)):
-        store = import_hdf5(write(tmp_path / "a.hdf5", sentences, vectors), tmp_path / "out.zarr", dtype="float32")
+        store = import_store(write(tmp_path / "a.hdf5", sentences, vectors), tmp_path / "out.zarr", dtype="float32")
         assert store.index.source.tolist() == list(range(25))
         np.testing.assert_array_equal(values(store), joined(vectors))
         for file in sorted(store.path.rglob("*"), reverse=True):
@@ -182,7 +182,7 @@ def test_empty_sentences_get_no_row(tmp_path: Path) -> None:
     source = write_allennlp(tmp_path / "a.hdf5", map(str, range(5)), odd, forget=True)
     with h5py.File(source, "a") as file:
         del file["4"]
-    store = import_hdf5(source, tmp_path / "out.zarr", corpus=sentences, dtype="float32")
+    store = import_store(source, tmp_path / "out.zarr", corpus=sentences, dtype="float32")
     assert table(store) == expected_table(sentences)
     assert store.index.source.tolist() == [1, 3]
 
@@ -199,7 +199,7 @@ def test_random_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObj
     chosen = sorted(data.draw(st.sets(st.integers(0, layers - 1), min_size=1)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
-        store = import_hdf5(
+        store = import_store(
             source,
             folder / f"out{data.draw(st.sampled_from(SUFFIXES))}",
             corpus=sentences,
@@ -217,7 +217,7 @@ def test_several_partitions_and_dtypes(tmp_path: Path, monkeypatch: pytest.Monke
     sentences = [[f"w{number % 7}"] * (number % 40 + 1) for number in range(50)]
     vectors = vectors_of(sentences)
     source = write_allennlp(tmp_path / "a.hdf5", map(" ".join, sentences), vectors, forget=True)
-    store = import_hdf5(source, tmp_path / "out.zarr", corpus=sentences, dtype=dtype)
+    store = import_store(source, tmp_path / "out.zarr", corpus=sentences, dtype=dtype)
     assert store.layout.n_partitions > 2
     step = {"float32": 0, "float16": 2**-11, "bfloat16": 2**-8, "int8": 0}[dtype]
     expected = joined(vectors)
@@ -233,7 +233,7 @@ def test_float64_and_float16_files(tmp_path: Path) -> None:
     for kind in ("float64", "float16"):
         with h5py.File(tmp_path / f"{kind}.hdf5", "w") as file:
             file["0"] = vectors.astype(kind)
-        store = import_hdf5(tmp_path / f"{kind}.hdf5", tmp_path / f"{kind}.zarr", corpus=[["a", "b"]], dtype="float32")
+        store = import_store(tmp_path / f"{kind}.hdf5", tmp_path / f"{kind}.zarr", corpus=[["a", "b"]], dtype="float32")
         np.testing.assert_array_equal(values(store), vectors.astype(kind).astype(np.float32))
 
 
@@ -244,7 +244,7 @@ def test_the_fixture_of_allennlp(data: Path, tmp_path: Path) -> None:
         with h5py.File(source) as file:
             expected = np.concatenate([file[str(line)][...] for line in range(len(file))], axis=1)
         sentences = [line.split() for line in lines]
-        store = import_hdf5(source, tmp_path / f"{number}.zarr", corpus=sentences, dtype="float32")
+        store = import_store(source, tmp_path / f"{number}.zarr", corpus=sentences, dtype="float32")
         assert store.layers == (0, 1)
         assert store.hidden_size == 16
         np.testing.assert_array_equal(values(store), expected)
@@ -257,7 +257,7 @@ def test_an_interrupted_import_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     sentences = [["w"] * 100 for _ in range(8)]
     source = write_neurox(tmp_path / "a.hdf5", sentences, vectors_of(sentences))
-    whole = import_hdf5(source, tmp_path / f"whole{suffix}")
+    whole = import_store(source, tmp_path / f"whole{suffix}")
     write = StoreWriter.write
 
     def failing(self: StoreWriter, partition: int, arrays: Any) -> None:
@@ -267,16 +267,16 @@ def test_an_interrupted_import_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(StoreWriter, "write", failing)
     with pytest.raises(StorageError):
-        import_hdf5(source, tmp_path / f"out{suffix}")
+        import_store(source, tmp_path / f"out{suffix}")
     monkeypatch.setattr(StoreWriter, "write", write)
     with pytest.raises(InvalidValueError, match="exists already"):
-        import_hdf5(source, tmp_path / f"out{suffix}", layers="0")
+        import_store(source, tmp_path / f"out{suffix}", layers="0")
     told: list[tuple[int, int]] = []
-    store = import_hdf5(source, tmp_path / f"out{suffix}", progress=lambda done, total: told.append((done, total)))
+    store = import_store(source, tmp_path / f"out{suffix}", progress=lambda done, total: told.append((done, total)))
     assert told == [(512, 800), (768, 800), (800, 800)]
     np.testing.assert_array_equal(values(store), values(whole))
     with pytest.raises(InvalidValueError, match="exists already"):
-        import_hdf5(source, tmp_path / f"out{suffix}")
+        import_store(source, tmp_path / f"out{suffix}")
     assert open_store(store.path).finished
 
 
@@ -318,14 +318,14 @@ FILES: list[tuple[Callable[[h5py.File], object], type[EmbstoreError], str]] = [
     (_replace("1", np.zeros(4, np.float32)), StoreFormatError, r"'1' is float32 \(4,\), not floats"),
     (_replace("1", np.zeros((2, 2, 4), "f4")), StoreFormatError, "'1' has 2 layers of 4 features, dataset '0' 3 of 4"),
     (_replace("1", np.zeros((3, 2, 5), "f4")), StoreFormatError, "'1' has 3 layers of 5 features, dataset '0' 3 of 4"),
-    (_replace("1", np.zeros((3, 2, 0), "f4")), StoreFormatError, "'1' has the shape .* nothing is in it"),
+    (_replace("1", np.zeros((3, 2, 0), "f4")), StoreFormatError, "'1' has the shape .* which holds nothing"),
     (_replace("1", np.zeros((3, 9, 4), "f4")), CorpusError, "dataset '1' has 9 words and its sentence 2"),
-    (_replace("sentence_to_index", ["{}", "{}"]), StoreFormatError, "sentence_to_index is not one text"),
+    (_replace("sentence_to_index", ["{}", "{}"]), StoreFormatError, "sentence_to_index is not a single string"),
     (_replace("1", h5py.SoftLink("/nowhere")), StoreFormatError, "is damaged: the HDF5 library says"),
-    (_map("["), StoreFormatError, "sentence_to_index is no JSON object"),
-    (_map("[1, 2]"), StoreFormatError, "sentence_to_index is no JSON object"),
-    (_map('{"a bank": "x"}'), StoreFormatError, "sentence_to_index is no JSON object"),
-    (_map('{"a bank": "9"}'), StoreFormatError, "sentence_to_index names dataset '9', which is not there"),
+    (_map("["), StoreFormatError, "sentence_to_index is not a JSON object"),
+    (_map("[1, 2]"), StoreFormatError, "sentence_to_index is not a JSON object"),
+    (_map('{"a bank": "x"}'), StoreFormatError, "sentence_to_index is not a JSON object"),
+    (_map('{"a bank": "9"}'), StoreFormatError, "sentence_to_index names dataset '9', which does not exist"),
     (_map('{"a bank": "1"}'), CorpusError, "does not say what the sentence of dataset '0' is"),
     (_map('{"a b c d \\ud800": "0"}'), CorpusError, "half a surrogate pair"),
     (_replace("sentence_to_index", None), CorpusError, "does not say what the sentence of dataset '0' is"),
@@ -342,7 +342,7 @@ def test_bad_files(
 def refused(source: Path, folder: Path, kind: type[EmbstoreError], message: str, **options: Any) -> None:
     before = sorted(folder.rglob("*"))
     with pytest.raises(kind, match=message) as caught:
-        import_hdf5(source, folder / "out.zarr", **options)
+        import_store(source, folder / "out.zarr", **options)
     assert "\n" not in str(caught.value)
     assert sorted(folder.rglob("*")) == before
 
@@ -373,7 +373,7 @@ def test_a_dataset_left_out_of_the_middle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": "3"}, "layer 3 is not stored: there are the layers 0, 1, 2"),
+        ({"layers": "3"}, "layer 3 is not stored: choose among 0, 1, 2"),
         ({"layers": []}, "no layer is chosen"),
         ({"dtype": "double"}, "dtype 'double' is not known"),
     ],
@@ -393,7 +393,7 @@ def test_no_such_file(tmp_path: Path) -> None:
     (tmp_path / "cut.hdf5").write_bytes(whole[: len(whole) // 2])
     refused(tmp_path / "cut.hdf5", tmp_path, StoreFormatError, "is damaged: the HDF5 library says")
     store = make_store(tmp_path / "s.h5").store.path
-    refused(store, tmp_path, StoreFormatError, "is a store of embstore already: copy it with `embstore export`")
+    refused(store, tmp_path, StoreFormatError, "is an embstore store already: copy it with `embstore export`")
 
 
 def test_a_taken_path(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_what_is_kept_reads_as_the_disk_and_is_fetched_once(bucket: Bucket, tmp_
         bucket.proxy.reset()
         far = open_store(url, cache=tmp_path / "kept")
         assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
-        assert far.occurrences.equals(near.occurrences)
+        assert far.table().equals(near.table())
         assert [len(block) for _, block in far.scan(3)] == [700]
         shards = 3 * (2 if dtype == "int8" else 1)
         assert len(row_requests(bucket)) == (0 if visit else shards)

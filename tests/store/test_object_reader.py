@@ -67,8 +67,8 @@ def test_gather_and_scan_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path,
 @pytest.mark.slow
 def test_columns_and_selections_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path) -> None:
     near, far = upload(bucket, example(), tmp_path)
-    assert far.occurrences.equals(near.occurrences)
-    assert far.select(words="bank").contexts().equals(near.select(words="bank").contexts())
+    assert far.table().equals(near.table())
+    assert far.select(words="bank").table().equals(near.select(words="bank").table())
     sparse = near.select(rows=np.arange(0, 700, 97))
     there = far.select(rows=np.arange(0, 700, 97))
     assert np.array_equal(sparse.vectors(), there.vectors())

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from embstore.errors import StoreDamagedError
 from embstore.store import Layout, Strings
+from embstore.store.index import rows_by_type
 from embstore.store.layout import SHARD_NBYTES
-from embstore.store.occurrences import rows_of_types
 from embstore.store.zarr.shards import parse_index, shard_index
 
 
@@ -29,17 +29,17 @@ def test_strings(items: list[str], other: str) -> None:
 
 
 @given(types=st.lists(st.integers(0, 9), max_size=200), block_rows=st.integers(1, 60))
-def test_rows_of_types(tmp_path_factory: pytest.TempPathFactory, types: list[int], block_rows: int) -> None:
+def test_rows_by_type(tmp_path_factory: pytest.TempPathFactory, types: list[int], block_rows: int) -> None:
     folder = tmp_path_factory.getbasetemp()
-    with rows_of_types(np.array(types, np.int32), 10, folder, block_rows=block_rows) as (indptr, rows):
+    with rows_by_type(np.array(types, np.int32), 10, folder, block_rows=block_rows) as (indptr, rows):
         for number in range(10):
             expected = [row for row, type_id in enumerate(types) if type_id == number]
             assert rows[indptr[number] : indptr[number + 1]].tolist() == expected
     assert len(indptr) == 11
 
 
-def test_rows_of_types_leave_no_file(tmp_path: Path) -> None:
-    with rows_of_types(np.zeros(100, np.int32), 1, tmp_path, block_rows=10) as (_, rows):
+def test_rows_by_type_leave_no_file(tmp_path: Path) -> None:
+    with rows_by_type(np.zeros(100, np.int32), 1, tmp_path, block_rows=10) as (_, rows):
         assert rows.tolist() == list(range(100))
         assert list(tmp_path.iterdir()) == []
 

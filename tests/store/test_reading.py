@@ -74,7 +74,7 @@ def test_unfinished(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
     written = data.draw(st.sets(st.integers(0, 3), max_size=3))
     path = made.create(tmp_path_factory.mktemp("u") / f"s{suffix}")
     made.fill(path, sorted(written))
-    with pytest.warns(UnfinishedStoreWarning, match=rf"\({4 - len(written)} of 4 partitions\).*same .* command again"):
+    with pytest.warns(UnfinishedStoreWarning, match=rf"\({4 - len(written)} of 4 partitions\).*resume the extraction"):
         store = open_store(path)
     there = np.isin(np.arange(900) // 256, sorted(written))
     expected = made.values[1].astype(np.float32)
@@ -157,7 +157,7 @@ def test_readers_see_what_a_writer_commits(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
     store = example().make(tmp_path / "s.zarr")
     wrong: list[tuple[Any, str]] = [
-        (lambda: store.gather([0], 1), "layer 1 is not stored: the store has the layers 0, 3, 5"),
+        (lambda: store.gather([0], 1), "layer 1 is not stored: choose among 0, 3, 5"),
         (lambda: store.gather_layers([0], [0, 7]), "layer 7 is not stored"),
         (lambda: store.gather([700], 0), "there is no row 700: the store has rows 0 to 699"),
         (lambda: store.gather([3, -1], 0), "there is no row -1"),

@@ -72,12 +72,12 @@ def test_any_conditions(made: Made, wanted: dict[str, Any], layers: list[int]) -
 
 
 def test_contexts_are_the_table(made: Made) -> None:
-    contexts = made.store.select(words="new york").contexts()
+    contexts = made.store.select(words="new york").table()
     assert contexts.to_dicts() == [row for row in made.table if row["word"] == "new york"]
-    assert made.store.select(rows=[5, 3, 5]).contexts().to_dicts() == [made.table[row] for row in (5, 3, 5)]
-    assert made.store.occurrences.to_dicts() == [
-        {name: value for name, value in row.items() if name != "text"} for row in made.table
-    ]
+    assert made.store.select(rows=[5, 3, 5]).table().to_dicts() == [made.table[row] for row in (5, 3, 5)]
+    assert made.store.table().to_dicts() == made.table
+    few = made.store.table(columns=["upos", "occurrence"])
+    assert few.to_dicts() == [{"upos": row["upos"], "occurrence": row["occurrence"]} for row in made.table]
 
 
 def test_any_polars_expression_filters(made: Made) -> None:
@@ -113,14 +113,14 @@ def test_kept_blocks_stay_right(made: Made) -> None:
     [
         ({"words": "bnak"}, "the store has no word 'bnak': did you mean 'bank'?"),
         ({"words": ["bank", "zebra"]}, "the store has no word 'zebra'"),
-        ({"types": 99}, "there is no type 99: the store has 6"),
+        ({"types": 99}, "there is no type 99: the store has types 0 to 5"),
         ({"labels": {"pos": "X"}}, "there is no label column 'pos': the store has upos"),
         ({"labels": {"upos": "VERB"}}, "no occurrence has upos 'VERB': the labels are NOUN, DET, X"),
         ({"sentences": [0, 120]}, "there is no sentence 120: the store has sentences 0 to 119"),
         ({"rows": [-1]}, "there is no row -1"),
         ({"rows": [1.5]}, "rows must be integers"),
         ({"rows": np.ones(3, bool)}, "rows must be integers, a slice or"),
-        ({"layers": 1}, "layer 1 is not stored: the store has the layers 0, 2, 5"),
+        ({"layers": 1}, "layer 1 is not stored: choose among 0, 2, 5"),
         ({"layers": []}, "no layer is chosen"),
         (
             {"where": pl.col("nonsense") == 1},

@@ -281,7 +281,7 @@ class _Study:
         chosen = np.zeros(len(self.selection.store.index.words), bool)
         chosen[types] = True
         own = rows[chosen[self.selection.store.index.type[rows]]]
-        return Selection(self.selection.store, layers=self.selection.layers, filters=(), start=own)
+        return Selection(self.selection.store, layers=self.selection.layers, rows=own)
 
     def _words(self, selection: Selection, types: NDArray[np.int64]) -> Grouping:
         places = np.full(len(selection.store.index.words), -1)

@@ -49,7 +49,7 @@ def sense_separability(
         )
     selection = selected(source, layers)
     senses = labelled_senses(selection, label=label, min_occurrences=min_occurrences)
-    chosen = Selection(selection.store, layers=selection.layers, filters=(), start=senses.rows)
+    chosen = Selection(selection.store, layers=selection.layers, rows=senses.rows)
     done = 0
 
     def advance(rows: int) -> None:

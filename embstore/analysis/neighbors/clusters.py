@@ -154,7 +154,7 @@ def _selected(source: Store | Selection, word: str, layer: int) -> Selection:
     rows = np.intersect1d(chosen.rows, source.rows)
     if not len(rows):
         raise InvalidValueError(f"no occurrence of {word!r} is among those selected of {store.path}: choose others")
-    return Selection(store, layers=chosen.layers, filters=(), start=rows)
+    return Selection(store, layers=chosen.layers, rows=rows)
 
 
 def _check(
@@ -241,7 +241,7 @@ def _occurrences(
     values: NDArray[np.float64],
     label: str | None,
 ) -> pl.DataFrame:
-    contexts = store.select(rows=rows).contexts()
+    contexts = store.select(rows=rows).table()
     labels = pl.Series("label", [None] * len(rows), pl.String) if label is None else contexts[label].cast(pl.String)
     table = contexts.select(
         pl.Series("cluster", clusters),

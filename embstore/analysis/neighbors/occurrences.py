@@ -159,7 +159,7 @@ class _Asking:
 
     @property
     def selection(self) -> Selection:
-        return Selection(self.store, layers=(self.layer,), filters=(), start=self.rows)
+        return Selection(self.store, layers=(self.layer,), rows=self.rows)
 
     def queries(
         self,
@@ -211,7 +211,7 @@ class _Asking:
         found = hits.rows >= 0
         query, rank = np.nonzero(found)
         rows = hits.rows[found]
-        contexts = Selection(self.store, layers=(self.layer,), filters=(), start=rows).contexts()
+        contexts = Selection(self.store, layers=(self.layer,), rows=rows).table()
         contexts = contexts.drop("subwords", "source")
         told = pl.DataFrame(
             {

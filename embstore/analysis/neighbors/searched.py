@@ -42,7 +42,7 @@ class StoreVectors:
             for start, vectors in self.store.scan(self.layer, first, last, block_rows=block_rows):
                 yield np.arange(start, start + len(vectors)), vectors
             return
-        chosen = Selection(self.store, layers=(self.layer,), filters=(), start=rows)
+        chosen = Selection(self.store, layers=(self.layer,), rows=rows)
         for block in chosen.iter_blocks(block_rows=block_rows):
             yield block.rows, block.vectors
 

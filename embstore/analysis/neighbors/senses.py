@@ -32,7 +32,7 @@ def labelled_occurrences(store: Store, word: str, *, label: str) -> LabelledOccu
         word=word,
         layers=selection.layers,
         vectors=selection.vectors(dtype="float32"),
-        labels=selection.contexts()[label].cast(pl.String).to_list(),
+        labels=selection.table()[label].cast(pl.String).to_list(),
         rows=selection.rows,
     )
 

@@ -1,10 +1,10 @@
-"""Copying a store, whole or in part, from one backend to another and from one dtype to another."""
+"""Copy a store, whole or in part, to another backend, place or dtype."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,80 +12,102 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError
-from embstore.store.backend import open_reader
-from embstore.store.convert.conversion import require_dtype
-from embstore.store.convert.copying import Copy
-from embstore.store.convert.filling import Progress, fill_store, require_free_path
+from embstore.progress import Progress
+from embstore.store.backend import Reader, open_reader
+from embstore.store.conditions import checked_rows
+from embstore.store.convert.filling import (
+    PartitionBuffer,
+    fill_store,
+    require_dtype,
+    require_free_path,
+    require_storable,
+    sample_rows,
+)
 from embstore.store.layers import chosen_layers
 from embstore.store.layout import Layout
 from embstore.store.metadata import Dropped, Metadata
+from embstore.store.reading.scan import SequentialReader, Snapshot
+from embstore.store.storage.checksums import require_whole_index, require_whole_partition
 from embstore.store.storage.location import ObjectPath, place_of
-from embstore.store.store import Store, cache_folder
-from embstore.store.subset import subset_of
+from embstore.store.store import Layers, Selection, Store, cache_folder
+from embstore.store.vectors import STORAGE_DTYPE, dequantize, float32_of_bfloat16
 
 LEFT_OUT = "left out of an export"
+BATCH_NBYTES = 2 * 2**20
 
 Rows = NDArray[np.int64]
 
 
 def export(
-    store: str | os.PathLike[str] | ObjectPath | Store,
+    data: str | os.PathLike[str] | ObjectPath | Store | Selection,
     out: str | os.PathLike[str] | ObjectPath,
     *,
-    layers: str | int | Iterable[int] | None = None,
+    layers: Layers = None,
     words: str | Iterable[str] | None = None,
     rows: ArrayLike | None = None,
     dtype: str | None = None,
     check: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = None,
 ) -> Store:
     """Copy a finished store, or some of its layers, words or rows, to the new path `out` (.zarr, .h5, s3://...).
 
-    `layers`: "0,6-12", "all", "last" or numbers. `words`: forms as spelled in the store. `rows`: integers,
-    ascending, each once; where both are given, only rows of these words. `dtype`: as stored, unless given; what is
-    not converted is copied bit for bit, int8 codes too. `check`: hold everything that is read against its checksums
-    first. `progress` is called with (rows written, rows in all). The same call goes on where an interrupted one
-    ended.
+    `data`: a path, an open store, or a selection (its rows must ascend). `layers`: one or several, -1 or "last" for
+    the last one. `words`: forms as spelled in the store. `rows`: distinct ascending integers; of both words and rows,
+    the rows of these words are copied. `dtype`: that of the source by default; what is not converted is copied bit for
+    bit, int8 codes included. `check`: compare everything that is read with its checksums first. `progress`: a function
+    of (rows written, rows in all), or False for no bar. The same call resumes an interrupted copy.
 
-    Raises MissingRowsError for a store that is not finished, InvalidValueError for a layer, word or row that it does
-    not have and for a path that is taken, NonFiniteError for values beyond the dtype, StoreDamagedError, StorageError.
+    Raises MissingRowsError for a store that is not finished, InvalidValueError for a layer, word or row that does not
+    exist and for a path that is taken, NonFiniteError for values beyond the dtype, StoreDamagedError, StorageError.
     """
     path = place_of(out)
-    near = (store.path, store.cache) if isinstance(store, Store) else (place_of(store), cache_folder(None))
-    reader = open_reader(near[0], cache=near[1])
+    if isinstance(data, Selection):
+        if not (layers is None and words is None and rows is None):
+            raise InvalidValueError("a selection is exported as it is: choose layers, words and rows with `select`")
+        layers, rows, data = data.layers, data.rows, data.store
+    location = (data.path, data.cache) if isinstance(data, Store) else (place_of(data), cache_folder(None))
+    reader = open_reader(location[0], cache=location[1])
     source = Store(reader)
-    _require_finished(source)
-    places = [source.layers.index(layer) for layer in chosen_layers(layers, source.layers)]
-    wanted = source.dtype if dtype is None else dtype
-    require_dtype(wanted)
+    missing = source.n_rows - source.n_committed_rows
+    if missing:
+        raise MissingRowsError(
+            f"{source.path} cannot be exported: {missing:,} of its {source.n_rows:,} rows are not written yet; finish "
+            "it first with the command that began it"
+        )
+    numbers = [source.layers.index(layer) for layer in chosen_layers(layers, source.layers)]
+    dtype = source.dtype if dtype is None else dtype
+    require_dtype(dtype)
     chosen = _chosen_rows(source, words, rows)
     require_free_path(path)
-    metadata = _metadata(source.metadata, places, chosen, wanted)
-    copy = Copy(reader, source, metadata, places, chosen, check=check)
+    metadata = _metadata(source.metadata, numbers, chosen, dtype)
+    copy = _Copy(reader, source, metadata, numbers, chosen, check=check)
     return fill_store(
         path,
         metadata=metadata,
-        index=source.index if chosen is None else subset_of(source.index, chosen),
+        index=source.index if chosen is None else source.index.subset(chosen),
         center=copy.center,
         arrays_of=copy.arrays,
         progress=progress,
+        label="export",
     )
 
 
-def _require_finished(store: Store) -> None:
-    missing = store.n_rows - store.n_committed_rows
-    if missing:
-        raise MissingRowsError(
-            f"{store.path} cannot be exported: {missing:,} of its {store.n_rows:,} rows are not written yet; finish it "
-            "first with the command that began it"
-        )
-
-
 def _chosen_rows(store: Store, words: str | Iterable[str] | None, rows: ArrayLike | None) -> Rows | None:
-    """The rows to copy, ascending; None for all of them."""
-    chosen = None if rows is None else _given_rows(rows, store.n_rows)
+    """Return the rows to copy, ascending; None for all of them."""
+    chosen = None
+    if rows is not None:
+        chosen = checked_rows(rows, store.n_rows)
+        falls = np.flatnonzero(np.diff(chosen) <= 0)
+        if len(falls):
+            before, after = chosen[falls[0] : falls[0] + 2]
+            raise InvalidValueError(f"rows must be distinct and ascending, but {after} follows {before}: sort them")
     if words is not None:
-        of_words = _rows_of_words(store, {words} if isinstance(words, str) else set(words))
+        types = {word: store.type_of(word) for word in sorted({words} if isinstance(words, str) else set(words))}
+        unknown = [word for word, number in types.items() if number is None]
+        if unknown:
+            named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else "")
+            raise InvalidValueError(f"{store.path} has no word {named}: words are spelled as in the corpus")
+        of_words = store.select(types=[number for number in types.values() if number is not None]).rows
         chosen = of_words if chosen is None else np.intersect1d(chosen, of_words, assume_unique=True)
     if chosen is None or len(chosen) == store.n_rows:
         return None
@@ -94,59 +116,124 @@ def _chosen_rows(store: Store, words: str | Iterable[str] | None, rows: ArrayLik
     return chosen
 
 
-def _given_rows(rows: ArrayLike, count: int) -> Rows:
-    array = np.asarray(rows)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions")
-    wrong = array[(array < 0) | (array >= count)]
-    if len(wrong):
-        raise InvalidValueError(f"there is no row {wrong[0]}: the store has rows 0 to {count - 1}")
-    array = array.astype(np.int64)
-    falls = np.flatnonzero(np.diff(array) <= 0)
-    if len(falls):
-        before, after = array[falls[0] : falls[0] + 2]
-        raise InvalidValueError(f"rows must ascend, each once, and {after} follows {before}: sort them")
-    return array
-
-
-def _rows_of_words(store: Store, words: set[str]) -> Rows:
-    types = {word: store.type_of(word) for word in sorted(words)}
-    unknown = [word for word, number in types.items() if number is None]
-    if unknown:
-        named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else "")
-        raise InvalidValueError(f"{store.path} has no word {named}: words are spelled as in the corpus")
-    found = [store.occurrences_of(number) for number in types.values() if number is not None]
-    return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
-
-
-def _metadata(source: Metadata, places: list[int], rows: Rows | None, dtype: str) -> Metadata:
-    """The metadata of the copy: that of the source where nothing is left out or converted."""
-    if rows is None and len(places) == len(source.layers) and dtype == source.dtype:
+def _metadata(source: Metadata, layers: list[int], rows: Rows | None, dtype: str) -> Metadata:
+    """Return the metadata of the copy: that of the source where nothing is left out or converted."""
+    if rows is None and len(layers) == len(source.layers) and dtype == source.dtype:
         return source
-    layers = tuple(source.layers[place] for place in places)
-    count = source.n_rows if rows is None else len(rows)
-    layout = Layout.of(n_rows=count, layers=layers, hidden_size=source.hidden_size, dtype=dtype)
+    stored = tuple(source.layers[layer] for layer in layers)
+    n_rows = source.n_rows if rows is None else len(rows)
+    layout = Layout.of(n_rows=n_rows, layers=stored, hidden_size=source.hidden_size, dtype=dtype)
+    of: Mapping[str, Any] = {"n_rows": source.n_rows, "layers": list(source.layers), "dtype": source.dtype}
+    sha256 = None if rows is None else hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
+    record = {"of": of, "rows_sha256": sha256, "earlier": source.extraction.get("export")}
+    dropped = source.dropped
+    if n_rows < source.n_rows:
+        earlier = sum(item.count for item in dropped if item.reason == LEFT_OUT)
+        others = tuple(item for item in dropped if item.reason != LEFT_OUT)
+        dropped = (*others, Dropped(LEFT_OUT, earlier + source.n_rows - n_rows, ()))
     return replace(
         source,
-        n_rows=count,
-        layers=layers,
+        n_rows=n_rows,
+        layers=stored,
         dtype=dtype,
         partition_rows=layout.partition_rows,
-        extraction={**source.extraction, "export": _recorded(source, rows)},
-        dropped=_dropped(source.dropped, source.n_rows - count),
+        extraction={**source.extraction, "export": record},
+        dropped=dropped,
     )
 
 
-def _recorded(source: Metadata, rows: Rows | None) -> dict[str, Any]:
-    """What an export was made of: the source's shape, which rows (None: all), and the export before this one."""
-    of: Mapping[str, Any] = {"n_rows": source.n_rows, "layers": list(source.layers), "dtype": source.dtype}
-    chosen = None if rows is None else hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
-    return {"of": of, "rows_sha256": chosen, "earlier": source.extraction.get("export")}
+class _Copy:
+    """Makes the partitions of a copy from its source, reading a few MiB at a time.
 
+    `layers`: the positions of the copied layers in the source. `rows`: the copied rows, None for all of them.
+    """
 
-def _dropped(before: tuple[Dropped, ...], rows: int) -> tuple[Dropped, ...]:
-    if not rows:
-        return before
-    earlier = sum(item.count for item in before if item.reason == LEFT_OUT)
-    others = tuple(item for item in before if item.reason != LEFT_OUT)
-    return (*others, Dropped(LEFT_OUT, earlier + rows, ()))
+    def __init__(
+        self, reader: Reader, source: Store, metadata: Metadata, layers: list[int], rows: Rows | None, *, check: bool
+    ) -> None:
+        self._source = source
+        self._reader = reader
+        self._layout = metadata.layout
+        self._layers = layers
+        self._rows = rows
+        self._records = reader.commits()
+        self._snapshot = Snapshot(reader, source.layout, source.committed, source.center)
+        self._checked: set[int] | None = set() if check else None
+        if check:
+            require_whole_index(reader)
+        self.center = self._center()
+        self._buffer: PartitionBuffer | None = None
+
+    def arrays(self, partition: int) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a partition of the copy; the next call overwrites them."""
+        if self._buffer is None:
+            self._buffer = PartitionBuffer(self._layout, center=self.center)
+        start, stop = self._layout.span(partition)
+        self._require_whole(start, stop)
+        for layer in range(len(self._layers)):
+            if self._layout.dtype == self._source.dtype:
+                self._copy(self._buffer, layer, start, stop)
+            else:
+                self._convert(self._buffer, layer, start, stop)
+        return self._buffer.arrays(stop - start)
+
+    def _copy(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
+        for array in ["hidden_states", "scale"] if self._layout.dtype == "int8" else ["hidden_states"]:
+            with self._sequential(array, layer, stop) as source:
+                for first, rows in self._batches(start, stop):
+                    source.read_rows(rows, buffer.stored(array, layer, first - start, first - start + len(rows)))
+
+    def _convert(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
+        dtype, center = self._source.dtype, self._source.center
+        with self._sequential("hidden_states", layer, stop) as codes, self._sequential("scale", layer, stop) as scales:
+            for first, rows in self._batches(start, stop):
+                values = np.empty((len(rows), self._layout.hidden_size), STORAGE_DTYPE[dtype])
+                codes.read_rows(rows, values)
+                if dtype == "bfloat16":
+                    values = float32_of_bfloat16(values)
+                elif center is not None:
+                    scale = np.empty(len(rows), np.float32)
+                    scales.read_rows(rows, scale)
+                    values = dequantize(values, scale, center[self._layers[layer]])
+                buffer.put(layer, first - start, values, where=self._namer(rows))
+
+    def _namer(self, rows: Rows) -> Callable[[int], str]:
+        return lambda number: f"row {rows[number]} of {self._source.path}"
+
+    def _sequential(self, array: str, layer: int, stop: int) -> SequentialReader:
+        end = stop if self._rows is None else int(self._rows[stop - 1]) + 1
+        return SequentialReader(self._snapshot, array, self._layers[layer], end)
+
+    def _batches(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
+        """Yield rows `[start, stop)` of the copy in batches: (first row, the same rows of the source)."""
+        size = max(256, BATCH_NBYTES // (self._layout.hidden_size * 4))
+        for first in range(start, stop, size):
+            last = min(first + size, stop)
+            yield first, np.arange(first, last) if self._rows is None else self._rows[first:last]
+
+    def _require_whole(self, start: int, stop: int) -> None:
+        """Compare the partitions of the source that have rows `[start, stop)` of the copy with their checksums."""
+        if self._checked is None:
+            return
+        rows = np.array([start, stop - 1]) if self._rows is None else self._rows[start:stop]
+        partitions = rows // self._source.layout.partition_rows
+        needed = np.unique(partitions) if self._rows is not None else np.arange(partitions[0], partitions[1] + 1)
+        for partition in needed.tolist():
+            if partition not in self._checked:
+                require_whole_partition(self._reader, partition, int(self._records[partition, 1]))
+                self._checked.add(partition)
+
+    def _center(self) -> NDArray[np.float32] | None:
+        """Return the center of an int8 copy: the source's own, else the mean of a sample of the rows."""
+        if self._layout.dtype != "int8":
+            return None
+        if self._source.center is not None:
+            return self._source.center[self._layers]
+        sample = sample_rows(self._layout.n_rows)
+        rows = sample if self._rows is None else self._rows[sample]
+        means = []
+        for layer in self._layout.layers:
+            vectors = self._source.gather(rows, layer)
+            require_storable(vectors, dtype="int8", layer=layer, where=self._namer(rows))
+            means.append(vectors.mean(0, dtype=np.float64))
+        return np.array(means, np.float32)

@@ -1,4 +1,4 @@
-"""From rows that are at hand already to a finished store: begun, or gone on with where an earlier call ended."""
+"""Fill a new store from rows that are at hand: create or resume it, encode partitions, write those that are missing."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, InvalidValueError, StorageError
+from embstore.errors import EmbstoreError, InvalidValueError, NonFiniteError, StorageError
+from embstore.progress import Progress, reporting
 from embstore.store.backend import Reader, open_reader, require_place, stands
 from embstore.store.index import Index
+from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.storage.files import crc32c, storing
 from embstore.store.storage.location import ObjectPath
 from embstore.store.store import Store, open_store
+from embstore.store.vectors import DTYPES, SCALE_DTYPE, STORAGE_DTYPE, bfloat16_bits, quantize
 from embstore.store.writer import StoreWriter, create_store, remove_store
 
-Progress = Callable[[int, int], object]
-ArraysOf = Callable[[int], Mapping[str, NDArray[Any]]]
+LARGEST = {
+    "float32": float(np.finfo(np.float32).max),
+    "float16": 65504.0,
+    "bfloat16": float(np.array([0x7F7F0000], np.uint32).view(np.float32)[0]),
+    "int8": float(np.finfo(np.float32).max),
+}
+CENTER_ROWS = 4096
 
 _DERIVED = {"layer", "type/indptr", "type/occurrences"}
 
@@ -31,62 +39,68 @@ def fill_store(
     metadata: Metadata,
     index: Index,
     center: NDArray[np.float32] | None,
-    arrays_of: ArraysOf,
-    progress: Progress | None,
+    arrays_of: Callable[[int], Mapping[str, NDArray[Any]]],
+    progress: Progress = None,
+    label: str = "",
 ) -> Store:
-    """Write every partition that is not committed yet, each as `arrays_of` gives it, and finish the store.
+    """Create a store, or resume an interrupted one with the same contents, and write what is missing.
 
-    `progress` is called with (rows written, rows in all). A store that this call has begun and whose rows turn
-    out not to be storable is removed; one whose writing was interrupted, or for which the disk was too small, is
-    gone on with by the same call. Raises InvalidValueError where something else stands at `path`.
+    `arrays_of`: returns the arrays of a partition as `StoreWriter.write` takes them. `progress`: see
+    `embstore.progress`; counts rows. If the rows of a store that this call created cannot be stored, it is removed.
+
+    Raises InvalidValueError where anything else exists at `path`, StorageError for a disk that is too small.
     """
-    begun = _begin(path, metadata=metadata, index=index, center=center)
-    with StoreWriter(path) as writer:
+    created = _create_or_resume(path, metadata=metadata, index=index, center=center)
+    layout = metadata.layout
+    with StoreWriter(path) as writer, reporting(progress, total=layout.n_rows, unit="rows", label=label) as report:
         try:
-            _write(writer, arrays_of, progress)
+            missing = writer.missing()
+            done = layout.n_rows - sum(stop - start for start, stop in map(layout.span, missing))
+            for partition in missing:
+                report(done)
+                writer.write(partition, arrays_of(partition))
+                start, stop = layout.span(partition)
+                done += stop - start
+            report(done)
         except Exception as error:
-            if begun and not isinstance(error, StorageError):
+            if created and not isinstance(error, StorageError):
                 remove_store(path, filled=True)
             raise
         writer.finish()
     return open_store(path)
 
 
-def _write(writer: StoreWriter, arrays_of: ArraysOf, progress: Progress | None) -> None:
-    layout = writer.metadata.layout
-    missing = writer.missing()
-    done = layout.n_rows - sum(stop - start for start, stop in map(layout.span, missing))
-    for partition in missing:
-        if progress is not None:
-            progress(done, layout.n_rows)
-        writer.write(partition, arrays_of(partition))
-        start, stop = layout.span(partition)
-        done += stop - start
-    if progress is not None:
-        progress(done, layout.n_rows)
-
-
 def require_free_path(path: Path | ObjectPath) -> None:
-    """Raise InvalidValueError at once where no store can be written at `path`, or a finished one stands there."""
+    """Raise InvalidValueError where no store can be made at `path`: no folder, or a finished store or another file."""
     require_place(path)
     if stands(path) and _unfinished(path) is None:
-        raise _taken(path)
+        raise _exists_already(path)
 
 
-def _begin(path: Path | ObjectPath, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> bool:
-    """Lay the store out; False where an unfinished one of the same rows stands there already."""
+def _create_or_resume(
+    path: Path | ObjectPath, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None
+) -> bool:
+    """Create the store; return False where an unfinished one with the same contents exists."""
     if not stands(path):
         if isinstance(path, Path):
             _require_space(path, metadata, index)
         create_store(path, metadata=metadata, index=index, center=center)
         return True
     reader = _unfinished(path)
-    if reader is None or reader.metadata.recipe != metadata.recipe or not _same_arrays(reader, index, center):
-        raise _taken(path)
+    if reader is None or reader.metadata.recipe != metadata.recipe:
+        raise _exists_already(path)
+    arrays = index.arrays()
+    if center is not None:
+        arrays["center"] = center
+    same = set(arrays) == set(reader.arrays) - _DERIVED and all(
+        reader.arrays[name] == StoredArray(array.shape, crc32c(array)) for name, array in arrays.items()
+    )
+    if not same:
+        raise _exists_already(path)
     return False
 
 
-def _taken(path: Path | ObjectPath) -> InvalidValueError:
+def _exists_already(path: Path | ObjectPath) -> InvalidValueError:
     return InvalidValueError(f"{path} exists already: choose another path, or remove it first")
 
 
@@ -98,20 +112,10 @@ def _unfinished(path: Path | ObjectPath) -> Reader | None:
         return None
 
 
-def _same_arrays(reader: Reader, index: Index, center: NDArray[np.float32] | None) -> bool:
-    """Whether the store was laid out with this index and centre; what follows from them is not compared."""
-    arrays = index.arrays()
-    if center is not None:
-        arrays["center"] = center
-    if set(arrays) != set(reader.arrays) - _DERIVED:
-        return False
-    return all(reader.arrays[name] == StoredArray(array.shape, crc32c(array)) for name, array in arrays.items())
-
-
 def _require_space(path: Path, metadata: Metadata, index: Index) -> None:
     layout = metadata.layout
-    by_word = 8 * (len(index.words) + 1 + layout.n_rows)
-    needed = layout.n_rows * layout.row_nbytes + sum(array.nbytes for array in index.arrays().values()) + by_word
+    by_type = 8 * (len(index.words) + 1 + layout.n_rows)
+    needed = layout.n_rows * layout.row_nbytes + sum(array.nbytes for array in index.arrays().values()) + by_type
     with storing(path):
         free = shutil.disk_usage(path.absolute().parent).free
     if needed > free:
@@ -119,3 +123,69 @@ def _require_space(path: Path, metadata: Metadata, index: Index) -> None:
             f"{path} needs {needed / 2**20:,.1f} MiB, but {path.absolute().parent} has {free / 2**20:,.1f} MiB free: "
             "choose fewer layers or words, a smaller dtype, or another folder"
         )
+
+
+def require_dtype(dtype: str) -> None:
+    """Raise InvalidValueError for a dtype that a store cannot have."""
+    if dtype not in DTYPES:
+        raise InvalidValueError(f"dtype {dtype!r} is not known: choose one of {', '.join(DTYPES)}")
+
+
+def require_storable(values: NDArray[Any], *, dtype: str, layer: int, where: Callable[[int], str]) -> None:
+    """Raise NonFiniteError for a value that is not finite or too large for the dtype.
+
+    `values`: floats [n, feature]. `layer` and `where(row)`, for a row of `values`, name the value in the error.
+    """
+    largest = LARGEST[dtype]
+    if not values.size or (-largest <= float(values.min()) and float(values.max()) <= largest):
+        return
+    row, feature = np.argwhere(~(np.abs(values.astype(np.float64)) <= largest))[0].tolist()
+    value = float(values[row, feature])
+    name = f"layer {layer}, {where(row)}"
+    if not np.isfinite(value):
+        raise NonFiniteError(f"{name}: {value} is not finite and cannot be stored")
+    wider = {"float16": "choose float32 or bfloat16", "bfloat16": "choose float32"}.get(dtype, "no dtype can hold it")
+    raise NonFiniteError(f"{name}: {value:,.6g} is beyond {dtype}'s {largest:,.6g}: {wider}")
+
+
+class PartitionBuffer:
+    """The arrays of one partition in memory, filled layer by layer and reused for the next partition.
+
+    `center`: float32 [layer, feature], for int8 only. A `layer` is a position among the stored layers.
+    """
+
+    def __init__(self, layout: Layout, *, center: NDArray[np.float32] | None) -> None:
+        self._layout = layout
+        self._center = center
+        shape = (len(layout.layers), min(layout.partition_rows, layout.n_rows), layout.hidden_size)
+        self._arrays = {"hidden_states": np.empty(shape, STORAGE_DTYPE[layout.dtype])}
+        if layout.dtype == "int8":
+            self._arrays["scale"] = np.empty(shape[:2], SCALE_DTYPE)
+
+    def stored(self, array: str, layer: int, start: int, stop: int) -> NDArray[Any]:
+        """Return the view of rows `[start, stop)` of one layer, to copy numbers into as they are stored."""
+        return self._arrays[array][layer, start:stop]
+
+    def put(self, layer: int, start: int, values: NDArray[Any], *, where: Callable[[int], str]) -> None:
+        """Encode values [n, feature] of one layer into the rows from `start` on. Raises NonFiniteError."""
+        layout = self._layout
+        require_storable(values, dtype=layout.dtype, layer=layout.layers[layer], where=where)
+        stop = start + len(values)
+        target = self._arrays["hidden_states"][layer, start:stop]
+        if layout.dtype == "bfloat16":
+            target[...] = bfloat16_bits(values.astype(np.float32, copy=False))
+        elif self._center is None:
+            target[...] = values
+        else:
+            encoded = quantize(values.astype(np.float32, copy=False)[None], self._center[layer : layer + 1])
+            target[...] = encoded["hidden_states"][0]
+            self._arrays["scale"][layer, start:stop] = encoded["scale"][0]
+
+    def arrays(self, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Return the first rows as `StoreWriter.write` takes them."""
+        return {name: array[:, :n_rows] for name, array in self._arrays.items()}
+
+
+def sample_rows(n_rows: int) -> NDArray[np.int64]:
+    """Return up to 4,096 evenly spread rows, from which the center of an int8 store is computed; int64 [n]."""
+    return np.unique(np.linspace(0, n_rows - 1, min(n_rows, CENTER_ROWS)).astype(np.int64))

@@ -1,4 +1,4 @@
-"""Making a store of the hidden states that another tool has extracted."""
+"""Make a store of hidden states that another tool has extracted."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import CorpusError, StorageError
-from embstore.store.convert.conversion import PartitionBuffer, require_dtype, require_storable, sample_of
-from embstore.store.convert.filling import Progress, fill_store, require_free_path
-from embstore.store.convert.import_index import IndexBuilder
-from embstore.store.index import Index
+from embstore.progress import Progress
+from embstore.store.convert.filling import (
+    PartitionBuffer,
+    fill_store,
+    require_dtype,
+    require_free_path,
+    require_storable,
+    sample_rows,
+)
+from embstore.store.index import Index, IndexBuilder
 from embstore.store.layers import chosen_layers
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
 from embstore.store.storage.location import ObjectPath, place_of
-from embstore.store.store import Store
+from embstore.store.store import Layers, Store
 
 if TYPE_CHECKING:
     from embstore.store.convert.sentence_file import SentenceFile
@@ -29,60 +35,64 @@ if TYPE_CHECKING:
 Words = Sequence[str]
 
 
-def import_hdf5(
+def import_store(
     source: str | os.PathLike[str],
-    store: str | os.PathLike[str] | ObjectPath,
+    out: str | os.PathLike[str] | ObjectPath,
     *,
     corpus: Iterable[Words] | None = None,
-    layers: str | int | Iterable[int] | None = None,
-    dtype: str | None = None,
-    progress: Progress | None = None,
+    layers: Layers = None,
+    dtype: str = "float16",
+    progress: Progress = None,
 ) -> Store:
-    """Make a store of an HDF5 file that NeuroX or `allennlp elmo` wrote, a dataset a sentence.
+    """Make the store `out` of an HDF5 file that NeuroX or `allennlp elmo` wrote, with one dataset for each sentence.
 
-    `corpus`: the words of every sentence, in the order of the datasets' numbers; needed where the file does not
-    name its sentences, or not all of them. `layers`: which of the file's, counted from 0, as in
-    `export`. `dtype`: float16 unless given. `progress` is called with (rows written, rows in all). The same call
-    goes on where an interrupted one ended.
+    `corpus`: the words of every sentence, in the order of the datasets' numbers; required where the file does not name
+    all its sentences. `layers`: some of the file's, counted from 0; -1 or "last" is the last one. `progress`: a
+    function of (rows written, rows in all), or False for no bar. The same call resumes an interrupted import.
 
-    Raises StoreNotFoundError or StoreFormatError for a file that is none of these, CorpusError where the words do
-    not fit the datasets, NonFiniteError, naming layer and sentence, for values that the dtype cannot hold,
-    InvalidValueError for a path that is taken, StorageError.
+    Raises StoreNotFoundError or StoreFormatError for any other file, CorpusError where the words do not fit the
+    datasets, NonFiniteError for values that the dtype cannot hold, InvalidValueError for a path that is taken,
+    StorageError.
     """
     from embstore.store.convert.sentence_file import SentenceFile
 
-    wanted = "float16" if dtype is None else dtype
-    require_dtype(wanted)
-    path = place_of(store)
+    require_dtype(dtype)
+    path = place_of(out)
     require_free_path(path)
     with SentenceFile(Path(source)) as file:
-        chosen = chosen_layers(layers, range(file.layers))
-        builder = _survey(file, corpus)
-        metadata = _metadata(file, builder, chosen, wanted)
+        chosen = chosen_layers(layers, range(file.n_layers))
+        builder = _build_index(file, corpus)
+        metadata = _metadata(file, builder, chosen, dtype)
         index = builder.build()
         rows = _Rows(file, index, metadata.layout)
         return fill_store(
-            path, metadata=metadata, index=index, center=rows.center, arrays_of=rows.arrays, progress=progress
+            path,
+            metadata=metadata,
+            index=index,
+            center=rows.center,
+            arrays_of=rows.arrays,
+            progress=progress,
+            label="import",
         )
 
 
-def _survey(file: SentenceFile, corpus: Iterable[Words] | None) -> IndexBuilder:
+def _build_index(file: SentenceFile, corpus: Iterable[Words] | None) -> IndexBuilder:
     builder = IndexBuilder()
-    pairs = zip(file.numbers, file.words.tolist(), strict=True)
+    pairs = zip(file.numbers, file.n_words.tolist(), strict=True)
     if corpus is None:
-        for number, many in pairs:
-            if many:
-                builder.add(number, _named(file, number, many))
+        for number, count in pairs:
+            if count:
+                builder.add(number, _words_from_file(file, number, count))
         return builder
     sentences = enumerate(corpus)
-    for number, many in pairs:
-        words = _next_of_corpus(file, sentences, number)
-        if len(words) != many:
+    for number, count in pairs:
+        words = _words_from_corpus(file, sentences, number)
+        if len(words) != count:
             raise CorpusError(
-                f"{file.path}: dataset '{number}' has {many} words and sentence {number} of the corpus {len(words)}: "
+                f"{file.path}: dataset '{number}' has {count} words and sentence {number} of the corpus {len(words)}: "
                 "give the corpus that the file was made of, split into the same words"
             )
-        if many:
+        if count:
             builder.add(number, words)
     for number, sentence in sentences:
         if len(_checked(sentence, number)):
@@ -90,31 +100,29 @@ def _survey(file: SentenceFile, corpus: Iterable[Words] | None) -> IndexBuilder:
     return builder
 
 
-def _named(file: SentenceFile, number: int, many: int) -> list[str]:
-    """The words of a sentence, from the file itself."""
-    words = file.words_of(number, many)
+def _words_from_file(file: SentenceFile, number: int, count: int) -> list[str]:
+    words = file.words_of(number, count)
     if words is not None:
         return _checked(words, number)
     if number not in file.sentences:
         raise CorpusError(
-            f"{file.path} does not say what the sentence of dataset '{number}' is (AllenNLP names one of equal "
-            "sentences, or none): give the corpus that it was made of"
+            f"{file.path} does not say what the sentence of dataset '{number}' is (of equal sentences AllenNLP names "
+            "only the last one): give the corpus that the file was made of"
         )
     raise CorpusError(
-        f"{file.path}: dataset '{number}' has {many} words and its sentence {len(file.sentences[number].split())}: "
+        f"{file.path}: dataset '{number}' has {count} words and its sentence {len(file.sentences[number].split())}: "
         "give the corpus that the file was made of"
     )
 
 
-def _next_of_corpus(file: SentenceFile, sentences: Iterator[tuple[int, Words]], number: int) -> list[str]:
-    """The words of the sentence of this number; those before it must be empty, as they have no dataset."""
-    last = -1
-    for last, sentence in sentences:
-        words = _checked(sentence, last)
-        if last == number:
+def _words_from_corpus(file: SentenceFile, sentences: Iterator[tuple[int, Words]], number: int) -> list[str]:
+    """Return the words of a sentence; the sentences before it, which have no dataset, must be empty."""
+    for current, sentence in sentences:
+        words = _checked(sentence, current)
+        if current == number:
             return words
         if words:
-            raise _no_dataset(file, last)
+            raise _no_dataset(file, current)
     raise CorpusError(
         f"{file.path} has a dataset '{number}' and the corpus no sentence {number}: give the whole corpus that the "
         "file was made of"
@@ -135,10 +143,12 @@ def _checked(sentence: Any, number: int) -> list[str]:
         words = list(sentence)
         for word in words:
             if not word or " " in word:
-                raise CorpusError(f"sentence {number} of the corpus has a word {word!r}: a word is not empty, no space")
+                raise CorpusError(
+                    f"sentence {number} of the corpus has a word {word!r}: words are not empty and have no space"
+                )
             word.encode()
     except UnicodeEncodeError:
-        raise CorpusError(f"sentence {number} of the corpus has half a surrogate pair: that is no text") from None
+        raise CorpusError(f"sentence {number} of the corpus has half a surrogate pair, which is not text") from None
     except (TypeError, AttributeError):
         raise CorpusError(f"sentence {number} of the corpus is not a list of words: {str(sentence)[:60]!r}") from None
     return words
@@ -156,7 +166,7 @@ def _metadata(file: SentenceFile, builder: IndexBuilder, layers: tuple[int, ...]
             "name": f"imported from {file.path.name}",
             "architecture": "unknown",
             "revision": None,
-            "num_hidden_layers": file.layers - 1,
+            "num_hidden_layers": file.n_layers - 1,
             "hidden_size": file.hidden_size,
             "max_subwords": None,
         },
@@ -170,7 +180,7 @@ def _metadata(file: SentenceFile, builder: IndexBuilder, layers: tuple[int, ...]
         extraction={
             "unit": "word",
             "pooling": "unknown",
-            "import": {"layers": file.layers, "sha256": _sha256(file.path)},
+            "import": {"n_layers": file.n_layers, "sha256": _sha256(file.path)},
         },
         software=_software(),
     )
@@ -195,7 +205,7 @@ def _software() -> dict[str, str]:
 
 
 class _Rows:
-    """Reads the partitions of the store to be out of the file, a sentence at a time."""
+    """Makes the partitions of the store from the file, one sentence at a time."""
 
     def __init__(self, file: SentenceFile, index: Index, layout: Layout) -> None:
         self._file = file
@@ -205,21 +215,21 @@ class _Rows:
         self._buffer: PartitionBuffer | None = None
 
     def arrays(self, partition: int) -> dict[str, NDArray[Any]]:
-        """The arrays of a partition; they are overwritten by the next."""
+        """Return the arrays of a partition; the next call overwrites them."""
         if self._buffer is None:
             self._buffer = PartitionBuffer(self._layout, center=self.center)
         start, stop = self._layout.span(partition)
         row = start
         while row < stop:
-            number, first, last = self._sentence_at(row, stop)
+            number, first, last = self._words_at(row, stop)
             vectors = self._file.read(number, first, last)
-            for place, layer in enumerate(self._layout.layers):
-                self._buffer.put(place, row - start, vectors[layer], where=self._namer(number, first))
+            for position, layer in enumerate(self._layout.layers):
+                self._buffer.put(position, row - start, vectors[layer], where=self._namer(number, first))
             row += last - first
         return self._buffer.arrays(stop - start)
 
-    def _sentence_at(self, row: int, stop: int) -> tuple[int, int, int]:
-        """The sentence that a row is in: its number, the row's word, and its last word before row `stop`."""
+    def _words_at(self, row: int, stop: int) -> tuple[int, int, int]:
+        """Return the number of a row's sentence, and its words `[first, last)` from this row on and before `stop`."""
         sentence = int(self._index.sentence[row])
         begins, ends = self._index.indptr[sentence : sentence + 2].tolist()
         return int(self._index.source[sentence]), row - begins, min(ends, stop) - begins
@@ -228,13 +238,13 @@ class _Rows:
         return lambda word: f"sentence {number}, word {first + word} of {self._file.path}"
 
     def _center(self) -> NDArray[np.float32]:
-        """The mean of each layer over a sample of the rows."""
+        """Return the mean of each layer over a sample of the rows."""
         total = np.zeros((len(self._layout.layers), self._layout.hidden_size))
-        sample = sample_of(self._layout.n_rows)
+        sample = sample_rows(self._layout.n_rows)
         for row in sample.tolist():
-            number, first, _ = self._sentence_at(row, row + 1)
+            number, first, _ = self._words_at(row, row + 1)
             vectors = self._file.read(number, first, first + 1)
-            for place, layer in enumerate(self._layout.layers):
+            for position, layer in enumerate(self._layout.layers):
                 require_storable(vectors[layer], dtype="int8", layer=layer, where=self._namer(number, first))
-                total[place] += vectors[layer, 0]
+                total[position] += vectors[layer, 0]
         return (total / len(sample)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""HDF5 files with a dataset a sentence, as NeuroX and `allennlp elmo` write them."""
+"""HDF5 files with one dataset for each sentence, as NeuroX and `allennlp elmo` write them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _REPEATED = re.compile(r"(?s)(.*) \(Occurrence [0-9]+\)")
 
 
 class SentenceFile:
-    """An open file of datasets "0", "1", ..., each [layer, word, feature], or [word, feature] for one layer.
+    """An open file with datasets "0", "1", ..., each [layer, word, feature], or [word, feature] for one layer.
 
-    `numbers`: those of its datasets, ascending. `words`: how many words each has. `sentences`: number -> the
-    sentence, where the file says so. A context manager. Raises StoreNotFoundError, StoreFormatError, StorageError.
+    `numbers`: the numbers of its datasets, ascending. `n_words`: int64, the words of each. `sentences`: number ->
+    sentence, where the file names it. A context manager. Raises StoreNotFoundError, StoreFormatError, StorageError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class SentenceFile:
         try:
             with _reading(path):
                 self.numbers = self._numbers()
-                self.layers, self.hidden_size, self.words = self._shapes()
+                self.n_layers, self.hidden_size, self.n_words = self._shapes()
                 self.sentences = self._sentences()
         except BaseException:
             self._file.close()
@@ -49,9 +49,9 @@ class SentenceFile:
         self._file.close()
 
     def words_of(self, number: int, count: int) -> list[str] | None:
-        """The words of a sentence that the file names, None where it names none of so many words.
+        """Return the words of a sentence, None where the file does not name a sentence with `count` words.
 
-        NeuroX adds " (Occurrence 2)" to a sentence that it has seen before; AllenNLP names only the last of equal ones.
+        NeuroX adds " (Occurrence 2)" to a repeated sentence; of equal sentences AllenNLP names only the last one.
         """
         sentence = self.sentences.get(number)
         if sentence is None:
@@ -64,7 +64,7 @@ class SentenceFile:
         return None
 
     def read(self, number: int, start: int, stop: int) -> NDArray[Any]:
-        """The vectors of words `[start, stop)` of a sentence; floats [layer, n, feature]."""
+        """Return the vectors of words `[start, stop)` of a sentence; floats [layer, n, feature]."""
         with _reading(self.path):
             dataset = self._file[str(number)]
             values = dataset[start:stop][None] if dataset.ndim == 2 else dataset[:, start:stop]
@@ -72,7 +72,7 @@ class SentenceFile:
 
     def _numbers(self) -> list[int]:
         if "embstore" in self._file.attrs:
-            raise StoreFormatError(f"{self.path} is a store of embstore already: copy it with `embstore export`")
+            raise StoreFormatError(f"{self.path} is an embstore store already: copy it with `embstore export`")
         names = [name for name in self._file if name != MAPPING]
         for name in names:
             if not isinstance(name, str) or not _NUMBER.fullmatch(name):
@@ -85,12 +85,12 @@ class SentenceFile:
         return sorted(map(int, names))
 
     def _shapes(self) -> tuple[int, int, NDArray[np.int64]]:
-        """Layers, features, and the words of each sentence; all sentences must agree but those without a word."""
+        """Return the number of layers, of features, and of words in each dataset; empty datasets may differ."""
         counts = np.zeros(len(self.numbers), np.int64)
         first: tuple[int, int, int] | None = None
-        for place, number in enumerate(self.numbers):
+        for position, number in enumerate(self.numbers):
             layers, words, features = self._shape(number)
-            counts[place] = words
+            counts[position] = words
             if not words:
                 continue
             if first is None:
@@ -111,7 +111,9 @@ class SentenceFile:
             raise StoreFormatError(f"{self.path}: '{number}' is {found}, not floats [layer, word, feature]")
         layers, words, features = (1, *dataset.shape) if dataset.ndim == 2 else dataset.shape
         if words and not (layers and features):
-            raise StoreFormatError(f"{self.path}: dataset '{number}' has the shape {dataset.shape}: nothing is in it")
+            raise StoreFormatError(
+                f"{self.path}: dataset '{number}' has the shape {dataset.shape}, which holds nothing"
+            )
         return layers, words, features
 
     def _sentences(self) -> dict[int, str]:
@@ -119,17 +121,17 @@ class SentenceFile:
             return {}
         stored = self._file[MAPPING]
         if not isinstance(stored, h5py.Dataset) or stored.size != 1:
-            raise StoreFormatError(f"{self.path}: {MAPPING} is not one text")
+            raise StoreFormatError(f"{self.path}: {MAPPING} is not a single string")
         try:
             mapping = json.loads(stored[()] if stored.ndim == 0 else stored[...].reshape(-1)[0])
             named = {int(number): sentence for sentence, number in mapping.items()}
         except (ValueError, TypeError, AttributeError, IndexError, KeyError, RecursionError) as error:
             raise StoreFormatError(
-                f"{self.path}: {MAPPING} is no JSON object of sentences and numbers ({_first_line(error)})"
+                f"{self.path}: {MAPPING} is not a JSON object of sentences and numbers ({_first_line(error)})"
             ) from error
         unknown = sorted(set(named) - set(self.numbers))
         if unknown:
-            raise StoreFormatError(f"{self.path}: {MAPPING} names dataset '{unknown[0]}', which is not there")
+            raise StoreFormatError(f"{self.path}: {MAPPING} names dataset '{unknown[0]}', which does not exist")
         return named
 
 
@@ -151,7 +153,7 @@ def _open(path: Path) -> h5py.File:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Say in one line what the HDF5 library, which raises errors of any kind, finds wrong with a damaged file."""
+    """Turn any error of the HDF5 library about a damaged file into a StoreFormatError of one line."""
     try:
         yield
     except EmbstoreError:

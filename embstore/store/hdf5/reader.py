@@ -104,7 +104,7 @@ class HDF5Reader:
             np.frombuffer(self._scattered, np.uint8),
             offsets,
             chunk_rows=chunk_rows,
-            rows=stop - start,
+            n_rows=stop - start,
             dtype=spec.dtype,
             row_shape=spec.shape[2:],
             fill=spec.fill,

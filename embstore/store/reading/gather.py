@@ -1,4 +1,4 @@
-"""Rows in any order from the map: grouped by partition, one take each, put back in the order asked for."""
+"""Gather rows in any order: rows are grouped by partition, taken from each mapped file, and put back in order."""
 
 from __future__ import annotations
 
@@ -10,148 +10,131 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError
-from embstore.store.backend import Reader
-from embstore.store.layout import Layout
 from embstore.store.reading.mapped import TakeSource
-from embstore.store.vectors import (
-    SCALE_DTYPE,
-    STORAGE_DTYPE,
-    VALUE_DTYPE,
-    dequantize,
-    float32_of_bfloat16,
-)
+from embstore.store.reading.scan import Snapshot
+from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, dequantize, float32_of_bfloat16
 from embstore.store.zarr.remote_rows import FarRows, Part, end_all
 
-_PIECE_NBYTES = 32 * 2**20
+RESUME = "resume the extraction by repeating the call or the `embstore extract` command that began it"
+
+_BATCH_NBYTES = 32 * 2**20
 _PROBE_ROWS = 8
 _COLD_SECONDS_A_ROW = 25e-6
 
 
-class Gathering:
-    """Gathers rows of a store whose `committed` partitions are those known at one moment."""
+class Gatherer:
+    """Gathers rows of a store, of those that are committed in a snapshot."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        layout: Layout,
-        committed: NDArray[np.bool_],
-        center: NDArray[np.float32] | None,
-    ) -> None:
-        self._reader = reader
-        self._far = reader if isinstance(reader, FarRows) else None
+    def __init__(self, snapshot: Snapshot) -> None:
+        layout = snapshot.layout
+        self._reader = snapshot.reader
+        self._remote = self._reader if isinstance(self._reader, FarRows) else None
         self._layout = layout
-        self._committed = committed
-        self._all_committed = bool(committed.all())
-        self._center = center
+        self._committed = snapshot.committed
+        self._all_committed = bool(snapshot.committed.all())
+        self._center = snapshot.center
         self._storage = STORAGE_DTYPE[layout.dtype]
         self._value = VALUE_DTYPE[layout.dtype]
         self._arrays = ("hidden_states", "scale") if layout.dtype == "int8" else ("hidden_states",)
-        self._home_dtype = (
+        self._partition_dtype = (
             np.uint8 if layout.n_partitions <= 2**8 else np.uint16 if layout.n_partitions <= 2**16 else np.int64
         )
-        self._piece_rows = max(1024, _PIECE_NBYTES // (layout.hidden_size * self._storage.itemsize))
+        self._batch_rows = max(1024, _BATCH_NBYTES // (layout.hidden_size * self._storage.itemsize))
 
     def take(
-        self, rows: NDArray[np.int64], places: Sequence[int], *, out: NDArray[Any] | None, nan: bool
+        self, rows: NDArray[np.int64], layers: Sequence[int], *, out: NDArray[Any] | None, nan: bool
     ) -> NDArray[Any]:
-        """Return the vectors [layer, n, feature] of rows, for layers counted from 0."""
-        shape = (len(places), len(rows), self._layout.hidden_size)
+        """Return the vectors [layer, n, feature] of rows; `layers` are positions among the stored layers.
+
+        Raises MissingRowsError for rows that are not committed, unless `nan`, InvalidValueError for an `out` of
+        another shape or dtype.
+        """
+        shape = (len(layers), len(rows), self._layout.hidden_size)
         if out is None:
             out = np.empty(shape, self._value)
         elif out.shape != shape or out.dtype != self._value or not out.flags.c_contiguous:
-            raise InvalidValueError(f"out must be a C-contiguous {self._value} array of {shape[1:]}")
+            raise InvalidValueError(f"out must be a C-contiguous {self._value} array of shape {shape[1:]} per layer")
         if not self._all_committed:
             written = self._committed[rows // self._layout.partition_rows]
             if not written.all():
-                self._take_written(rows, written, places, out, nan)
+                if not nan:
+                    raise MissingRowsError(
+                        f"{int((~written).sum()):,} of the {len(rows):,} rows requested from {self._reader.path} are "
+                        f"not written yet: {RESUME}"
+                    )
+                out[:, ~written] = np.nan
+                out[:, written] = self.take(rows[written], layers, out=None, nan=False)
                 return out
-        for start in range(0, len(rows), self._piece_rows):
-            stop = min(start + self._piece_rows, len(rows))
-            if self._far is None:
-                self._take_piece(rows[start:stop], places, out[:, start:stop])
+        for start in range(0, len(rows), self._batch_rows):
+            stop = min(start + self._batch_rows, len(rows))
+            if self._remote is None:
+                self._take_local(rows[start:stop], layers, out[:, start:stop])
             else:
-                self._take_far(self._far, rows[start:stop], places, out[:, start:stop])
+                self._take_remote(self._remote, rows[start:stop], layers, out[:, start:stop])
         return out
 
-    def _take_written(
-        self,
-        rows: NDArray[np.int64],
-        written: NDArray[np.bool_],
-        places: Sequence[int],
-        out: NDArray[Any],
-        nan: bool,
-    ) -> None:
-        if not nan:
-            raise MissingRowsError(
-                f"{int((~written).sum()):,} of the {len(rows):,} rows asked for in {self._reader.path} are not written "
-                "yet; run the same `embstore extract` command again to go on"
-            )
-        out[:, ~written] = np.nan
-        out[:, written] = self.take(rows[written], places, out=None, nan=False)
-
-    def _take_piece(self, rows: NDArray[np.int64], places: Sequence[int], out: NDArray[Any]) -> None:
-        whole = all(self._reader.layer(name, place) is not None for name in self._arrays for place in places)
+    def _take_local(self, rows: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any]) -> None:
+        whole = all(self._reader.layer(name, layer) is not None for name in self._arrays for layer in layers)
         parts, inverse = ([Part(-1, 0, len(rows), rows)], None) if whole else self._split(rows)
-        for place, target in zip(places, out, strict=True):
+        for layer, target in zip(layers, out, strict=True):
             stored = target
             if inverse is not None or self._storage != self._value:
                 stored = np.empty((len(rows), self._layout.hidden_size), self._storage)
-            self._take_parts("hidden_states", place, parts, stored)
-            values = self._decoded(place, parts, stored)
+            self._take_parts("hidden_states", layer, parts, stored)
+            scale = None
+            if self._center is not None:
+                scale = np.empty(len(stored), SCALE_DTYPE)
+                self._take_parts("scale", layer, parts, scale)
+            values = self._decoded(layer, stored, scale)
             if inverse is not None:
                 values.take(inverse, 0, target, "clip")
             elif values is not target:
                 target[...] = values
 
-    def _take_far(self, far: FarRows, rows: NDArray[np.int64], places: Sequence[int], out: NDArray[Any]) -> None:
-        """Ask for the rows of all layers and partitions at once, then decode."""
+    def _take_remote(self, remote: FarRows, rows: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any]) -> None:
+        """Request the rows of all layers and partitions at once, then decode."""
         parts, inverse = self._split(rows)
-        stored = np.empty((len(places), len(rows), self._layout.hidden_size), self._storage)
-        begun = far.begin("hidden_states", places, parts, stored)
+        stored = np.empty((len(layers), len(rows), self._layout.hidden_size), self._storage)
+        begun = remote.begin("hidden_states", layers, parts, stored)
         scales = None
         if self._center is not None:
             scales = np.empty(stored.shape[:2], SCALE_DTYPE)
-            begun += far.begin("scale", places, parts, scales)
+            begun += remote.begin("scale", layers, parts, scales)
         end_all(begun)
-        for number, place in enumerate(places):
-            values = stored[number]
-            if self._layout.dtype == "bfloat16":
-                values = float32_of_bfloat16(values)
-            elif scales is not None and self._center is not None:
-                values = dequantize(values, scales[number], self._center[place])
+        for number, layer in enumerate(layers):
+            values = self._decoded(layer, stored[number], None if scales is None else scales[number])
             out[number] = values if inverse is None else values[inverse]
 
+    def _decoded(self, layer: int, stored: NDArray[Any], scale: NDArray[np.float32] | None) -> NDArray[Any]:
+        if self._layout.dtype == "bfloat16":
+            return float32_of_bfloat16(stored)
+        if scale is None or self._center is None:
+            return stored
+        return dequantize(stored, scale, self._center[layer])
+
     def _split(self, rows: NDArray[np.int64]) -> tuple[list[Part], NDArray[np.int64] | None]:
-        """Group rows by partition; also returns where each row then stands, None where that is as it was."""
-        homes: NDArray[np.integer] = (rows // self._layout.partition_rows).astype(self._home_dtype)
+        """Group rows by partition; also return the new position of each row, None where the order is unchanged."""
+        partitions: NDArray[np.integer] = (rows // self._layout.partition_rows).astype(self._partition_dtype)
         inverse = None
-        if (homes[1:] < homes[:-1]).any():
-            order = homes.argsort(kind="stable")  # a radix sort, for so small a dtype
+        if (partitions[1:] < partitions[:-1]).any():
+            order = partitions.argsort(kind="stable")  # a radix sort for these small dtypes
             inverse = np.empty(len(rows), np.int64)
             inverse[order] = np.arange(len(rows))
-            rows, homes = rows[order], homes[order]
-        edges = ((homes[1:] != homes[:-1]).nonzero()[0] + 1).tolist()
+            rows, partitions = rows[order], partitions[order]
+        edges = ((partitions[1:] != partitions[:-1]).nonzero()[0] + 1).tolist()
         parts = []
         for first, last in zip([0, *edges], [*edges, len(rows)], strict=True):
-            partition = int(homes[first])
+            partition = int(partitions[first])
             local = rows[first:last] - partition * self._layout.partition_rows
             parts.append(Part(partition, first, last, local))
         return parts, inverse
 
-    def _decoded(self, place: int, parts: list[Part], stored: NDArray[Any]) -> NDArray[Any]:
-        if self._layout.dtype == "bfloat16":
-            return float32_of_bfloat16(stored)
-        if self._center is None:
-            return stored
-        scale = np.empty(len(stored), SCALE_DTYPE)
-        self._take_parts("scale", place, parts, scale)
-        return dequantize(stored, scale, self._center[place])
-
-    def _take_parts(self, array: str, place: int, parts: list[Part], out: NDArray[Any]) -> None:
-        """Take each partition's rows in one; where the first few wait for the disk, ask ahead for the others."""
+    def _take_parts(self, array: str, layer: int, parts: list[Part], out: NDArray[Any]) -> None:
+        """Take the rows of each partition at once; prefetch the others where the first few wait for the disk."""
         cold = None
         for partition, first, last, local in parts:
-            source = self._source(array, place, partition)
+            whole: TakeSource | None = self._reader.layer(array, layer) if partition < 0 else None
+            source = whole or self._reader.rows(array, layer, partition)
             target = out[first:last]
             if cold is None and len(local) > 2 * _PROBE_ROWS:
                 began = time.perf_counter()
@@ -160,7 +143,3 @@ class Gathering:
             if cold:
                 source.prefetch(local)
             source.take(local, target)
-
-    def _source(self, array: str, place: int, partition: int) -> TakeSource:
-        whole = self._reader.layer(array, place) if partition < 0 else None
-        return whole or self._reader.rows(array, place, partition)

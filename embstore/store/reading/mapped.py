@@ -1,4 +1,4 @@
-"""Rows of one layer in one file: taken through the memory map, read in order through the file."""
+"""Rows of one layer in one local file: taken at random through the memory map, read in order through the file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -22,28 +23,28 @@ Read = Callable[[int, int, NDArray[Any]], None]
 
 
 class TakeSource(Protocol):
-    """Rows of one layer, of one partition (counted from its first) or of the whole store."""
+    """Random access to rows of one layer, counted from the first of a partition or of the whole store."""
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copy rows, in any order, into `out`."""
         ...
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
-        """Ask the kernel for the pages of rows before they are taken."""
+        """Start reading the pages of rows from the disk before they are taken."""
         ...
 
 
 class RowSource(TakeSource, Protocol):
-    """The rows of one layer that stand in one partition, counted from the partition's first."""
+    """Random and sequential access to the rows of one layer in one partition, counted from the partition's first."""
 
     def reading(self) -> AbstractContextManager[Read]:
-        """Give a function that reads rows `[start, stop)` into an array, called with ascending rows."""
+        """Open the file; gives a function `read(start, stop, out)` for ascending rows."""
         ...
 
 
 @dataclass(frozen=True)
 class Run:
-    """Rows from `start` on that stand one after the other; `offset` is their place in the file, -1 for none."""
+    """Rows from `start` on that are contiguous; `offset` is the byte of the first in the file, -1 for rows of fill."""
 
     start: int
     rows: NDArray[Any]
@@ -51,7 +52,7 @@ class Run:
 
 
 class MappedRows:
-    """A RowSource over a mapped file: one run where the rows are contiguous, which is the rule."""
+    """A RowSource over a mapped file; usually all its rows are one run."""
 
     def __init__(self, path: str, mapped: mmap.mmap, runs: Sequence[Run]) -> None:
         self._path = path
@@ -64,18 +65,18 @@ class MappedRows:
         if self._whole is not None:
             self._whole.take(rows, 0, out, "clip")
             return
-        homes = self._starts.searchsorted(rows, "right") - 1
-        if (homes[1:] < homes[:-1]).any():
-            order = homes.astype(np.uint16 if len(self._runs) <= 2**16 else np.int64).argsort(kind="stable")
-            self._take_grouped(rows[order], homes[order], taken := np.empty_like(out))
+        runs = self._starts.searchsorted(rows, "right") - 1
+        if (runs[1:] < runs[:-1]).any():
+            order = runs.astype(np.uint16 if len(self._runs) <= 2**16 else np.int64).argsort(kind="stable")
+            self._take_grouped(rows[order], runs[order], taken := np.empty_like(out))
             out[order] = taken
         else:
-            self._take_grouped(rows, homes, out)
+            self._take_grouped(rows, runs, out)
 
-    def _take_grouped(self, rows: NDArray[np.int64], homes: NDArray[np.int64], out: NDArray[Any]) -> None:
-        edges = ((homes[1:] != homes[:-1]).nonzero()[0] + 1).tolist()
+    def _take_grouped(self, rows: NDArray[np.int64], runs: NDArray[np.int64], out: NDArray[Any]) -> None:
+        edges = ((runs[1:] != runs[:-1]).nonzero()[0] + 1).tolist()
         for first, last in zip([0, *edges], [*edges, len(rows)], strict=True):
-            run = self._runs[homes[first]]
+            run = self._runs[runs[first]]
             run.rows.take(rows[first:last] - run.start, 0, out[first:last], "clip")
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
@@ -87,34 +88,32 @@ class MappedRows:
 
     @contextmanager
     def reading(self) -> Iterator[Read]:
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            yield lambda start, stop, out: self._read(descriptor, start, stop, out)
-        finally:
-            os.close(descriptor)
+        with open(self._path, "rb", buffering=0) as file:
+            if hasattr(os, "posix_fadvise"):  # Linux; other systems detect sequential reads themselves
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            yield lambda start, stop, out: self._read(file, start, stop, out)
 
-    def _read(self, descriptor: int, start: int, stop: int, out: NDArray[Any]) -> None:
+    def _read(self, file: FileIO, start: int, stop: int, out: NDArray[Any]) -> None:
         row = start
-        place = int(np.searchsorted(self._starts, start, side="right")) - 1
+        number = int(np.searchsorted(self._starts, start, side="right")) - 1
         while row < stop:
-            run = self._runs[place]
+            run = self._runs[number]
             count = min(stop, run.start + len(run.rows)) - row
             target = out[row - start : row - start + count]
             inside = row - run.start
             if run.offset < 0:
                 target[...] = run.rows[inside : inside + count]
             else:
-                offset = run.offset + inside * run.rows[0].nbytes
-                _read_all(descriptor, target.reshape(-1).view(np.uint8), offset, self._path)
+                file.seek(run.offset + inside * run.rows[0].nbytes)
+                _fill(file, target.reshape(-1).view(np.uint8), self._path)
             row += count
-            place += 1
+            number += 1
 
 
 class ChunkedRows:
-    """The rows of a whole layer of one file in which every chunk stands at a multiple of a row.
+    """A TakeSource over a whole layer in one file, in which every chunk begins at a multiple of the size of a row.
 
-    `rows`: the file seen as rows. `firsts` int64 [chunk]: the place of each chunk's first row among them.
+    `rows`: the file seen as rows. `firsts` int64 [chunk]: the position of each chunk's first row among them.
     """
 
     def __init__(self, mapped: mmap.mmap, rows: NDArray[Any], firsts: NDArray[np.int64], chunk_rows: int) -> None:
@@ -124,26 +123,28 @@ class ChunkedRows:
         self._chunk_rows = chunk_rows
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        self._rows.take(self._places(rows), 0, out, "clip")
+        self._rows.take(self._positions(rows), 0, out, "clip")
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
-        _will_need(self._mapped, 0, np.sort(self._places(rows)), self._rows[0].nbytes)
+        _will_need(self._mapped, 0, np.sort(self._positions(rows)), self._rows[0].nbytes)
 
-    def _places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._shifts.take(rows // self._chunk_rows, mode="clip") + rows
 
 
-def _read_all(descriptor: int, target: NDArray[np.uint8], offset: int, path: str) -> None:
+def _fill(file: FileIO, target: NDArray[np.uint8], path: str) -> None:
     done = 0
     while done < len(target):
-        count = os.preadv(descriptor, [target[done:].data], offset + done)
-        if count == 0:
-            raise StoreDamagedError(f"{path} is cut short: run `embstore verify` on the store")
+        count = file.readinto(target[done:].data)
+        if not count:
+            raise StoreDamagedError(f"{path} is truncated: run `embstore verify` on the store")
         done += count
 
 
 def _will_need(mapped: mmap.mmap, offset: int, rows: NDArray[np.int64], row_nbytes: int) -> None:
-    """Advise the pages of ascending rows, those near each other in one call."""
+    """Advise the kernel to read the pages of ascending rows, those near each other in one call."""
+    if not hasattr(mmap, "MADV_WILLNEED"):  # Windows
+        return
     first = (offset + rows * row_nbytes) // PAGE
     last = (offset + (rows + 1) * row_nbytes - 1) // PAGE + 1
     gaps = np.flatnonzero(first[1:] > last[:-1] + _NEAR_PAGES)
@@ -158,24 +159,24 @@ def runs_of_chunks(
     offsets: NDArray[np.int64],
     *,
     chunk_rows: int,
-    rows: int,
+    n_rows: int,
     dtype: np.dtype[Any],
     row_shape: tuple[int, ...],
     fill: int | float,
 ) -> list[Run]:
-    """Join the chunks of one layer that follow each other in a file into runs.
+    """Join the chunks of one layer that follow each other in a file into runs that cover the first `n_rows` rows.
 
-    `offsets` int64 [chunk]: where each chunk stands in `data`, -1 where it is left out and reads as the fill.
-    Covers the first `rows` rows.
+    `offsets` int64 [chunk]: the byte at which each chunk begins in `data`, -1 for one that is left out and reads as
+    the fill value. Raises StoreDamagedError for a chunk beyond the end of the file.
     """
     row_nbytes = dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
-    offsets = offsets[: -(-rows // chunk_rows)]
+    offsets = offsets[: -(-n_rows // chunk_rows)]
     follows = (np.diff(offsets) == chunk_rows * row_nbytes) & (offsets[:-1] >= 0)
     firsts = np.concatenate([[0], np.flatnonzero(~follows) + 1]).tolist()
     runs = []
     for first, last in zip(firsts, [*firsts[1:], len(offsets)], strict=True):
         start = first * chunk_rows
-        count = min(last * chunk_rows, rows) - start
+        count = min(last * chunk_rows, n_rows) - start
         offset = int(offsets[first])
         if offset < 0:
             view = np.full((count, *row_shape), fill, dtype)

@@ -1,10 +1,11 @@
-"""A layer from first row to last through two buffers that are used in turn."""
+"""Read a layer in row order: files are opened once, read sequentially and decoded into two alternating buffers."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,50 +15,46 @@ from numpy.typing import NDArray
 from embstore.store.backend import Reader
 from embstore.store.layout import Layout
 from embstore.store.reading.mapped import Read
-from embstore.store.vectors import (
-    SCALE_DTYPE,
-    STORAGE_DTYPE,
-    VALUE_DTYPE,
-    dequantize,
-    float32_of_bfloat16,
-)
+from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, dequantize, float32_of_bfloat16
 from embstore.store.zarr.remote_rows import Ahead, FarRows
 
 BLOCK_NBYTES = 2 * 2**20
+DENSE = 0.1  # above this share of the rows, reading everything in order is faster than gathering
 
 
-class Turns:
-    """Two buffers given out in turn; one that is still held elsewhere is left to its holder and replaced."""
+@dataclass(frozen=True)
+class Snapshot:
+    """The vectors of a store as of one moment: rows committed later are not seen.
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._buffers = [np.empty(shape, dtype) for _ in range(2)]
-        self._unheld = sys.getrefcount(self._buffers[0])
-        self._turn = 0
+    `committed`: bool [partition]. `center`: float32 [layer, feature] for int8, None for other dtypes.
+    """
 
-    def next(self, rows: int) -> NDArray[Any]:
-        """The first `rows` rows of the buffer whose turn it is."""
-        self._turn ^= 1
-        if sys.getrefcount(self._buffers[self._turn]) > self._unheld:
-            self._buffers[self._turn] = np.empty_like(self._buffers[self._turn])
-        return self._buffers[self._turn][:rows]
+    reader: Reader
+    layout: Layout
+    committed: NDArray[np.bool_]
+    center: NDArray[np.float32] | None
 
 
-class Cursor:
-    """Reads ascending rows of one array and layer, across partitions, each file opened once; none beyond `most`."""
+class SequentialReader:
+    """Read ascending committed rows of one array and layer as they are stored, across partitions.
 
-    def __init__(self, reader: Reader, layout: Layout, array: str, place: int, most: int | None = None) -> None:
-        self._reader = reader
-        self._layout = layout
+    `layer`: the position of the layer among those stored. `stop`: no row from there on is read, so that a remote
+    store does not read ahead of it (None: the whole layer). A context manager.
+    """
+
+    def __init__(self, snapshot: Snapshot, array: str, layer: int, stop: int | None = None) -> None:
+        self._reader = snapshot.reader
+        self._partition_rows = snapshot.layout.partition_rows
         self._array = array
-        self._place = place
+        self._layer = layer
         self._partition = -1
         self._files = ExitStack()
         self._read_rows: Read | None = None
-        self._far = reader if isinstance(reader, FarRows) else None
+        self._remote = self._reader if isinstance(self._reader, FarRows) else None
         self._ahead: Ahead | None = None
-        self._most = layout.n_rows if most is None else most
+        self._stop = snapshot.layout.n_rows if stop is None else stop
 
-    def __enter__(self) -> Cursor:
+    def __enter__(self) -> SequentialReader:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -66,17 +63,17 @@ class Cursor:
             self._ahead.close()
 
     def read(self, start: int, stop: int, out: NDArray[Any]) -> None:
-        """Read committed rows `[start, stop)` into `out`."""
-        if self._far is not None:
+        """Read rows `[start, stop)` into `out` [n, ...], which is contiguous and has the stored dtype."""
+        if self._remote is not None:
             if self._ahead is None:
-                self._ahead = self._far.ahead(self._array, self._place, self._most)
+                self._ahead = self._remote.ahead(self._array, self._layer, self._stop)
             self._ahead.read(start, stop, out)
             return
-        size = self._layout.partition_rows
+        size = self._partition_rows
         for partition in range(start // size, -(-stop // size)):
             if partition != self._partition:
                 self._files.close()
-                source = self._reader.rows(self._array, self._place, partition)
+                source = self._reader.rows(self._array, self._layer, partition)
                 self._read_rows = self._files.enter_context(source.reading())
                 self._partition = partition
             first = max(start, partition * size)
@@ -84,71 +81,88 @@ class Cursor:
             assert self._read_rows is not None
             self._read_rows(first - partition * size, last - partition * size, out[first - start : last - start])
 
+    def read_rows(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Read distinct ascending rows into `out`; where they are dense, the rows between them are read too."""
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        if last - first == len(rows):
+            self.read(first, last, out)
+        elif len(rows) > DENSE * (last - first):
+            between = np.empty((last - first, *out.shape[1:]), out.dtype)
+            self.read(first, last, between)
+            between.take(rows - first, 0, out, "clip")
+        else:
+            partitions = rows // self._partition_rows
+            starts = np.flatnonzero(np.diff(partitions, prepend=-1)).tolist()
+            for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+                partition = int(partitions[start])
+                source = self._reader.rows(self._array, self._layer, partition)
+                local = rows[start:stop] - partition * self._partition_rows
+                source.prefetch(local)
+                source.take(local, out[start:stop])
+
 
 def scan_blocks(
-    reader: Reader,
-    layout: Layout,
-    committed: NDArray[np.bool_],
-    center: NDArray[np.float32] | None,
-    place: int,
-    start: int,
-    stop: int,
-    block_rows: int | None,
-    nan: bool,
+    snapshot: Snapshot, layer: int, start: int, stop: int, *, block_rows: int | None, nan: bool
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield (first row, vectors) over rows `[start, stop)`; those not committed are NaN or left out."""
+    """Yield (first row, vectors) over rows `[start, stop)`; rows not committed are NaN with `nan`, else left out."""
+    layout = snapshot.layout
     value = VALUE_DTYPE[layout.dtype]
     row_nbytes = layout.hidden_size * value.itemsize
     block_rows = min(block_rows or max(BLOCK_NBYTES // row_nbytes, 1), max(stop - start, 1))
-    turns = Turns((block_rows, layout.hidden_size), value)
-    with Decoder(reader, layout, center, place, block_rows, stop) as decoder:
-        for first, last, written in _spans(layout, committed, start, stop):
+    buffers = _Buffers((block_rows, layout.hidden_size), value)
+    with _Decoder(snapshot, layer, block_rows, stop) as decoder:
+        for first, last, written in _runs(snapshot, start, stop):
             if not written and not nan:
                 continue
             for row in range(first, last, block_rows):
                 end = min(row + block_rows, last)
                 if written:
-                    yield row, decoder.read(row, end, turns)
+                    yield row, decoder.read(row, end, buffers)
                 else:
-                    yield row, _missing(turns, end - row)
+                    out = buffers.next(end - row)
+                    out.fill(np.nan)
+                    yield row, out
+                    del out  # or the buffer would count as in use
 
 
-def _missing(turns: Turns, rows: int) -> NDArray[Any]:
-    out = turns.next(rows)
-    out.fill(np.nan)
-    return out
+class _Buffers:
+    """Two buffers handed out in turn; one that the caller still holds is replaced by a new one."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._buffers = [np.empty(shape, dtype) for _ in range(2)]
+        self._free_count = sys.getrefcount(self._buffers[0])
+        self._turn = 0
+
+    def next(self, n_rows: int) -> NDArray[Any]:
+        """Return the first rows of the next buffer."""
+        self._turn ^= 1
+        if sys.getrefcount(self._buffers[self._turn]) > self._free_count:
+            self._buffers[self._turn] = np.empty_like(self._buffers[self._turn])
+        return self._buffers[self._turn][:n_rows]
 
 
-class Decoder:
-    """Reads blocks of one layer and turns what is stored into values."""
+class _Decoder:
+    """Read blocks of one layer and convert the stored numbers to values."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        layout: Layout,
-        center: NDArray[np.float32] | None,
-        place: int,
-        block_rows: int,
-        most: int | None = None,
-    ) -> None:
-        self._dtype = layout.dtype
-        self._center = None if center is None else center[place]
-        self._vectors = Cursor(reader, layout, "hidden_states", place, most)
-        self._scales = Cursor(reader, layout, "scale", place, most)
-        direct = layout.dtype in ("float32", "float16")
-        self._codes = np.empty((0 if direct else block_rows, layout.hidden_size), STORAGE_DTYPE[layout.dtype])
+    def __init__(self, snapshot: Snapshot, layer: int, block_rows: int, stop: int) -> None:
+        dtype = snapshot.layout.dtype
+        self._center = None if snapshot.center is None else snapshot.center[layer]
+        self._vectors = SequentialReader(snapshot, "hidden_states", layer, stop)
+        self._scales = SequentialReader(snapshot, "scale", layer, stop)
+        direct = STORAGE_DTYPE[dtype] == VALUE_DTYPE[dtype]
+        self._codes = np.empty((0 if direct else block_rows, snapshot.layout.hidden_size), STORAGE_DTYPE[dtype])
         self._scale = np.empty(0 if direct else block_rows, SCALE_DTYPE)
 
-    def __enter__(self) -> Decoder:
+    def __enter__(self) -> _Decoder:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._vectors.__exit__()
         self._scales.__exit__()
 
-    def read(self, start: int, stop: int, turns: Turns) -> NDArray[Any]:
-        """The values of committed rows `[start, stop)`, in the buffer whose turn it is."""
-        out = turns.next(stop - start)
+    def read(self, start: int, stop: int, buffers: _Buffers) -> NDArray[Any]:
+        """Return the values of committed rows `[start, stop)` in the next buffer."""
+        out = buffers.next(stop - start)
         if not len(self._codes):
             self._vectors.read(start, stop, out)
             return out
@@ -161,13 +175,12 @@ class Decoder:
         return dequantize(codes, scale, self._center, out)
 
 
-def _spans(layout: Layout, committed: NDArray[np.bool_], start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
-    """Give the runs (first row, last row, whether committed) that rows `[start, stop)` fall into."""
-    size = layout.partition_rows
+def _runs(snapshot: Snapshot, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+    """Split rows `[start, stop)` into runs (first row, last row, whether committed)."""
+    size = snapshot.layout.partition_rows
     first = start // size
-    flags = committed[first : -(-stop // size)]
+    flags = snapshot.committed[first : -(-stop // size)]
     edges = np.flatnonzero(np.diff(flags)) + 1
-    bounds = [0, *edges.tolist(), len(flags)]
-    for left, right in pairwise(bounds):
+    for left, right in pairwise([0, *edges.tolist(), len(flags)]):
         if left < right:
             yield max((first + left) * size, start), min((first + right) * size, stop), bool(flags[left])

@@ -145,7 +145,7 @@ def map_shard(file: Path, spec: ArraySpec, *, chunk_rows: int, rows: int, partit
                 data,
                 offsets[layer],
                 chunk_rows=chunk_rows,
-                rows=rows,
+                n_rows=rows,
                 dtype=spec.dtype,
                 row_shape=row_shape,
                 fill=spec.fill,

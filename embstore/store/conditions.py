@@ -1,0 +1,122 @@
+"""Conditions of `Store.select`: from words, labels, sentences and expressions to row numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError
+from embstore.store.index import Index, Strings, TypeIndex
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Rows = NDArray[np.int64]
+Condition = Callable[[], Rows]
+
+
+def parse_conditions(
+    index: Index,
+    type_index: TypeIndex,
+    *,
+    words: str | Iterable[str] | None,
+    types: int | Iterable[int] | None,
+    labels: Mapping[str, str | Iterable[str]] | None,
+    sentences: int | Iterable[int] | None,
+    where: pl.Expr | Iterable[pl.Expr] | None,
+) -> list[Condition]:
+    """Return a function for each condition, which gives the distinct rows that satisfy it, ascending.
+
+    Raises InvalidValueError for a word, type, label or sentence that does not exist. Rows are found, and expressions
+    checked, when the function is called.
+    """
+    conditions: list[Condition] = []
+    if words is not None:
+        known = [_type_of(type_index, word) for word in ([words] if isinstance(words, str) else words)]
+        conditions.append(partial(type_index.rows_of_all, known))
+    if types is not None:
+        conditions.append(partial(type_index.rows_of_all, _integers(types)))
+    for column, names in (labels or {}).items():
+        codes = _codes(index, column, [names] if isinstance(names, str) else list(names))
+        conditions.append(partial(_rows_with_labels, index, column, codes))
+    if sentences is not None:
+        chosen = _integers(sentences)
+        for sentence in chosen:
+            if not 0 <= sentence < len(index.texts):
+                raise InvalidValueError(
+                    f"there is no sentence {sentence}: the store has sentences 0 to {len(index.texts) - 1}"
+                )
+        conditions.append(partial(_rows_of_sentences, index, chosen))
+    if where is not None:
+        conditions.append(partial(_rows_where, index, where))
+    return conditions
+
+
+def checked_rows(rows: Any, n_rows: int) -> Rows:
+    """Return row numbers given as integers, as a slice or as one boolean for each row; int64 [n], in their order.
+
+    Raises InvalidValueError for anything else and for a row that does not exist.
+    """
+    if isinstance(rows, slice):
+        return np.arange(n_rows)[rows]
+    array = np.asarray(rows)
+    if array.dtype == bool and array.shape == (n_rows,):
+        return np.flatnonzero(array)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise InvalidValueError(
+            f"rows must be integers, a slice or {n_rows:,} booleans, not {array.dtype} of shape {array.shape}"
+        )
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= n_rows:
+            wrong = low if low < 0 else high
+            raise InvalidValueError(f"there is no row {wrong}: the store has rows 0 to {n_rows - 1}")
+    return array.astype(np.int64, copy=False)
+
+
+def _integers(values: int | Iterable[int]) -> list[int]:
+    return [int(values)] if isinstance(values, int | np.integer) else [int(value) for value in values]
+
+
+def _type_of(type_index: TypeIndex, word: str) -> int:
+    number = type_index.find(word)
+    if number is None:
+        words: Strings = type_index.words
+        near = get_close_matches(word, words, n=3) if len(words) < 200_000 else []
+        hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; words are spelled as in the corpus"
+        raise InvalidValueError(f"the store has no word {word!r}{hint}")
+    return number
+
+
+def _codes(index: Index, column: str, names: list[str]) -> NDArray[np.int32]:
+    if column not in index.labels:
+        raise InvalidValueError(
+            f"there is no label column {column!r}: the store has {', '.join(index.labels) or 'none'}; "
+            "with_labels adds one"
+        )
+    known = list(index.labels[column].names)
+    for name in names:
+        if name not in known:
+            some = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+            raise InvalidValueError(f"no occurrence has {column} {name!r}: the labels are {some}")
+    return np.array([known.index(name) for name in names], np.int32)
+
+
+def _rows_with_labels(index: Index, column: str, codes: NDArray[np.int32]) -> Rows:
+    return np.flatnonzero(np.isin(index.labels[column].codes, codes))
+
+
+def _rows_of_sentences(index: Index, sentences: list[int]) -> Rows:
+    spans = [np.arange(index.indptr[number], index.indptr[number + 1]) for number in sorted(set(sentences))]
+    return np.concatenate([np.empty(0, np.int64), *spans])
+
+
+def _rows_where(index: Index, where: pl.Expr | Iterable[pl.Expr]) -> Rows:
+    from embstore.store.table import matching_rows  # polars is imported only where it is needed
+
+    return matching_rows(index, where)
