@@ -89,7 +89,8 @@ def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:
     import polars as pl
 
     senses = (
-        store.table().filter(pl.col(LABEL).is_not_null())
+        store.table()
+        .filter(pl.col(LABEL).is_not_null())
         .group_by("word", LABEL)
         .len()
         .filter(pl.col("len") >= 5)

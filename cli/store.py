@@ -193,7 +193,7 @@ def import_(
     """
     sentences = None if corpus is None else (sentence.words for sentence in es.open_corpus(corpus))
     chosen = layers_of(layers)
-    print(_written(es.store.import_store(source, store, corpus=sentences, layers=chosen, dtype=dtype)))
+    print(_written(es.store.import_store(source, store, corpus=sentences, layers=chosen, dtype=dtype or "float16")))
 
 
 def _written(store: es.Store) -> str:
