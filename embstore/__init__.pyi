@@ -29,8 +29,8 @@ from .models import load_encoder as load_encoder
 from .store import Selection as Selection
 from .store import Store as Store
 from .store import export as export
-from .store.store import open as open
 from .store import verify as verify
+from .store.store import open as open
 from .vectors import WordVectors as WordVectors
 
 __version__: str
