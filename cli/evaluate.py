@@ -52,17 +52,17 @@ def evaluate(
     --json hold every score, by section too.
     """
     require_out(out)
-    from embstore.vectors import evaluation, read_word_vectors
+    from embstore import vectors as word_vectors
 
     names = _names(vectors)
-    found = evaluation.read_benchmarks(benchmarks)
+    found = word_vectors.read_benchmarks(benchmarks)
     with progress_bar("read", total=len(vectors), unit="files") as advance:
         systems: dict[str, WordVectors] = {}
         for done, (name, path) in enumerate(zip(names, vectors, strict=True), 1):
-            systems[name] = read_word_vectors(path, limit=limit)
+            systems[name] = word_vectors.read_vectors(path, limit=limit)
             advance(done)
     with progress_bar("evaluate", total=None, unit="benchmarks") as advance:
-        frame = evaluation.evaluate(
+        frame = word_vectors.evaluate(
             systems,
             found,
             oov=oov,
@@ -89,11 +89,10 @@ def evaluate(
             }
         )
         return
-    from embstore.vectors.evaluation.table1 import COLUMNS
-
     _print(frame)
     if paper:
-        _print_rows(_scores(evaluation.paper_table1()), list(COLUMNS), title="Ethayarajh 2019, Table 1, as printed")
+        rows, columns = _scores(word_vectors.paper_table1()), list(word_vectors.TABLE1_COLUMNS)
+        _print_rows(rows, columns, title="Ethayarajh 2019, Table 1, as printed")
 
 
 def _names(paths: list[Path]) -> list[str]:
@@ -112,7 +111,7 @@ def _names(paths: list[Path]) -> list[str]:
 
 def _print(frame: pl.DataFrame) -> None:
     """Print the paper's benchmarks, then the others, each with the coverage: once where all systems have the same."""
-    from embstore.vectors.evaluation.table1 import COLUMNS, table1
+    from embstore.vectors import TABLE1_COLUMNS, table1
 
     scores = _scores(table1(frame))
     coverage = [
@@ -125,8 +124,8 @@ def _print(frame: pl.DataFrame) -> None:
         covered = ({**row, "system": "  coverage"} for row in coverage)
         rows = [row for pair in zip(scores, covered, strict=True) for row in pair]
     columns = list(rows[0])[1:]
-    papers = [name for name in columns if name in COLUMNS]
-    others = [name for name in columns if name not in COLUMNS]
+    papers = [name for name in columns if name in TABLE1_COLUMNS]
+    others = [name for name in columns if name not in TABLE1_COLUMNS]
     for part in (papers, others):
         if part:
             _print_rows(rows, part)

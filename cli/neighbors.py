@@ -89,7 +89,7 @@ def neighbors(
     if not _is_store(source):
         if row is not None or text is not None or mean or layer != "last" or label or exclude:
             raise InvalidValueError(f"{source} holds word vectors: use WORD, -k, --metric, --centered or --components")
-        table = es.neighbors(es.vectors.read_word_vectors(source), words, vectors=vectors, **space)
+        table = es.neighbors(es.vectors.read_vectors(source), words, vectors=vectors, **space)
         _show(table, out, as_json)
         return
     labels = _labels(label or [])
@@ -387,7 +387,7 @@ def hubness(
 
     if not _is_store(source) and layers != "all":
         raise InvalidValueError(f"--layers {layers}: {source} holds word vectors, which have no layers")
-    data: Any = es.open(source) if _is_store(source) else es.vectors.read_word_vectors(source)
+    data: Any = es.open(source) if _is_store(source) else es.vectors.read_vectors(source)
     chosen = layers_of(layers, data.layers) if _is_store(source) else None
     frame = pl.concat(
         [

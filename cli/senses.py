@@ -275,7 +275,7 @@ def hubness(
     elif layers != "all":
         raise InvalidValueError(f"--layers {layers}: {store} is read as word vectors, which have no layers")
     else:
-        source = es.vectors.read_word_vectors(store)
+        source = es.vectors.read_vectors(store)
     frames = []
     for center, taken in dict.fromkeys([(False, 0), (True, 0), (True, components)]):
         with progress_bar("hubness", total=None, unit="queries") as advance:

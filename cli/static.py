@@ -107,9 +107,9 @@ def _write(vectors: Any, out: Path, form: Form, *, source: es.Store, layer: int,
 
         write_static_store(vectors, out, source=source, layer=layer, made=made)
     else:
-        from embstore.vectors import write_word_vectors
+        from embstore.vectors import write_vectors
 
-        write_word_vectors(vectors, out, format=form)
+        write_vectors(vectors, out, format=form)
 
 
 def _form(out: Path, format: Form) -> Form:

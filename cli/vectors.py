@@ -103,7 +103,7 @@ def static(
     if form == "store":
         es.analysis.write_static_store(vectors, out, source=opened, layer=number, made=made)
     else:
-        es.vectors.write_word_vectors(vectors, out, format=form)
+        es.vectors.write_vectors(vectors, out, format=form)
     if as_json:
         summary = {"store": str(store), "layer": number, **made, "out": str(out), "format": form}
         print_json({**summary, "words": len(vectors), "dimensions": vectors.dimensions})
@@ -153,10 +153,10 @@ def train_vectors(
     form = _format(out, chosen.pop("out_format", "auto"), allowed=("text", "glove", "binary", "npy"))
     reading = {"format": format, "split": split} | {name: chosen.pop(name) for name in READING if name in chosen}
     opened = es.open_corpus(corpus, **{name: value for name, value in reading.items() if value is not None})
-    vectors = es.vectors.train_vectors(
-        opened, size=size, window=window, epochs=epochs, seed=seed, workers=workers, **chosen
-    )
-    es.vectors.write_word_vectors(vectors, out, format=form)
+    phrases = chosen.pop("phrases", True)
+    training = es.vectors.SkipGram(size=size, window=window, epochs=epochs, seed=seed, workers=workers, **chosen)
+    vectors = es.vectors.train_vectors(opened, training=training, phrases=phrases)
+    es.vectors.write_vectors(vectors, out, format=form)
     if as_json:
         print_json({"corpus": opened.name, "out": str(out), "words": len(vectors), "dimensions": vectors.dimensions})
     else:
@@ -191,7 +191,7 @@ def evaluate(
     require_files(out)
     names = _names(vectors)
     found = es.vectors.read_benchmarks(benchmarks)
-    systems = {name: es.vectors.read_word_vectors(path, limit=limit) for name, path in zip(names, vectors, strict=True)}
+    systems = {name: es.vectors.read_vectors(path, limit=limit) for name, path in zip(names, vectors, strict=True)}
     options: dict[str, Any] = {"oov": oov, "lowercase": lowercase, "shared_vocabulary": shared_vocabulary, "seed": seed}
     frame = es.vectors.evaluate(systems, found, **options)
     if as_json:

@@ -1,4 +1,4 @@
-"""Tables of one vector a word: reading, writing and training them, and their evaluation on word benchmarks."""
+"""Word vectors: one vector a word, files that hold them, training, and evaluation on word benchmarks."""
 
 import lazy_loader
 

@@ -1,69 +1,59 @@
-"""word2vec's binary format: a line with both counts, then a word, a space and its float32 numbers, entry by entry."""
+"""word2vec's binary format: a header line, then for each entry the word, a space and its float32 numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
-from embstore.errors import WordVectorsError
-from embstore.vectors.source import Source
-from embstore.vectors.text import read_header
-from embstore.vectors.vectors import WordVectors, first_not_finite, first_repeated
+from embstore.vectors.mapped import MappedFile, sha256_of_files
+from embstore.vectors.table import RowTable
+from embstore.vectors.word_vectors import first_repeated
 
-BLOCK_NBYTES = 2**24
 WORD_NBYTES = 2**16
 
 
-def read_binary(source: Source, *, limit: int | None) -> WordVectors:
-    """Read the format, with the newline after each vector that word2vec writes or without it, as others write it."""
-    promised, dimensions = read_header(source)
-    wanted = promised if limit is None else min(promised, limit)
-    nbytes = 4 * dimensions
-    try:
-        vectors = np.empty((wanted, dimensions), "<f4")
-    except (MemoryError, ValueError, OverflowError):
-        raise source.error(f"the header promises {promised} x {dimensions} numbers: too many for the memory") from None
+def open_binary(file: MappedFile, *, limit: int | None = None) -> RowTable:
+    """Open a binary file: the words are read now, and a vector when its word is looked up.
+
+    A newline after a vector, as word2vec writes it, is optional. `limit`: only the first words. Raises WordVectorsError
+    for a file that is cut off, has more data than the header says, or repeats a word.
+    """
+    n_promised, dimensions = file.header()
+    n_wanted = n_promised if limit is None else min(n_promised, limit)
+    data = file.data
+    nbytes, position = 4 * dimensions, data.find(b"\n") + 1
+    begins: list[int] = []
     words: list[str] = []
-    data = b""
-    while len(words) < wanted:
-        block = source.take(max(BLOCK_NBYTES, nbytes))
-        if not block:
-            raise source.error(
-                f"ends in word {len(words) + 1} of the {promised} that its header promises: it is cut off"
-            )
-        data += block
-        start = 0
-        while len(words) < wanted:
-            start += data[start : start + 1] == b"\n"
-            space = data.find(b" ", start)
-            stop = space + 1 + nbytes
-            if space < 0 or space - start > WORD_NBYTES:
-                if len(data) - start > WORD_NBYTES:
-                    raise source.error(f"no space within {WORD_NBYTES} bytes after word {len(words)}: not this format")
-                break
-            if stop > len(data):
-                break
-            vectors[len(words)] = np.frombuffer(data, "<f4", dimensions, space + 1)
-            words.append(word_of(source, data[start:space], len(words)))
-            start = stop
-        data = data[start:]
-    if wanted == promised and (data + source.take(2)).strip(b"\n"):
-        raise source.error(f"goes on after the {promised} words that its header promises: the header is wrong")
-    if (row := first_not_finite(vectors)) is not None:
-        raise source.error(f"the vector of {words[row]!r} (word {row + 1}) has NaN or infinity in it")
-    if (twice := first_repeated(words)) is not None:
-        raise source.error(f"the word {words[twice[1]]!r} is both word {twice[0] + 1} and word {twice[1] + 1}")
-    return WordVectors(tuple(words), vectors)
+    for row in range(n_wanted):
+        position += data[position : position + 1] == b"\n"
+        space = data.find(b" ", position, position + WORD_NBYTES + 1)
+        if space < 0 and position + WORD_NBYTES < len(data):
+            raise file.error(f"no space within {WORD_NBYTES} bytes after word {row}: not this format")
+        if space < 0 or space + 1 + nbytes > len(data):
+            raise file.error(f"ends in word {row + 1} of the {n_promised} that its header says: it is cut off")
+        word = data[position:space]
+        if not word:
+            raise file.error(f"word {row + 1} is empty: not this format, or the dimensions in the header are wrong")
+        try:
+            words.append(word.decode())
+        except UnicodeDecodeError:
+            shown = word[:20].decode("utf-8", "backslashreplace")
+            message = f"word {row + 1}, {shown!r}, is not UTF-8: not this format, or the header is wrong"
+            raise file.error(message) from None
+        begins.append(space + 1)
+        position = space + 1 + nbytes
+    if n_wanted == n_promised and data[position : position + 2].strip(b"\n"):
+        raise file.error(f"has data after the {n_promised} words that its header says: the header is wrong")
+    if (pair := first_repeated(words)) is not None:
+        raise file.error(f"the word {words[pair[1]]!r} is both word {pair[0] + 1} and word {pair[1] + 1}")
 
+    def read_rows(rows: Sequence[int]) -> NDArray[np.float32]:
+        vectors = np.empty((len(rows), dimensions), np.float32)
+        for at, row in enumerate(rows):
+            vectors[at] = np.frombuffer(data, "<f4", dimensions, begins[row])
+        file.check_finite(vectors, rows, words, line=0)
+        return vectors
 
-def word_of(source: Source, word: bytes, row: int) -> str:
-    if not word:
-        raise source.error(f"word {row + 1} is empty: not this format, or the dimensions in the header are wrong")
-    try:
-        return word.decode()
-    except UnicodeDecodeError:
-        raise _undecodable(source, word, row) from None
-
-
-def _undecodable(source: Source, word: bytes, row: int) -> WordVectorsError:
-    shown = word[:20].decode("utf-8", "backslashreplace")
-    return source.error(f"word {row + 1}, {shown!r}, is not UTF-8: not this format, or the header is wrong")
+    return RowTable(words, read_rows, dimensions=dimensions, hash_data=lambda: sha256_of_files(file.path))

@@ -1,8 +1,10 @@
-"""Text files of word vectors: a word and its numbers a line, under a line of both counts (word2vec) or none (GloVe)."""
+"""Text files of word vectors: a line is a word and its numbers, after a header line (word2vec) or without (GloVe)."""
 
 from __future__ import annotations
 
+import mmap
 import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,144 +12,127 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.errors import SurplusWordsWarning
-from embstore.vectors.source import Source
-from embstore.vectors.vectors import WordVectors, first_not_finite, first_repeated
+from embstore.vectors.mapped import BOM, MappedFile, sha256_of_files, shown_bytes
+from embstore.vectors.table import RowTable
+from embstore.vectors.word_vectors import first_repeated
 
 BLOCK_NBYTES = 2**24
-_BOM = b"\xef\xbb\xbf"
+ROWS_AT_ONCE = 2**12
+_NEWLINE, _SPACE = 10, 32
 
 
-def header_counts(line: bytes) -> tuple[int, int] | None:
-    """The words and dimensions that a first line promises, None where it is no header."""
-    fields = line.removeprefix(_BOM).split()
-    if len(fields) != 2 or not all(field.isdigit() for field in fields):
-        return None
-    return int(fields[0]), int(fields[1])
+def open_text(file: MappedFile, *, header: bool, limit: int | None = None) -> RowTable:
+    """Open a text file: the words are read now, and the numbers of a line when its word is looked up.
 
-
-def read_header(source: Source) -> tuple[int, int]:
-    """Take the first line, which must be a header."""
-    line = source.line()
-    if line is None:
-        raise source.error("is empty: word vectors begin with a line of the counts of words and dimensions")
-    counts = header_counts(line)
-    if counts is None:
-        raise source.error(f"{_shown(line)} is no header: it holds the counts of words and dimensions alone", line=1)
-    if 0 in counts:
-        raise source.error(f"the header promises {counts[0]} words of {counts[1]} dimensions: give 1 or more", line=1)
-    return counts
-
-
-def read_text(source: Source, *, header: bool, limit: int | None) -> WordVectors:
-    """Read word2vec's text format, or GloVe's, which has no header."""
-    promised = None
+    `header`: whether the first line holds the counts, as word2vec writes it. `limit`: only the first words. Words
+    beyond the header's count are ignored with a SurplusWordsWarning. Raises WordVectorsError, with the line, for a line
+    of another length, a repeated word and fewer words than the header says.
+    """
+    data = file.data
+    n_promised = None
+    start = len(BOM) if data[: len(BOM)] == BOM else 0
     if header:
-        promised, dimensions = read_header(source)
-    first = source.ahead(1)
-    if not first:
-        raise source.error("no word in it" if header else "is empty: a line is a word and its numbers")
+        n_promised, dimensions = file.header()
+        start = data.find(b"\n") + 1 or len(data)
+    first = data[start : data.find(b"\n", start) + 1 or len(data)]
+    if not first.strip():
+        raise file.error("no word in it" if header else "is empty: a line is a word and its numbers")
     if not header:
-        if source.ahead(len(_BOM)) == _BOM:
-            source.take(len(_BOM))
-        dimensions = dimensions_of(source)
-    lines = Lines(source, dimensions, first_line=2 if header else 1)
-    words: list[str] = []
-    found: list[NDArray[np.float32]] = []
-    while (limit is None or len(words) < limit) and (block := source.lines(BLOCK_NBYTES)):
-        more, vectors = lines.parse(block)
-        words += more
-        found.append(vectors)
-    wanted = min(count for count in (limit, promised, len(words)) if count is not None)
-    check_count(source, promised, len(words), limit)
-    vectors = np.concatenate(found)[:wanted]
-    words = words[:wanted]
-    if (row := first_not_finite(vectors)) is not None:
-        raise source.error(f"the vector of {words[row]!r} has NaN or infinity in it", line=lines.first_line + row)
-    if (twice := first_repeated(words)) is not None:
-        at, again = (lines.first_line + place for place in twice)
-        raise source.error(f"the word {words[twice[1]]!r} stands in line {at} too: a word has one vector", line=again)
-    return WordVectors(tuple(words), vectors)
+        dimensions = len([field for field in first.rstrip().split(b" ") if field]) - 1
+        if dimensions < 1:
+            text = shown_bytes(first.strip())
+            raise file.error(f"{text}: a line is a word and its numbers, separated by spaces", line=1)
+    lines = _Lines(file, dimensions, first_line=2 if header else 1)
+    lines.parse_line(first, lines.first_line)  # the first line confirms the number of columns
+    starts, words = lines.index(data, start, limit)
+    if n_promised is not None and (limit is None or limit > min(len(words), n_promised)):
+        if len(words) < n_promised:
+            raise file.error(f"the header says {n_promised} words, {len(words)} follow: the file is cut off", line=1)
+        if len(words) > n_promised:
+            message = f"{file.path}: {len(words)} words, but its header says {n_promised}: the others are ignored"
+            warnings.warn(message, SurplusWordsWarning, stacklevel=4)
+            words = words[:n_promised]
+    if (pair := first_repeated(words)) is not None:
+        at, again = (lines.first_line + row for row in pair)
+        raise file.error(f"the word {words[pair[1]]!r} is in line {at} too: a word has one vector", line=again)
+
+    def read_rows(rows: Sequence[int]) -> NDArray[np.float32]:
+        vectors = np.empty((len(rows), dimensions), np.float32)
+        for at in range(0, len(rows), ROWS_AT_ONCE):
+            some = rows[at : at + ROWS_AT_ONCE]
+            vectors[at : at + len(some)] = lines.parse([data[starts[row] : starts[row + 1]] for row in some], some)
+        file.check_finite(vectors, rows, words, line=lines.first_line)
+        return vectors
+
+    return RowTable(words, read_rows, dimensions=dimensions, hash_data=lambda: sha256_of_files(file.path))
 
 
-def check_count(source: Source, promised: int | None, found: int, limit: int | None) -> None:
-    if promised is None or (limit is not None and limit <= min(found, promised)):
-        return
-    if found < promised:
-        raise source.error(f"the header promises {promised} words, {found} follow: the file is cut off", line=1)
-    if found > promised:
-        warnings.warn(
-            f"{source.path}: {found} words under a header that promises {promised}: those beyond are left out",
-            SurplusWordsWarning,
-            stacklevel=4,
-        )
+class _Lines:
+    """A parser of lines that hold one word and `dimensions` numbers."""
 
-
-def dimensions_of(source: Source) -> int:
-    """The numbers of the first line, without taking it."""
-    nbytes = 2**12
-    while b"\n" not in (seen := source.ahead(nbytes)) and len(seen) == nbytes:
-        nbytes *= 2
-    fields = [field for field in seen.partition(b"\n")[0].rstrip().split(b" ") if field]
-    if len(fields) < 2:
-        raise source.error(f"{_shown(b' '.join(fields))}: a line is a word and its numbers, a space between", line=1)
-    return len(fields) - 1
-
-
-class Lines:
-    """A parser of lines of one word and so many numbers: whole blocks at once, line by line where one is unusual."""
-
-    def __init__(self, source: Source, dimensions: int, *, first_line: int) -> None:
-        self.source = source
+    def __init__(self, file: MappedFile, dimensions: int, *, first_line: int) -> None:
+        self.file = file
         self.dimensions = dimensions
         self.first_line = first_line
-        self._done = 0
-        self._ended = False
         self._schema: dict[str, Any] | None = None
 
-    def parse(self, block: bytes) -> tuple[list[str], NDArray[np.float32]]:
-        """The words of a block of whole lines, and their vectors."""
-        if b" \n" in block:  # fastText ends its lines with a space
-            block = block.replace(b" \n", b"\n")
-        parsed = None if self._ended or self._schema is None else self.parse_at_once(block)
-        if parsed is None:
-            head, _, tail = (block, b"", b"") if self._schema is not None else block.partition(b"\n")
-            parsed = self._parse_each(head)  # a first line that fits shows that the count of columns is sound
+    def index(self, data: mmap.mmap | bytes, first: int, limit: int | None) -> tuple[NDArray[np.int64], list[str]]:
+        """Return the start of every line, and the end of the last, and the words, at least `limit` if there are."""
+        words: list[str] = []
+        starts: list[NDArray[np.int64]] = []
+        n_empty = 0
+        end = first
+        for begin, block in _line_blocks(data, first):
+            end = begin + len(block)
+            content = np.frombuffer(block, np.uint8)
+            ends = np.flatnonzero(content == _NEWLINE)
+            if not block.endswith(b"\n"):
+                ends = np.append(ends, len(block))
+            begins = np.concatenate([[0], ends[:-1] + 1])
+            spaces = np.flatnonzero(content == _SPACE)
+            before = np.searchsorted(spaces, begins)
+            n_spaces = np.searchsorted(spaces, ends) - before
+            n_spaces -= (content[np.maximum(ends - 1, 0)] == _SPACE) & (ends > begins)  # fastText ends lines with one
+            first_space = np.append(spaces, 0)[before]
+            usual = n_spaces == self.dimensions
+            columns = (begins.tolist(), ends.tolist(), first_space.tolist(), usual.tolist())
+            for start, stop, space, is_usual in zip(*columns, strict=True):
+                number = self.first_line + len(words) + n_empty
+                line = block[start:stop]
+                if is_usual and space > start and not n_empty:
+                    words.append(self._decode(block[start:space], number))
+                elif not line.strip():
+                    n_empty += 1
+                elif n_empty:
+                    raise self.file.error("an empty line before it: a line is a word and its numbers", line=number)
+                else:
+                    words.append(self.parse_line(line, number)[0])
+            starts.append(begins + begin)
+            if limit is not None and len(words) >= limit:
+                words = words[:limit]
+                break
+        return np.append(np.concatenate(starts), end), words
+
+    def parse(self, lines: Sequence[bytes], rows: Sequence[int]) -> NDArray[np.float32]:
+        """Return the vectors of lines: all at once if they are usual, else line by line with precise errors."""
+        stripped = [line.rstrip() for line in lines]
+        if self._schema is None:
             self._schema = {"word": pl.String, **{f"{n}": pl.Float32 for n in range(self.dimensions)}}
-            self._done += len(parsed[0])
-            if not tail:
-                return parsed
-            words, vectors = self.parse(tail)
-            return parsed[0] + words, np.concatenate([parsed[1], vectors])
-        self._done += len(parsed[0])
-        return parsed
-
-    def parse_at_once(self, block: bytes) -> tuple[list[str], NDArray[np.float32]] | None:
-        """Parse a block in which nothing is unusual, else None."""
         try:
-            frame = pl.read_csv(block, has_header=False, separator=" ", quote_char=None, schema=self._schema)
+            content = b"\n".join(stripped)
+            frame = pl.read_csv(content, has_header=False, separator=" ", quote_char=None, schema=self._schema)
+            if len(frame) == len(lines) and not any(column.null_count() for column in frame):
+                return frame.drop("word").to_numpy(order="c")
         except (pl.exceptions.PolarsError, UnicodeError):
-            return None
-        if len(frame) != block.count(b"\n") + (not block.endswith(b"\n")):
-            return None
-        if any(column.null_count() for column in frame):
-            return None
-        return frame["word"].to_list(), frame.drop("word").to_numpy(order="c")
-
-    def _parse_each(self, block: bytes) -> tuple[list[str], NDArray[np.float32]]:
-        words, vectors = [], []
-        for number, line in enumerate(block.removesuffix(b"\n").split(b"\n"), self.first_line + self._done):
-            if not line.strip():
-                self._ended = True
-                continue
-            if self._ended:
-                raise self.source.error("an empty line before it: a line is a word and its numbers", line=number)
-            word, vector = self.parse_line(line, number)
-            words.append(word)
-            vectors.append(vector)
+            pass
         with np.errstate(over="ignore"):
-            return words, np.array(vectors, np.float32).reshape(len(words), self.dimensions)
+            numbers = [
+                self.parse_line(line, self.first_line + row)[1] for line, row in zip(stripped, rows, strict=True)
+            ]
+            return np.array(numbers, np.float32)
 
     def parse_line(self, line: bytes, number: int) -> tuple[str, list[float]]:
+        """Return the word and the numbers of a line. Raises WordVectorsError with the line number."""
         fields = [field for field in line.rstrip().split(b" ") if field]
         word, values = fields[0], fields[1:]
         beyond = len(values) - self.dimensions
@@ -155,36 +140,36 @@ class Lines:
             word, values = b" ".join(fields[: beyond + 1]), values[beyond:]  # GloVe 840B has words with spaces
         if len(values) != self.dimensions:
             numbers = "1 number" if len(values) == 1 else f"{len(values)} numbers"
-            raise self.source.error(
-                f"{_shown(word)} has {numbers}, not {self.dimensions} as the "
-                f"{'header says' if self.first_line == 2 else 'first line has'}",
-                line=number,
-            )
+            source = "header says" if self.first_line == 2 else "first line has"
+            message = f"{shown_bytes(word)} has {numbers}, not {self.dimensions} as the {source}"
+            raise self.file.error(message, line=number)
+        for value in values:
+            if not _is_number(value):
+                message = f"{shown_bytes(value)} in the vector of {shown_bytes(word)} is not a number"
+                raise self.file.error(message, line=number)
+        return self._decode(word, number), [float(value) for value in values]
+
+    def _decode(self, word: bytes, number: int) -> str:
         try:
-            return word.decode(), [_number(value) for value in values]
+            return word.decode()
         except UnicodeDecodeError:
-            raise self.source.error(f"the word {_shown(word)} is not UTF-8", line=number) from None
-        except ValueError:
-            wrong = next(value for value in values if not _is_number(value))
-            raise self.source.error(
-                f"{_shown(wrong)} in the vector of {_shown(word)} is no number", line=number
-            ) from None
+            raise self.file.error(f"the word {shown_bytes(word)} is not UTF-8", line=number) from None
 
 
-def _number(field: bytes) -> float:
-    if b"_" in field:  # Python's spelling of thousands, no other tool's
-        raise ValueError(field)
-    return float(field)
+def _line_blocks(data: mmap.mmap | bytes, first: int) -> Iterator[tuple[int, bytes]]:
+    """Yield blocks of whole lines with their position."""
+    begin = first
+    while begin < len(data):
+        stop = min(begin + BLOCK_NBYTES, len(data))
+        if stop < len(data):
+            stop = data.rfind(b"\n", begin, stop) + 1 or data.find(b"\n", stop) + 1 or len(data)
+        yield begin, data[begin:stop]
+        begin = stop
 
 
 def _is_number(field: bytes) -> bool:
     try:
-        _number(field)
+        float(field)
     except ValueError:
         return False
-    return True
-
-
-def _shown(text: bytes) -> str:
-    shown = repr(text[:60].decode("utf-8", "replace"))
-    return shown if len(text) <= 60 else f"{shown[:-1]}...{shown[-1]}"
+    return b"_" not in field  # Python's spelling of thousands, which no other tool reads

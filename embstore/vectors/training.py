@@ -1,28 +1,30 @@
-"""Skip-gram vectors with negative sampling (Mikolov et al. 2013), trained on a corpus by gensim."""
+"""Skip-gram vectors with negative sampling (Mikolov et al. 2013), trained on a corpus with gensim."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from embstore.corpus import Corpus, Sentence, open_corpus
-from embstore.errors import CorpusError, InvalidValueError
-from embstore.vectors.gensim_files import gensim_models
-from embstore.vectors.vectors import WordVectors
+from embstore.errors import CorpusError, InvalidValueError, MissingPackageError
+from embstore.progress import Progress, Report, reporting
+from embstore.vectors.word_vectors import WordVectors
 
-WORDS_AT_ONCE = 10_000  # gensim cuts what is longer and says nothing
-TOLD_SENTENCES = 1000
+MAX_WORDS = 10_000  # gensim silently cuts longer sentences
+REPORTED_SENTENCES = 1000
 
 
 @dataclass(frozen=True)
 class SkipGram:
-    """The choices of a training, named as in the paper.
+    """Settings of skip-gram training, named as in the paper.
 
-    `size`: numbers of a vector. `window`: words on either side, drawn from 1 to this. `min_count`: words that occur
-    less often get no vector. `negative`: words drawn against each pair. `sample`: frequent words are thinned out
-    above this share of the text. `workers`: threads; the same seed gives the same vectors with 1 alone.
+    `size`: dimensions of a vector. `window`: the largest distance of a context word; distances are drawn from 1 to it.
+    `min_count`: words that occur less often get no vector. `negative`: negative samples for each pair. `sample`: words
+    with a higher share of the text are subsampled; 0 switches it off. `workers`: threads; only with 1 does the same
+    seed give the same vectors. Raises InvalidValueError for a value that is not allowed.
     """
 
     size: int = 300
@@ -41,102 +43,97 @@ class SkipGram:
         if not 0 <= self.seed < 2**32:
             raise InvalidValueError(f"seed {self.seed} is not allowed: give 0 to {2**32 - 1}")
         if not 0 <= self.sample <= 1:
-            raise InvalidValueError(f"sample {self.sample} is not allowed: give 0 (no thinning) to 1")
+            raise InvalidValueError(f"sample {self.sample} is not allowed: give 0 (no subsampling) to 1")
 
 
 def train_vectors(
     corpus: str | Path | Corpus | Iterable[Any],
     *,
-    size: int = 300,
-    window: int = 5,
-    min_count: int = 5,
-    negative: int = 5,
-    epochs: int = 5,
-    sample: float = 1e-3,
-    seed: int = 0,
-    workers: int = 1,
+    training: SkipGram | None = None,
     phrases: bool = True,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress = None,
 ) -> WordVectors:
-    """Train skip-gram vectors on a corpus, which is read `epochs` + 1 times; the most frequent words come first.
+    """Train skip-gram vectors on a corpus, for example as a static baseline; the most frequent words come first.
 
-    `phrases`: a target of several words is one word, its words joined by "_", under which an encoder of word vectors
-    finds it again. `progress` is told how many sentences were read since the last call. All else: see SkipGram.
+    The corpus is read `epochs` + 1 times. `training`: the settings, by default those of `SkipGram()`. `phrases`: treat
+    a target of several words as one word, its words joined by "_", the spelling under which an encoder of word vectors
+    looks it up. `progress`: see `embstore.progress`; it counts sentences over all epochs.
 
-    Raises InvalidValueError for an option, CorpusError where no word occurs often enough and where the corpus is an
-    iterator that cannot be read again, MissingPackageError without gensim.
+    Raises CorpusError if no word occurs often enough and if the corpus is an iterator that cannot be read again,
+    MissingPackageError without gensim.
     """
-    options = SkipGram(size, window, min_count, negative, epochs, sample, seed, workers)
-    models = gensim_models("train_vectors needs gensim")
-    texts = _Texts(open_corpus(corpus), phrases=phrases, progress=progress)
-    model = models.Word2Vec(
-        sg=1,
-        hs=0,
-        vector_size=options.size,
-        window=options.window,
-        min_count=options.min_count,
-        negative=options.negative,
-        sample=options.sample,
-        epochs=options.epochs,
-        seed=options.seed,
-        workers=options.workers,
-    )
-    model.build_vocab(texts)
-    texts.require()
-    if not len(model.wv):
-        raise CorpusError(
-            f"{texts.corpus.name}: no word occurs {options.min_count} times or more: choose a smaller min count"
+    settings = SkipGram() if training is None else training
+    try:
+        models: Any = import_module("gensim.models")
+    except ImportError as error:
+        raise MissingPackageError('train_vectors needs gensim: pip install "embstore[vectors]"') from error
+    with reporting(progress, unit="sentences", label="train") as report:
+        texts = _Texts(open_corpus(corpus), phrases=phrases, report=report)
+        model = models.Word2Vec(
+            sg=1,
+            hs=0,
+            vector_size=settings.size,
+            window=settings.window,
+            min_count=settings.min_count,
+            negative=settings.negative,
+            sample=settings.sample,
+            epochs=settings.epochs,
+            seed=settings.seed,
+            workers=settings.workers,
         )
-    next(iter(texts.corpus))  # what cannot be read again says so here, not in a thread of gensim's
-    model.train(texts, total_examples=model.corpus_count, epochs=model.epochs)
-    texts.require()
+        model.build_vocab(texts)
+        texts.raise_error()
+        if not len(model.wv):
+            raise CorpusError(
+                f"{texts.corpus.name}: no word occurs {settings.min_count} times or more: choose a smaller min count"
+            )
+        texts.n_total = model.corpus_count * (settings.epochs + 1)
+        next(iter(texts.corpus))  # fails here, not in a thread of gensim, for a corpus that cannot be read again
+        model.train(texts, total_examples=model.corpus_count, epochs=model.epochs)
+        texts.raise_error()
     return WordVectors(tuple(model.wv.index_to_key), model.wv.vectors)
 
 
 class _Texts:
-    """The sentences of a corpus as lists of words, read anew each time.
+    """The sentences of a corpus as lists of words, for gensim.
 
-    gensim reads in a thread of its own, which would wait for ever on an error; so an error ends the text, and
-    `require` raises it.
+    gensim reads in a thread of its own, which would wait for ever after an exception; so an exception ends the text and
+    `raise_error` raises it.
     """
 
-    def __init__(self, corpus: Corpus, *, phrases: bool, progress: Callable[[int], object] | None) -> None:
+    def __init__(self, corpus: Corpus, *, phrases: bool, report: Report) -> None:
         self.corpus = corpus
+        self.n_total: int | None = None
         self._phrases = phrases
-        self._progress = progress
+        self._report = report
+        self._n_read = 0
         self._error: Exception | None = None
 
     def __iter__(self) -> Iterator[list[str]]:
-        read = 0
         try:
             for sentence in self.corpus:
-                words = joined(sentence) if self._phrases else list(sentence.words)
-                for start in range(0, len(words), WORDS_AT_ONCE):
-                    yield words[start : start + WORDS_AT_ONCE]
-                read += 1
-                if read % TOLD_SENTENCES == 0:
-                    self._tell(TOLD_SENTENCES)
+                words = join_targets(sentence) if self._phrases else list(sentence.words)
+                for start in range(0, len(words), MAX_WORDS):
+                    yield words[start : start + MAX_WORDS]
+                self._n_read += 1
+                if self._n_read % REPORTED_SENTENCES == 0:
+                    self._report(self._n_read, self.n_total)
         except Exception as error:
             self._error = error
-        self._tell(read % TOLD_SENTENCES)
+        self._report(self._n_read, self.n_total)
 
-    def require(self) -> None:
-        """Raise what kept the corpus from being read."""
+    def raise_error(self) -> None:
+        """Raise the exception that ended the reading, if there was one."""
         if self._error is not None:
             raise self._error
 
-    def _tell(self, sentences: int) -> None:
-        if self._progress is not None and sentences:
-            self._progress(sentences)
 
-
-def joined(sentence: Sentence) -> list[str]:
-    """Return the words of a sentence, those of each target joined by "_"."""
+def join_targets(sentence: Sentence) -> list[str]:
+    """Return the words of a sentence, with the words of each target joined by "_"."""
     words: list[str] = []
     at = 0
     for start, stop in sentence.targets:
         words += sentence.words[at:start]
         words.append("_".join(sentence.words[start:stop]))
         at = stop
-    words += sentence.words[at:]
-    return words
+    return [*words, *sentence.words[at:]]

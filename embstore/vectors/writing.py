@@ -1,4 +1,4 @@
-"""Word vectors written to the files that other tools read."""
+"""Word vectors written to files that other tools read."""
 
 from __future__ import annotations
 
@@ -14,33 +14,44 @@ import polars as pl
 
 from embstore.errors import InvalidValueError, RenamedWordsWarning, StorageError
 from embstore.vectors.reading import Format, check_format, vocabulary_path
-from embstore.vectors.vectors import WordVectors, first_repeated
+from embstore.vectors.word_vectors import WordVectors, first_repeated
 
 BLOCK_ROWS = 2**12
-BY_SUFFIX: dict[str, Format] = {".bin": "binary", ".npy": "npy"}
+FORMAT_OF_SUFFIX: dict[str, Format] = {".bin": "binary", ".npy": "npy"}
+_UNWRITABLE = "\n\r\0"
 
 
-def write_word_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "auto") -> None:
-    """Write word vectors, whole or not at all, as `text`, `glove`, `binary` or `npy` (see read_word_vectors).
+def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "auto") -> None:
+    """Write word vectors to a file as `text`, `glove`, `binary` or `npy` (see `read_vectors`), atomically.
 
-    `auto` goes by the suffix: .bin is binary, .npy is npy, all else text. Numbers in text are the shortest that
-    read back as the same float32. A space ends a word in text and binary files, so the spaces of phrases are
-    written as "_" there, with a RenamedWordsWarning; npy keeps them.
+    `auto` chooses by the suffix: binary for .bin, npy for .npy, else text. Numbers in text are the shortest that read
+    back as the same float32. A space ends a word in text and binary files, so the spaces of phrases are written as "_"
+    with a RenamedWordsWarning; npy keeps them.
 
-    Raises InvalidValueError for words that no file can hold and for two that would be spelled the same,
-    StorageError where the file cannot be written.
+    Raises InvalidValueError for words that no file can hold and for two words that would be written the same,
+    StorageError if the file cannot be written.
     """
     path = Path(path)
     check_format(format)
     if path.suffix in (".gz", ".zst"):
         raise InvalidValueError(f"{path}: word vectors are written uncompressed: leave {path.suffix} out of the name")
     if format == "auto":
-        format = BY_SUFFIX.get(path.suffix, "text")
+        format = FORMAT_OF_SUFFIX.get(path.suffix, "text")
     if format == "npy" and path.suffix != ".npy":
         raise InvalidValueError(f"{path}: the format npy needs a name that ends in .npy")
-    _check_words(vectors.words)
+    for word in vectors.words:
+        if any(sign in word for sign in _UNWRITABLE) or not _is_encodable(word):
+            raise InvalidValueError(f"the word {word!r} cannot be written: a line break, NUL or half a surrogate pair")
     if format == "npy":
-        _write_npy(vectors, path)
+        vocabulary = "".join(f"{word}\n" for word in vectors.words).encode()
+        try:
+            path.unlink()  # so that an array never has the words of another
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+        _replace(vocabulary_path(path), lambda file: file.write(vocabulary))
+        _replace(path, lambda file: np.save(file, vectors.vectors))
         return
     words = _without_spaces(vectors.words, path)
     if format == "binary":
@@ -49,30 +60,20 @@ def write_word_vectors(vectors: WordVectors, path: str | Path, *, format: Format
         _replace(path, lambda file: _write_text(words, vectors, file, header=format == "text"))
 
 
-def _check_words(words: Sequence[str]) -> None:
-    joined = " ".join(words)
-    if not any(sign in joined for sign in "\n\r\0"):
-        try:
-            joined.encode()
-            return
-        except UnicodeEncodeError:
-            pass
-    for word in words:
-        if any(sign in word for sign in "\n\r\0") or word != word.encode(errors="ignore").decode():
-            raise InvalidValueError(f"the word {word!r} cannot be written: a line break, NUL or half a surrogate pair")
+def _is_encodable(word: str) -> bool:
+    return word.isascii() or word == word.encode(errors="ignore").decode()
 
 
 def _without_spaces(words: tuple[str, ...], path: Path) -> Sequence[str]:
     renamed = [word.replace(" ", "_") for word in words]
-    if (twice := first_repeated(renamed)) is not None:
-        first, second = (words[place] for place in twice)
-        raise InvalidValueError(f"{first!r} and {second!r} would both be {renamed[twice[0]]!r} in {path}: write .npy")
+    if (pair := first_repeated(renamed)) is not None:
+        first, second = (words[row] for row in pair)
+        raise InvalidValueError(f"{first!r} and {second!r} would both be {renamed[pair[0]]!r} in {path}: write .npy")
     if (count := sum(" " in word for word in words)) > 0:
         example = next(word for word in words if " " in word)
-        told = "1 word" if count == 1 else f"{count} words"
-        warnings.warn(
-            f"{path}: the spaces of {told} such as {example!r} are written as '_'", RenamedWordsWarning, stacklevel=3
-        )
+        phrases = "1 word" if count == 1 else f"{count} words"
+        message = f"{path}: the spaces of {phrases} such as {example!r} are written as '_'"
+        warnings.warn(message, RenamedWordsWarning, stacklevel=3)
     return renamed
 
 
@@ -95,40 +96,19 @@ def _write_binary(words: Sequence[str], vectors: WordVectors, file: BinaryIO) ->
         file.write(b"".join(word.encode() + b" " + row.tobytes() + b"\n" for word, row in block))
 
 
-def _write_npy(vectors: WordVectors, path: Path) -> None:
-    words = "".join(f"{word}\n" for word in vectors.words).encode()
-    vocabulary = vocabulary_path(path)
-    with suppress(FileNotFoundError):
-        # Words of one writing must never stand beside vectors of another: no array while the words change.
-        _storing(path, path.unlink)
-    _replace(vocabulary, lambda file: file.write(words))
-    _replace(path, lambda file: np.save(file, vectors.vectors))
-
-
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a file under another name, then give it its own."""
+    """Write a file under a temporary name and rename it, so that the old file stays until the new one is complete."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.new")
-
-    def fill() -> None:
+    try:
         with partial.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-
-    try:
-        _storing(path, fill)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
-def _storing(path: Path, act: Callable[[], None]) -> None:
-    try:
-        act()
     except FileNotFoundError as error:
-        if path.parent.is_dir():
-            raise
         raise StorageError(f"{path} cannot be written: the folder {path.parent} does not exist") from error
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import embstore as es
 from embstore.analysis.static.files import write_static_store
 from embstore.analysis.static.vectors import all_but_the_top, static_vectors
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
-from embstore.vectors import WordVectors, read_word_vectors, write_word_vectors
+from embstore.vectors import WordVectors, read_vectors, write_vectors
 from tests.analysis.word_store import Written, awkward_words, write_words
 from tests.store_making import make_store
 
@@ -173,8 +173,8 @@ def test_a_store_of_static_vectors(tmp_path: Path, suffix: str) -> None:
 def test_files_read_back(tmp_path: Path, name: str, format: str) -> None:
     source = make_store(tmp_path / "store.zarr").store
     vectors = static_vectors(source.select(words=["bank", "évident", "the"]), layer=2)
-    write_word_vectors(vectors, tmp_path / name)
-    read = read_word_vectors(tmp_path / name)
+    write_vectors(vectors, tmp_path / name)
+    read = read_vectors(tmp_path / name)
     assert read.words == vectors.words == ("bank", "the", "évident")
     np.testing.assert_array_equal(read.vectors, vectors.vectors)
 

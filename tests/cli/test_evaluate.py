@@ -13,8 +13,7 @@ import jsonschema
 import polars as pl
 import pytest
 
-from embstore.vectors import WordVectors, write_word_vectors
-from embstore.vectors.evaluation import evaluate
+from embstore.vectors import WordVectors, evaluate, write_vectors
 from tests.cli.conftest import Ran
 from tests.vectors.evaluation import oracle
 
@@ -26,8 +25,8 @@ ALL = ("one.txt", "two.bin", "--benchmarks", "benchmarks")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two files of vectors, `one` of 12 words and `two` of eight, and benchmarks about w0 to w11."""
     monkeypatch.chdir(tmp_path)
-    write_word_vectors(oracle.vectors(12), tmp_path / "one.txt")
-    write_word_vectors(oracle.vectors(8, seed=1), tmp_path / "two.bin")
+    write_vectors(oracle.vectors(12), tmp_path / "one.txt")
+    write_vectors(oracle.vectors(8, seed=1), tmp_path / "two.bin")
     files = {
         "similarity/EN-SIMLEX-999.txt": "".join(f"w{n}\tw{(n * 5 + 1) % 12}\t{n * 7 % 12}\n" for n in range(12)),
         "similarity/ours.txt": "".join(f"W{n} w{n + 1} {n % 3}\n" for n in range(11)),
@@ -160,7 +159,7 @@ def test_limit(run: Run) -> None:
 
 def test_systems_of_the_same_name_go_by_their_folders(folder: Path, run: Run) -> None:
     (folder / "more").mkdir()
-    write_word_vectors(oracle.vectors(3), folder / "more" / "one.txt")
+    write_vectors(oracle.vectors(3), folder / "more" / "one.txt")
     printed = json.loads(run("evaluate", "one.txt", "more/one.txt", *ALL[1:], "--json").out)
     assert [system["name"] for system in printed["systems"]] == [f"{folder.name}/one.txt", "more/one.txt", "two"]
 
@@ -171,8 +170,8 @@ def test_unknown_files_and_surplus_words_are_told_of(folder: Path, run: Run) -> 
     ran = run("evaluate", *ALL)
     assert ran.status == 0
     assert ran.err.splitlines() == [
-        "embstore: benchmarks: 1 file is no known benchmark: notes.md",
-        "embstore: one.txt: 12 words under a header that promises 11: those beyond are left out",
+        "embstore: benchmarks: 1 file is not of a known format: notes.md",
+        "embstore: one.txt: 12 words, but its header says 11: the others are ignored",
     ]
 
 
@@ -183,7 +182,7 @@ def test_an_undefined_score(folder: Path, run: Run) -> None:
 
 BAD: dict[str, tuple[str, str]] = {
     "no vectors": ("gone.txt --benchmarks benchmarks", "no word vectors at gone.txt"),
-    "no benchmarks": ("one.txt --benchmarks gone", "no benchmarks at gone: give a folder of them, or a file"),
+    "no benchmarks": ("one.txt --benchmarks gone", "no benchmarks at gone: give an existing folder or file"),
     "no option": ("one.txt", "Missing option '--benchmarks'"),
     "empty benchmarks": ("one.txt --benchmarks empty", "empty: no benchmark in it"),
     "not vectors": ("notes.txt --benchmarks benchmarks", "notes.txt:2: 'of' has 1 number, not 3"),
@@ -200,7 +199,7 @@ BAD: dict[str, tuple[str, str]] = {
 def test_bad_input(command: str, says: str, folder: Path, run: Run) -> None:
     (folder / "empty").mkdir()
     (folder / "notes.txt").write_text("some 1 2 3\nof words\n")
-    write_word_vectors(oracle.vectors(3, prefix="x"), folder / "far.txt")
+    write_vectors(oracle.vectors(3, prefix="x"), folder / "far.txt")
     before = sorted(folder.rglob("*"))
     ran = run("evaluate", *command.split())
     assert (ran.status, ran.out) == (2, "")

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.vectors import WordVectors, write_word_vectors
+from embstore.vectors import WordVectors, write_vectors
 from tests.cli.conftest import Work
 
 
@@ -67,7 +67,7 @@ def test_a_new_sentence_and_the_mean(work: Work) -> None:
 
 def test_a_file_of_word_vectors(work: Work) -> None:
     vectors = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
-    write_word_vectors(WordVectors(tuple("abcdefghi"), vectors), work / "vectors.txt")
+    write_vectors(WordVectors(tuple("abcdefghi"), vectors), work / "vectors.txt")
     ran = work.run("neighbors", "vectors.txt", "c", "-k", "2")
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.splitlines()[0] == "c"

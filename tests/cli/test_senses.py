@@ -16,7 +16,7 @@ import embstore as es
 from embstore.analysis.neighbors.clusters import cluster_occurrences
 from embstore.analysis.neighbors.hubness import hubness
 from embstore.analysis.neighbors.labels import knn_labels
-from embstore.vectors import WordVectors, write_word_vectors
+from embstore.vectors import WordVectors, write_vectors
 from tests.analysis.test_clusters import planted
 from tests.analysis.test_separability import write_senses
 from tests.cli.conftest import Ran, Work
@@ -149,7 +149,7 @@ def test_hubness_prints_a_row_a_layer_and_space(folder: Work) -> None:
 
 def test_hubness_of_word_vectors(folder: Work) -> None:
     vectors = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
-    write_word_vectors(WordVectors(tuple(f"word{n}" for n in range(50)), vectors), folder / "words.txt")
+    write_vectors(WordVectors(tuple(f"word{n}" for n in range(50)), vectors), folder / "words.txt")
     printed = valid(folder.run("hubness", "words.txt", "-k", "5", "--json"), "hubness")
     assert {row["layer"] for row in printed} == {None}
     assert {row["item"] for row in printed if row["metric"] == "k_occurrence"} <= {f"word{n}" for n in range(50)}

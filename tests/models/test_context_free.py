@@ -16,8 +16,7 @@ from embstore.models import load_encoder
 from embstore.models.encoder import Encoder, Spans
 from embstore.models.static.loading import word_vector_encoder
 from embstore.models.static.names import StaticName, parse_static_name
-from embstore.vectors import WordVectors, write_word_vectors
-from embstore.vectors.drawn import DrawnVectors
+from embstore.vectors import RandomVectors, WordVectors, write_vectors
 from tests.models import tiny
 from tests.models.oracle import REDUCE, PlainScript, gather, word_spans
 
@@ -45,7 +44,7 @@ def table() -> dict[str, np.ndarray]:
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vectors") / "table.txt"
     held = table()
-    write_word_vectors(WordVectors(tuple(held), np.stack(list(held.values()))), path)
+    write_vectors(WordVectors(tuple(held), np.stack(list(held.values()))), path)
     return path
 
 
@@ -59,7 +58,7 @@ def vector_of(word: str, missing: str, seed: int = 0) -> np.ndarray | None:
     for form in (word, word.lower()):
         if form in held:
             return held[form]
-    return DrawnVectors(DIMENSIONS, seed=seed).vectors_of([word])[0] if missing == "random" else None
+    return RandomVectors(DIMENSIONS, seed=seed).vectors_of([word])[0] if missing == "random" else None
 
 
 def expected(*, missing: str, bag: bool, pooling: str, seed: int = 0) -> dict[tuple[int, int], np.ndarray]:
@@ -174,30 +173,30 @@ def test_bags_see_a_context_window_alone(file: Path, tmp_path: Path) -> None:
 def test_drawn_words_have_one_vector_each(tmp_path: Path) -> None:
     plan = es.plan(SENTENCES, model="random:9?seed=3", dtype="float32", calibrate=False)
     found = stored(es.extract(plan, tmp_path / "s.zarr"))
-    drawn = DrawnVectors(9, seed=3)
+    drawn = RandomVectors(9, seed=3)
     assert (found[0, 0] != found[0, 3]).any()  # The, the
     np.testing.assert_array_equal(found[0, 3], drawn.vectors_of(["the"])[0])
     np.testing.assert_array_equal(found[1, 0], drawn.vectors_of(["new_york"])[0])
     np.testing.assert_array_equal(found[4, 0], found[4, 39])
     bag = es.plan(SENTENCES, model="bag:random:9", dtype="float32", calibrate=False)
     bags = stored(es.extract(bag, tmp_path / "b.zarr"))
-    words = DrawnVectors(9).vectors_of(SENTENCES[1].words)
+    words = RandomVectors(9).vectors_of(SENTENCES[1].words)
     np.testing.assert_allclose(bags[1, 0], words.mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(bags[1, 0], bags[1, 5])
 
 
 def test_drawn_vectors_are_normal_and_the_same_in_any_process() -> None:
-    code = "from embstore.vectors.drawn import DrawnVectors as D; print(D(300, seed=1).vectors_of(['Straße']).sum())"
+    code = "from embstore.vectors import RandomVectors as D; print(D(300, seed=1).vectors_of(['Straße']).sum())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    one = DrawnVectors(300, seed=1).vectors_of(["Straße"])
+    one = RandomVectors(300, seed=1).vectors_of(["Straße"])
     assert done.stdout.strip() == str(one.sum())
     # The numbers themselves, so that stores made years apart agree.
-    np.testing.assert_allclose(DrawnVectors(3).vectors_of(["bank"])[0], BANK, rtol=1e-6)
-    many = DrawnVectors(50, seed=2).vectors_of([f"word{number}" for number in range(2000)])
+    np.testing.assert_allclose(RandomVectors(3).vectors_of(["bank"])[0], BANK, rtol=1e-6)
+    many = RandomVectors(50, seed=2).vectors_of([f"word{number}" for number in range(2000)])
     assert abs(many.mean()) < 0.02
     assert abs(many.std() - 1) < 0.02
     assert np.abs(np.corrcoef(many.T) - np.eye(50)).max() < 0.1
-    assert (DrawnVectors(5).vectors_of(["a"]) != DrawnVectors(5, seed=1).vectors_of(["a"])).all()
+    assert (RandomVectors(5).vectors_of(["a"]) != RandomVectors(5, seed=1).vectors_of(["a"])).all()
 
 
 BANK = [-0.047010358, -1.2043618, -0.29957727]
@@ -293,7 +292,7 @@ def test_resuming(file: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.M
         es.extract(plan(str(file)), parts, progress=stop)
     other = tmp_path / "other.txt"
     held = table()
-    write_word_vectors(WordVectors(tuple(held), np.stack(list(held.values())) * 2), other)
+    write_vectors(WordVectors(tuple(held), np.stack(list(held.values())) * 2), other)
     for model, key in [
         (other, "weights_sha256"),
         (f"{file}?missing=drop", "rows|architecture"),

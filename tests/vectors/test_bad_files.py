@@ -1,4 +1,4 @@
-"""Bad files and arguments end in one line that names the place and what is allowed."""
+"""Bad files and arguments are refused in one line that names the position and what is allowed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embstore.errors import InvalidValueError, StorageError, WordVectorsError, WordVectorsNotFoundError
-from embstore.vectors import WordVectors, read_word_vectors, write_word_vectors
+from embstore.vectors import WordVectors, read_vectors, write_vectors
 
 
 def entry(word: bytes, *numbers: float) -> bytes:
@@ -31,19 +31,19 @@ TEXT = {
     "empty": (b"", r"v: is empty: a line is a word and its numbers"),
     "word alone": (b"word\n", r"v:1: 'word': a line is a word and its numbers"),
     "header alone": (b"2 3\n", r"v: no word in it"),
-    "header of nothing": (b"0 3\n", r"v:1: the header promises 0 words of 3 dimensions: give 1 or more"),
-    "too few words": (b"3 2\na 1 2\nb 3 4\n", r"v:1: the header promises 3 words, 2 follow"),
+    "header of nothing": (b"0 3\n", r"v:1: the header has 0 words of 3 dimensions: give 1 or more"),
+    "too few words": (b"3 2\na 1 2\nb 3 4\n", r"v:1: the header says 3 words, 2 follow"),
     "short row": (b"2 2\na 1 2\nb 3\n", r"v:3: 'b' has 1 number, not 2 as the header says"),
     "long row": (b"2 2\na 1 2\nb 3 4 5\n", r"v:3: 'b' has 3 numbers, not 2 as the header says"),
     "short and long rows": (b"a 1 2\nb 3\nc 4 5 6\n", r"v:2: 'b' has 1 number, not 2 as the first line has"),
     "wrong dimensions": (b"2 3\na 1 2\nb 3 4\n", r"v:2: 'a' has 2 numbers, not 3 as the header says"),
     "enormous dimensions": (b"1 99999999999\na 1 2\n", r"v:2: 'a' has 2 numbers, not 99999999999"),
-    "no number": (b"a 1 2\nb 3 x\n", r"v:2: 'x' in the vector of 'b' is no number"),
-    "thousands": (b"a 1 2\nb 3 1_000\n", r"v:2: '1_000' in the vector of 'b' is no number"),
+    "no number": (b"a 1 2\nb 3 x\n", r"v:2: 'x' in the vector of 'b' is not a number"),
+    "thousands": (b"a 1 2\nb 3 1_000\n", r"v:2: '1_000' in the vector of 'b' is not a number"),
     "NaN": (b"a 1 2\nb 3 nan\n", r"v:2: the vector of 'b' has NaN or infinity in it"),
     "infinity": (b"2 2\na 1 2\nb 3 -inf\n", r"v:3: the vector of 'b' has NaN or infinity in it"),
     "beyond float32": (b"a 1 2\nb 3 1e39\n", r"v:2: the vector of 'b' has NaN or infinity in it"),
-    "twice": (b"3 2\na 1 2\nb 3 4\na 5 6\n", r"v:4: the word 'a' stands in line 2 too: a word has one vector"),
+    "twice": (b"3 2\na 1 2\nb 3 4\na 5 6\n", r"v:4: the word 'a' is in line 2 too: a word has one vector"),
     "empty line": (b"a 1 2\n\nb 3 4\n", r"v:3: an empty line before it"),
     "no word": (b"a 1 2\n 3 4\n", r"v:2: '3' has 1 number, not 2"),
     "not UTF-8": (b"a 1 2\n\xe9t\xe9 3 4\n", r"v:2: the word '.t.' is not UTF-8"),
@@ -52,13 +52,16 @@ TEXT = {
 }
 BINARY = {
     "empty": (b"", r"v: is empty: word vectors begin with a line of the counts"),
-    "no header": (entry(b"a", 1, 2), r"v:1: .* is no header"),
+    "no header": (entry(b"a", 1, 2), r"v:1: .* is not a header"),
     "cut in a vector": (b"2 2\n" + entry(b"a", 1, 2) + b"b " + b"123", r"v: ends in word 2 of the 2 .* cut off"),
     "cut after a word": (b"2 2\n" + entry(b"a", 1, 2), r"v: ends in word 2 of the 2"),
-    "promises too few": (b"1 2\n" + entry(b"a", 1, 2) + entry(b"b", 3, 4), r"v: goes on after the 1 words"),
+    "promises too few": (b"1 2\n" + entry(b"a", 1, 2) + entry(b"b", 3, 4), r"v: has data after the 1 words"),
     "NaN": (b"1 2\n" + entry(b"a", 1, float("nan")), r"v: the vector of 'a' \(word 1\) has NaN"),
     "twice": (b"2 1\n" + entry(b"a", 1) + entry(b"a", 2), r"v: the word 'a' is both word 1 and word 2"),
-    "enormous": (b"99999999999999 99999999999999\n" + entry(b"a", 1), r"v(:1)?: the header promises .* too many"),
+    "enormous": (
+        b"99999999999999 99999999999999\n" + entry(b"a", 1),
+        r"v: ends in word 1 of the 99999999999999 .* cut off",
+    ),
     "not UTF-8": (b"1 1\n" + entry(b"\xe9", 1), r"v: word 1, '\\\\xe9', is not UTF-8"),
     "empty word": (b"1 1\n" + entry(b"", 1), r"v: word 1 is empty"),
     "no space": (b"1 1\n" + b"x" * 70000, r"v: no space within 65536 bytes after word 0"),
@@ -69,7 +72,7 @@ BINARY = {
 def test_text(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(content)
     with pytest.raises(WordVectorsError, match=message) as caught:
-        read_word_vectors(tmp_path / "v")
+        read_vectors(tmp_path / "v")
     assert "\n" not in str(caught.value)
 
 
@@ -77,7 +80,7 @@ def test_text(content: bytes, message: str, tmp_path: Path) -> None:
 def test_binary(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(content)
     with pytest.raises(WordVectorsError, match=message) as caught:
-        read_word_vectors(tmp_path / "v", format="binary")
+        read_vectors(tmp_path / "v", format="binary")
     assert "\n" not in str(caught.value)
 
 
@@ -86,21 +89,25 @@ def test_every_cut_of_a_binary_file_is_refused(tmp_path: Path) -> None:
     for end in range(len(whole) - 1):  # the last newline may be missing
         (tmp_path / "v").write_bytes(whole[:end])
         with pytest.raises(WordVectorsError):
-            read_word_vectors(tmp_path / "v", format="binary")
+            read_vectors(tmp_path / "v", format="binary")
 
 
 def test_damaged_compression(tmp_path: Path) -> None:
     (tmp_path / "v.gz").write_bytes(gzip.compress(LATER)[:-20])
     with pytest.raises(WordVectorsError, match=r"v\.gz: the gzip data end too early"):
-        read_word_vectors(tmp_path / "v.gz")
+        read_vectors(tmp_path / "v.gz")
 
 
 NPY: dict[str, tuple[np.ndarray | bytes, bytes | None, str]] = {
-    "no vocabulary": (np.ones((2, 2)), None, r"no words at .*v\.vocab: they stand there, one a line, for v\.npy"),
+    "no vocabulary": (
+        np.ones((2, 2)),
+        None,
+        r"no words at .*v\.vocab: this file must hold the words of v",
+    ),
     "other count": (np.ones((2, 2)), b"a\n", r"v\.vocab: 1 words for the 2 vectors of v\.npy"),
     "vector": (np.ones(2), b"a\nb\n", r"v\.npy: the array is \(2,\): it must hold floats \[words, dimensions\]"),
     "integers": (np.ones((2, 2), int), b"a\nb\n", r"v\.npy: the array is .* it must hold floats"),
-    "twice": (np.ones((2, 2)), b"a\na\n", r"v\.vocab:2: the word 'a' stands in line 1 too"),
+    "twice": (np.ones((2, 2)), b"a\na\n", r"v\.vocab:2: the word 'a' is in line 1 too"),
     "empty word": (np.ones((2, 2)), b"a\n\n", r"v\.vocab:2: is empty"),
     "not UTF-8": (np.ones((2, 2)), b"a\n\xff\n", r"v\.vocab:2: byte 0xff is not UTF-8"),
     "NaN": (np.full((2, 2), np.nan), b"a\nb\n", r"v\.npy: the vector of 'a' \(row 0\) has NaN"),
@@ -116,41 +123,41 @@ def test_npy(array: np.ndarray | bytes, words: bytes | None, message: str, tmp_p
     if words is not None:
         (tmp_path / "v.vocab").write_bytes(words)
     with pytest.raises(WordVectorsError, match=message) as caught:
-        read_word_vectors(tmp_path / "v.npy")
+        read_vectors(tmp_path / "v.npy")
     assert "\n" not in str(caught.value)
 
 
 def test_paths(tmp_path: Path) -> None:
     with pytest.raises(WordVectorsNotFoundError, match=r"no word vectors at .*gone"):
-        read_word_vectors(tmp_path / "gone")
+        read_vectors(tmp_path / "gone")
     with pytest.raises(WordVectorsError, match="is a folder"):
-        read_word_vectors(tmp_path)
+        read_vectors(tmp_path)
     with pytest.raises(StorageError, match=r"the folder .*none does not exist"):
-        write_word_vectors(WordVectors(("a",), np.ones((1, 1))), tmp_path / "none" / "v.txt")
+        write_vectors(WordVectors(("a",), np.ones((1, 1))), tmp_path / "none" / "v.txt")
 
 
 OPTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "format": (lambda path: read_word_vectors(path, format="csv"), "format 'csv' is not known: choose auto, text"),
-    "limit": (lambda path: read_word_vectors(path, limit=0), "limit 0 is not allowed: give 1 or more"),
+    "format": (lambda path: read_vectors(path, format="csv"), "format 'csv' is not known: choose auto, text"),
+    "limit": (lambda path: read_vectors(path, limit=0), "limit 0 is not allowed: give 1 or more"),
     "compressed": (
-        lambda path: write_word_vectors(WordVectors(("a",), np.ones((1, 1))), path.with_suffix(".gz")),
+        lambda path: write_vectors(WordVectors(("a",), np.ones((1, 1))), path.with_suffix(".gz")),
         r"leave \.gz out",
     ),
     "npy suffix": (
-        lambda path: write_word_vectors(WordVectors(("a",), np.ones((1, 1))), path, format="npy"),
+        lambda path: write_vectors(WordVectors(("a",), np.ones((1, 1))), path, format="npy"),
         r"ends in \.npy",
     ),
     "newline": (
-        lambda path: write_word_vectors(WordVectors(("a", "b\nc"), np.ones((2, 1))), path),
+        lambda path: write_vectors(WordVectors(("a", "b\nc"), np.ones((2, 1))), path),
         r"'b\\nc' cannot be written",
     ),
     "surrogate": (
-        lambda path: write_word_vectors(WordVectors(("a", "\ud800"), np.ones((2, 1))), path),
+        lambda path: write_vectors(WordVectors(("a", "\ud800"), np.ones((2, 1))), path),
         r"'\\ud800' cannot be written",
     ),
     "counts": (lambda path: WordVectors(("a",), np.ones((2, 1))), "1 words and 2 vectors"),
     "shape": (lambda path: WordVectors(("a",), np.ones(1)), r"shape \(1,\)"),
-    "twice": (lambda path: WordVectors(("a", "a"), np.ones((2, 1))), "'a' stands twice, at 0 and at 1"),
+    "twice": (lambda path: WordVectors(("a", "a"), np.ones((2, 1))), "'a' is given twice, at 0 and at 1"),
     "NaN": (lambda path: WordVectors(("a",), np.full((1, 1), np.nan)), r"'a' \(row 0\) has NaN"),
     "empty word": (lambda path: WordVectors(("",), np.ones((1, 1))), "word 0 is ''"),
     "nothing": (lambda path: WordVectors((), np.ones((0, 3))), r"shape \(0, 3\)"),

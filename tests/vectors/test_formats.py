@@ -1,4 +1,4 @@
-"""Word vectors through every format: what is read is what was written, also by gensim."""
+"""Word vectors read back equal to what was written, in every format, and as gensim reads and writes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import InvalidValueError, RenamedWordsWarning, StorageError, SurplusWordsWarning
-from embstore.vectors import WordVectors, read_word_vectors, write_word_vectors
+from embstore.vectors import WordVectors, read_vectors, write_vectors
 from embstore.vectors import text as text_format
 
 NAMES = {"text": "v.txt", "glove": "v.vec", "binary": "v.bin", "npy": "v.npy"}
@@ -40,8 +40,8 @@ def same(left: WordVectors, right: WordVectors) -> bool:
 @pytest.mark.parametrize("named", [True, False])
 def test_round_trip(format: str, named: bool, tmp_path: Path) -> None:
     path = tmp_path / NAMES[format]
-    write_word_vectors(table(), path, format=format)
-    assert same(read_word_vectors(path, format=format if named else "auto"), table())
+    write_vectors(table(), path, format=format)
+    assert same(read_vectors(path, format=format if named else "auto"), table())
 
 
 @settings(max_examples=50, deadline=None)
@@ -59,8 +59,8 @@ def test_any_words_round_trip_through_npy(
 ) -> None:
     given_ = WordVectors(tuple(words), any_float32(len(words), dimensions, seed=seed))
     path = tmp_path_factory.mktemp("any") / "v.npy"
-    write_word_vectors(given_, path)
-    assert same(read_word_vectors(path), given_)
+    write_vectors(given_, path)
+    assert same(read_vectors(path), given_)
 
 
 @settings(max_examples=50, deadline=None)
@@ -78,29 +78,30 @@ def test_any_words_without_spaces_round_trip(
 ) -> None:
     given_ = WordVectors(tuple(words), any_float32(len(words), dimensions))
     path = tmp_path_factory.mktemp("any") / "v.txt"
-    write_word_vectors(given_, path, format=format)
-    assert same(read_word_vectors(path, format=format), given_)
+    write_vectors(given_, path, format=format)
+    assert same(read_vectors(path, format=format), given_)
     if format != "glove" or dimensions > 1:  # a first line such as `5 3` is taken for a header
-        assert same(read_word_vectors(path), given_)
+        assert same(read_vectors(path), given_)
 
 
-def test_text_is_written_over_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_format, "BLOCK_NBYTES", 1000)
+    monkeypatch.setattr(text_format, "ROWS_AT_ONCE", 700)
     many = WordVectors(tuple(f"w{n}" for n in range(9000)), any_float32(9000, 3))
     for format in ("text", "glove", "binary"):
-        write_word_vectors(many, tmp_path / "v", format=format)
-        assert same(read_word_vectors(tmp_path / "v"), many)
-        assert same(read_word_vectors(tmp_path / "v", limit=4097), many.take(range(4097)))
+        write_vectors(many, tmp_path / "v", format=format)
+        assert same(read_vectors(tmp_path / "v"), many)
+        assert same(read_vectors(tmp_path / "v", limit=4097), many.take(range(4097)))
 
 
 def test_literal_bytes(tmp_path: Path) -> None:
     few = WordVectors(("a", "b"), np.array([[0.1, -2.0], [1e-40, 3e38]], np.float32))
-    write_word_vectors(few, tmp_path / "v.txt")
+    write_vectors(few, tmp_path / "v.txt")
     assert (tmp_path / "v.txt").read_bytes() == b"2 2\na 0.1 -2.0\nb 1e-40 3e+38\n"
-    write_word_vectors(few, tmp_path / "v.bin")
+    write_vectors(few, tmp_path / "v.bin")
     expected = b"2 2\na " + struct.pack("<2f", 0.1, -2) + b"\nb " + struct.pack("<2f", 1e-40, 3e38) + b"\n"
     assert (tmp_path / "v.bin").read_bytes() == expected
-    write_word_vectors(few, tmp_path / "v.npy")
+    write_vectors(few, tmp_path / "v.npy")
     assert (tmp_path / "v.vocab").read_bytes() == b"a\nb\n"
     assert np.load(tmp_path / "v.npy").tobytes() == few.vectors.tobytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["v.bin", "v.npy", "v.txt", "v.vocab"]
@@ -112,7 +113,7 @@ def test_gensim_reads_what_is_written(format: str, tmp_path: Path) -> None:
     words = (*ODD_WORDS[:-1], "new york")
     given_ = WordVectors(words, any_float32(len(words), 7))
     with pytest.warns(RenamedWordsWarning, match="1 word such as 'new york'"):
-        write_word_vectors(given_, tmp_path / "v", format=format)
+        write_vectors(given_, tmp_path / "v", format=format)
     loaded = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), binary=format == "binary")
     assert loaded.index_to_key == [*ODD_WORDS[:-1], "new_york"]
     assert loaded.vectors.tobytes() == given_.vectors.tobytes()
@@ -124,13 +125,13 @@ def test_what_gensim_writes_is_read(binary: bool, tmp_path: Path) -> None:
     keyed = models.KeyedVectors(5)
     keyed.add_vectors(list(ODD_WORDS), table().vectors)
     keyed.save_word2vec_format(str(tmp_path / "v"), binary=binary, sort_attr=None)
-    assert same(read_word_vectors(tmp_path / "v"), table())
+    assert same(read_vectors(tmp_path / "v"), table())
 
 
 def test_real_vectors_as_gensim_reads_them(data: Path) -> None:
     path = data / "glove" / "glove50_4k.txt"
-    with pytest.warns(SurplusWordsWarning, match="4197 words under a header that promises 4196"):
-        glove = read_word_vectors(path)
+    with pytest.warns(SurplusWordsWarning, match="4197 words, but its header says 4196"):
+        glove = read_vectors(path)
     assert (len(glove), glove.dimensions) == (4196, 50)
     models = pytest.importorskip("gensim.models")
     loaded = models.KeyedVectors.load_word2vec_format(str(path))
@@ -140,12 +141,12 @@ def test_real_vectors_as_gensim_reads_them(data: Path) -> None:
 
 @pytest.mark.parametrize("format", ["text", "glove", "binary"])
 def test_compressed(format: str, tmp_path: Path) -> None:
-    write_word_vectors(table(), tmp_path / "v", format=format)
+    write_vectors(table(), tmp_path / "v", format=format)
     plain = (tmp_path / "v").read_bytes()
     for name, compress in {"v.gz": gzip.compress, "v.zst": zstandard.ZstdCompressor().compress}.items():
         (tmp_path / name).write_bytes(compress(plain))
-        assert same(read_word_vectors(tmp_path / name), table())
-        assert same(read_word_vectors(tmp_path / name, format=format, limit=3), table().take([0, 1, 2]))
+        assert same(read_vectors(tmp_path / name), table())
+        assert same(read_vectors(tmp_path / name, format=format, limit=3), table().take([0, 1, 2]))
 
 
 def test_spellings_of_text_that_other_tools_write(tmp_path: Path) -> None:
@@ -161,46 +162,48 @@ def test_spellings_of_text_that_other_tools_write(tmp_path: Path) -> None:
     }
     for name, content in spellings.items():
         (tmp_path / name).write_bytes(content)
-        assert same(read_word_vectors(tmp_path / name), expected), name
+        assert same(read_vectors(tmp_path / name), expected), name
 
 
 def test_square_blocks(tmp_path: Path) -> None:
     square = table(dimensions=len(ODD_WORDS))
     for format, name in NAMES.items():
-        write_word_vectors(square, tmp_path / name, format=format)
-        assert same(read_word_vectors(tmp_path / name), square)
+        write_vectors(square, tmp_path / name, format=format)
+        assert same(read_vectors(tmp_path / name), square)
 
 
 def test_limit_beyond_the_file(tmp_path: Path) -> None:
     for format, name in NAMES.items():
-        write_word_vectors(table(), tmp_path / name, format=format)
-        assert same(read_word_vectors(tmp_path / name, limit=10**9), table())
+        write_vectors(table(), tmp_path / name, format=format)
+        assert same(read_vectors(tmp_path / name, limit=10**9), table())
 
 
 def test_lookup() -> None:
     vectors = WordVectors(("b", "a", "new york"), np.eye(3, dtype=np.float64))
     assert vectors.vectors.dtype == np.float32
-    assert (vectors.place_of("a"), vectors.place_of("A")) == (1, None)
+    assert (vectors.row_of("a"), vectors.row_of("A")) == (1, None)
     assert vectors.rows_of(["new york", "x", "b"]).tolist() == [2, -1, 0]
     assert "a" in vectors
     assert "x" not in vectors
     assert (len(vectors), vectors.dimensions) == (3, 3)
     assert vectors.take([2, 0]).words == ("new york", "b")
+    assert repr(vectors) == "<WordVectors of 3 words ('b', 'a', 'new york'), 3 dimensions>"
+    assert len(repr(table())) < 200
 
 
-def test_spaces_become_underscores_with_a_warning_only_where_there_are_any(tmp_path: Path) -> None:
+def test_spaces_become_underscores_with_a_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        write_word_vectors(table(), tmp_path / "v.txt")
-        write_word_vectors(WordVectors(("new york",), np.ones((1, 2))), tmp_path / "v.npy")
-    assert read_word_vectors(tmp_path / "v.npy").words == ("new york",)
+        write_vectors(table(), tmp_path / "v.txt")
+        write_vectors(WordVectors(("new york",), np.ones((1, 2))), tmp_path / "v.npy")
+    assert read_vectors(tmp_path / "v.npy").words == ("new york",)
     with pytest.raises(InvalidValueError, match=r"'new york' and 'new_york' would both be 'new_york' .* write \.npy"):
-        write_word_vectors(WordVectors(("new york", "new_york"), np.ones((2, 2))), tmp_path / "w.txt")
+        write_vectors(WordVectors(("new york", "new_york"), np.ones((2, 2))), tmp_path / "w.txt")
     assert not (tmp_path / "w.txt").exists()
 
 
-def test_a_failed_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_word_vectors(table(), tmp_path / "v.txt")
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_vectors(table(), tmp_path / "v.txt")
     before = (tmp_path / "v.txt").read_bytes()
 
     def full(descriptor: int) -> None:
@@ -208,20 +211,20 @@ def test_a_failed_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(StorageError, match=r"v\.txt cannot be written: No space left on device"):
-        write_word_vectors(table(("other",)), tmp_path / "v.txt")
+        write_vectors(table(("other",)), tmp_path / "v.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["v.txt"]
     assert (tmp_path / "v.txt").read_bytes() == before
 
 
-def test_words_of_one_writing_never_stand_beside_vectors_of_another(
+def test_a_failed_npy_write_never_leaves_mismatched_words_and_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_word_vectors(table(), tmp_path / "v.npy")
+    write_vectors(table(), tmp_path / "v.npy")
 
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("numpy.save", fail)
     with pytest.raises(StorageError, match="No space left"):
-        write_word_vectors(table(ODD_WORDS[::-1]), tmp_path / "v.npy")
+        write_vectors(table(ODD_WORDS[::-1]), tmp_path / "v.npy")
     assert [path.name for path in tmp_path.iterdir()] == ["v.vocab"]

@@ -1,8 +1,9 @@
-"""Skip-gram vectors: the same for the same seed, alike for words of like contexts, phrases as one word."""
+"""Skip-gram vectors: determined by the seed, similar for words of similar contexts, phrases as one word."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 
 from embstore.corpus import Sentence, open_corpus
 from embstore.errors import CorpusError, InvalidValueError
-from embstore.vectors import WordVectors
-from embstore.vectors.training import joined, train_vectors
+from embstore.vectors import SkipGram, WordVectors, train_vectors
+from embstore.vectors.training import join_targets
 
 ANIMALS, TOOLS = ["cat", "dog", "horse"], ["hammer", "saw", "drill"]
 
@@ -33,68 +34,70 @@ def cosine(vectors: WordVectors, one: str, other: str) -> float:
     return float(left @ right / np.linalg.norm(left) / np.linalg.norm(right))
 
 
-OPTIONS = {"size": 16, "window": 3, "epochs": 3, "sample": 0.0}
+TRAINING = SkipGram(size=16, window=3, epochs=3, sample=0.0)
 
 
 @pytest.fixture(scope="module")
 def trained() -> WordVectors:
-    return train_vectors(planted(), **OPTIONS)
+    return train_vectors(planted(), training=TRAINING)
 
 
-def test_words_of_like_contexts_are_alike(trained: WordVectors) -> None:
+def test_words_of_similar_contexts_are_similar(trained: WordVectors) -> None:
     assert trained.vectors.shape == (len(trained), 16)
-    for one, other, far in [("cat", "dog", "saw"), ("hammer", "drill", "horse"), ("new_york", "oslo", "cat")]:
-        assert cosine(trained, one, other) > cosine(trained, one, far) + 0.2
+    for one, other, unlike in [("cat", "dog", "saw"), ("hammer", "drill", "horse"), ("new_york", "oslo", "cat")]:
+        assert cosine(trained, one, other) > cosine(trained, one, unlike) + 0.2
 
 
 def test_the_most_frequent_words_come_first(trained: WordVectors) -> None:
     counts: dict[str, int] = {}
     for sentence in planted():
-        for word in joined(sentence):
+        for word in join_targets(sentence):
             counts[word] = counts.get(word, 0) + 1
     assert set(trained.words) == {word for word, count in counts.items() if count >= 5}
     assert [counts[word] for word in trained.words] == sorted(counts.values(), reverse=True)
 
 
 def test_the_same_seed_gives_the_same_vectors(trained: WordVectors) -> None:
-    again = train_vectors(planted(), **OPTIONS)
+    again = train_vectors(planted(), training=TRAINING)
     assert (again.words, again.vectors.tobytes()) == (trained.words, trained.vectors.tobytes())
-    assert train_vectors(planted(), **OPTIONS, seed=1).vectors.tobytes() != trained.vectors.tobytes()
+    assert train_vectors(planted(), training=replace(TRAINING, seed=1)).vectors.tobytes() != trained.vectors.tobytes()
 
 
 def test_phrases_may_stay_words() -> None:
-    found = train_vectors(planted(60), **OPTIONS, phrases=False).words
+    found = train_vectors(planted(60), training=TRAINING, phrases=False).words
     assert {"new", "york"} <= set(found)
     assert "new_york" not in found
 
 
-def test_targets_are_joined() -> None:
+def test_targets_are_join_targets() -> None:
     sentence = Sentence(list("abcdef"), {}, [(0, 2), (3, 6)])
-    assert joined(sentence) == ["a_b", "c", "d_e_f"]
-    assert joined(Sentence(["a", "b"])) == ["a", "b"]
+    assert join_targets(sentence) == ["a_b", "c", "d_e_f"]
+    assert join_targets(Sentence(["a", "b"])) == ["a", "b"]
 
 
 def test_progress_counts_every_reading() -> None:
-    told: list[int] = []
+    reports: list[tuple[int, int | None]] = []
     sentences = planted(400)
-    train_vectors(sentences, **OPTIONS, progress=told.append)
-    assert sum(told) == (OPTIONS["epochs"] + 1) * len(sentences)
+    train_vectors(sentences, training=TRAINING, progress=lambda done, total: reports.append((done, total)))
+    total = (TRAINING.epochs + 1) * len(sentences)
+    assert reports[-1] == (total, total)
+    assert reports == sorted(reports, key=lambda report: report[0])
 
 
 def test_a_file_is_read_again_and_again(tmp_path: Path) -> None:
     path = tmp_path / "corpus.txt"
     path.write_text("\n".join(" ".join(sentence.words) for sentence in planted(60)))
-    from_file = train_vectors(path, **OPTIONS)
-    from_words = train_vectors([list(sentence.words) for sentence in planted(60)], **OPTIONS)
+    from_file = train_vectors(path, training=TRAINING)
+    from_words = train_vectors([list(sentence.words) for sentence in planted(60)], training=TRAINING)
     assert from_file.vectors.tobytes() == from_words.vectors.tobytes()
 
 
 def test_an_iterator_cannot_be_read_again() -> None:
     with pytest.raises(CorpusError, match="can be read only once"):
-        train_vectors(iter(planted(60)), **OPTIONS)
+        train_vectors(iter(planted(60)), training=TRAINING)
 
 
-def test_an_error_of_the_corpus_ends_the_training(tmp_path: Path) -> None:
+def test_an_error_of_the_corpus_ends_training(tmp_path: Path) -> None:
     corpus = open_corpus(planted(60))
     readings = 0
 
@@ -105,9 +108,9 @@ def test_an_error_of_the_corpus_ends_the_training(tmp_path: Path) -> None:
         if readings > 3:
             raise CorpusError("corpus.txt:9: gone")
 
-    object.__setattr__(corpus, "_open", broken)
+    object.__setattr__(corpus, "_read", broken)
     with pytest.raises(CorpusError, match=r"corpus\.txt:9: gone"):
-        train_vectors(corpus, **OPTIONS)
+        train_vectors(corpus, training=TRAINING)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_an_error_of_the_corpus_ends_the_training(tmp_path: Path) -> None:
 )
 def test_bad_options(options: dict[str, int], says: str) -> None:
     with pytest.raises(InvalidValueError, match=says):
-        train_vectors([["a"]], **options)
+        SkipGram(**options)
 
 
 def test_no_word_often_enough() -> None:

@@ -12,10 +12,8 @@ from embstore.models.loading import choose_dtype, load, use_threads
 from embstore.models.static.encoder import ContextFreeEncoder
 from embstore.models.static.names import Missing, StaticName
 from embstore.models.static.rows import SubwordRows, WordRows
-from embstore.vectors import WordVectors
-from embstore.vectors.drawn import DrawnVectors
-from embstore.vectors.lookup import VectorTable, held_table
-from embstore.vectors.tables import open_vector_table
+from embstore.vectors import RandomVectors, VectorTable, WordVectors, open_vector_table
+from embstore.vectors.table import table_of_vectors
 
 
 def word_vector_encoder(
@@ -40,7 +38,7 @@ def word_vector_encoder(
     if missing not in ("random", "drop"):
         raise InvalidValueError(f"missing {missing!r} is not allowed: choose random or drop")
     if isinstance(vectors, WordVectors):
-        table: VectorTable = held_table(vectors, sha256=vectors.sha256())
+        table: VectorTable = table_of_vectors(vectors)
     else:
         table = vectors if isinstance(vectors, VectorTable) else open_vector_table(vectors)
     chosen = choose_device(device)
@@ -68,7 +66,7 @@ def load_context_free(
         raise InvalidValueError(f"revision {revision!r} is of models of the hub; {name!r} is none")
     try:
         table = (
-            DrawnVectors(int(named.target), seed=named.seed)
+            RandomVectors(int(named.target), seed=named.seed)
             if named.kind == "random"
             else open_vector_table(named.target)
         )

@@ -17,8 +17,8 @@ from embstore.models.encoder import Tokenized
 from embstore.models.loading import Loaded
 from embstore.models.static.names import Missing
 from embstore.models.transformer.tokens import SubwordTokenizer
-from embstore.vectors.drawn import DrawnVectors
-from embstore.vectors.lookup import PHRASE_JOINS, VectorTable
+from embstore.vectors import RandomVectors
+from embstore.vectors.table import PHRASE_JOINS, VectorTable
 
 NO_ROW = -1
 FIRST_ROWS = 1024
@@ -84,7 +84,7 @@ class WordRows:
         self, table: VectorTable, *, missing: Missing, seed: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         self._table = table
-        self._drawn = DrawnVectors(table.dimensions, seed=seed) if missing == "random" else None
+        self._drawn = RandomVectors(table.dimensions, seed=seed) if missing == "random" else None
         self._numbers = WordNumbers()
         self._row_of: NDArray[np.int64] = np.empty(0, np.int64)
         self._known: NDArray[np.int8] = np.empty(0, np.int8)
@@ -92,10 +92,10 @@ class WordRows:
         self._used = 0
         self.matrix = torch.empty(FIRST_ROWS, table.dimensions, dtype=dtype, device=device)
         self.weights_sha256 = table.sha256
-        drawn = isinstance(table, DrawnVectors)
+        drawn = isinstance(table, RandomVectors)
         self.architecture = (
             f"RandomVectors(seed={table.seed})"
-            if isinstance(table, DrawnVectors)
+            if isinstance(table, RandomVectors)
             else f"WordVectors(missing=random, seed={seed})"
             if missing == "random"
             else "WordVectors(missing=drop)"

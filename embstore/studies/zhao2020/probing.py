@@ -21,8 +21,7 @@ from embstore.probes.classes.tasks import Source
 from embstore.probes.splits import PARTS, WordSplit
 from embstore.store import Store
 from embstore.studies.steps import Study
-from embstore.vectors import write_word_vectors
-from embstore.vectors.training import train_vectors
+from embstore.vectors import SkipGram, train_vectors, write_vectors
 
 if TYPE_CHECKING:
     from embstore.studies.zhao2020.study import Scale
@@ -117,7 +116,8 @@ def _skipgram(setting: Setting) -> Path:
     options: dict[str, Any] = {"size": scale.skipgram_size, "epochs": scale.skipgram_epochs, "seed": scale.seed}
 
     def make() -> None:
-        write_word_vectors(train_vectors(open_corpus(setting.corpus, format="pse"), min_count=1, **options), path)
+        corpus = open_corpus(setting.corpus, format="pse")
+        write_vectors(train_vectors(corpus, training=SkipGram(min_count=1, **options), progress=False), path)
 
     if not path.exists():
         setting.study.timed("skip-gram vectors of the corpus", make)

@@ -1,27 +1,33 @@
-"""Word vectors as benchmarks ask for them: how a word is found, and what stands in for one that is not there."""
+"""What all word benchmarks share: their files, the lookup of words, scores and rank correlation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from embstore.errors import InvalidValueError
-from embstore.vectors import WordVectors
+from embstore.corpus.lines import read_blocks
+from embstore.errors import BenchmarkError, CorpusError, InvalidValueError
+from embstore.vectors.word_vectors import WordVectors
 
 Oov = Literal["skip", "mean"]
 BLOCK_ROWS = 2**14
-Rows = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 Real = TypeVar("Real", np.float32, np.float64)
 
 
 @dataclass(frozen=True)
 class Score:
-    """One number of a benchmark: `count` items were scored, `coverage` of all have every word; None where undefined."""
+    """One score of a benchmark.
+
+    `value`: None if it is undefined. `count`: the number of items scored. `coverage`: the share of all items of which
+    every word has a vector.
+    """
 
     task: str
     metric: str
@@ -31,21 +37,21 @@ class Score:
 
 
 class Benchmark(Protocol):
-    """A benchmark that has been read."""
+    """A word benchmark in memory."""
 
     @property
     def name(self) -> str: ...
 
     def scores(self, lexicon: Lexicon, *, oov: Oov, seed: int) -> list[Score]:
-        """Hold word vectors against the benchmark; the first score is the main one."""
+        """Score word vectors on the benchmark; the first score is the main one."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Lexicon:
-    """Unit vectors found by a benchmark's words.
+    """Unit vectors that benchmarks look up by word.
 
-    A word is looked up as written, with "_" for its spaces, and, with `lowercase`, both again in lower case.
+    A word is looked up as written, then with "_" for its spaces and, with `lowercase`, in both spellings in lower case.
     """
 
     vectors: WordVectors
@@ -53,7 +59,7 @@ class Lexicon:
 
     @cached_property
     def unit(self) -> NDArray[np.float32]:
-        """[words + 1, dimensions]: every vector at length 1 (zeros stay zeros), then their mean's, at row -1."""
+        """Every vector at length 1 (zeros stay zeros) and, in row -1, their mean's: float32 [words + 1, dimensions]."""
         vectors = self.vectors.vectors
         unit = np.empty((len(vectors) + 1, vectors.shape[1]), np.float32)
         for start in range(0, len(vectors), BLOCK_ROWS):
@@ -65,27 +71,32 @@ class Lexicon:
     def __len__(self) -> int:
         return len(self.vectors)
 
-    def rows_of(self, words: Iterable[str]) -> Rows:
-        """The row of each word, -1 where it has none."""
+    def rows_of(self, words: Iterable[str]) -> IntArray:
+        """Return the row of each word, -1 for words without a vector."""
         return np.fromiter((self._row_of(word) for word in words), np.int64)
 
-    def pair_rows(self, pairs: Iterable[tuple[str, ...]]) -> Rows:
-        """The rows of tuples of as many words each; int64 [tuples, words]."""
-        listed = list(pairs)
-        return self.rows_of(word for pair in listed for word in pair).reshape(len(listed), -1)
+    def tuple_rows(self, tuples: Iterable[tuple[str, ...]]) -> IntArray:
+        """Return the rows of tuples of equal length; int64 [tuples, words]."""
+        listed = list(tuples)
+        return self.rows_of(word for words in listed for word in words).reshape(len(listed), -1)
 
     def _row_of(self, word: str) -> int:
         spellings = [word, word.replace(" ", "_")]
         if self.lowercase:
             spellings += [spelling.lower() for spelling in spellings]
         for spelling in spellings:
-            if (row := self.vectors.place_of(spelling)) is not None:
+            if (row := self.vectors.row_of(spelling)) is not None:
                 return row
         return -1
 
 
+def is_covered(rows: IntArray) -> NDArray[np.bool_]:
+    """Return which items [items, words] have vectors for all their words, bool [items]."""
+    return np.asarray((rows >= 0).all(1), np.bool_)
+
+
 def unit_rows(vectors: NDArray[Real]) -> NDArray[Real]:
-    """Rows at length 1; rows of zeros stay so."""
+    """Return rows at length 1; rows of zeros stay zeros."""
     # Scaled by the largest number first: squares of float32 can overflow and vanish.
     largest = np.abs(vectors).max(1, keepdims=True)
     scaled = vectors.copy()
@@ -96,33 +107,73 @@ def unit_rows(vectors: NDArray[Real]) -> NDArray[Real]:
 
 
 def on_shared_vocabulary(systems: Mapping[str, WordVectors], *, lowercase: bool = True) -> dict[str, WordVectors]:
-    """Each system restricted to the words that all have, in the order of the first.
+    """Restrict each system to the words that all have, in the order of the first, for a fair comparison.
 
-    With `lowercase` words are the same where their lower-case forms are: each system gives the vector of the
-    lower-case spelling, else of the first spelling that it has. Raises InvalidValueError where no word is shared.
+    With `lowercase` words are the same if their lower-case forms are: each system gives the vector of the lower-case
+    spelling, else of the first spelling that it has. Raises InvalidValueError if no word is shared.
     """
-    places = {name: _places(vectors, lowercase) for name, vectors in systems.items()}
-    first, *others = places.values()
+    rows_of = {name: _rows_by_word(vectors, lowercase) for name, vectors in systems.items()}
+    first, *others = rows_of.values()
     words = tuple(word for word in first if all(word in other for other in others))
     if not words:
         raise InvalidValueError(f"no word is in all of {', '.join(systems)}: evaluate them one by one")
     return {
-        name: WordVectors(words, vectors.vectors[[places[name][word] for word in words]])
+        name: WordVectors(words, vectors.vectors[[rows_of[name][word] for word in words]])
         for name, vectors in systems.items()
     }
 
 
-def _places(vectors: WordVectors, lowercase: bool) -> dict[str, int]:
-    if not lowercase:
-        return {word: row for row, word in enumerate(vectors.words)}
-    places: dict[str, int] = {}
+def _rows_by_word(vectors: WordVectors, lowercase: bool) -> dict[str, int]:
+    rows: dict[str, int] = {}
     for row, word in enumerate(vectors.words):
-        folded = word.lower()
-        if folded not in places or word == folded:
-            places[folded] = row
-    return places
+        key = word.lower() if lowercase else word
+        if key not in rows or word == key:
+            rows[key] = row
+    return rows
 
 
-def covered(rows: Rows) -> NDArray[np.bool_]:
-    """Which items [items, words] have all their words."""
-    return np.asarray((rows >= 0).all(1), np.bool_)
+def spearman(left: ArrayLike, right: ArrayLike) -> float | None:
+    r"""Return Spearman's rho of two lists of equal length, Pearson's correlation of their ranks.
+
+    .. math:: \rho = \frac{\sum_i (r_i - \bar r)(s_i - \bar s)}{\sqrt{\sum_i (r_i - \bar r)^2 \sum_i (s_i - \bar s)^2}}
+
+    None if one side has fewer than two distinct values.
+    """
+    ranks = np.stack([_average_ranks(left), _average_ranks(right)])
+    if ranks.shape[1] < 2:
+        return None
+    centered = ranks - ranks.mean(1, keepdims=True)
+    norms = np.linalg.norm(centered, axis=1)
+    if not norms.all():
+        return None
+    return float(np.clip(centered[0] @ centered[1] / norms.prod(), -1, 1))
+
+
+def _average_ranks(values: ArrayLike) -> NDArray[np.float64]:
+    """Return the rank of each value from 1; ties have the mean of their ranks."""
+    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    last = counts.cumsum()
+    return np.asarray((last - (counts - 1) / 2)[inverse], np.float64)
+
+
+def read_lines(path: Path) -> list[tuple[int, str]]:
+    """Return the numbered lines of a text file that are neither blank nor comments ("#" alone or before a space).
+
+    Raises BenchmarkError if the file cannot be read or is not UTF-8.
+    """
+    try:
+        text = b"".join(read_blocks(path)).decode("utf-8-sig")
+    except OSError as error:
+        raise BenchmarkError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise line_error(path, number, f"byte 0x{error.object[error.start]:02x} is not UTF-8") from None
+    except CorpusError as error:
+        raise BenchmarkError(str(error)) from None
+    lines = ((number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1))
+    return [(number, line) for number, line in lines if line.strip() and not f"{line} ".startswith("# ")]
+
+
+def line_error(path: Path, number: int, message: str) -> BenchmarkError:
+    """Return the error to raise for a line of a file."""
+    return BenchmarkError(f"{path}:{number}: {message}")

@@ -1,4 +1,4 @@
-"""Similarity benchmarks: pairs of words that people rated."""
+"""Similarity benchmarks: pairs of words with human ratings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from embstore.errors import BenchmarkError
-from embstore.vectors.evaluation.lexicon import Lexicon, Oov, Score, covered
-from embstore.vectors.evaluation.lines import read_lines, shown, wrong
-from embstore.vectors.evaluation.ranks import spearman
+from embstore.errors import BenchmarkError, quoted
+from embstore.vectors.evaluation.lexicon import Lexicon, Oov, Score, is_covered, line_error, read_lines, spearman
 
 
 @dataclass(frozen=True)
@@ -23,35 +21,35 @@ class SimilarityPairs:
     ratings: tuple[float, ...]
 
     def scores(self, lexicon: Lexicon, *, oov: Oov, seed: int = 0) -> list[Score]:
-        """Spearman's rho of the cosines with the ratings."""
-        rows = lexicon.pair_rows(self.pairs)
-        known = covered(rows)
-        scored = known if oov == "skip" else np.ones_like(known)
+        """Return Spearman's rho of the cosines with the ratings."""
+        rows = lexicon.tuple_rows(self.pairs)
+        covered = is_covered(rows)
+        scored = covered if oov == "skip" else np.ones_like(covered)
         left, right = lexicon.unit[rows[scored]].transpose(1, 0, 2)
         cosines = np.einsum("nd,nd->n", left, right, dtype=np.float64)
-        # Rounding must not rank the pairs of a vector with itself, among them all of two unknown words.
+        # Rounding must not rank the pairs of a vector with itself, as all pairs of two unknown words are.
         cosines[(rows[scored, 0] == rows[scored, 1]) & left.any(1)] = 1
         value = spearman(cosines, np.array(self.ratings)[scored])
-        return [Score("similarity", "spearman", value, int(scored.sum()), float(known.mean()))]
+        return [Score("similarity", "spearman", value, int(scored.sum()), float(covered.mean()))]
 
 
 def read_similarity(path: Path, *, name: str) -> SimilarityPairs:
-    """Read `word1 word2 rating`, apart by tabs, commas or spaces; a first line without a number is a heading.
+    """Read lines of `word1 word2 rating`, separated by tabs, commas or spaces.
 
-    Fields after the rating are left out. Raises BenchmarkError with the line.
+    A first line without a number is a heading; fields after the rating are ignored. Raises BenchmarkError.
     """
     pairs, ratings = [], []
     lines = read_lines(path)
     separator = separator_of(lines[0][1]) if lines else None
-    for place, (number, line) in enumerate(lines):
+    for index, (number, line) in enumerate(lines):
         fields = [field.strip() for field in line.split(separator)]
         if len(fields) < 3 or not all(fields[:2]):
-            raise wrong(path, number, f"{shown(line)}: give two words and their rating")
-        rating = rating_of(fields[2])
+            raise line_error(path, number, f"{quoted(line)}: give two words and their rating")
+        rating = parse_rating(fields[2])
         if rating is None:
-            if place == 0:
+            if index == 0:
                 continue
-            raise wrong(path, number, f"the rating {fields[2]!r} is not a number")
+            raise line_error(path, number, f"the rating {fields[2]!r} is not a number")
         pairs.append((fields[0], fields[1]))
         ratings.append(rating)
     if not pairs:
@@ -60,14 +58,14 @@ def read_similarity(path: Path, *, name: str) -> SimilarityPairs:
 
 
 def separator_of(line: str) -> str | None:
-    """What parts the fields of a file with such a line: tab, comma, or any white space (None)."""
+    """Return the separator of fields in a file with this line: a tab, a comma, or None for any white space."""
     if "\t" in line:
         return "\t"
     return "," if line.count(",") >= 2 else None
 
 
-def rating_of(field: str) -> float | None:
-    """A finite number, else None."""
+def parse_rating(field: str) -> float | None:
+    """Return a field as a finite number; None if it is not one."""
     try:
         value = float(field)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Results in the shape of Table 1 of Ethayarajh 2019: systems down, benchmarks across."""
+"""Results in the layout of Table 1 of Ethayarajh 2019: a row for each system, a column for each benchmark."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 
 import polars as pl
 
-# The columns in the paper's order, and the names of benchmarks that belong in them.
-COLUMNS = {
+# The columns in the paper's order, and patterns of the names of the benchmarks in them.
+TABLE1_COLUMNS = {
     "SimLex999": r"simlex",
     "MEN": r"\bmen\b",
     "WS353": r"\bws-?353(?!-(sim|rel))",
@@ -30,7 +30,7 @@ PAPER_CITATION = (
     "Kawin Ethayarajh. 2019. How Contextual are Contextualized Word Representations? Comparing the Geometry of BERT, "
     "ELMo, and GPT-2 Embeddings. EMNLP-IJCNLP 2019, Table 1."
 )
-# The numbers as printed there, in the order of COLUMNS.
+# The numbers as printed there, in the order of TABLE1_COLUMNS.
 PAPER_TABLE_1: dict[str, tuple[float, ...]] = {
     "GloVe": (0.194, 0.216, 0.339, 0.127, 0.189, 0.312, 0.097, 0.390, 0.308),
     "FastText": (0.239, 0.239, 0.432, 0.176, 0.203, 0.289, 0.104, 0.375, 0.291),
@@ -48,7 +48,7 @@ PAPER_TABLE_1: dict[str, tuple[float, ...]] = {
 
 
 def table1(frame: pl.DataFrame, *, of: Literal["value", "count", "coverage"] = "value") -> pl.DataFrame:
-    """One row a system, one column a benchmark, out of what `evaluate` returns.
+    """Arrange the frame of `evaluate` as the paper's Table 1: one row a system, one column a benchmark.
 
     The paper's benchmarks come first, in its order and under its names, then the others. The scores are Spearman's
     rho (similarity, relations), the accuracy of 3CosAdd (analogies) and purity (categorisation).
@@ -58,23 +58,18 @@ def table1(frame: pl.DataFrame, *, of: Literal["value", "count", "coverage"] = "
             (pl.col("task") == task) & (pl.col("metric") == metric) for task, metric in MAIN_METRICS.items()
         )
     )
-    column_of = _columns(main["benchmark"].unique(maintain_order=True).to_list())
-    named = main.with_columns(pl.col("benchmark").replace(column_of))
-    wide = named.pivot("benchmark", index="system", values=of)
-    return wide.select("system", *(column for column in column_of.values()))
+    benchmarks = main["benchmark"].unique(maintain_order=True).to_list()
+    column_of: dict[str, str] = {}
+    for column, pattern in TABLE1_COLUMNS.items():
+        matching = [name for name in benchmarks if name not in column_of and re.search(pattern, name, re.IGNORECASE)]
+        if matching:
+            column_of[matching[0]] = column
+    column_of |= {name: name for name in benchmarks if name not in column_of}
+    wide = main.with_columns(pl.col("benchmark").replace(column_of)).pivot("benchmark", index="system", values=of)
+    return wide.select("system", *column_of.values())
 
 
 def paper_table1() -> pl.DataFrame:
-    """The paper's own Table 1 (see PAPER_CITATION), in the same shape."""
+    """Return Table 1 as printed in the paper (see PAPER_CITATION), in the layout of `table1`."""
     rows = [(system, *values) for system, values in PAPER_TABLE_1.items()]
-    return pl.DataFrame(rows, schema=["system", *COLUMNS], orient="row")
-
-
-def _columns(benchmarks: list[str]) -> dict[str, str]:
-    """Benchmark -> column, in the order of the columns; the first that fits one of the paper's takes it."""
-    chosen: dict[str, str] = {}
-    for column, pattern in COLUMNS.items():
-        fitting = [name for name in benchmarks if name not in chosen and re.search(pattern, name, re.IGNORECASE)]
-        if fitting:
-            chosen[fitting[0]] = column
-    return chosen | {name: name for name in benchmarks if name not in chosen}
+    return pl.DataFrame(rows, schema=["system", *TABLE1_COLUMNS], orient="row")

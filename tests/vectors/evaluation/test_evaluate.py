@@ -9,9 +9,17 @@ import polars as pl
 import pytest
 
 from embstore.errors import InvalidValueError
-from embstore.vectors import WordVectors, read_word_vectors
-from embstore.vectors.evaluation import PAPER_TABLE_1, Lexicon, evaluate, find_benchmarks, paper_table1, table1
-from embstore.vectors.evaluation.lexicon import on_shared_vocabulary
+from embstore.vectors import (
+    WordVectors,
+    evaluate,
+    on_shared_vocabulary,
+    paper_table1,
+    read_benchmarks,
+    read_vectors,
+    table1,
+)
+from embstore.vectors.evaluation.lexicon import Lexicon
+from embstore.vectors.evaluation.table1 import PAPER_TABLE_1
 from tests.vectors.evaluation import oracle
 
 
@@ -33,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def glove(data: Path) -> WordVectors:
     path = data / "glove" / "glove50_4k.txt"
-    return read_word_vectors(path, limit=4196)
+    return read_vectors(path, limit=4196)
 
 
 def test_tidy(folder: Path) -> None:
@@ -48,7 +56,7 @@ def test_tidy(folder: Path) -> None:
     assert one.filter(pl.col("task") == "similarity")["count"].to_list() == [12, 11]
     two = frame.filter(pl.col("system") == "two", pl.col("task") == "categorisation").row(0, named=True)
     assert (two["count"], two["coverage"]) == (8, 8 / 12)
-    assert frame.equals(evaluate(systems, find_benchmarks(folder).benchmarks))
+    assert frame.equals(evaluate(systems, read_benchmarks(folder)))
 
 
 def test_case(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Benchmarks are known by folder or content, and read whole or refused with the line."""
+"""Benchmarks are recognised by folder or content, and read whole or refused with the line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embstore.errors import BenchmarkError, IgnoredFilesWarning
-from embstore.vectors.evaluation import find_benchmarks, read_benchmarks
+from embstore.vectors import read_benchmarks
 from embstore.vectors.evaluation.analogies import Analogies, read_analogies
 from embstore.vectors.evaluation.categories import Categories, read_categories
 from embstore.vectors.evaluation.relations import Relations
@@ -83,7 +83,7 @@ def test_categories(tmp_path: Path) -> None:
 
 
 def test_relations(tmp_path: Path) -> None:
-    [found] = find_benchmarks(semeval(tmp_path)).benchmarks
+    [found] = read_benchmarks(semeval(tmp_path))
     assert isinstance(found, Relations)
     first, second = found.relations
     assert (first.name, second.name) == ("1a", "2b")
@@ -111,8 +111,9 @@ def test_a_folder_of_everything(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("These are notes\nof ours.\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "empty").write_text("")
-    found = find_benchmarks(tmp_path)
-    kinds = {benchmark.name: type(benchmark).__name__ for benchmark in found.benchmarks}
+    with pytest.warns(IgnoredFilesWarning, match="3 files are not of a known format: binary, empty, notes.md"):
+        found = read_benchmarks(tmp_path)
+    kinds = {benchmark.name: type(benchmark).__name__ for benchmark in found}
     assert kinds == {
         "semeval2012-task2": "Relations",
         "s1": "SimilarityPairs",
@@ -123,29 +124,26 @@ def test_a_folder_of_everything(tmp_path: Path) -> None:
         "sections": "Analogies",
         "classes": "Categories",
     }
-    assert sorted(path.name for path in found.ignored) == ["binary", "empty", "notes.md"]
-    with pytest.warns(IgnoredFilesWarning, match="3 files are no known benchmark: binary, empty, notes.md"):
-        assert len(read_benchmarks(tmp_path)) == 8
 
 
 def test_one_file_or_one_folder_of_its_kind(tmp_path: Path) -> None:
     write(tmp_path, analogies__a_txt="a b c 1\n", loose_txt="a b 1\n")
-    assert [type(it).__name__ for it in find_benchmarks(tmp_path / "analogies").benchmarks] == ["Analogies"]
-    assert [type(it).__name__ for it in find_benchmarks(tmp_path / "analogies/a.txt").benchmarks] == ["Analogies"]
-    assert [type(it).__name__ for it in find_benchmarks(tmp_path / "loose.txt").benchmarks] == ["SimilarityPairs"]
+    assert [type(it).__name__ for it in read_benchmarks(tmp_path / "analogies")] == ["Analogies"]
+    assert [type(it).__name__ for it in read_benchmarks(tmp_path / "analogies/a.txt")] == ["Analogies"]
+    assert [type(it).__name__ for it in read_benchmarks(tmp_path / "loose.txt")] == ["SimilarityPairs"]
 
 
-def test_relations_beside_other_benchmarks(tmp_path: Path) -> None:
-    """The packages may lie in the root itself: the rest is not taken for a part of them."""
+def test_relations_next_to_other_benchmarks(tmp_path: Path) -> None:
+    """Even with the packages in the root itself, the other files are not taken as part of them."""
     write(semeval(tmp_path), similarity__s_txt="a b 1\n")
-    assert [benchmark.name for benchmark in find_benchmarks(tmp_path).benchmarks] == ["semeval2012-task2", "s"]
+    assert [benchmark.name for benchmark in read_benchmarks(tmp_path)] == ["semeval2012-task2", "s"]
 
 
 BAD = {
     "nothing": (lambda folder: None, r": no benchmark in it"),
     "only unknown": (
         lambda folder: write(folder, notes_txt="hello\n"),
-        r"in it \(1 files that are none\)",
+        r"in it \(1 files of other formats\)",
     ),
     "two fields": (lambda folder: write(folder, similarity__s_txt="a\tb\t1\nc\td\n"), r"s\.txt:2: 'c\\td': give two"),
     "rating": (lambda folder: write(folder, similarity__s_txt="a\tb\t1\nc\td\tx\n"), r"s\.txt:2: the rating 'x'"),
@@ -207,10 +205,10 @@ BAD = {
 def test_bad_files(prepare: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     prepare(tmp_path)
     with pytest.raises(BenchmarkError, match=message) as caught:
-        find_benchmarks(tmp_path)
+        read_benchmarks(tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match=r"no benchmarks at .*gone"):
-        find_benchmarks(tmp_path / "gone")
+        read_benchmarks(tmp_path / "gone")

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.vectors import WordVectors
-from embstore.vectors.evaluation import Lexicon, Score, analogies
+from embstore.vectors.evaluation import analogies
 from embstore.vectors.evaluation.analogies import Analogies
-from embstore.vectors.evaluation.categories import Categories
-from embstore.vectors.evaluation.lexicon import unit_rows
-from embstore.vectors.evaluation.ranks import spearman
+from embstore.vectors.evaluation.categories import Categories, purity
+from embstore.vectors.evaluation.lexicon import Lexicon, Score, spearman, unit_rows
 from embstore.vectors.evaluation.relations import (
     MaxDiff,
     Relation,
@@ -25,7 +24,7 @@ from embstore.vectors.evaluation.relations import (
     read_ratings,
 )
 from embstore.vectors.evaluation.similarity import SimilarityPairs
-from embstore.vectors.kmeans import purity, spherical_kmeans
+from embstore.vectors.kmeans import spherical_kmeans
 from tests.vectors.evaluation import oracle
 
 
@@ -285,8 +284,8 @@ def test_kmeans_is_seeded_and_no_worse_with_restarts() -> None:
         return sum(float(np.linalg.norm(unit[clusters == cluster].sum(0))) for cluster in range(9))
 
     assert (spherical_kmeans(unit, 9, seed=1) == spherical_kmeans(unit, 9, seed=1)).all()
-    one = [coherence(spherical_kmeans(unit, 9, seed=seed, restarts=1)) for seed in range(5)]
-    many = [coherence(spherical_kmeans(unit, 9, seed=seed, restarts=10)) for seed in range(5)]
+    one = [coherence(spherical_kmeans(unit, 9, seed=seed, n_restarts=1)) for seed in range(5)]
+    many = [coherence(spherical_kmeans(unit, 9, seed=seed, n_restarts=10)) for seed in range(5)]
     assert all(more >= fewer - 1e-5 for more, fewer in zip(many, one, strict=True))
     assert max(many) > min(one)
 

@@ -1,4 +1,4 @@
-"""A table of words, one vector each."""
+"""A table of words with one vector each, in memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, quoted
 
-CHECKED_ROWS = 2**14
+BLOCK_ROWS = 2**14
 
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Words, each once, and their vectors [n, dimensions] in the same order, float32 and finite.
+    """Distinct words and their vectors: float32 [words, dimensions], finite, in the order of the words.
 
-    Raises InvalidValueError for a word that stands twice, is empty or not text, and for vectors of another shape
-    or not finite.
+    Made by `read_vectors`, `static_vectors` and `train_vectors`, and accepted wherever static embeddings are analysed.
+    Raises InvalidValueError for a word that is repeated, empty or not text, and for vectors of another shape or with
+    NaN or infinity.
     """
 
     words: tuple[str, ...]
@@ -38,65 +39,69 @@ class WordVectors:
         object.__setattr__(self, "words", tuple(self.words))
         if len(self.words) != len(self.vectors):
             raise InvalidValueError(f"{len(self.words)} words and {len(self.vectors)} vectors: give one vector a word")
-        if (row := first_not_finite(self.vectors)) is not None:
+        if (row := first_nonfinite(self.vectors)) is not None:
             raise InvalidValueError(f"the vector of {self.words[row]!r} (row {row}) has NaN or infinity in it")
         for row, word in enumerate(self.words):
             if not isinstance(word, str) or not word:
                 raise InvalidValueError(f"word {row} is {word!r}: a word is text that is not empty")
-        if (twice := first_repeated(self.words)) is not None:
-            raise InvalidValueError(f"the word {self.words[twice[1]]!r} stands twice, at {twice[0]} and at {twice[1]}")
+        if (pair := first_repeated(self.words)) is not None:
+            raise InvalidValueError(f"the word {self.words[pair[1]]!r} is given twice, at {pair[0]} and at {pair[1]}")
 
     def __len__(self) -> int:
         return len(self.words)
 
     def __contains__(self, word: object) -> bool:
-        return word in self._places
+        return word in self._row_of
+
+    def __repr__(self) -> str:
+        words = ", ".join(quoted(word) for word in self.words[:3])
+        more = ", ..." if len(self.words) > 3 else ""
+        return f"<WordVectors of {len(self):,} words ({words}{more}), {self.dimensions} dimensions>"
 
     @property
     def dimensions(self) -> int:
-        """How many numbers a vector has."""
+        """The number of components of a vector."""
         return int(self.vectors.shape[1])
 
-    def place_of(self, word: str) -> int | None:
-        """The row of a word as it is spelled, None where it has none."""
-        return self._places.get(word)
+    def row_of(self, word: str) -> int | None:
+        """Return the row of a word, which must be spelled exactly so; None if there is none."""
+        return self._row_of.get(word)
 
     def rows_of(self, words: Iterable[str]) -> NDArray[np.int64]:
-        """The row of each word, -1 where it has none; int64 [words]."""
-        places = self._places
-        return np.fromiter((places.get(word, -1) for word in words), np.int64)
+        """Return the row of each word, -1 for words without a vector; int64 [words]."""
+        return np.fromiter((self._row_of.get(word, -1) for word in words), np.int64)
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Self:
-        """The words of these rows, in this order; each row once."""
+        """Return the words of these distinct rows, in this order."""
         chosen = np.asarray(rows, np.int64)
         return type(self)(tuple(self.words[row] for row in chosen.tolist()), self.vectors[chosen])
 
     def sha256(self) -> str:
-        """Hash words and vectors."""
+        """Return the hash of the words and vectors."""
         digest = hashlib.sha256("\n".join(self.words).encode("utf-8", "surrogatepass"))
         digest.update(self.vectors.data)
         return digest.hexdigest()
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _row_of(self) -> dict[str, int]:
         return {word: row for row, word in enumerate(self.words)}
 
 
-def first_not_finite(vectors: NDArray[np.float32]) -> int | None:
-    """The first row with NaN or infinity in it."""
-    for start in range(0, len(vectors), CHECKED_ROWS):
-        finite = np.isfinite(vectors[start : start + CHECKED_ROWS]).all(1)
+def first_nonfinite(vectors: NDArray[np.float32]) -> int | None:
+    """Return the first row with NaN or infinity; None if all are finite."""
+    for start in range(0, len(vectors), BLOCK_ROWS):
+        finite = np.isfinite(vectors[start : start + BLOCK_ROWS]).all(1)
         if not finite.all():
             return start + int(finite.argmin())
     return None
 
 
 def first_repeated(words: Sequence[str]) -> tuple[int, int] | None:
-    """The first place whose word stood before, after the place where it stood."""
+    """Return the rows of the first repeated word, where it occurs first and where it is repeated; None without any."""
     if len(set(words)) == len(words):
         return None
-    seen: dict[str, int] = {}
-    for place, word in enumerate(words):
-        if (before := seen.setdefault(word, place)) != place:
-            return before, place
+    row_of: dict[str, int] = {}
+    for row, word in enumerate(words):
+        if (first := row_of.setdefault(word, row)) != row:
+            return first, row
     return None
