@@ -139,13 +139,31 @@ def test_without_a_label_column_labels_are_minus_one(made: Made) -> None:
 @pytest.mark.parametrize("option", ["batch_size", "block_rows", "window_blocks"])
 @pytest.mark.parametrize("value", [0, -3])
 def test_sizes_below_one_are_refused(made: Made, option: str, value: int) -> None:
-    with pytest.raises(InvalidValueError, match=f"{option} {value} is not allowed: give 1 or more"):
+    with pytest.raises(InvalidValueError, match=f"{option} must be at least 1, not {value}"):
         es.TorchDataset(made.store.select(), **{option: value})
 
 
 def test_an_unknown_label_column_is_refused(made: Made) -> None:
     with pytest.raises(InvalidValueError, match="no label column 'ner': the store has upos"):
         es.TorchDataset(made.store.select(), label="ner")
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float64, bool, str])
+def test_labels_from_an_array(made: Made, kind: type) -> None:
+    selection = made.store.select(rows=[9, 4, 250])
+    labels = np.array([3, 0, 7]).astype(kind)
+    (batch,) = es.TorchDataset(selection, label=labels, batch_size=10)
+    assert batch.rows.tolist() == [9, 4, 250]
+    assert batch.labels.dtype == (torch.float32 if kind is np.float64 else torch.int64)
+    assert batch.labels.tolist() == ([1, 0, 2] if kind is str else [1, 0, 1] if kind is bool else [3, 0, 7])
+    with pytest.raises(InvalidValueError, match=r"labels of shape \(2,\) do not fit a selection of 3 rows"):
+        es.TorchDataset(selection, label=labels[:2])
+
+
+def test_labels_added_to_a_selection(made: Made) -> None:
+    selection = made.store.select(rows=[9, 4, 250]).with_labels("tone", ["sad", None, "glad"])
+    (batch,) = es.TorchDataset(selection, label="tone", batch_size=10)
+    assert batch.labels.tolist() == [1, -1, 0]
 
 
 def test_rows_not_yet_written_are_an_error_and_not_zeros(tmp_path: Path) -> None:

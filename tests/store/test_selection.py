@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +137,102 @@ def test_bad_conditions(made: Made, conditions: dict[str, Any], message: str) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("layers", "stored"),
+    [(-1, (5,)), ("last", (5,)), (-3, (0,)), ("all", (0, 2, 5)), (np.int64(2), (2,)), ([-1, 0, "last"], (5, 0, 5))],
+)
+def test_layers_count_from_the_end(made: Made, layers: Any, stored: tuple[int, ...]) -> None:
+    assert made.store.select(layers=layers).layers == stored
+    places = [(0, 2, 5).index(layer) for layer in stored]
+    np.testing.assert_array_equal(made.store.gather_layers([7, 3], layers), made.vectors[places][:, [7, 3]])
+    if len(stored) == 1:
+        np.testing.assert_array_equal(made.store.gather([7, 3], layers), made.vectors[places[0], [7, 3]])
+        ((_, block),) = made.store.scan(layers, 10, 20)
+        np.testing.assert_array_equal(block, made.vectors[places[0], 10:20])
+
+
+@pytest.mark.parametrize("layer", [1, 6, -4, True, "first", None, 2.0, [0]])
+def test_a_layer_that_is_not_stored(made: Made, layer: Any) -> None:
+    with pytest.raises(InvalidValueError, match=r"layer .* is not stored: choose among 0, 2, 5, or -1 or 'last'"):
+        made.store.gather([0], layer)
+    with pytest.raises(InvalidValueError, match="is not stored"):
+        made.store.scan(layer)
+
+
+def test_labels_added_to_a_store(made: Made) -> None:
+    long = [len(str(row["word"])) > 4 for row in made.table]
+    store = made.store.with_labels("long", np.array(long))
+    assert store.select(labels={"long": "true"}).rows.tolist() == np.flatnonzero(long).tolist()
+    assert store.select(where=pl.col("long") == "false").rows.tolist() == np.flatnonzero(~np.array(long)).tolist()
+    assert store.table()["long"].to_list() == ["true" if each else "false" for each in long]
+    assert (
+        pickle.loads(pickle.dumps(store)).select(labels={"long": "true"}).rows.tolist() == np.flatnonzero(long).tolist()
+    )
+    assert "long" not in made.store.index.labels
+    other = store.with_labels("upos", ["A"] * made.store.n_rows)  # in place of the column on disk
+    assert list(other.index.labels["upos"].names) == ["A"]
+    assert store.index.labels["upos"].codes.tolist() == made.store.index.labels["upos"].codes.tolist()
+
+
+def test_labels_added_to_a_selection(made: Made) -> None:
+    selection = made.store.select(rows=[30, 4, 17], layers=-1)
+    labelled = selection.with_labels("grade", [10, None, 9])
+    assert (labelled.rows.tolist(), labelled.layers) == ([30, 4, 17], (5,))
+    assert labelled.table(columns=["occurrence", "grade"]).rows() == [(30, "10"), (4, None), (17, "9")]
+    assert labelled.store.select(labels={"grade": ["9", "10"]}).rows.tolist() == [17, 30]
+    assert list(labelled.store.index.labels["grade"].names) == ["9", "10"]
+    np.testing.assert_array_equal(labelled.vectors(), selection.vectors())
+
+
+@pytest.mark.parametrize("pandas", [False, True])
+def test_labels_from_a_frame(made: Made, pandas: bool) -> None:
+    frame = made.store.select(words="bank").table().with_columns(pl.col("position").cast(pl.String).alias("where"))
+    columns = frame.select("occurrence", "where")
+    values: Any = pytest.importorskip("pandas").DataFrame(columns.to_dict(as_series=False)) if pandas else columns
+    store = made.store.with_labels("where", values)
+    expected = [str(row["position"]) if row["word"] == "bank" else None for row in made.table]
+    assert store.table()["where"].to_list() == expected
+    assert (
+        made.store.select(words="bank").with_labels("where", values).table().equals(store.select(words="bank").table())
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("x", ["a"], "1 values of 'x' do not fit 3 rows"),
+        ("x", ["a", "b", "c"], "a row is given two different labels of 'x'"),
+        ("x", [0.5, 1.0, 2.0], "'x' has values of type Float64"),
+        ("word", ["a", "b", "c"], "'word' cannot be the name of a label column"),
+        ("", ["a", "b", "c"], "'' cannot be the name"),
+        ("x", pl.DataFrame({"x": ["a"]}), "the frame has no column 'occurrence'"),
+        ("x", pl.DataFrame({"occurrence": [1], "y": ["a"]}), "the frame has no column 'x'"),
+        ("x", pl.DataFrame({"occurrence": [8], "x": ["a"]}), "the frame has the row 8, which is not selected"),
+    ],
+)
+def test_labels_that_do_not_fit(made: Made, name: str, values: Any, message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        made.store.select(rows=[5, 7, 5]).with_labels(name, values)
+
+
+def test_representations(made: Made) -> None:
+    store = made.store
+    path = str(store.path)
+    assert len(store) == store.n_rows == len(store.select())
+    assert repr(store.select(words="bank", layers=[0, -1])).endswith("rows, layers 0, 5>")
+    assert f"<caption>Store {path}</caption>" in store._repr_html_()
+    assert f"<tr><th>Rows</th><td>{store.n_rows:,}</td></tr>" in store._repr_html_()
+    html = store.select(rows=[1, 2], layers=2)._repr_html_()
+    assert "<tr><th>Selected</th><td>2 rows</td></tr>" in html
+    assert "<tr><th>Layers</th><td>2</td></tr>" in html
+
+
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 def test_rows_not_written_are_refused_or_nan(tmp_path: Path, suffix: str) -> None:
     with pytest.warns(UnfinishedStoreWarning):
         made = make_store(tmp_path / f"s{suffix}", leave_out=(1,))
     written = [*range(256), *range(512, made.store.n_rows)]
+    assert f"{len(written):,} written ({len(written) / made.store.n_rows:.0%})" in made.store._repr_html_()
     selection = made.store.select()
     with pytest.raises(MissingRowsError):
         selection.vectors()
