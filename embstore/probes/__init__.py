@@ -1,4 +1,4 @@
-"""Probes: classifiers trained on stored vectors, many at a time."""
+"""Probes: classifiers trained on frozen vectors, many at a time, to measure what the vectors of each layer encode."""
 
 import lazy_loader
 

@@ -1,47 +1,49 @@
-"""Description length of labels given vectors (Voita & Titov 2020): how many bits they take, layer by layer."""
+"""Description length of labels given vectors (Voita & Titov 2020): how many bits the labels take, layer by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from math import log, log2
 
 import numpy as np
-import polars as pl
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
-from embstore.analysis.scan import selected
-from embstore.devices import choose_device
 from embstore.errors import InvalidValueError
-from embstore.probes.edges.control import control_task
-from embstore.probes.edges.edges import BANKS, DROPOUT, Kind, edge_shape, require_kind, require_seeds, task_name
+from embstore.probes.control import CONTROL, ControlTask
+from embstore.probes.edges.batches import EdgeBatch
+from embstore.probes.edges.metrics import ProbeGrid
 from embstore.probes.edges.model import EdgeBank
-from embstore.probes.edges.rows import SCHEMA, Probes
-from embstore.probes.edges.tasks import Edges, EdgeSplit, EdgeTask, join_task
-from embstore.probes.edges.training import EdgeTraining, Stream, iter_logits, train_edges
-from embstore.probes.mdl_code import (
-    FRACTIONS,
-    CodeBank,
-    LinearCodeBank,
-    block_ends,
-    coded,
-    frequency_bits,
-    uniform_bits,
-)
+from embstore.probes.edges.probe import EdgeProbe
+from embstore.probes.edges.splits import EdgeSplit
+from embstore.probes.edges.tasks import Edges, control_split, join_task, require_unit
+from embstore.probes.edges.training import EdgeSettings, EdgeStream, iter_logits, train_edges
+from embstore.probes.reading import store_of
+from embstore.probes.result import ProbeResult, Row
+from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
-CODE_BANKS: dict[Kind, type[EdgeBank]] = {"mlp": CodeBank, "linear": LinearCodeBank}
-EPOCH = 256  # sentences that an epoch reads at least: few are read again and again
+FRACTIONS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.1, 6.25, 12.5, 25.0, 50.0, 100.0)
+N_EPOCH = 256  # sentences that an epoch reads at least; fewer are read several times
+
+
+class CodeBank(EdgeBank):
+    """Edge probes with a softmax over the labels, of which each target has one: the loss is the nats of its code."""
+
+    def losses(self, batch: EdgeBatch, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+        logits = self.logits(batch, mask=mask)
+        return -(logits.log_softmax(2) * batch.gold).sum(2).mean(1)
 
 
 @dataclass(frozen=True, eq=False)
 class OnlineCode:
-    """The code of a task: `bits` float64 [probes, blocks], of which the first block is uniform.
+    """The online code of the labels of a task: `bits` float64 [probes, blocks], the first block by a uniform code.
 
-    `ends`: sentences up to the end of each block. `targets`: those of each block. `uniform` and `frequency`: bits of
-    all blocks with no knowledge, and by the frequencies of the labels before each block.
+    `ends`: sentences up to the end of each block; `targets`: those of each block. `uniform` and `frequency`: the bits
+    of all blocks without a probe, and by the label frequencies of the blocks before.
     """
 
     bits: NDArray[np.float64]
@@ -52,197 +54,196 @@ class OnlineCode:
 
     @property
     def lengths(self) -> NDArray[np.float64]:
-        """[probes]."""
+        """The bits of all blocks, [probes]."""
         return np.asarray(self.bits.sum(1))
 
 
-@dataclass(frozen=True, eq=False)
-class MdlResult:
-    """Code lengths: `frame` of `task, layer, split, metric, value, count, seed`, all of split train.
-
-    `code`: the code of the task, whose probes are `probes` at `places`; `control`: that of the control task.
-    `notes`: what took no part, what was sampled and which blocks there are, a line each.
-    """
-
-    frame: pl.DataFrame
-    task: EdgeTask
-    probes: Probes
-    places: NDArray[np.int64]
-    code: OnlineCode
-    control: OnlineCode | None
-    notes: tuple[str, ...]
-
-    def summary(self) -> pl.DataFrame:
-        """Mean (`value`) and standard deviation (`deviation`, null for one seed) over the seeds."""
-        return mdl_summary(self.frame)
-
-
-def mdl_summary(frame: pl.DataFrame) -> pl.DataFrame:
-    """Mean and standard deviation over the seeds of frames of `probe_mdl`, of one task or several."""
-    return frame.group_by("task", "layer", "split", "metric", maintain_order=True).agg(
-        pl.col("value").mean(),
-        pl.col("value").std().alias("deviation"),
-        pl.col("count").first(),
-        pl.len().cast(pl.Int64).alias("seeds"),
-    )
-
-
-def probe_mdl(
-    store: Store | Selection,
-    *,
+def code_length(
+    data: Store | Selection,
     train: Edges,
     dev: Edges | None = None,
-    name: str | None = None,
-    layers: int | Sequence[int] | None = None,
-    seeds: Sequence[int] = (0,),
-    data_seed: int = 0,
-    sentences: int | None = None,
-    kind: Kind = "mlp",
-    cumulative: bool = False,
-    control: bool = False,
-    fractions: Sequence[float] = FRACTIONS,
-    projection: int = 256,
-    hidden_size: int = 256,
-    dropout: float | None = None,
-    epochs: int = 30,
-    batch_size: int = 32,
-    learning_rate: float = 1e-3,
-    mixing_rate: float = 1e-2,
-    patience: int | None = 3,
-    memory: int | None = None,
-    device: str = "auto",
-    progress: Callable[[int, int], object] | None = None,
-) -> MdlResult:
-    """Say how many bits the labels of `train` take by the online code of a probe of each layer, all trained together.
-
-    The sentences are sent block after block, in an order drawn with `data_seed`. The first block has a uniform code;
-    each other is coded by a probe trained, from its first weights, on all blocks before it, until its loss on `dev`
-    has not fallen for `patience` epochs (`patience` None: all epochs, and no dev). Where each target has one label,
-    the probe is a softmax over the labels; else each label is a Bernoulli of its own. `fractions`: percent of the
-    sentences at the end of each block. `kind`: the edge probe (mlp) or a linear one. `cumulative`: also P(l), which
-    mix the layers 0 to l. `control`: also the control task (see probe_edges). An epoch reads at least 256 sentences:
-    where there are fewer, each several times. The rest as in `probe_edges`.
-
-    Metrics: `code_length` in bits by layer, `compression`, the length of the uniform code over it; with `cumulative`
-    `cumulative_length`, `cumulative_compression` of P(l); with `control` the same as `control_length` and so on.
-    `uniform_length`; `frequency_length`: by the labels' frequencies in the blocks before (no layer). `count`: targets.
-
-    Raises InvalidValueError, in one line, for fractions that do not ascend to 100, and as `probe_edges`.
-    """
-    rate = DROPOUT[require_kind(kind)] if dropout is None else dropout
-    training = EdgeTraining(epochs, batch_size, learning_rate, mixing_rate, rate, patience, data_seed)
-    require_seeds(seeds, data_seed)
-    block_ends(fractions, 10**9)
-    if patience is not None and dev is None:
-        raise InvalidValueError(f"patience {patience} needs dev targets to stop by: give some, or no patience")
-    chosen = selected(store, layers)
-    named = name or task_name(train)
-    task = join_task(chosen.store, train=train, dev=dev, name=named, sentences=sentences, seed=data_seed)
-    probes = Probes(tuple(sorted(chosen.layers)), tuple(seeds), layerwise=True)
-    of_layers = [probes.by_layer(seed) for seed in seeds]
-    places = np.unique(np.concatenate(of_layers + [probes.cumulative(seed) for seed in seeds if cumulative]))
-    stream = Stream(chosen.store, probes.layers, batch_size, choose_device(device), memory)
-    shape = edge_shape(kind, probes, task, chosen.store, projection=projection, hidden_size=hidden_size)
-    made = (CODE_BANKS if task.single else BANKS)[kind]
-    bank = made.initial(shape, probes.allowed[places], probes.seed_of[places], device=stream.device)
-    ends = block_ends(fractions, task.splits["train"].sentences)
-    order = np.random.default_rng((data_seed, task.splits["train"].sentences)).permutation(int(ends[-1]))
-    tasks = [task, control_task(task, chosen.store, seed=data_seed)] if control else [task]
-    total = len(tasks) * epochs * int(_read_sentences(ends[:-1]).sum())
-    codes = []
-    for number, each in enumerate(tasks):
-        told = _Told(progress, number * total // len(tasks), total)
-        codes.append(online_code(bank, stream, each, order=order, ends=ends, training=training, progress=told))
-    rows = list(_rows(probes, places, codes, cumulative=cumulative))
-    frame = pl.DataFrame([{"task": task.name, "split": "train", **row} for row in rows], schema=SCHEMA)
-    notes = (*task.notes, f"{task.name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
-    return MdlResult(frame, task, probes, places, codes[0], codes[1] if control else None, notes)
-
-
-def online_code(
-    bank: EdgeBank,
-    stream: Stream,
-    task: EdgeTask,
     *,
-    order: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    training: EdgeTraining,
-    progress: Callable[[int, int], object] | None = None,
-) -> OnlineCode:
-    """Code the train targets of a task in blocks of sentences, by all probes of a bank; each begins anew a block."""
-    train, dev = task.splits["train"], task.splits.get("dev")
-    first = split_part(train, order[: ends[0]])
-    bits = [np.full(len(bank), uniform_bits(len(first), len(task.labels), single=task.single))]
-    targets, frequency, done = [len(first)], float(bits[0][0]), 0
-    for start, stop in pairwise(ends.tolist()):
-        passes = int(_read_sentences(np.array([start]))[0]) // start
-        seen, block = split_part(train, order[:start]), split_part(train, order[start:stop])
+    probe: EdgeProbe | None = None,
+    fractions: Sequence[float] = FRACTIONS,
+    cumulative: bool = False,
+    name: str | None = None,
+    progress: Progress = None,
+) -> ProbeResult:
+    """Measure how many bits the labels of a task take by the online code of a probe of each layer.
 
-        def advance(at: int, of: int, done: int = done) -> None:
-            if progress is not None:
-                progress(done + at, of)
+    The sentences are coded block after block, in an order drawn with the seed of the probe. The first block has a
+    uniform code; each other block is coded by probes trained from their initial weights on all blocks before it,
+    stopping on `dev`. If each target has exactly one label, the probe is a softmax over the labels; else each label is
+    coded by itself.
 
-        found = train_edges(
-            bank, stream, split_part(train, np.repeat(order[:start], passes)), dev, training=training, progress=advance
+    `train`, `dev`: targets as in `EdgeProbe.fit`. `probe`: its settings (kind, layers, seeds, control, training ...)
+    are those of the probes that code. `fractions`: percent of the sentences at the end of each block. `cumulative`:
+    also code with P(l), which mix the layers 0 to l. An epoch reads at least 256 sentences, few of them repeatedly.
+
+    Metrics, all of split train: `code_length` in bits by layer, and `compression`, the length of the uniform code
+    divided by it; with `cumulative` the same of P(l) as `cumulative_length` and `cumulative_compression`; with a
+    control task `control_length` and so on. Without layer: `uniform_length`, and `frequency_length` by the frequencies
+    of the labels in the blocks before. `count`: targets.
+
+    Raises InvalidValueError for fractions that do not ascend to 100, and as `EdgeProbe.fit`.
+    """
+    probe = EdgeProbe() if probe is None else probe
+    settings = probe.edge_settings()
+    settings.schedule.require_dev(dev is not None, "targets")
+    block_ends(fractions, 10**9)
+    store = store_of(data)
+    require_unit(store)
+    task = join_task(store, train, dev, name=name, sample=probe._sample())
+    grid = replace(probe.grid(data), layerwise=True)
+    numbers = [grid.by_layer(seed) for seed in grid.seeds]
+    numbers += [grid.cumulative(seed) for seed in grid.seeds if cumulative]
+    chosen = np.unique(np.concatenate(numbers))
+    kind = CodeBank if task.labels.single else EdgeBank
+    bank = kind.initial(probe.shape(task.labels, grid, store), grid.allowed[chosen], grid.seed_of[chosen])
+    ends = block_ends(fractions, task.train.n_sentences)
+    order = np.random.default_rng((probe.seed, task.train.n_sentences)).permutation(int(ends[-1]))
+    splits = [(task.train, task.dev)]
+    if probe.control:
+        drawn = ControlTask.of(task.train.gold, probe.seed)
+        control_dev = None if task.dev is None else control_split(task.dev, store, drawn)
+        splits.append((control_split(task.train, store, drawn), control_dev))
+    n_each = settings.schedule.epochs * int(_n_read(ends[:-1]).sum())
+    coder = OnlineCoder(bank, probe.stream(store, grid.layers), settings, single=task.labels.single)
+    codes = []
+    with reporting(progress, total=len(splits) * n_each, unit="sentences", label=f"code {task.labels.name}") as report:
+        for number, (own, own_dev) in enumerate(splits):
+
+            def advance(done: int, before: int = number * n_each) -> None:
+                report(before + done)
+
+            codes.append(coder.code(own, own_dev, order=order, ends=ends, advance=advance))
+    notes = (*task.notes, f"{task.labels.name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
+    rows = _rows(grid, chosen, codes, cumulative=cumulative)
+    return ProbeResult.of(rows, notes, store=store.path.stem, task=task.labels.name, split="train")
+
+
+@dataclass(frozen=True, eq=False)
+class OnlineCoder:
+    """Codes the labels of a split in blocks of sentences, by all probes of a bank; `single`: one label per target."""
+
+    bank: EdgeBank
+    stream: EdgeStream
+    settings: EdgeSettings
+    single: bool
+
+    def code(
+        self,
+        data: EdgeSplit,
+        dev: EdgeSplit | None,
+        *,
+        order: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        advance: Callable[[int], object] = lambda done: None,
+    ) -> OnlineCode:
+        """Code the sentences of `order` in blocks that end at `ends`; each block trains from the initial weights."""
+        n_labels = data.gold.shape[1]
+        first = data.part(order[: ends[0]])
+        bits = [np.full(len(self.bank), uniform_bits(len(first), n_labels, single=self.single))]
+        targets, frequency, done = [len(first)], float(bits[0][0]), 0
+        for start, stop in pairwise(ends.tolist()):
+            n_passes = int(_n_read(np.array([start]))[0]) // start
+            seen, block = data.part(order[:start]), data.part(order[start:stop])
+
+            def report(at: int, total: int | None, done: int = done) -> None:
+                advance(done + at)
+
+            repeated = data.part(np.repeat(order[:start], n_passes))
+            trained = train_edges(self.bank, self.stream, repeated, dev, settings=self.settings, progress=report)
+            done += self.settings.schedule.epochs * n_passes * start
+            bits.append(self._bits(replace(self.bank, weights=trained.weights), block))
+            targets.append(len(block))
+            frequency += frequency_bits(seen.gold, block.gold, single=self.single)
+        uniform = uniform_bits(len(data), n_labels, single=self.single)
+        return OnlineCode(np.stack(bits, 1), ends, np.array(targets), uniform, frequency)
+
+    @torch.no_grad()
+    def _bits(self, bank: EdgeBank, block: EdgeSplit) -> NDArray[np.float64]:
+        bits = np.zeros(len(bank))
+        for targets, logits in iter_logits(bank, self.stream, block):
+            gold = torch.from_numpy(block.gold[targets]).to(logits.device)
+            bits += code_bits(logits, gold, single=self.single).cpu().numpy()
+        return bits
+
+
+def code_bits(logits: torch.Tensor, gold: torch.Tensor, *, single: bool) -> torch.Tensor:
+    """Return the bits that each probe takes for labels, float64 [probes]: -sum log2 p(labels).
+
+    `logits` [probes, targets, labels], `gold` [targets, labels]. With a `single` label p is a softmax over the labels;
+    else the sigmoid of each label.
+    """
+    values, wanted = logits.double(), gold.double()
+    if single:
+        nats = -(values.log_softmax(2) * wanted).sum((1, 2))
+    else:
+        nats = functional.binary_cross_entropy_with_logits(values, wanted.expand_as(values), reduction="none")
+        nats = nats.sum((1, 2))
+    return nats / log(2)
+
+
+def uniform_bits(n_targets: int, n_labels: int, *, single: bool) -> float:
+    """Return the bits without any knowledge: log2 of the labels per target, or one bit per label."""
+    return n_targets * (log2(n_labels) if single else n_labels)
+
+
+def frequency_bits(seen: NDArray[np.bool_], gold: NDArray[np.bool_], *, single: bool) -> float:
+    """Return the bits of labels by the frequencies of the labels seen before, with one half added to every count.
+
+    `seen`, `gold`: [targets, labels].
+    """
+    counts = seen.sum(0) + 0.5
+    if single:
+        return float(-(gold.sum(0) * np.log2(counts / counts.sum())).sum())
+    share = counts / (len(seen) + 1)
+    n_gold = gold.sum(0)
+    return float(-(n_gold * np.log2(share) + (len(gold) - n_gold) * np.log2(1 - share)).sum())
+
+
+def block_ends(fractions: Sequence[float], n_sentences: int) -> NDArray[np.int64]:
+    """Return the number of sentences up to the end of each block; blocks without a sentence are left out.
+
+    Raises InvalidValueError unless the fractions (in percent) ascend to 100 and make two blocks.
+    """
+    shown = ",".join(f"{each:g}" for each in fractions)
+    values = np.asarray(fractions, np.float64)
+    ascends = values.ndim == 1 and len(values) and np.isfinite(values).all() and values[0] > 0
+    if not ascends or (np.diff(values) <= 0).any():
+        raise InvalidValueError(f"fractions {shown} are not allowed: give percent above 0, ascending to 100")
+    if values[-1] != 100:
+        raise InvalidValueError(f"fractions {shown} end at {values[-1]:g} percent: let the last be 100")
+    ends = np.unique(np.maximum(np.rint(values * n_sentences / 100), 1).astype(np.int64))
+    if len(ends) < 2:
+        raise InvalidValueError(
+            f"fractions {shown} of {n_sentences} sentences are one block: give more sentences, or a smaller first "
+            "fraction"
         )
-        done += training.epochs * passes * start
-        bits.append(_bits(found.bank, stream, block, single=task.single))
-        targets.append(len(block))
-        frequency += frequency_bits(seen.gold, block.gold, single=task.single)
-    uniform = uniform_bits(len(train), len(task.labels), single=task.single)
-    return OnlineCode(np.stack(bits, 1), ends, np.array(targets), uniform, frequency)
+    return ends
 
 
-def _read_sentences(sentences: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many sentences an epoch over so many reads."""
-    return np.asarray(sentences * -(-EPOCH // sentences))
-
-
-@torch.no_grad()
-def _bits(bank: EdgeBank, stream: Stream, block: EdgeSplit, *, single: bool) -> NDArray[np.float64]:
-    bits = np.zeros(len(bank))
-    for targets, logits in iter_logits(bank, stream, block):
-        gold = torch.from_numpy(block.gold[targets]).to(logits.device)
-        bits += coded(logits, gold, single=single).cpu().numpy()
-    return bits
-
-
-def split_part(split: EdgeSplit, sentences: NDArray[np.int64]) -> EdgeSplit:
-    """Some sentences of a split, in their order there; one given twice is there twice."""
-    chosen = np.sort(sentences)
-    counts = split.first[chosen + 1] - split.first[chosen]
-    first = np.concatenate([[0], np.cumsum(counts)])
-    targets = np.arange(int(first[-1])) + np.repeat(split.first[chosen] - first[:-1], counts)
-    spans = tuple(each[targets] for each in split.spans)
-    return replace(split, first=first, spans=spans, gold=split.gold[targets], unknown=split.unknown[targets])
+def _n_read(n_sentences: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of sentences that an epoch over this many reads."""
+    return np.asarray(n_sentences * -(-N_EPOCH // n_sentences))
 
 
 def _rows(
-    probes: Probes, places: NDArray[np.int64], codes: Sequence[OnlineCode], *, cumulative: bool
-) -> Iterator[dict[str, Any]]:
+    grid: ProbeGrid, chosen: NDArray[np.int64], codes: Sequence[OnlineCode], *, cumulative: bool
+) -> Iterator[Row]:
     count = int(codes[0].targets.sum())
-    for code, task in zip(codes, ("", "control_"), strict=False):
-        for seed in probes.seeds:
-            kinds = [("", probes.by_layer(seed))] + ([("cumulative_", probes.cumulative(seed))] if cumulative else [])
-            for kind, at in kinds:
-                lengths = code.lengths[np.searchsorted(places, at)]
-                names = f"{task}{kind or ('' if task else 'code_')}length", f"{task}{kind}compression"
-                for layer, length in zip(probes.layers, lengths.tolist(), strict=True):
-                    told = {"layer": layer, "count": count, "seed": seed}
-                    yield {**told, "metric": names[0], "value": length}
-                    yield {**told, "metric": names[1], "value": code.uniform / length}
+    for prefix, code in zip(("", f"{CONTROL}_"), codes, strict=False):
+        lengths = dict(zip(chosen.tolist(), code.lengths.tolist(), strict=True))
+        kinds = [((f"{prefix}code_length" if not prefix else f"{prefix}length", f"{prefix}compression"), grid.by_layer)]
+        if cumulative:
+            names = f"{prefix}cumulative_length", f"{prefix}cumulative_compression"
+            kinds.append((names, grid.cumulative))
+        for seed in grid.seeds:
+            for (length_name, ratio_name), numbers in kinds:
+                for layer, number in zip(grid.layers, numbers(seed).tolist(), strict=True):
+                    common: Row = {"layer": layer, "count": count, "seed": seed}
+                    yield {**common, "metric": length_name, "value": lengths[number]}
+                    yield {**common, "metric": ratio_name, "value": code.uniform / lengths[number]}
     yield {"metric": "uniform_length", "value": codes[0].uniform, "count": count}
     yield {"metric": "frequency_length", "value": codes[0].frequency, "count": count}
-
-
-@dataclass(frozen=True)
-class _Told:
-    """Progress of one code among several."""
-
-    tell: Callable[[int, int], object] | None
-    before: int
-    total: int
-
-    def __call__(self, done: int, _: int) -> None:
-        if self.tell is not None:
-            self.tell(self.before + done, self.total)

@@ -1,17 +1,17 @@
-"""What probing gives: scores as a tidy frame, the probes, and what they decided."""
+"""The result of scoring probes: a tidy frame with the same columns for every kind of probe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.probes.classes.files import SavedBank
-from embstore.probes.scores import Decisions, verdicts
+from embstore.store.storage.files import storing
 
 SCHEMA = {
     "store": pl.String,
@@ -21,78 +21,76 @@ SCHEMA = {
     "metric": pl.String,
     "item": pl.String,
     "value": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
     "count": pl.Int64,
     "seed": pl.Int64,
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """What the probes of a store decided in one split, of the class task."""
-
-    decisions: Decisions
-    words: tuple[str, ...]
-    frequency: NDArray[np.int64]
+KEYS = ("store", "task", "layer", "split", "metric", "item")
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeResult:
-    """Scores of probes in `frame`: `store, task, layer, split, metric, item, value, count, seed`.
+    """Scores of probes, one row per store, task, layer, split, metric, item and seed.
 
-    `banks`: the probes by store, with what made them. `asked`: the decisions, by store and split. `notes`: what took
-    no part, a line each.
+    `frame` has the columns `store, task, layer, split, metric, item, value, low, high, count, seed`. `item` is the
+    class or frequency bin of metrics that have one and empty otherwise; `value` is null where a metric is not defined;
+    `low` and `high` are the ends of a 95 % interval, null where there is none; `count` is what was scored. `notes` says
+    in one line each what was left out or sampled.
     """
 
     frame: pl.DataFrame
-    banks: Mapping[str, SavedBank]
-    asked: Mapping[tuple[str, str], Asked]
     notes: tuple[str, ...] = ()
 
-    @property
-    def bank(self) -> SavedBank:
-        """The bank, where there is one store."""
-        return self.banks[_only(self.banks)]
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]], notes: Sequence[str] = (), **common: Any) -> ProbeResult:
+        """Build a result from rows; `common` are columns that all rows share."""
+        held = [{"item": "", **common, **row} for row in rows]
+        return cls(pl.DataFrame(held, schema=SCHEMA), tuple(dict.fromkeys(notes)))
+
+    @classmethod
+    def concat(cls, results: Iterable[ProbeResult]) -> ProbeResult:
+        """Join results, such as those of several stores or tasks; each note is kept once."""
+        listed = list(results)
+        if not listed:
+            raise InvalidValueError("there are no results to join: give one or more")
+        notes = dict.fromkeys(note for each in listed for note in each.notes)
+        return cls(pl.concat([each.frame for each in listed]), tuple(notes))
 
     def summary(self) -> pl.DataFrame:
-        """Mean (`value`) and standard deviation over seeds: `deviation`, null for one seed; `seeds`, their number."""
-        keys = ["store", "task", "layer", "split", "metric", "item"]
-        return self.frame.group_by(keys, maintain_order=True).agg(
-            pl.col("value").mean(),
-            pl.col("value").std().alias("deviation"),
-            pl.col("count").first(),
-            pl.len().cast(pl.Int64).alias("seeds"),
-        )
+        """Return the mean over the seeds (`value`), their standard deviation and the number of `seeds`.
 
-    def predictions(
-        self, layer: int, *, split: str = "test", seed: int | None = None, store: str | None = None
-    ) -> pl.DataFrame:
-        """What was decided of each word-class pair (word, at type level): a frame of one row a pair.
-
-        `word, classes` (its own), `frequency, contexts, right` (contexts that its own probes said yes to, the least
-        of them at type level) and `found`, the classes whose probes said yes to it by the rule of half.
+        `deviation` is null for one seed. `low` and `high` are those of `frame`, which are of the mean already.
         """
-        name = _only(self.banks) if store is None else store
-        asked, shape = self.asked[name, split], self.banks[name].bank.shape
-        place = shape.layers.index(layer), 0 if seed is None else shape.seeds.index(seed)
-        classes = np.array(self.banks[name].classes, object)
-        held = asked.decisions
-        positives = held.positives[:, place[0], place[1]]
-        right, wrong, _ = verdicts(positives, held.contexts, held.gold)
-        least = np.where(held.gold, positives, np.iinfo(np.int32).max).min(1)
-        return pl.DataFrame(
-            {
-                "word": [asked.words[number] for number in held.word.tolist()],
-                "classes": [classes[row].tolist() for row in held.gold],
-                "frequency": asked.frequency[held.word],
-                "contexts": held.contexts,
-                "right": np.where(held.gold.any(1), least, 0),
-                "found": [classes[row].tolist() for row in right | wrong],
-            },
-            schema_overrides={"classes": pl.List(pl.String), "found": pl.List(pl.String)},
-        )
+        return summary(self.frame)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `frame` to a .csv, .parquet or .json file. Raises InvalidValueError for another suffix, StorageError."""
+        file = Path(path)
+        writers = {
+            ".csv": self.frame.write_csv,
+            ".parquet": self.frame.write_parquet,
+            ".json": self.frame.write_json,
+        }
+        if file.suffix not in writers:
+            raise InvalidValueError(f"{file} has the suffix {file.suffix!r}: allowed are {', '.join(writers)}")
+        with storing(file):
+            writers[file.suffix](file)
+
+    def __repr__(self) -> str:
+        tasks, metrics = (self.frame[name].n_unique() for name in ("task", "metric"))
+        return f"ProbeResult({len(self.frame):,} scores of {tasks:,} tasks in {metrics:,} metrics)"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self!r}</p>{self.frame._repr_html_()}"
 
 
-def _only(banks: Mapping[str, SavedBank]) -> str:
-    if len(banks) > 1:
-        raise InvalidValueError(f"there are {len(banks)} stores: name one of {', '.join(banks)}")
-    return next(iter(banks))
+def summary(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the mean over the seeds of a frame of scores; see `ProbeResult.summary`."""
+    return frame.group_by(*KEYS, maintain_order=True).agg(
+        pl.col("value").mean(),
+        pl.col("value").std().alias("deviation"),
+        pl.col("count", "low", "high").first(),
+        pl.len().cast(pl.Int64).alias("seeds"),
+    )

@@ -1,4 +1,4 @@
-"""Words to learn from, to stop by and to be asked: splits are by word, never by context."""
+"""Word splits: the words that class probes are trained, stopped and scored on. Splits are by word, not by context."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from embstore.errors import InvalidValueError
 from embstore.store.metadata import canonical
 
 Words = Mapping[str, Iterable[str]]
-PARTS = ("train", "dev", "test")
+SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
 class WordSplit:
-    """Disjoint words of the three parts, each with its classes (none: whatever the store says)."""
+    """Words of the three splits, no word in two of them, each with its classes (no classes: those of the store).
+
+    Raises InvalidValueError for a word in two splits.
+    """
 
     train: Mapping[str, tuple[str, ...]]
     dev: Mapping[str, tuple[str, ...]]
     test: Mapping[str, tuple[str, ...]]
 
     def __post_init__(self) -> None:
-        for one, other in combinations(PARTS, 2):
+        for one, other in combinations(SPLITS, 2):
             both = sorted(set(self.of(one)) & set(self.of(other)))
             if both:
                 more = f" and {len(both) - 3:,} more" if len(both) > 3 else ""
-                verb = "stands" if len(both) == 1 else "stand"
                 raise InvalidValueError(
-                    f"{', '.join(map(repr, both[:3]))}{more} {verb} in the {one} and in the {other} words: "
-                    "a word is either learnt from or asked"
+                    f"the {one} and the {other} words must not overlap: both have "
+                    f"{', '.join(map(repr, both[:3]))}{more}"
                 )
 
-    def of(self, part: str) -> Mapping[str, tuple[str, ...]]:
-        if part not in PARTS:
-            raise InvalidValueError(f"unknown split {part!r}; allowed are {', '.join(PARTS)}")
-        words: Mapping[str, tuple[str, ...]] = getattr(self, part)
+    def of(self, split: str) -> Mapping[str, tuple[str, ...]]:
+        """Return the words of a split with their classes."""
+        if split not in SPLITS:
+            raise InvalidValueError(f"unknown split {split!r}; allowed are {', '.join(SPLITS)}")
+        words: Mapping[str, tuple[str, ...]] = getattr(self, split)
         return words
 
     @property
@@ -47,43 +50,48 @@ class WordSplit:
         """A hash over all words and their classes, whatever their order."""
         return hashlib.sha256(canonical(self.as_json())).hexdigest()
 
+    def __repr__(self) -> str:
+        return f"WordSplit({', '.join(f'{len(self.of(split)):,} {split}' for split in SPLITS)} words)"
+
     def as_json(self) -> dict[str, dict[str, list[str]]]:
-        return {part: {word: list(classes) for word, classes in sorted(self.of(part).items())} for part in PARTS}
+        return {split: {word: list(classes) for word, classes in sorted(self.of(split).items())} for split in SPLITS}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Mapping[str, Any]]) -> WordSplit:
-        return cls(*(_normal(document[part]) for part in PARTS))
+        return cls(*(_sorted(document[split]) for split in SPLITS))
 
 
 def split_words(
     train: Words, test: Words, *, dev: Words | None = None, dev_share: float = 0.2, seed: int = 0
 ) -> WordSplit:
-    """Take a share of the train words as dev words, drawn with the seed, where `dev` is not given.
+    """Make a split of train and test words; without `dev`, a share of the train words becomes the dev words.
 
-    The draw depends on the words alone. Raises InvalidValueError for words in two parts, no words, a share not allowed.
+    `train` and `test` map each word to its classes, as `read_word_classes` returns them; a word without classes has
+    those of the store. The draw depends on the words and on `seed`, not on their order. Raises InvalidValueError for
+    words in two splits, empty lists and a share that is not allowed.
     """
-    held = _normal(train)
-    for name, words in (("train", held), ("test", test)):
-        if not words:
-            raise InvalidValueError(f"the list of {name} words is empty: give some")
+    words = _sorted(train)
+    for name, given in (("train", words), ("test", test)):
+        if not given:
+            raise InvalidValueError(f"there are no {name} words: give some")
     if dev is not None:
-        return WordSplit(held, _normal(dev), _normal(test))
+        return WordSplit(words, _sorted(dev), _sorted(test))
     if not 0 <= dev_share < 1:
         raise InvalidValueError(f"dev_share {dev_share} is not allowed: give 0 or more, less than 1")
-    count = round(dev_share * len(held))
-    if dev_share and not 0 < count < len(held):
+    n_dev = round(dev_share * len(words))
+    if dev_share and not 0 < n_dev < len(words):
         raise InvalidValueError(
-            f"a share of {dev_share:g} of {len(held):,} train words leaves none to learn from or none to stop by: "
-            "give more words or another dev_share"
+            f"a share of {dev_share:g} of {len(words):,} train words leaves no train words or no dev words: give more "
+            "words or another dev_share"
         )
-    forms = sorted(held)
-    drawn = {forms[place] for place in np.random.default_rng(seed).permutation(len(forms))[:count].tolist()}
+    forms = sorted(words)
+    drawn = {forms[number] for number in np.random.default_rng(seed).permutation(len(forms))[:n_dev].tolist()}
     return WordSplit(
-        {word: classes for word, classes in held.items() if word not in drawn},
-        {word: classes for word, classes in held.items() if word in drawn},
-        _normal(test),
+        {word: classes for word, classes in words.items() if word not in drawn},
+        {word: classes for word, classes in words.items() if word in drawn},
+        _sorted(test),
     )
 
 
-def _normal(words: Words) -> dict[str, tuple[str, ...]]:
+def _sorted(words: Words) -> dict[str, tuple[str, ...]]:
     return {word: tuple(sorted(set(classes))) for word, classes in words.items()}

@@ -1,266 +1,307 @@
-"""Training a bank: one pass over the data an epoch for all its probes, each of which stops by itself."""
+"""The training loop of all probes: many probes at a time, each with its own early stopping and best weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.probes.classes.bank import Block, ProbeBank, Shape, blocks_of, initial_weights, logits_of
-from embstore.probes.classes.examples import Examples, iter_batches
+from embstore.probes.checkpoints import Checkpoint
+from embstore.probes.reading import VERIFY
+from embstore.progress import Progress, reporting
 
-MEMORY = 4 * 2**30
-VERIFY = "run embstore verify to see which rows are not"
-COPIES = 4  # of a probe's weights: its own, two of Adam, those of its best epoch
+COPY_NBYTES = 2**26  # best weights are copied this many bytes at a time
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 @dataclass(frozen=True)
 class Training:
-    """How probes are trained: Adam over `epochs` in batches of `batch_size`.
+    """How probes are trained, the same settings for class, edge and structural probes; the optimizer is Adam.
 
-    `patience`: a probe stops after so many epochs in which its loss on the dev examples has not fallen below its
-    best, and keeps the weights of its best epoch; None for all epochs and the last weights. `order_seed`: of the
-    order of the examples, which all probes share.
+    None takes the default of the probe, which its documentation names.
+
+    epochs: passes over the train data at most. batch_size: examples (class probes) or sentences (edge and structural
+    probes) per step. learning_rate: of Adam. patience: a probe stops after this many epochs without a lower loss on
+    the dev data and keeps the weights of its best epoch; 0 trains all epochs, needs no dev data and keeps the last
+    weights.
+
+    Raises InvalidValueError for a value that is not allowed.
     """
 
-    epochs: int = 50
-    batch_size: int = 256
+    epochs: int | None = None
+    batch_size: int | None = None
     learning_rate: float = 1e-3
-    patience: int | None = 3
-    order_seed: int = 0
+    patience: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "patience"):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("patience", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidValueError(f"{name} {value} is not allowed: give 1 or more")
+            if value is not None and value < least:
+                raise InvalidValueError(f"{name} {value} is not allowed: give {least} or more")
         if not self.learning_rate > 0:
             raise InvalidValueError(f"learning_rate {self.learning_rate} is not allowed: give more than 0")
 
+    def schedule(self, *, epochs: int, batch_size: int, patience: int, seed: int) -> Schedule:
+        """Return the settings with the defaults of a probe filled in; `seed`: of the order of the examples."""
+        return Schedule(
+            epochs=self.epochs or epochs,
+            batch_size=self.batch_size or batch_size,
+            learning_rate=self.learning_rate,
+            patience=patience if self.patience is None else self.patience,
+            seed=seed,
+        )
 
-@dataclass(frozen=True, eq=False)
-class LabelledExamples:
-    """Examples and what they are: `targets` bool [kinds, outputs], `kind` int64 [n], the row of each example."""
 
-    examples: Examples
-    kind: NDArray[np.int64]
-    targets: NDArray[np.bool_]
+@dataclass(frozen=True)
+class Schedule:
+    """A `Training` without open defaults; `seed` fixes the order of the examples, which all probes share."""
 
-    def __len__(self) -> int:
-        return len(self.examples)
+    epochs: int
+    batch_size: int
+    learning_rate: float = 1e-3
+    patience: int = 0
+    seed: int = 0
+
+    def order(self, epoch: int, n_examples: int) -> NDArray[np.int64]:
+        """Return the order of the examples in an epoch, int64 [n_examples]."""
+        return np.random.default_rng((self.seed, epoch)).permutation(n_examples)
+
+    def require_dev(self, has_dev: bool, what: str) -> None:
+        """Raise InvalidValueError for early stopping without dev data; `what` names the data."""
+        if self.patience and not has_dev:
+            raise InvalidValueError(f"patience {self.patience} needs dev {what}: give some, or patience 0")
+
+
+class Trainer(ABC):
+    """A group of probes of one family that are trained together.
+
+    A family implements one epoch, the losses on dev data, and its optimizer's state. Early stopping, best weights,
+    divergence checks, checkpoints and memory groups are those of `train`. Probes are numbered 0 to `n_probes` - 1
+    within the group.
+    """
+
+    what: ClassVar[str]  # what the probes are called in errors
+    min_gain: ClassVar[float] = 0.0  # a dev loss is better if it is lower by more than this
+    n_probes: int
+    n_examples: int
+
+    @abstractmethod
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the current weights [n, ...] of the probes in training."""
+
+    def numbers(self) -> NDArray[np.int64]:
+        """Return the numbers of the probes in `weights`, int64 [n], ascending."""
+        return np.arange(self.n_probes)
+
+    @abstractmethod
+    def run_epoch(self, epoch: int, running: NDArray[np.bool_]) -> Iterator[int]:
+        """Train the running probes for one epoch; yields the number of examples of each step after it."""
+
+    @abstractmethod
+    def dev_losses(self, running: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the mean dev loss of each probe, float64 [n_probes]; entries that are not running are ignored."""
+
+    def end_epoch(self, better: NDArray[np.bool_], running: NDArray[np.bool_]) -> None:  # noqa: B027 - optional
+        """Adapt to the result of an epoch: probes that improved, and those that continue."""
+
+    @abstractmethod
+    def optimizer_state(self) -> Any:
+        """Return what the next step depends on besides the weights, as tensors and numbers."""
+
+    @abstractmethod
+    def restore(self, weights: Mapping[str, torch.Tensor], optimizer: Any, running: NDArray[np.bool_]) -> None:
+        """Continue from the state of a checkpoint."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Return a hash of everything the training depends on: data, sizes and settings."""
+
+    def describe(self, number: int) -> str:
+        """Return how errors name a probe, such as `layer 3`."""
+        return f"number {number}"
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A bank and how its training went: `epochs` int64 and `dev_loss` float64 (NaN: no dev), [layer, probes].
+    """The result of a training: `weights` [n_probes, ...] on the CPU, and for each probe the epoch they are of.
 
-    `epochs`: the epoch, from 1, whose weights each probe has.
+    `epochs` int64 [n_probes] counts from 1; `dev_loss` float64 [n_probes] is NaN without early stopping.
     """
 
-    bank: ProbeBank
+    weights: dict[str, torch.Tensor]
     epochs: NDArray[np.int64]
     dev_loss: NDArray[np.float64]
 
 
-def train_bank(
-    shape: Shape,
-    train: LabelledExamples,
-    dev: LabelledExamples | None = None,
+def train(
+    groups: Sequence[NDArray[np.int64]],
+    make_trainer: Callable[[int], Trainer],
+    schedule: Schedule,
     *,
-    training: Training | None = None,
-    positive_weight: NDArray[np.float64] | None = None,
-    device: torch.device | None = None,
-    memory: int | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    checkpoint: Path | None = None,
+    progress: Progress = None,
+    unit: str = "examples",
+    label: str = "train",
 ) -> Trained:
-    """Train all probes of a shape, on the mean binary cross-entropy of each.
+    """Train probes group after group; the grouping saves memory and does not change any probe.
 
-    `positive_weight` [outputs]: how much a positive example counts. `memory`: bytes of the probes that are trained
-    at a time (4 GiB); where all do not fit, some layers (or some probes of a layer) are trained after the others,
-    which changes none of them. `progress`: is told how many examples are done of how many at most.
+    `groups`: the numbers of the probes of each group. `make_trainer` makes the trainer of a group by its index, so
+    that only one is in memory. `checkpoint`: a file written after each epoch (one per group if there are several); if
+    it exists already and is of the same training, this resumes from it and arrives at the same weights.
 
-    Raises InvalidValueError (no example, patience without dev examples), MissingRowsError, NonFiniteError.
+    Raises InvalidValueError (a checkpoint of another training), NonFiniteError, MissingRowsError, StorageError.
     """
-    training = training or Training()
-    if memory is not None and memory < 1:
-        raise InvalidValueError(f"memory {memory} is not allowed: give the bytes that may be used, 1 or more")
-    device = device or torch.device("cpu")
-    if not len(train):
-        raise InvalidValueError("there is no example to train probes on")
-    if training.patience is not None and (dev is None or not len(dev)):
-        raise InvalidValueError(
-            f"patience {training.patience} needs dev examples to stop by: give some, or no patience"
-        )
-    weights = {name: torch.empty(size) for name, size in shape.tensor_shapes(len(shape.layers), shape.probes).items()}
-    found = Trained(
-        ProbeBank(shape, weights),
-        np.zeros((len(shape.layers), shape.probes), np.int64),
-        np.full((len(shape.layers), shape.probes), np.nan),
-    )
-    groups = list(_groups(shape, MEMORY if memory is None else memory))
-    total = len(groups) * training.epochs * len(train)
-    with torch.no_grad():
-        for number, (layers, probes) in enumerate(groups):
-            before = number * training.epochs * len(train)
+    n_probes = sum(map(len, groups))
+    weights: dict[str, torch.Tensor] = {}
+    epochs, dev_loss = np.zeros(n_probes, np.int64), np.full(n_probes, np.nan)
+    with reporting(progress, unit=unit, label=label) as report:
+        for number, members in enumerate(groups):
+            trainer = make_trainer(number)
+            n_steps = schedule.epochs * trainer.n_examples
 
-            def advance(done: int, before: int = before) -> None:
-                if progress is not None:
-                    progress(before + done, total)
+            def advance(done: int, before: int = number * n_steps, total: int = len(groups) * n_steps) -> None:
+                report(before + done, total)
 
-            group = _Group(shape, layers, probes, training, positive_weight, device)
-            epochs, losses = group.train(train, dev if training.patience is not None else None, advance)
-            for name, tensor in weights.items():
-                tensor[layers.start : layers.stop, probes.start : probes.stop].copy_(group.kept[name])
-            found.epochs[layers.start : layers.stop, probes.start : probes.stop] = epochs
-            found.dev_loss[layers.start : layers.stop, probes.start : probes.stop] = losses
-    if progress is not None:
-        progress(total, total)
-    return found
+            path = checkpoint
+            if checkpoint is not None and len(groups) > 1:
+                path = checkpoint.with_name(f"{checkpoint.stem}.{members[0]}-{members[-1]}{checkpoint.suffix}")
+            run = _Run(trainer, schedule, path)
+            run.train(advance)
+            advance(n_steps)
+            for name, tensor in run.best_weights.items():
+                if len(groups) == 1:
+                    weights[name] = tensor.cpu()
+                    continue
+                if name not in weights:
+                    weights[name] = torch.empty(n_probes, *tensor.shape[1:])
+                weights[name][torch.from_numpy(members)] = tensor.cpu()
+            epochs[members] = run.best_epoch
+            dev_loss[members] = run.best if schedule.patience else np.nan
+            del trainer, run  # before the next group takes its memory
+    return Trained(weights, epochs, dev_loss)
 
 
-def _groups(shape: Shape, memory: int) -> Iterator[tuple[range, range]]:
-    """Layers and probes that are trained together, as places."""
-    most = max(1, memory // (4 * COPIES * shape.parameters))
-    layers = max(1, most // shape.probes)
-    probes = min(most, shape.probes)
-    for first in range(0, len(shape.layers), layers):
-        for start in range(0, shape.probes, probes):
-            yield range(first, min(first + layers, len(shape.layers))), range(start, min(start + probes, shape.probes))
+_ARRAYS = ("running", "best", "best_epoch", "waited")
 
 
-class _Group:
-    """Probes in training, and in `kept` the weights that they will have."""
+class _Run:
+    """One group in training: which probes are running, and the best weights of each so far."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        layers: range,
-        probes: range,
-        training: Training,
-        positive_weight: NDArray[np.float64] | None,
-        device: torch.device,
-    ) -> None:
-        self.layers = [shape.layers[place] for place in layers]
-        self.outputs = torch.arange(probes.start, probes.stop, device=device) % len(shape.outputs)
-        self.training, self.device = training, device
-        weights = initial_weights(shape, self.layers, probes)
-        self.weights = {name: tensor.to(device) for name, tensor in weights.items()}
-        self.kept = self.weights
-        self.blocks = blocks_of(shape, self.weights, batch_size=training.batch_size, gradients=True)
-        self.optimizers = [
-            torch.optim.Adam(list(block.parameters.values()), lr=training.learning_rate, fused=True)
-            for block in self.blocks
-        ]
-        self.extra: torch.Tensor | None = None
-        if positive_weight is not None:
-            weight = torch.from_numpy(np.asarray(positive_weight, np.float32)).to(device)
-            self.extra = (weight - 1)[self.outputs][:, None]
+    def __init__(self, trainer: Trainer, schedule: Schedule, checkpoint: Path | None) -> None:
+        n_probes = trainer.n_probes
+        self._trainer, self._schedule = trainer, schedule
+        self._checkpoint = None
+        self._epoch = 0
+        self.running = np.ones(n_probes, bool)
+        self.best = np.full(n_probes, np.inf)
+        self.best_epoch = np.zeros(n_probes, np.int64)
+        self.waited = np.zeros(n_probes, np.int64)
+        self.best_weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
+        if checkpoint is not None:
+            self._checkpoint = Checkpoint(checkpoint, what=trainer.what, digest=trainer.digest())
+            state = self._checkpoint.read()
+            if state is not None:
+                self._restore(state)
 
-    def train(
-        self, train: LabelledExamples, dev: LabelledExamples | None, advance: Callable[[int], object]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Train until all have stopped; the epoch of each probe's weights and its loss on dev, [layers, probes]."""
-        size = (len(self.layers), len(self.outputs))
-        best, best_epoch, waited = np.full(size, np.inf), np.zeros(size, np.int64), np.zeros(size, np.int64)
-        running = np.ones(size, bool)
-        if dev is not None:
-            self.kept = {name: tensor.clone() for name, tensor in self.weights.items()}
-        done = 0
-        for epoch in range(1, self.training.epochs + 1):
-            for count in self._epoch(train, epoch, running):
-                done += count
+    def train(self, advance: Callable[[int], object]) -> None:
+        """Train until every probe has stopped or all epochs are done."""
+        trainer, schedule = self._trainer, self._schedule
+        for epoch in range(self._epoch + 1, schedule.epochs + 1):
+            if not self.running.any():
+                break
+            done = (epoch - 1) * trainer.n_examples
+            for n_examples in trainer.run_epoch(epoch, self.running):
+                done += n_examples
                 advance(done)
             self._require_finite()
-            if dev is None:
-                best_epoch[:] = epoch
-                continue
-            losses = self._losses(dev)
-            if not np.isfinite(losses).all():
-                layer = self.layers[int(np.flatnonzero(~np.isfinite(losses).all(1))[0])]
-                raise NonFiniteError(f"dev examples of layer {layer} hold values that are not finite: {VERIFY}")
-            better = running & (losses < best)
-            self._keep(better)
-            best[better], best_epoch[better] = losses[better], epoch
-            waited = np.where(better, 0, waited + 1)
-            running &= waited < (self.training.patience or epoch + 1)
-            if not running.any():
-                break
-        return best_epoch, best if dev is not None else np.full(size, np.nan)
+            better = self._judge(epoch)
+            if schedule.patience or epoch == schedule.epochs:
+                self._keep(better)
+            trainer.end_epoch(better, self.running)
+            self._epoch = epoch
+            if self._checkpoint is not None:
+                self._checkpoint.write(self._state())
 
-    def _epoch(self, train: LabelledExamples, epoch: int, running: NDArray[np.bool_]) -> Iterator[int]:
-        order = np.random.default_rng((self.training.order_seed, epoch)).permutation(len(train))
-        work = [
-            (block, optimizer)
-            for block, optimizer in zip(self.blocks, self.optimizers, strict=True)
-            if running[block.layers, block.probes].any()
-        ]
-        targets = _target_table(train, self.outputs)
-        for places, columns in self._batches(train, order):
-            right = targets[self._kinds(train, places)].t()
-            scale = None if self.extra is None else 1 + right * self.extra
-            for block, optimizer in work:
-                slopes = block.forward(columns).sigmoid_().sub_(right[block.probes])
-                if scale is not None:
-                    slopes.mul_(scale[block.probes])
-                block.backward(columns, slopes.div_(len(places)))
-                optimizer.step()
-            yield len(places)
-
-    def _losses(self, dev: LabelledExamples) -> NDArray[np.float64]:
-        """The mean loss of each probe on the dev examples, float64 [layers, probes]."""
-        sums = torch.zeros(len(self.layers), len(self.outputs), dtype=torch.float64, device=self.device)
-        targets = _target_table(dev, self.outputs)
-        weight = None if self.extra is None else self.extra + 1
-        for places, columns in self._batches(dev, np.arange(len(dev))):
-            right = targets[self._kinds(dev, places)].t()
-            logits = logits_of(self.blocks, columns, len(self.outputs))
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                logits, right.expand_as(logits), pos_weight=weight, reduction="none"
+    def _judge(self, epoch: int) -> NDArray[np.bool_]:
+        """Update best losses and stop probes that have waited long enough; returns which probes improved."""
+        if not self._schedule.patience:
+            self.best_epoch[:] = epoch
+            return self.running.copy()
+        losses = self._trainer.dev_losses(self.running)
+        wrong = np.flatnonzero(self.running & ~np.isfinite(losses))
+        if len(wrong):
+            raise NonFiniteError(
+                f"the dev loss of {self._trainer.what} of {self._trainer.describe(int(wrong[0]))} is not finite: "
+                f"{VERIFY}, or give a smaller learning rate"
             )
-            sums += loss.sum(2, dtype=torch.float64)
-        return (sums / len(dev)).cpu().numpy()
-
-    def _batches(
-        self, data: LabelledExamples, order: NDArray[np.int64]
-    ) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
-        return iter_batches(data.examples, order, self.layers, batch_size=self.training.batch_size, device=self.device)
-
-    def _kinds(self, data: LabelledExamples, places: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(data.kind[places]).to(self.device)
+        better = self.running & (losses < self.best - self._trainer.min_gain)
+        self.best[better], self.best_epoch[better] = losses[better], epoch
+        self.waited = np.where(better, 0, self.waited + 1)
+        self.running = self.running & (self.waited < self._schedule.patience)
+        return better
 
     def _keep(self, better: NDArray[np.bool_]) -> None:
-        """Keep the weights that these probes have now."""
-        for block in self.blocks:
-            chosen = torch.from_numpy(better[block.layers, block.probes]).to(self.device)
-            if bool(chosen.any()):
-                _keep_block(block, chosen, self.kept, self.weights)
+        """Copy the current weights of some probes to the best weights."""
+        numbers = self._trainer.numbers()
+        places = np.flatnonzero(better[numbers])
+        for name, tensor in self._trainer.weights().items():
+            size = max(1, COPY_NBYTES // (4 * max(1, tensor[0].numel())))
+            for start in range(0, len(places), size):
+                part = places[start : start + size]
+                source = tensor.detach().index_select(0, torch.from_numpy(part).to(tensor.device))
+                self.best_weights[name].index_copy_(0, torch.from_numpy(numbers[part]).to(tensor.device), source)
 
     def _require_finite(self) -> None:
-        for name, tensor in self.weights.items():
-            sums = tensor.flatten(1).sum(1, dtype=torch.float64)
+        for name, tensor in self._trainer.weights().items():
+            sums = tensor.detach().reshape(len(tensor), -1).sum(1, dtype=torch.float64)
             wrong = torch.nonzero(~torch.isfinite(sums))
             if len(wrong):
-                layer = self.layers[int(wrong[0])]
+                number = int(self._trainer.numbers()[int(wrong[0])])
                 raise NonFiniteError(
-                    f"probes of layer {layer} have come to {name}s that are not finite: {VERIFY}, or give a smaller "
-                    "learning rate"
+                    f"training diverged: {name} of {self._trainer.what} of {self._trainer.describe(number)} contains "
+                    f"NaN or infinity: {VERIFY}, or give a smaller learning rate"
                 )
 
+    def _state(self) -> dict[str, Any]:
+        """Return everything that the next epoch depends on, as tensors and numbers."""
+        return {
+            "epoch": self._epoch,
+            "arrays": {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS},
+            "weights": {name: tensor.detach() for name, tensor in self._trainer.weights().items()},
+            "best_weights": self.best_weights,
+            "optimizer": self._trainer.optimizer_state(),
+        }
 
-def _keep_block(
-    block: Block, chosen: torch.Tensor, kept: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
-) -> None:
-    for name, tensor in weights.items():
-        target, now = kept[name][block.layers, block.probes], tensor[block.layers, block.probes]
-        mask = chosen.view(*chosen.shape, *[1] * (now.ndim - 2))
-        target.copy_(torch.where(mask, now, target))
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self._epoch = state["epoch"]
+        for name in _ARRAYS:
+            setattr(self, name, state["arrays"][name].numpy())
+        for name, tensor in self.best_weights.items():
+            tensor.copy_(state["best_weights"][name])
+        self._trainer.restore(state["weights"], state["optimizer"], self.running)
 
 
-def _target_table(data: LabelledExamples, outputs: torch.Tensor) -> torch.Tensor:
-    """What each kind of example is to each probe, float32 [kinds, probes]."""
-    table = torch.from_numpy(data.targets).to(outputs.device)
-    return table[:, outputs].float()
+def parse_memory(memory: int | str) -> int:
+    """Return the bytes of a memory budget: a number, or text such as "500MB" or "4GiB".
+
+    Raises InvalidValueError for text that is not a size, and for less than one byte.
+    """
+    if isinstance(memory, int):
+        size = memory
+    else:
+        compact = memory.replace(" ", "").lower().removesuffix("b")
+        digits = compact.rstrip("kmgi")
+        try:
+            size = int(float(digits) * _UNITS[compact[len(digits) :]])
+        except (ValueError, KeyError, OverflowError):
+            size = 0
+    if size < 1:
+        raise InvalidValueError(f'memory {memory!r} is not allowed: give a number of bytes, or text such as "4GiB"')
+    return size

@@ -1,69 +1,66 @@
-"""The stream that edge probes learn from: the rows that the spans of some sentences need, all layers, read ahead."""
+"""Batches of edge probes: the rows that the spans of some sentences need, of all layers, read ahead by a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
-from embstore.probes.edges.columns import BatchPlan, Spans, SplitPlan
-from embstore.probes.edges.kernels import holds_ones
-from embstore.probes.edges.tasks import EdgeSplit
-from embstore.probes.training import VERIFY
+from embstore.probes.edges.splits import BatchPlan, EdgeSplit, Spans
+from embstore.probes.reading import READ_AHEAD, VERIFY, read_ahead
 from embstore.store import Store
 
-READ_AHEAD = 2
-GROUP_NBYTES = 2**22  # small batches are read and handed over so much at a time: a hand-over takes as long as a gather
-_EXPONENTS = {
-    2: (0x7C00, 0x0400, 0x8000),
-    4: (0x7F800000, 0x00800000, 0x80000000),
-}  # its mask, its lowest bit, the next
+GROUP_NBYTES = 2**22  # small batches are read this many bytes at a time: handing one over takes as long as a gather
 
 
 @dataclass(frozen=True, eq=False)
 class SpanColumns:
-    """Where the first (or second) spans of a batch stand among its vectors; see `Spans`.
+    """Where the first (or second) spans of a batch are among its vectors; see `Spans`.
 
     `places` int64 [entries]: the vectors of one distinct span after the other; `begin` int64 [spans + 1]. `of` int64
-    [targets]: the span of each target, None where each has the span of its own number. `single`: every span is one
-    vector.
+    [targets]: the span of each target, None if target i has span i. `single`: every span is one vector. `in_order`:
+    and span i is vector i.
     """
 
     places: torch.Tensor
     begin: torch.Tensor
     of: torch.Tensor | None
     single: bool
+    in_order: bool
 
     @classmethod
-    def at(cls, spans: Spans, device: torch.device) -> SpanColumns:
+    def at(cls, spans: Spans, n_rows: int, device: torch.device) -> SpanColumns:
         count = len(spans.begin) - 1
-        own = len(spans.of) == count and bool((spans.of == np.arange(count)).all())
+        numbers = np.arange(count)
+        own = np.array_equal(spans.of, numbers)
         return cls(
             torch.from_numpy(spans.places).to(device),
             torch.from_numpy(spans.begin).to(device),
             None if own else torch.from_numpy(spans.of).to(device),
             len(spans.places) == count,
+            count == n_rows and np.array_equal(spans.places, numbers),
         )
 
+    @property
+    def n_spans(self) -> int:
+        return len(self.begin) - 1
+
     def by_target(self, pooled: torch.Tensor) -> torch.Tensor:
-        """What is held of each distinct span, [..., spans, width], for each target."""
+        """Return the values [..., spans, width] of the span of each target, [..., targets, width]."""
         return pooled if self.of is None else pooled.index_select(-2, self.of)
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeBatch:
-    """Some targets: `stored` [layer, n, width], their vectors, as the store has them (on a CPU) or float32.
+    """Some targets with their vectors: `stored` [layer, n, width] in the dtype of the store (float32 on a GPU).
 
-    `targets`: their places in the split. `spans`: one or two. `gold` float32 [targets, labels].
+    `targets`: their numbers in the split. `spans`: one or two. `gold` float32 [targets, labels].
     """
 
     targets: NDArray[np.int64]
@@ -80,17 +77,8 @@ class EdgeBatch:
         return self.stored.float()
 
 
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """A batch as it was read."""
-
-    plan: BatchPlan
-    vectors: torch.Tensor
-    gold: NDArray[np.float32]
-
-
 def batch_sentences(order: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int64]]:
-    """Sentences in their order, so many a batch; within a batch they ascend, as their rows then do."""
+    """Cut an order of sentences into batches; within a batch they ascend, as their rows then do."""
     return [np.sort(order[start : start + batch_size]) for start in range(0, len(order), batch_size)]
 
 
@@ -103,38 +91,38 @@ def iter_batches(
     batch_size: int,
     device: torch.device,
 ) -> Iterator[EdgeBatch]:
-    """Yield the batches of some sentences of a split, each good until the next is asked for.
+    """Yield the batches of some sentences of a split; each is valid until the next.
 
-    `batch_size`: sentences. A thread reads ahead and looks for values that are not finite; no more than READ_AHEAD + 1
-    batches are held, or so many GROUP_NBYTES of smaller ones, as the store has them. Raises MissingRowsError,
-    NonFiniteError.
+    `batch_size`: sentences. At most READ_AHEAD + 1 batches are in memory, or as many times GROUP_NBYTES of smaller
+    ones. Raises MissingRowsError, NonFiniteError for vectors that are not finite.
     """
     batches = batch_sentences(order, batch_size)
-    plan = SplitPlan.of(split)
-    sizes = plan.row_counts(batches) * len(layers) * store.hidden_size
+    sizes = split.plan.row_counts(batches) * len(layers) * store.hidden_size
     groups = _groups(sizes, GROUP_NBYTES // store.vector_dtype.itemsize)
-    rooms = _Rooms(store, device, max((int(sizes[group].sum()) for group in groups), default=0))
+    size = max((int(sizes[group].sum()) for group in groups), default=0)
+    dtype = torch.from_numpy(np.empty(0, store.vector_dtype)).dtype
+    buffers = [torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda") for _ in range(READ_AHEAD + 1)]
 
-    def read(number: int) -> list[_Read]:
-        room, found = rooms.of(number), []
+    def read(number: int) -> list[tuple[BatchPlan, torch.Tensor, NDArray[np.float32]]]:
+        buffer, found = buffers[number % len(buffers)], []
         for sentences in batches[groups[number]]:
-            wanted = plan.batch(sentences)
-            shape = (len(layers), len(wanted.rows), store.hidden_size)
-            vectors, room = room[: prod(shape)].view(shape), room[prod(shape) :]
-            held = vectors.numpy()
-            store.gather_layers(wanted.rows, layers, out=held)
-            if not_finite(held):
-                _refuse(held, wanted.rows, layers, store)
-            found.append(_Read(wanted, vectors, split.gold[wanted.targets].astype(np.float32)))
+            plan = split.plan.batch(sentences)
+            shape = (len(layers), len(plan.rows), store.hidden_size)
+            vectors, buffer = buffer[: prod(shape)].view(shape), buffer[prod(shape) :]
+            store.gather_layers(plan.rows, layers, out=vectors.numpy())
+            _require_finite(vectors, plan.rows, layers, store)
+            found.append((plan, vectors, split.gold[plan.targets].astype(np.float32)))
         return found
 
-    for group in _read_ahead(read, len(groups)):
-        for held in group:
-            yield _placed(held, device)
+    for group in read_ahead(read, len(groups)):
+        for plan, vectors, gold in group:
+            spans = tuple(SpanColumns.at(each, len(plan.rows), device) for each in plan.spans)
+            stored = vectors if device.type == "cpu" else vectors.to(device).float()
+            yield EdgeBatch(plan.targets, stored, spans, torch.from_numpy(gold).to(device))
 
 
 def _groups(sizes: NDArray[np.int64], most: int) -> list[slice]:
-    """Consecutive batches of no more than `most` numbers together, or of one batch that has more."""
+    """Join consecutive batches of at most `most` numbers together; a larger batch is a group of its own."""
     ends = np.cumsum(sizes)
     groups, start = [], 0
     while start < len(sizes):
@@ -145,74 +133,12 @@ def _groups(sizes: NDArray[np.int64], most: int) -> list[slice]:
     return groups
 
 
-def _read_ahead(read: Callable[[int], list[_Read]], count: int) -> Iterator[list[_Read]]:
-    """Yield what `read` gives for 0 to count - 1, read by a thread that is READ_AHEAD before what is in use.
-
-    By queues that need no lock of Python's own: small batches come faster than a pool hands them over.
-    """
-    ready: SimpleQueue[list[_Read] | BaseException] = SimpleQueue()
-    allowed: SimpleQueue[bool] = SimpleQueue()
-    stopped = False
-
-    def work() -> None:
-        try:
-            for number in range(count):
-                if not allowed.get() or stopped:
-                    return
-                ready.put(read(number))
-        except BaseException as error:  # whatever it is, it is raised where the batch was to come
-            ready.put(error)
-
-    for _ in range(READ_AHEAD):
-        allowed.put(True)
-    thread = Thread(target=work, name="embstore-edges")
-    thread.start()
-    try:
-        for _ in range(count):
-            held = ready.get()
-            if isinstance(held, BaseException):
-                raise held
-            allowed.put(True)  # those before are done with: their room may be used again
-            yield held
-    finally:
-        stopped = True
-        allowed.put(False)
-        thread.join()
-
-
-class _Rooms:
-    """Memory for what is held at a time, used again and again; pinned where a card is to get it."""
-
-    def __init__(self, store: Store, device: torch.device, size: int) -> None:
-        dtype = torch.from_numpy(np.empty(0, store.vector_dtype)).dtype
-        pinned = device.type == "cuda"
-        self._rooms = [torch.empty(size, dtype=dtype, pin_memory=pinned) for _ in range(READ_AHEAD + 1)]
-
-    def of(self, number: int) -> torch.Tensor:
-        return self._rooms[number % len(self._rooms)]
-
-
-def not_finite(values: NDArray[Any]) -> bool:
-    """Whether an array of float16 or float32, contiguous, holds a value that is not finite: an exponent of ones."""
-    size = values.itemsize
-    lanes = 8 // size
-    mask, one, top = (np.uint64(sum(bits << (8 * size * lane) for lane in range(lanes))) for bits in _EXPONENTS[size])
-    flat = values.reshape(-1)
-    whole = len(flat) - len(flat) % lanes
-    if not np.isfinite(flat[whole:]).all():
-        return True
-    return bool(holds_ones(flat[:whole].view(np.uint64), mask, one, top))
-
-
-def _placed(held: _Read, device: torch.device) -> EdgeBatch:
-    spans = tuple(SpanColumns.at(each, device) for each in held.plan.spans)
-    gold = torch.from_numpy(held.gold).to(device)
-    vectors = held.vectors if device.type == "cpu" else held.vectors.to(device).float()
-    return EdgeBatch(held.plan.targets, vectors, spans, gold)
-
-
-def _refuse(vectors: NDArray[Any], rows: NDArray[np.int64], layers: Sequence[int], store: Store) -> None:
-    layer, place = np.argwhere(~np.isfinite(vectors).all(2))[0].tolist()
+def _require_finite(vectors: torch.Tensor, rows: NDArray[np.int64], layers: Sequence[int], store: Store) -> None:
+    """Raise NonFiniteError for vectors with NaN or infinity: these remain in a sum of wider numbers."""
+    wider = torch.float32 if vectors.itemsize < 4 else torch.float64
+    if bool(torch.isfinite(vectors.sum(dtype=wider))):
+        return
+    layer, place = torch.nonzero(~torch.isfinite(vectors).all(2))[0].tolist()
     raise NonFiniteError(
-        f"layer {layers[layer]}, row {int(rows[place])} of {store.path} holds a value that is not finite: {VERIFY}"
+        f"layer {layers[layer]}, row {int(rows[place])} of {store.path} contains NaN or infinity: {VERIFY}"
     )

@@ -1,4 +1,4 @@
-"""Sentences of a task found in a store by their words, and the rows of their spans."""
+"""Finding the sentences of a task in a store by their words, and the rows of their spans."""
 
 from __future__ import annotations
 
@@ -12,92 +12,90 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError
 from embstore.store import Store
 
-SLICE = 4096  # texts read at a time
-SHOWN = 100
+N_TEXTS = 4096  # texts read at a time
+MAX_SHOWN = 100  # characters of a text in a message
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
-    """A sentence of the store: rows `[start, ...)`, at `position` int32 [rows], never falling, of its words."""
+class StoredSentence:
+    """A sentence of the store: its rows from `start`, and the word `position` int32 [rows] of each, ascending."""
 
     start: int
     position: NDArray[np.int32]
 
     def rows(self, span: tuple[int, int]) -> tuple[int, int]:
-        """The rows `[start, stop)` of a span of words; empty where none of them has a row."""
+        """Return the rows [start, stop) of a span of words; empty if no word of it has a row."""
         low, high = np.searchsorted(self.position, span).tolist()
         return self.start + low, self.start + high
 
-    def whole(self, span: tuple[int, int]) -> bool:
-        """Whether every word of the span has a row."""
+    def is_complete(self, span: tuple[int, int]) -> bool:
+        """Return whether every word of the span has a row."""
         low, high = np.searchsorted(self.position, span)
         return len(np.unique(self.position[low:high])) == span[1] - span[0]
 
 
 class StoredSentences:
-    """The sentences of a store that some sentences of words are; only their places are held.
-
-    Where the store has a text more than once, its first place is taken.
-    """
+    """Find sentences of a store by their words; of a text that occurs several times, the first occurrence."""
 
     def __init__(self, store: Store, sentences: Iterable[Sequence[str]]) -> None:
         self._store = store
         self._index = store.index
         self._forms: dict[int, str] = {}
-        self._by_word = store.metadata.extraction.get("unit", "word") == "word"
+        self._rows_are_words = store.metadata.extraction.get("unit", "word") == "word"
         wanted = {" ".join(words) for words in sentences}
-        self._places: dict[str, int] = {}
-        for start in range(0, len(self._index.texts), SLICE):
-            stop = min(start + SLICE, len(self._index.texts))
+        self._numbers: dict[str, int] = {}
+        for start in range(0, len(self._index.texts), N_TEXTS):
+            stop = min(start + N_TEXTS, len(self._index.texts))
             for number, text in enumerate(self._index.texts.slice(start, stop), start):
                 if text in wanted:
-                    self._places.setdefault(text, number)
+                    self._numbers.setdefault(text, number)
 
-    def find(self, words: Sequence[str], *, what: str) -> Joined:
-        """The sentence of these words. Raises InvalidValueError, told as of `what`, where there is none."""
+    def find(self, words: Sequence[str], *, what: str) -> StoredSentence:
+        """Return the stored sentence with exactly these words; `what` names the task in the error.
+
+        Raises InvalidValueError if there is none, or if its words or positions differ.
+        """
         text = " ".join(words)
-        place = self._places.get(text)
-        if place is None:
+        number = self._numbers.get(text)
+        if number is None:
             raise InvalidValueError(
                 f"{what}: {shown(text)} is not a sentence of {self._store.path}, where the nearest is "
                 f"{shown(self._nearest(words))}: give the store of these sentences, split into the same words"
             )
-        start, stop = self._index.indptr[place : place + 2].tolist()
+        start, stop = self._index.indptr[number : number + 2].tolist()
         position = np.asarray(self._index.position[start:stop])
         if (np.diff(position) < 0).any() or position[-1:].max(initial=-1) >= len(words):
             raise InvalidValueError(f"{what}: {shown(text)}: the store's positions are not those of its words")
-        if self._by_word:
-            self._check_forms(start, position, words, what)
-        return Joined(start, position)
+        if self._rows_are_words:
+            for row, place in enumerate(position.tolist(), start):
+                form = self.form(int(self._index.type[row]))
+                if form != words[place]:
+                    raise InvalidValueError(
+                        f"{what}: word {place} of {shown(text)} is {words[place]!r}, in the store {form!r}: give the "
+                        "store of these sentences, split into the same words"
+                    )
+        return StoredSentence(start, position)
 
-    def _check_forms(self, start: int, position: NDArray[np.int32], words: Sequence[str], what: str) -> None:
-        for number, place in enumerate(position.tolist(), start):
-            form = self._form(int(self._index.type[number]))
-            if form != words[place]:
-                raise InvalidValueError(
-                    f"{what}: word {place} of {shown(' '.join(words))} is {words[place]!r}, in the store {form!r}: "
-                    "give the store of these sentences, split into the same words"
-                )
-
-    def _form(self, number: int) -> str:
+    def form(self, number: int) -> str:
+        """Return the form of a type."""
         if number not in self._forms:
             self._forms[number] = self._index.words[number]
         return self._forms[number]
 
     def _nearest(self, words: Sequence[str]) -> str:
-        """The text of the store with the most words in common with these: at its start first, then anywhere."""
-        best, found = (-1, -1), ""
+        """Return the text with the longest common beginning, and of these the one with most words in common."""
+        best, nearest = (-1, -1), ""
         bag = set(words)
-        for start in range(0, len(self._index.texts), SLICE):
-            for text in self._index.texts.slice(start, min(start + SLICE, len(self._index.texts))):
+        for start in range(0, len(self._index.texts), N_TEXTS):
+            for text in self._index.texts.slice(start, min(start + N_TEXTS, len(self._index.texts))):
                 other = text.split(" ")
-                begun = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words, other, strict=False)))
-                score = begun, len(bag.intersection(other))
+                same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words, other, strict=False)))
+                score = same, len(bag.intersection(other))
                 if score > best:
-                    best, found = score, text
-        return found
+                    best, nearest = score, text
+        return nearest
 
 
 def shown(text: str) -> str:
-    """A text, quoted and not too long."""
-    return repr(text if len(text) <= SHOWN else text[: SHOWN - 3] + "...")
+    """Return a text in quotes, shortened for a message."""
+    return repr(text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "...")

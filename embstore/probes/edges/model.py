@@ -1,12 +1,11 @@
-"""Edge probes (Tenney et al. 2019), many as one batched model: scalar mixing, span pooling, a small classifier."""
+"""Edge probes, many as one batched model: those of Tenney et al. 2019 and linear ones (Liu et al. 2019)."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Self
+from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -15,17 +14,19 @@ from torch.nn import functional
 
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.batches import EdgeBatch, SpanColumns
-from embstore.probes.edges.compiled import compiled_logits
 from embstore.probes.mixing import mixed, mixing_weights
 
 MIXING = ("mix", "scale")
+Kind = Literal["mlp", "linear"]
+DROPOUT: dict[Kind, float] = {"mlp": 0.2, "linear": 0.0}
 
 
 @dataclass(frozen=True)
 class EdgeShape:
-    """The sizes of an edge probe: `layers` it may mix, `width` of the vectors, `spans` 1 or 2, `labels`.
+    """The sizes of an edge probe: `layers` that it may mix, `width` of the vectors, `spans` 1 or 2, `labels`.
 
-    `projection`: the width that vectors are projected to; `hidden_size`: units of the classifier's hidden layer.
+    An mlp probe projects vectors to `projection` numbers and has a hidden layer of `hidden_size` units; a linear probe
+    reads the mean of each span, without projection and hidden layer.
     """
 
     layers: int
@@ -34,53 +35,58 @@ class EdgeShape:
     labels: int
     projection: int = 256
     hidden_size: int = 256
+    kind: Kind = "mlp"
 
     def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise InvalidValueError(f"kind {self.kind!r} is not allowed: choose {' or '.join(get_args(Kind))}")
         for name in ("projection", "hidden_size"):
             if getattr(self, name) < 1:
                 raise InvalidValueError(f"{name} {getattr(self, name)} is not allowed: give 1 or more")
 
+    @property
+    def n_read(self) -> int:
+        """The numbers that the output layer reads, which dropout applies to."""
+        return self.spans * self.width if self.kind == "linear" else self.hidden_size
+
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors of one probe. The projection and the pooling of the second spans are others than the first's."""
+        """Return the weights of one probe; second spans have a projection and an attention of their own."""
         sizes: dict[str, tuple[int, ...]] = {"mix": (self.layers,), "scale": ()}
-        for number in range(1, self.spans + 1):
-            sizes[f"projection{number}"] = (self.projection, self.width)
-            sizes[f"projection{number}_bias"] = (self.projection,)
-            sizes[f"attention{number}"] = (self.projection,)
-        sizes["hidden"] = (self.hidden_size, self.spans * self.projection)
-        sizes["hidden_bias"] = sizes["norm"] = sizes["norm_bias"] = (self.hidden_size,)
-        sizes["output"] = (self.labels, self.hidden_size)
+        if self.kind == "mlp":
+            for number in range(1, self.spans + 1):
+                sizes[f"projection{number}"] = (self.projection, self.width)
+                sizes[f"projection{number}_bias"] = (self.projection,)
+                sizes[f"attention{number}"] = (self.projection,)
+            sizes["hidden"] = (self.hidden_size, self.spans * self.projection)
+            sizes["hidden_bias"] = sizes["norm"] = sizes["norm_bias"] = (self.hidden_size,)
+        sizes["output"] = (self.labels, self.n_read)
         sizes["output_bias"] = (self.labels,)
         return sizes
 
 
 def initial_weights(shape: EdgeShape, seed: int) -> dict[str, torch.Tensor]:
-    """The weights that a probe begins with, by its seed and sizes alone: so all P(l) of a seed begin alike.
+    """Return the initial weights of a probe, which depend on its seed and sizes only: all P(l) of a seed begin alike.
 
-    Products as `torch.nn.Linear` draws them, uniform within 1 / sqrt(inputs); equal mixing weights and gamma 1.
+    Matrices are drawn as in `torch.nn.Linear`, uniform within 1 / sqrt(inputs); mixing weights are equal and gamma 1.
     """
-    made = {}
+    n_inputs = {"projection": shape.width, "attention": shape.projection, "hidden": shape.spans * shape.projection}
+    weights = {}
     for name, size in shape.tensor_shapes().items():
         if name in ("mix", "norm_bias"):
-            made[name] = torch.zeros(size)
+            weights[name] = torch.zeros(size)
         elif name in ("scale", "norm"):
-            made[name] = torch.ones(size)
+            weights[name] = torch.ones(size)
         else:
-            made[name] = torch.empty(size)
-            inputs = {
-                "projection": shape.width,
-                "attention": shape.projection,
-                "hidden": shape.spans * shape.projection,
-            }
-            bound = 1 / sqrt(inputs.get(name.removesuffix("_bias").rstrip("12"), shape.hidden_size))
+            bound = 1 / sqrt(n_inputs.get(name.removesuffix("_bias").rstrip("12"), shape.n_read))
             key = hashlib.sha256(repr((seed, name)).encode()).digest()[:7]
-            made[name].uniform_(-bound, bound, generator=torch.Generator().manual_seed(int.from_bytes(key, "little")))
-    return made
+            generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
+            weights[name] = torch.empty(size).uniform_(-bound, bound, generator=generator)
+    return weights
 
 
 @dataclass(eq=False)
 class EdgeBank:
-    """Probes of one shape as stacked `weights` [probes, ...]; `allowed` bool [probes, layers]: what each mixes.
+    """Probes of one shape as stacked `weights` [probes, ...]; `allowed` bool [probes, layers]: what each may mix.
 
     `seeds` int64 [probes]: of their initial weights and their dropout.
     """
@@ -92,11 +98,17 @@ class EdgeBank:
 
     @classmethod
     def initial(
-        cls, shape: EdgeShape, allowed: NDArray[np.bool_], seeds: NDArray[np.int64], *, device: torch.device
+        cls,
+        shape: EdgeShape,
+        allowed: NDArray[np.bool_],
+        seeds: NDArray[np.int64],
+        *,
+        device: torch.device | None = None,
     ) -> Self:
+        """Return untrained probes, one for each seed."""
         drawn = {seed: initial_weights(shape, seed) for seed in sorted(set(seeds.tolist()))}
         weights = {
-            name: torch.stack([drawn[seed][name] for seed in seeds.tolist()]).to(device)
+            name: torch.stack([drawn[seed][name] for seed in seeds.tolist()]).to(device or torch.device("cpu"))
             for name in shape.tensor_shapes()
         }
         return cls(shape, allowed, seeds, weights)
@@ -104,113 +116,159 @@ class EdgeBank:
     def __len__(self) -> int:
         return len(self.seeds)
 
-    def of(self, places: NDArray[np.int64]) -> Self:
-        """A copy of some of the probes."""
-        chosen = torch.from_numpy(places).to(self.weights["mix"].device)
-        held = {name: tensor.detach().index_select(0, chosen) for name, tensor in self.weights.items()}
-        return type(self)(self.shape, self.allowed[places], self.seeds[places], held)
+    def take(self, numbers: NDArray[np.int64]) -> Self:
+        """Return a copy of some of the probes."""
+        chosen = torch.from_numpy(numbers).to(self.weights["mix"].device)
+        weights = {name: tensor.detach().index_select(0, chosen) for name, tensor in self.weights.items()}
+        return replace(self, allowed=self.allowed[numbers], seeds=self.seeds[numbers], weights=weights)
 
-    def view(self, places: NDArray[np.int64]) -> Self:
-        """Probes that stand side by side, as they are here: no copy."""
-        own = slice(int(places[0]), int(places[-1]) + 1)
-        held = {name: tensor.detach()[own] for name, tensor in self.weights.items()}
-        return type(self)(self.shape, self.allowed[own], self.seeds[own], held)
+    def to(self, device: torch.device) -> Self:
+        return replace(self, weights={name: tensor.detach().to(device) for name, tensor in self.weights.items()})
 
     def mixing(self) -> NDArray[np.float64]:
-        """s of each probe, [probes, layers]."""
+        """Return the mixing weights s of each probe, [probes, layers]."""
         weights = mixing_weights(self.weights["mix"].detach().double(), self._allowed())
         return weights.cpu().numpy()
 
-    def logits(self, batch: EdgeBatch, *, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """[probes, targets, labels]. `kept` [probes or 1, targets, hidden_size]: what dropout multiplies by."""
-        held = self.weights
-        weights = mixing_weights(held["mix"], self._allowed())
-        if weights.device.type == "cpu":
-            return compiled_logits(held, weights * held["scale"][:, None], self.allowed, batch, kept)
-        return plain_logits(held, mixed(batch.vectors, weights, held["scale"]), batch, kept)
+    def logits(self, batch: EdgeBatch, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Return [probes, targets, labels]; `mask` [probes or 1, targets, n_read] are the factors of dropout."""
+        mixing = mixing_weights(self.weights["mix"], self._allowed())
+        read = self._mean(batch, mixing) if self.shape.kind == "linear" else self._hidden(batch, mixing)
+        if mask is not None:
+            read = read * mask
+        return _linear(read, self.weights["output"], self.weights["output_bias"])
 
-    def losses(self, batch: EdgeBatch, *, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """The mean binary cross-entropy over targets and labels of each probe, [probes]."""
-        logits = self.logits(batch, kept=kept)
+    def losses(self, batch: EdgeBatch, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the mean binary cross-entropy over targets and labels of each probe, [probes]."""
+        logits = self.logits(batch, mask=mask)
         gold = batch.gold.expand_as(logits)
         return functional.binary_cross_entropy_with_logits(logits, gold, reduction="none").mean((1, 2))
 
-    def kept(self, rate: float, targets: int, *, key: tuple[int, ...]) -> torch.Tensor | None:
-        """Dropout's factors by seed and `key` alone, the same for all probes of a seed; None for a rate of 0.
+    def dropout(self, rate: float, n_targets: int, *, key: tuple[int, ...]) -> torch.Tensor | None:
+        """Return the factors of dropout, which depend on the seed of a probe and `key` only; None for a rate of 0.
 
-        [probes, targets, hidden_size], or [1, ...] where all probes have the same seed.
+        [probes, targets, n_read], or [1, ...] if all probes have the same seed.
         """
         if not rate:
             return None
         distinct, inverse = np.unique(self.seeds, return_inverse=True)
-        masks = np.stack(
-            [_factors(rate, (targets, self.shape.hidden_size), (seed, *key)) for seed in distinct.tolist()]
-        )
-        kept = torch.from_numpy(masks).to(self.weights["mix"].device)
-        return kept if len(distinct) == 1 else kept[torch.from_numpy(inverse).to(kept.device)]
+        masks = np.stack([_factors(rate, (n_targets, self.shape.n_read), (seed, *key)) for seed in distinct.tolist()])
+        mask = torch.from_numpy(masks).to(self.weights["mix"].device)
+        return mask if len(distinct) == 1 else mask[torch.from_numpy(inverse).to(mask.device)]
 
     def _allowed(self) -> torch.Tensor:
         return torch.from_numpy(self.allowed).to(self.weights["mix"].device)
 
+    def _mean(self, batch: EdgeBatch, mixing: torch.Tensor) -> torch.Tensor:
+        """Return the mixed means of each target's spans, [probes, targets, spans * width].
+
+        Mixing is linear, so the means are computed once for all probes, of each layer, and only these are mixed.
+        """
+        means = torch.cat([_means(batch.vectors, columns) for columns in batch.spans], 2)
+        return mixed(means, mixing, self.weights["scale"])
+
+    def _hidden(self, batch: EdgeBatch, mixing: torch.Tensor) -> torch.Tensor:
+        """Return the normalized hidden layer of each target, [probes, targets, hidden_size].
+
+        Spans are pooled before they are projected, which is the same and takes one product per span, not per word.
+        """
+        weights, vectors = self.weights, batch.vectors
+        words = None
+        pooled = []
+        for number, columns in enumerate(batch.spans, 1):
+            if columns.single:  # a span of one vector is that vector: select before mixing
+                chosen = vectors if columns.in_order else vectors.index_select(1, columns.places)
+                pooled.append(mixed(chosen, mixing, weights["scale"]))
+                continue
+            words = mixed(vectors, mixing, weights["scale"]) if words is None else words
+            pooled.append(_pool(words, columns, weights[f"attention{number}"], weights[f"projection{number}"]))
+        hidden = self._project(batch, pooled).tanh()
+        normed = functional.layer_norm(hidden, hidden.shape[2:])
+        return torch.addcmul(weights["norm_bias"][:, None], normed, weights["norm"][:, None])
+
+    def _project(self, batch: EdgeBatch, pooled: list[torch.Tensor]) -> torch.Tensor:
+        """Return the input of the hidden layer, [probes, targets, hidden_size], from pooled spans.
+
+        There is no nonlinearity between the projections and the hidden layer, so their product may be computed first.
+        That takes fewer operations if there are many spans.
+        """
+        weights = self.weights
+        spans = list(enumerate(zip(batch.spans, pooled, strict=True), 1))
+        n_spans = [columns.n_spans for columns in batch.spans]
+        sizes = {"width": self.shape.width, "projection": self.shape.projection, "hidden": self.shape.hidden_size}
+        separate, fused = operations(n_spans, len(batch), **sizes)
+        if fused >= separate:
+            projected = [
+                columns.by_target(_linear(each, weights[f"projection{n}"], weights[f"projection{n}_bias"]))
+                for n, (columns, each) in spans
+            ]
+            both = projected[0] if len(projected) == 1 else torch.cat(projected, 2)
+            return _linear(both, weights["hidden"], weights["hidden_bias"])
+        bias, total = weights["hidden_bias"], None
+        for (n, (columns, each)), hidden in zip(spans, weights["hidden"].chunk(len(spans), 2), strict=True):
+            product = torch.bmm(hidden, weights[f"projection{n}"])
+            part = columns.by_target(torch.bmm(each, product.transpose(1, 2)))
+            total = part if total is None else total + part
+            bias = bias + torch.bmm(hidden, weights[f"projection{n}_bias"][:, :, None])[:, :, 0]
+        return bias[:, None] if total is None else total + bias[:, None]
+
+
+def operations(n_spans: list[int], n_targets: int, *, width: int, projection: int, hidden: int) -> tuple[int, int]:
+    """Return the multiplications from pooled spans to the hidden layer, with separate and with fused matrices."""
+    separate = sum(n_spans) * width * projection + n_targets * len(n_spans) * projection * hidden
+    fused = sum(n_spans) * width * hidden + len(n_spans) * projection * width * hidden
+    return separate, fused
+
 
 def _factors(rate: float, size: tuple[int, int], key: tuple[int, ...]) -> NDArray[np.float32]:
-    """0 at random with the probability `rate`, to 2^-16, and else 1 / (1 - rate)."""
+    """Return 0 with the probability `rate` (to 2^-16), and else 1 / (1 - rate)."""
     drawn = np.random.Generator(np.random.SFC64(key)).bytes(2 * size[0] * size[1])
-    stays = np.frombuffer(drawn, "<u2").reshape(size) >= round(rate * 2**16)
-    return np.multiply(stays, 1 / (1 - rate), dtype=np.float32)
+    mask = np.frombuffer(drawn, "<u2").reshape(size) >= round(rate * 2**16)
+    return np.multiply(mask, 1 / (1 - rate), dtype=np.float32)
 
 
-def plain_logits(
-    weights: Mapping[str, torch.Tensor], vectors: torch.Tensor, batch: EdgeBatch, kept: torch.Tensor | None
+def _linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return [probes, n, out]; on a CPU faster than one baddbmm."""
+    return torch.bmm(values, weight.transpose(1, 2)).add_(bias[:, None])
+
+
+def _pool(
+    words: torch.Tensor, columns: SpanColumns, attention: torch.Tensor, projection: torch.Tensor
 ) -> torch.Tensor:
-    """[probes, targets, labels] from the mixed vectors [probes, n, width], on any device."""
-    held = weights
-    pooled = [
-        columns.by_target(_pooled(vectors, columns, held, str(number))) for number, columns in enumerate(batch.spans, 1)
-    ]
-    both = pooled[0] if len(pooled) == 1 else torch.cat(pooled, 2)
-    hidden = torch.baddbmm(held["hidden_bias"][:, None], both, held["hidden"].transpose(1, 2)).tanh()
-    normed = functional.layer_norm(hidden, hidden.shape[2:])
-    active = torch.addcmul(held["norm_bias"][:, None], normed, held["norm"][:, None])
-    if kept is not None:
-        active = active * kept
-    return torch.baddbmm(held["output_bias"][:, None], active, held["output"].transpose(1, 2))
+    """Return the attention-weighted mean of the words of each span, [probes, spans, width].
 
-
-def _pooled(
-    vectors: torch.Tensor, columns: SpanColumns, weights: Mapping[str, torch.Tensor], number: str
-) -> torch.Tensor:
-    """Take the mean of each span by a learned attention, and project it; [probes, spans, projection].
-
-    So a span costs a product, and not each of its words: the score of a word, v (W h + b), needs W^T v alone, as the
-    bias makes no difference within a span. A span of one vector is that vector. Spans are summed in one
-    `embedding_bag` over the vectors of all probes.
+    The score of a word is v (W h + b); b is the same within a span, so W^T v is enough. All spans of all probes are
+    summed by one `embedding_bag`.
     """
-    projection, bias = weights[f"projection{number}"], weights[f"projection{number}_bias"]
-    if columns.single:
-        pooled = vectors.index_select(1, columns.places)
-    else:
-        probes, count, width = vectors.shape
-        direction = torch.bmm(weights[f"attention{number}"][:, None], projection)
-        scores = torch.bmm(vectors, direction.transpose(1, 2))[:, :, 0]
-        share = _softmax_by_span(scores.index_select(1, columns.places), columns)
-        which = torch.arange(probes, device=vectors.device)[:, None]
-        pooled = functional.embedding_bag(
-            (which * count + columns.places).view(-1),
-            vectors.view(probes * count, width),
-            (which * len(columns.places) + columns.begin[:-1]).view(-1),
-            mode="sum",
-            per_sample_weights=share.view(-1),
-        ).view(probes, -1, width)
-    return torch.baddbmm(bias[:, None], pooled, projection.transpose(1, 2))
-
-
-def _softmax_by_span(scores: torch.Tensor, columns: SpanColumns) -> torch.Tensor:
-    """[probes, entries], over the entries of each span."""
-    spans = len(columns.begin) - 1
-    owner = torch.repeat_interleave(torch.arange(spans, device=scores.device), columns.begin.diff())
-    highest = scores.new_full((len(scores), spans), -torch.inf)
+    n_probes, n_words, width = words.shape
+    direction = torch.bmm(attention[:, None], projection)
+    scores = torch.bmm(words, direction.transpose(1, 2))[:, :, 0].index_select(1, columns.places)
+    owner = torch.repeat_interleave(torch.arange(columns.n_spans, device=scores.device), columns.begin.diff())
+    highest = scores.new_full((n_probes, columns.n_spans), -torch.inf)
     highest.scatter_reduce_(1, owner.expand_as(scores), scores.detach(), "amax")
     parts = (scores - highest.index_select(1, owner)).exp()
-    whole = scores.new_zeros(len(scores), spans).index_add(1, owner, parts)
-    return parts / whole.index_select(1, owner)
+    total = scores.new_zeros(n_probes, columns.n_spans).index_add(1, owner, parts)
+    share = parts / total.index_select(1, owner)
+    which = torch.arange(n_probes, device=words.device)[:, None]
+    return functional.embedding_bag(
+        (which * n_words + columns.places).view(-1),
+        words.view(n_probes * n_words, width),
+        (which * len(columns.places) + columns.begin[:-1]).view(-1),
+        mode="sum",
+        per_sample_weights=share.view(-1),
+    ).view(n_probes, -1, width)
+
+
+def _means(vectors: torch.Tensor, columns: SpanColumns) -> torch.Tensor:
+    """Return the mean of each target's span by layer, [layers, targets, width]."""
+    if columns.single:
+        return columns.by_target(vectors.index_select(1, columns.places))
+    layers, count, width = vectors.shape
+    which = torch.arange(layers, device=vectors.device)[:, None]
+    pooled = functional.embedding_bag(
+        (which * count + columns.places).view(-1),
+        vectors.reshape(layers * count, width),
+        (which * len(columns.places) + columns.begin[:-1]).view(-1),
+        mode="mean",
+    )
+    return columns.by_target(pooled.view(layers, columns.n_spans, width))

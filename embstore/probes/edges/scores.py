@@ -1,52 +1,44 @@
-"""Scores of edge probes: micro-averaged F1 over the labels of targets, and the best constant answer beside it."""
+"""Scores of edge probes: micro F1 over the labels of targets, with bootstrap intervals over the sentences.
+
+Sentences are resampled with replacement, as the targets of a sentence are not independent. A resample is how often each
+sentence is in it; counts by sentence times a matrix of resamples are the counts of all resamples at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from embstore.errors import InvalidValueError
 from embstore.probes.edges.model import EdgeBank
-from embstore.probes.edges.tasks import EdgeSplit
-from embstore.probes.edges.training import Stream, iter_logits
+from embstore.probes.edges.splits import EdgeSplit
+from embstore.probes.edges.training import EdgeStream, iter_logits
 
-
-@dataclass(frozen=True, eq=False)
-class EdgeTally:
-    """Labels that each probe has found: `right` and `said` int64 [probes], of `wanted` that were to be found."""
-
-    right: NDArray[np.int64]
-    said: NDArray[np.int64]
-    wanted: int
-
-    def f1(self) -> NDArray[np.float64]:
-        """Micro F1, 2 TP / (2 TP + FP + FN); NaN where there was nothing to find and nothing was said."""
-        return micro_f1(self.right, self.said, self.wanted)
-
-
-def micro_f1(right: ArrayLike, said: ArrayLike, wanted: ArrayLike) -> NDArray[np.float64]:
-    whole = np.asarray(np.add(said, wanted), np.float64)
-    return np.where(whole > 0, 2 * np.asarray(right) / np.maximum(whole, 1), np.nan)
+COVERED = 0.95
+BLOCK = 2**22  # numbers of a matrix of resamples in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeCounts:
-    """A tally by sentence: `right` and `said` int64 [probes, sentences], `wanted` int64 [sentences]."""
+    """Labels by sentence: `right` and `said` int64 [probes, sentences], `wanted` int64 [sentences]."""
 
     right: NDArray[np.int64]
     said: NDArray[np.int64]
     wanted: NDArray[np.int64]
 
-    @property
-    def tally(self) -> EdgeTally:
-        return EdgeTally(self.right.sum(1), self.said.sum(1), int(self.wanted.sum()))
-
     @classmethod
     def of(cls, split: EdgeSplit, right: NDArray[np.int64], said: NDArray[np.int64]) -> EdgeCounts:
-        """From counts by target, [probes, targets]."""
-        return cls(_by_sentence(right, split), _by_sentence(said, split), _by_sentence(_wanted(split), split))
+        """Sum counts by target, [probes, targets], over the sentences."""
+        wanted = split.gold.sum(1) + split.unknown
+        return cls(*(_by_sentence(counts, split) for counts in (right, said, wanted)))
+
+    def f1(self) -> NDArray[np.float64]:
+        """Return the micro F1 of each probe over all sentences."""
+        return micro_f1(self.right.sum(1), self.said.sum(1), self.wanted.sum())
 
 
 def _by_sentence(counts: NDArray[np.int64], split: EdgeSplit) -> NDArray[np.int64]:
@@ -55,57 +47,87 @@ def _by_sentence(counts: NDArray[np.int64], split: EdgeSplit) -> NDArray[np.int6
     return np.asarray(ends[..., split.first[1:]] - ends[..., split.first[:-1]])
 
 
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """The answer where every target has one label: the likeliest; bool, of the shape of the logits."""
-    return torch.zeros_like(logits, dtype=torch.bool).scatter_(2, logits.argmax(2, keepdim=True), value=True)
+def micro_f1(right: ArrayLike, said: ArrayLike, wanted: ArrayLike) -> NDArray[np.float64]:
+    """Return 2 TP / (2 TP + FP + FN); NaN if there was nothing to find and nothing was said."""
+    whole = np.asarray(np.add(said, wanted), np.float64)
+    return np.where(whole > 0, 2 * np.asarray(right) / np.maximum(whole, 1), np.nan)
 
 
-def at_least_half(logits: torch.Tensor) -> torch.Tensor:
-    """The answer where targets have any labels: those of a probability of one half or more."""
-    return logits >= 0
+def score_edges(bank: EdgeBank, stream: EdgeStream, split: EdgeSplit) -> dict[str, EdgeCounts]:
+    """Return the counts of all probes by rule, in one pass.
 
-
-def score_edges(bank: EdgeBank, stream: Stream, split: EdgeSplit) -> dict[str, EdgeCounts]:
-    """Counts of all probes by sentence, in one pass, by rule: `likeliest` and `half`.
-
-    Labels that train does not have are among those wanted, and are never found.
+    By `likeliest` the answer is the label of highest probability, by `half` all labels of a probability of one half or
+    more. Labels that train does not have are wanted and never found.
     """
-    rules = {"likeliest": likeliest, "half": at_least_half}
-    right = {name: np.zeros((len(bank), len(split)), np.int64) for name in rules}
-    said = {name: np.zeros((len(bank), len(split)), np.int64) for name in rules}
+    right = {rule: np.zeros((len(bank), len(split)), np.int64) for rule in ("likeliest", "half")}
+    said = {rule: np.zeros((len(bank), len(split)), np.int64) for rule in right}
     for targets, logits in iter_logits(bank, stream, split):
         gold = torch.from_numpy(split.gold[targets]).to(logits.device)
-        for name, rule in rules.items():
-            answer = rule(logits)
-            right[name][:, targets] = (answer & gold).sum(2).cpu().numpy()
-            said[name][:, targets] = answer.sum(2).cpu().numpy()
-    return {name: EdgeCounts.of(split, right[name], said[name]) for name in rules}
-
-
-def wanted_labels(split: EdgeSplit) -> int:
-    return int(_wanted(split).sum())
-
-
-def _wanted(split: EdgeSplit) -> NDArray[np.int64]:
-    return np.asarray(split.gold.sum(1) + split.unknown)
+        likeliest = torch.zeros_like(logits, dtype=torch.bool)
+        likeliest.scatter_(2, logits.argmax(2, keepdim=True), value=True)
+        for rule, answer in (("likeliest", likeliest), ("half", logits >= 0)):
+            right[rule][:, targets] = (answer & gold).sum(2).cpu().numpy()
+            said[rule][:, targets] = answer.sum(2).cpu().numpy()
+    return {rule: EdgeCounts.of(split, right[rule], said[rule]) for rule in right}
 
 
 def majority(train: EdgeSplit, *, single: bool) -> NDArray[np.bool_]:
-    """The constant answer that knows how frequent labels are in train; bool [labels].
+    """Return the best constant answer to train targets, bool [labels].
 
-    The most frequent label where every target has one; else the k most frequent, of that k whose micro F1 on train
-    is best (the fewest of equals).
+    The most frequent label if every target has one; else the k most frequent, of that k with the best micro F1 on
+    train (the smallest of equals).
     """
     counts = train.gold.sum(0)
     order = np.argsort(-counts, kind="stable")
-    most = np.arange(1, len(counts) + 1)
-    f1 = 2 * np.cumsum(counts[order]) / (most * len(train) + wanted_labels(train))
-    chosen = np.zeros(len(counts), bool)
-    chosen[order[: 1 if single else 1 + int(f1.argmax())]] = True
-    return chosen
+    n_labels = np.arange(1, len(counts) + 1)
+    f1 = 2 * np.cumsum(counts[order]) / (n_labels * len(train) + int((train.gold.sum(1) + train.unknown).sum()))
+    answer = np.zeros(len(counts), bool)
+    answer[order[: 1 if single else 1 + int(f1.argmax())]] = True
+    return answer
 
 
 def constant_counts(answer: NDArray[np.bool_], split: EdgeSplit) -> EdgeCounts:
-    """What the same answer to every target of a split finds, as one probe."""
+    """Return the counts of one probe that gives the same answer to every target of a split."""
     right = split.gold[:, answer].sum(1)
     return EdgeCounts.of(split, right[None], np.full((1, len(split)), answer.sum()))
+
+
+def require_resamples(n_resamples: int) -> None:
+    if n_resamples < 0:
+        raise InvalidValueError(f"resamples {n_resamples} is not allowed: give 0 (no intervals) or more")
+
+
+def resampled_f1(
+    counts: Mapping[str, EdgeCounts], n_resamples: int, *, seed: int
+) -> dict[str, NDArray[np.float64]]:
+    """Return the micro F1 of probes by name, float64 [1 + resamples, probes]: of the sentences, then of each resample.
+
+    All `counts` are of the same sentences and resamples, so that differences between them can be resampled too.
+    """
+    n_sentences = len(next(iter(counts.values())).wanted)
+    parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in counts}
+    for weights in _weights(n_sentences, n_resamples, seed):
+        for name, each in counts.items():
+            right, said = weights @ each.right.T.astype(np.float64), weights @ each.said.T.astype(np.float64)
+            parts[name].append(micro_f1(right, said, (weights @ each.wanted.astype(np.float64))[:, None]))
+    return {name: np.concatenate(values) for name, values in parts.items()}
+
+
+def _weights(n_sentences: int, n_resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
+    """Yield how often each sentence is in a resample, [resamples, sentences]; first each sentence once."""
+    yield np.ones((1, n_sentences))
+    rng = np.random.default_rng((seed, n_sentences))
+    most = max(1, BLOCK // n_sentences)
+    for start in range(0, n_resamples, most):
+        drawn = rng.integers(0, n_sentences, (min(most, n_resamples - start), n_sentences))
+        flat = (drawn + np.arange(len(drawn))[:, None] * n_sentences).ravel()
+        yield np.bincount(flat, minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
+
+
+def interval(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
+    """Return the 2.5th and 97.5th percentile; None if there are none, or more than one in twenty is NaN."""
+    defined = values[~np.isnan(values)]
+    if not len(defined) or len(defined) < COVERED * len(values):
+        return None, None
+    low, high = np.quantile(defined, [(1 - COVERED) / 2, (1 + COVERED) / 2])
+    return float(low), float(high)

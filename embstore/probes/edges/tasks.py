@@ -1,21 +1,22 @@
-"""Edge probing's tasks: labelled spans of sentences, joined to the rows of a store."""
+"""Edge probing tasks: labelled spans of sentences, and where they are in a store."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget, iter_edges
 from embstore.corpus.lines import Lines
 from embstore.errors import InvalidValueError
+from embstore.probes.control import ControlTask
 from embstore.probes.edges.join import StoredSentences, shown
+from embstore.probes.edges.splits import EdgeSplit
 from embstore.store import Store
 
 Edges = str | os.PathLike[str] | Iterable[EdgeSentence]
@@ -24,48 +25,51 @@ SPLITS = ("train", "dev", "test")
 SUFFIXES = ("", ".gz", ".zst")
 
 
-@dataclass(frozen=True, eq=False)
-class EdgeSplit:
-    """The targets of one split as rows of a store, sentence after sentence.
+@dataclass(frozen=True)
+class EdgeLabels:
+    """What probes know of a task: its `labels`, sorted; whether each target has a `single` one, and is a pair of spans.
 
-    `first` int64 [sentences + 1]: the targets of each sentence. `spans`: int64 [targets, 2] row ranges, half-open,
-    one array or two. `gold` bool [targets, labels]. `unknown` int64 [targets]: labels that train does not have.
-    """
-
-    name: str
-    first: NDArray[np.int64]
-    spans: tuple[NDArray[np.int64], ...]
-    gold: NDArray[np.bool_]
-    unknown: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.gold)
-
-    @property
-    def sentences(self) -> int:
-        return len(self.first) - 1
-
-
-@dataclass(frozen=True, eq=False)
-class EdgeTask:
-    """A task over a store: `labels` of the train targets, sorted, the splits by name, and what is to be told.
-
-    `single`: every target has exactly one label, so that the likeliest one is the answer; else each label is
-    decided by itself.
+    With a single label per target the likeliest is the answer; else each label is decided by itself.
     """
 
     name: str
     labels: tuple[str, ...]
     single: bool
-    splits: dict[str, EdgeSplit]
-    notes: tuple[str, ...] = ()
+    pairs: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """At most `count` sentences of a split (None: all), drawn by their texts and the seed."""
+
+    count: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise InvalidValueError(f"sentences {self.count} is not allowed: give 1 or more")
+
+    def draw(self, sentences: Sequence[EdgeSentence]) -> list[EdgeSentence]:
+        """Return the sample in the order of the sentences.
+
+        Tasks over the same sentences draw the same ones, and a larger sample contains a smaller one.
+        """
+        if self.count is None or self.count >= len(sentences):
+            return list(sentences)
+
+        def key(number: int) -> bytes:
+            text = f"{self.seed} {' '.join(sentences[number].words)}"
+            return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+        return [sentences[number] for number in sorted(nsmallest(self.count, range(len(sentences)), key=key))]
 
 
 @dataclass(frozen=True, eq=False)
 class JoinedEdges:
-    """Targets whose labels were known before: as rows in `split`, and as they were given.
+    """Targets found in a store: as rows in `split`, and as they were given.
 
-    `sentences`: one for each two neighbours in `split.first`; `targets`: one a row of `split.gold`.
+    `sentences`: one for each sentence of `split`; `targets`: one for each row of `split.gold`. `notes`: what was left
+    out or sampled, a line each.
     """
 
     split: EdgeSplit
@@ -74,142 +78,125 @@ class JoinedEdges:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class EdgeTask:
+    """The train and dev targets of a task in a store."""
+
+    labels: EdgeLabels
+    train: EdgeSplit
+    dev: EdgeSplit | None = None
+    notes: tuple[str, ...] = ()
+
+
 def split_file(folder: Path, split: str) -> Path | None:
-    """The targets of a split in the folder of a task, JSON lines, plain or compressed; None where there are none."""
+    """Return the file of a split in the folder of a task (JSON lines, plain or compressed), None if there is none."""
     return next((path for suffix in SUFFIXES if (path := folder / f"{split}.jsonl{suffix}").exists()), None)
 
 
+def task_name(train: Edges) -> str:
+    """Return the name of a task: that of its file, or that of its folder if the file is called train."""
+    if not isinstance(train, str | os.PathLike):
+        return "edges"
+    path = Path(train)
+    stem = path.name.split(".")[0]
+    return path.absolute().parent.name if stem == "train" else stem
+
+
 def read_edges(edges: Edges) -> list[EdgeSentence]:
-    """The sentences of a JSON lines file, or those given; CorpusError names file and line."""
+    """Return the sentences of a JSON lines file, or those given. Raises CorpusError with file and line."""
     if isinstance(edges, str | os.PathLike):
         return list(iter_edges(Lines(Path(edges))))
     return list(edges)
 
 
-def sample_sentences(sentences: Sequence[EdgeSentence], count: int | None, *, seed: int = 0) -> list[EdgeSentence]:
-    """At most `count` sentences, drawn by their texts and the seed alone, in their order; None: all of them.
-
-    So tasks over the same sentences draw the same ones, and a larger sample holds a smaller one.
-    """
-    if count is None or count >= len(sentences):
-        return list(sentences)
-    if count < 1:
-        raise InvalidValueError(f"sentences {count} is not allowed: give 1 or more")
-
-    def lot(number: int) -> bytes:
-        text = f"{seed} {' '.join(sentences[number].words)}"
-        return hashlib.blake2b(text.encode(), digest_size=8).digest()
-
-    return [sentences[number] for number in sorted(nsmallest(count, range(len(sentences)), key=lot))]
-
-
 def join_task(
-    store: Store,
-    *,
-    train: Edges,
-    dev: Edges | None = None,
-    test: Edges | None = None,
-    name: str = "edges",
-    sentences: int | None = None,
-    seed: int = 0,
+    store: Store, train: Edges, dev: Edges | None = None, *, name: str | None = None, sample: Sample | None = None
 ) -> EdgeTask:
-    """Find the sentences of a task in a store by their texts, and their spans by the positions of words.
+    """Find the train and dev targets of a task in a store; the labels of the task are those of train.
 
-    `sentences`: of each split at most, drawn with `seed`. Labels are those of train; others in dev and test count
-    as missed and are noted, as is what the store does not hold. Raises InvalidValueError, in one line, for a text
-    that no sentence of the store has (the nearest is shown), words that stand elsewhere there, splits without
-    targets, targets of one span among those of two, spans outside their sentence.
+    Labels of dev that train does not have count as missed and are noted, as are targets without rows. Raises
+    InvalidValueError for a text that the store does not have (with the nearest one), words that differ there, splits
+    without targets, targets with one span among those with two, and spans outside their sentence.
     """
-    _require_unit(store)
+    name = task_name(train) if name is None else name
     notes: list[str] = []
-    held = {
-        split: _drawn(given, name, split, sentences, seed, notes)
-        for split, given in (("train", train), ("dev", dev), ("test", test))
-        if given is not None
-    }
-    pairs = _pairs(held, name)
-    stored = StoredSentences(store, (each.words for split in held.values() for each in split))
-    joined = {split: _join(stored, each, split, name, notes) for split, each in held.items()}
-    known = {label for target in joined["train"].targets for label in target.labels}
-    labels = tuple(sorted(known))
+    given = {"train": train} | ({} if dev is None else {"dev": dev})
+    drawn = {split: _drawn(edges, f"{name}: {split}", sample or Sample(), notes) for split, edges in given.items()}
+    pairs = _are_pairs(drawn, name)
+    stored = StoredSentences(store, (each.words for split in drawn.values() for each in split))
+    found = {split: _find(stored, each, f"{name}: {split}", notes) for split, each in drawn.items()}
+    labels = tuple(sorted({label for target in found["train"].targets for label in target.labels}))
     if len(labels) < 2:
-        raise InvalidValueError(f"{name}: train has {len(labels)} labels: there is nothing to tell apart below 2")
-    splits = {split: _as_split(split, each, labels, pairs) for split, each in joined.items()}
-    for split, each in joined.items():
-        _note_strange(each, splits[split], labels, f"{name}: {split}", notes)
-    single = all(len(set(target.labels)) == 1 for each in joined.values() for target in each.targets)
-    return EdgeTask(name, labels, single, splits, tuple(notes))
+        raise InvalidValueError(f"{name}: train has {len(labels)} labels: give targets of at least 2 labels")
+    single = all(len(set(target.labels)) == 1 for each in found.values() for target in each.targets)
+    known = EdgeLabels(name, labels, single, pairs)
+    splits = {split: _as_split(split, each, known, notes) for split, each in found.items()}
+    return EdgeTask(known, splits["train"], splits.get("dev"), tuple(notes))
 
 
 def join_edges(
-    store: Store,
-    edges: Edges,
-    *,
-    labels: tuple[str, ...],
-    pairs: bool,
-    name: str = "edges",
-    split: str = "targets",
-    sentences: int | None = None,
-    seed: int = 0,
+    store: Store, edges: Edges, labels: EdgeLabels, *, split: str = "test", sample: Sample | None = None
 ) -> JoinedEdges:
-    """Find targets in a store as `join_task` does, for probes that know `labels` of single spans or of `pairs`.
+    """Find targets in a store for probes that know the labels of a task; see `join_task`.
 
-    Raises InvalidValueError as it does, and where the targets have one span for probes of two, or the reverse.
+    Raises InvalidValueError also for targets with one span for probes of pairs, or the reverse.
     """
-    _require_unit(store)
+    what = f"{labels.name}: {split}"
     notes: list[str] = []
-    held = _drawn(edges, name, split, sentences, seed, notes)
-    if _pairs({split: held}, name) != pairs:
-        has, needs = ("one span", "two") if pairs else ("two spans", "one")
-        raise InvalidValueError(f"{name}: {split}: the targets have {has} and the probes read {needs}: give their task")
-    stored = StoredSentences(store, (each.words for each in held))
-    found = _join(stored, held, split, name, notes)
-    joined = _as_split(split, found, labels, pairs)
-    _note_strange(found, joined, labels, f"{name}: {split}", notes)
+    drawn = _drawn(edges, what, sample or Sample(), notes)
+    if _are_pairs({split: drawn}, labels.name) != labels.pairs:
+        has, needs = ("one span", "two") if labels.pairs else ("two spans", "one")
+        raise InvalidValueError(f"{what}: the targets have {has} and the probes read {needs}: give their task")
+    found = _find(StoredSentences(store, (each.words for each in drawn)), drawn, what, notes)
+    joined = _as_split(split, found, labels, notes)
     return JoinedEdges(joined, tuple(found.sentences), tuple(found.targets), tuple(notes))
 
 
-def _require_unit(store: Store) -> None:
-    unit = store.metadata.extraction.get("unit", "word")
-    if unit not in UNITS:
-        raise InvalidValueError(f"{store.path} has rows of unit {unit!r}: edges need a store of {' or '.join(UNITS)}")
+def control_split(split: EdgeSplit, store: Store, control: ControlTask) -> EdgeSplit:
+    """Return the same targets with the labels of a control task, which depend on the forms of their spans only."""
+    words = StoredSentences(store, ())
+    forms = [
+        "\t".join(" ".join(map(words.form, store.index.type[start:stop].tolist())) for start, stop in spans)
+        for spans in zip(*(kind.tolist() for kind in split.spans), strict=True)
+    ]
+    return replace(split, gold=control.gold(forms), unknown=np.zeros(len(split), np.int64))
 
 
-def _drawn(
-    edges: Edges, name: str, split: str, sentences: int | None, seed: int, notes: list[str]
-) -> list[EdgeSentence]:
-    """The sentences of a split that have targets, or so many drawn."""
+@dataclass
+class _Found:
+    """The targets of a split that have rows, sentence after sentence."""
+
+    sentences: list[EdgeSentence]
+    targets: list[EdgeTarget]
+    counts: list[int]
+    spans: list[tuple[tuple[int, int], ...]]
+
+
+def _drawn(edges: Edges, what: str, sample: Sample, notes: list[str]) -> list[EdgeSentence]:
+    """Read and sample the sentences of a split that have targets, and check their spans."""
     every = read_edges(edges)
-    held = [each for each in sample_sentences(every, sentences, seed=seed) if each.targets]
-    _check(held, f"{name}: {split}")
-    if sentences is not None and sentences < len(every):
-        notes.append(f"{name}: {split}: {sentences:,} of {len(every):,} sentences, drawn with seed {seed}")
-    return held
-
-
-def _note_strange(found: _Found, split: EdgeSplit, labels: tuple[str, ...], what: str, notes: list[str]) -> None:
-    strange = sorted({label for target in found.targets for label in target.labels}.difference(labels))
-    if strange:
-        count = int(split.unknown.sum())
-        notes.append(f"{what}: {count:,} labels that train does not have count as missed: {_some(strange)}")
-
-
-def _check(sentences: Sequence[EdgeSentence], what: str) -> None:
-    if not sentences:
+    drawn = [each for each in sample.draw(every) if each.targets]
+    if not drawn:
         raise InvalidValueError(f"{what} has no target: give sentences with labelled spans")
-    for sentence in sentences:
-        count, text = len(sentence.words), shown(" ".join(sentence.words))
+    for sentence in drawn:
+        n_words = len(sentence.words)
         for target in sentence.targets:
             for span in filter(None, (target.span1, target.span2)):
-                if not 0 <= span[0] < span[1] <= count:
-                    raise InvalidValueError(f"{what}: the span {list(span)} is not within the {count} words of {text}")
+                if not 0 <= span[0] < span[1] <= n_words:
+                    raise InvalidValueError(
+                        f"{what}: the span {list(span)} is not within the {n_words} words of "
+                        f"{shown(' '.join(sentence.words))}"
+                    )
+    if sample.count is not None and sample.count < len(every):
+        notes.append(f"{what}: {sample.count:,} of {len(every):,} sentences, drawn with seed {sample.seed}")
+    return drawn
 
 
-def _pairs(held: dict[str, list[EdgeSentence]], name: str) -> bool:
-    """Whether targets are pairs of spans."""
+def _are_pairs(splits: dict[str, list[EdgeSentence]], name: str) -> bool:
+    """Return whether targets are pairs of spans; raises InvalidValueError if only some are."""
     kinds = {
         target.span2 is not None: (split, sentence)
-        for split, sentences in held.items()
+        for split, sentences in splits.items()
         for sentence in sentences
         for target in sentence.targets
     }
@@ -222,61 +209,60 @@ def _pairs(held: dict[str, list[EdgeSentence]], name: str) -> bool:
     return True in kinds
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
-@dataclass
-class _Found:
-    """The targets of a split that the store has rows of, sentence after sentence."""
-
-    sentences: list[EdgeSentence]
-    targets: list[EdgeTarget]
-    counts: list[int]
-    spans: list[tuple[tuple[int, int], ...]]
-
-
-def _join(
-    stored: StoredSentences, sentences: Sequence[EdgeSentence], split: str, name: str, notes: list[str]
-) -> _Found:
+def _find(stored: StoredSentences, sentences: Sequence[EdgeSentence], what: str, notes: list[str]) -> _Found:
+    """Find the rows of the targets; those without rows are left out and noted."""
     found = _Found([], [], [], [])
-    lacking = partial = 0
+    n_missing = n_partial = 0
     for sentence in sentences:
-        joined = stored.find(sentence.words, what=f"{name}: {split}")
+        place = stored.find(sentence.words, what=what)
         before = len(found.targets)
         for target in sentence.targets:
             spans = [target.span1] if target.span2 is None else [target.span1, target.span2]
-            rows = tuple(joined.rows(span) for span in spans)
+            rows = tuple(place.rows(span) for span in spans)
             if any(start == stop for start, stop in rows):
-                lacking += 1
+                n_missing += 1
                 continue
-            partial += not all(joined.whole(span) for span in spans)
+            n_partial += not all(place.is_complete(span) for span in spans)
             found.targets.append(target)
             found.spans.append(rows)
         if len(found.targets) > before:
             found.sentences.append(sentence)
             found.counts.append(len(found.targets) - before)
-    if lacking:
-        notes.append(f"{name}: {split}: {lacking:,} targets are left out: the store has no row of one of their spans")
-    if partial:
-        notes.append(f"{name}: {split}: {partial:,} targets have words without a row, and are read without these")
+    if n_missing:
+        notes.append(f"{what}: {n_missing:,} targets are left out: the store has no row of one of their spans")
+    if n_partial:
+        notes.append(f"{what}: {n_partial:,} targets have words without a row, and are read without these")
     if not found.targets:
-        raise InvalidValueError(f"{name}: {split}: the store has no row of any target")
+        raise InvalidValueError(f"{what}: the store has no row of any target")
     return found
 
 
-def _as_split(name: str, found: _Found, labels: tuple[str, ...], pairs: bool) -> EdgeSplit:
-    place = {label: number for number, label in enumerate(labels)}
-    gold = np.zeros((len(found.targets), len(labels)), bool)
+def _as_split(name: str, found: _Found, labels: EdgeLabels, notes: list[str]) -> EdgeSplit:
+    number = {label: place for place, label in enumerate(labels.labels)}
+    gold = np.zeros((len(found.targets), len(number)), bool)
     unknown = np.zeros(len(found.targets), np.int64)
-    for number, target in enumerate(found.targets):
+    names = set()
+    for place, target in enumerate(found.targets):
         for label in set(target.labels):
-            if label in place:
-                gold[number, place[label]] = True
+            if label in number:
+                gold[place, number[label]] = True
             else:
-                unknown[number] += 1
-    rows = np.array(found.spans, np.int64).reshape(len(found.spans), 2 if pairs else 1, 2)
+                unknown[place] += 1
+                names.add(label)
+    if names:
+        some = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+        notes.append(
+            f"{labels.name}: {name}: {int(unknown.sum()):,} labels that train does not have count as missed: {some}"
+        )
+    rows = np.array(found.spans, np.int64).reshape(len(found.spans), 2 if labels.pairs else 1, 2)
     first = np.concatenate([[0], np.cumsum(found.counts, dtype=np.int64)])
-    return EdgeSplit(
-        name, first, tuple(np.ascontiguousarray(rows[:, kind]) for kind in range(rows.shape[1])), gold, unknown
-    )
+    spans = tuple(np.ascontiguousarray(rows[:, kind]) for kind in range(rows.shape[1]))
+    return EdgeSplit(name, first, spans, gold, unknown)
+
+
+def require_unit(store: Store) -> str:
+    """Return the unit of the rows of a store; raises InvalidValueError unless they are words or subwords."""
+    unit = str(store.metadata.extraction.get("unit", "word"))
+    if unit not in UNITS:
+        raise InvalidValueError(f"{store.path} has rows of unit {unit!r}: edges need a store of {' or '.join(UNITS)}")
+    return unit

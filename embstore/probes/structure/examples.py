@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,19 +11,19 @@ from numpy.typing import NDArray
 
 from embstore.corpus.trees import Tree, tree_depths, tree_distances
 from embstore.errors import InvalidValueError
+from embstore.probes.reading import read_ahead
 from embstore.store import Store
 
-READ_AHEAD = 2
 NOT_FOUND = "sentences not in the store"
-ROWS_LACKING = "sentences of which words have no row"
+ROWS_MISSING = "sentences with words that have no row"
 
 
 @dataclass(frozen=True, eq=False)
 class Treebank:
-    """Sentences of a store that have a gold tree: of each its `tree`, and its `first` row, one row a word from there.
+    """Sentences of a store that have a gold tree: the `tree` of each and its `first` row, one row per word from there.
 
-    `distances` int16 [words, words] and `depths` int16 [words], of each sentence. `left_out`: sentences that take no
-    part, by reason; `examples`: the first of each.
+    `distances` int16 [words, words] and `depths` int16 [words] are those of each tree. `left_out`: sentences without
+    rows, by reason; `examples`: the first of each reason.
     """
 
     store: Store
@@ -44,74 +43,77 @@ class Treebank:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The words of each sentence, int64 [sentences]."""
+        """The number of words of each sentence, int64 [sentences]."""
         return np.array([len(tree) for tree in self.trees], np.int64)
 
     def rows(self, sentences: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of some sentences, one after the other."""
+        """Return the rows of some sentences, one sentence after the other."""
         spans = [np.arange(self.first[number], self.first[number] + len(self.trees[number])) for number in sentences]
         return np.concatenate(spans)
 
+    def notes(self, split: str) -> Iterator[str]:
+        """Yield a line for each reason for which sentences of a split are left out."""
+        for reason, count in self.left_out.items():
+            if count:
+                yield f"{self.store.path.stem}: {split}: {count:,} {reason}, such as {self.examples[reason]!r}"
+
 
 class SentenceFinder:
-    """The sentences of a store by their words."""
+    """Find the sentences of a store by their words. Raises InvalidValueError for a store whose rows are not words."""
 
     def __init__(self, store: Store) -> None:
         unit = store.metadata.extraction.get("unit", "word")
         if unit != "word":
             raise InvalidValueError(
-                f"{store.path} is a store of {unit}s: the structural probe needs a vector a word; extract one with "
+                f"{store.path} is a store of {unit}s: the structural probe needs one vector per word; extract one with "
                 "--unit word"
             )
         self.store = store
-        self._places: dict[str, list[int]] = {}
+        self._numbers: dict[str, list[int]] = {}
         for number, text in enumerate(store.index.texts):
-            self._places.setdefault(text, []).append(number)
+            self._numbers.setdefault(text, []).append(number)
 
-    def treebank(self, trees: Sequence[Tree], *, name: str = "trees") -> Treebank:
-        """The trees whose sentence the store has with a row for each word.
-
-        Raises InvalidValueError where that is none of them.
-        """
-        left_out = {NOT_FOUND: 0, ROWS_LACKING: 0}
+    def treebank(self, trees: Sequence[Tree], *, split: str = "trees") -> Treebank:
+        """Return the trees whose sentence is stored with a row for each word; raises InvalidValueError for none."""
+        left_out = {NOT_FOUND: 0, ROWS_MISSING: 0}
         examples: dict[str, str] = {}
-        held, first = [], []
+        found, first = [], []
         for tree in trees:
             text = " ".join(tree.words)
             row = self._first_row(tree, text)
             if row is not None:
-                held.append(tree)
+                found.append(tree)
                 first.append(row)
                 continue
-            reason = ROWS_LACKING if text in self._places else NOT_FOUND
+            reason = ROWS_MISSING if text in self._numbers else NOT_FOUND
             left_out[reason] += 1
-            examples.setdefault(reason, _shortened(text))
-        if not held:
+            examples.setdefault(reason, text if len(text) <= 60 else f"{text[:57]}...")
+        if not found:
             shown = f": the first is {next(iter(examples.values()))!r}" if examples else ""
             raise InvalidValueError(
-                f"none of the {len(trees):,} {name} sentences stands in {self.store.path} with all its words{shown}; "
+                f"{self.store.path} has no sentence of the {len(trees):,} {split} trees with all its words{shown}; "
                 "extract the same CoNLL-U files"
             )
-        return Treebank(self.store, held, np.array(first, np.int64), left_out, examples)
+        return Treebank(self.store, found, np.array(first, np.int64), left_out, examples)
 
     def _first_row(self, tree: Tree, text: str) -> int | None:
-        """The first row of the first sentence of these words that has a row, and no more, for each of them."""
+        """Return the first row of the first stored sentence of these words that has exactly one row for each."""
         index = self.store.index
         sizes = np.array([word.count(" ") + 1 for word in tree.words])
-        for place in self._places.get(text, ()):
-            start, stop = int(index.indptr[place]), int(index.indptr[place + 1])
+        for number in self._numbers.get(text, ()):
+            start, stop = int(index.indptr[number]), int(index.indptr[number + 1])
             if stop - start == len(tree) and np.array_equal(index.position[start:stop], np.cumsum(sizes) - sizes):
                 return start
         return None
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class TreeBatch:
     """Some sentences of a treebank, one after the other.
 
-    `sentences` int64 [n], their places. `vectors` float32 [layer, words, width]. `slots` int64 [n, longest]: the place
-    among the words of each sentence's, and one past the last for none. `distances` float32 [n, longest, longest] and
-    `depths` [n, longest], of the trees; `lengths` float32 [n].
+    `sentences` int64 [n], their numbers. `vectors` float32 [layer, words, width]. `slots` int64 [n, longest]: the
+    position of each sentence's words among all words, the number of words where a sentence is shorter. `distances`
+    float32 [n, longest, longest] and `depths` [n, longest] of the trees; `lengths` float32 [n].
     """
 
     sentences: NDArray[np.int64]
@@ -124,38 +126,24 @@ class Batch:
 
 def iter_tree_batches(
     bank: Treebank, batches: Sequence[NDArray[np.int64]], layers: Sequence[int], device: torch.device
-) -> Iterator[Batch]:
+) -> Iterator[TreeBatch]:
     """Yield the batches of sentences given, in their order; a thread reads ahead."""
-    with ThreadPoolExecutor(1, "embstore-trees") as reader:
-        waiting: list[Future[Batch]] = []
-        try:
-            for number in range(len(batches) + READ_AHEAD):
-                if number < len(batches):
-                    waiting.append(reader.submit(_read, bank, batches[number], layers, device))
-                if number >= READ_AHEAD:
-                    yield waiting.pop(0).result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    return read_ahead(lambda number: _read(bank, batches[number], layers, device), len(batches))
 
 
-def _read(bank: Treebank, sentences: NDArray[np.int64], layers: Sequence[int], device: torch.device) -> Batch:
+def _read(bank: Treebank, sentences: NDArray[np.int64], layers: Sequence[int], device: torch.device) -> TreeBatch:
     lengths = np.array([len(bank.trees[number]) for number in sentences.tolist()])
-    longest, words = int(lengths.max()), int(lengths.sum())
+    longest, n_words = int(lengths.max()), int(lengths.sum())
     distances = np.zeros((len(lengths), longest, longest), np.float32)
     depths = np.zeros((len(lengths), longest), np.float32)
-    slots = np.full((len(lengths), longest), words, np.int64)
-    slots[np.arange(longest) < lengths[:, None]] = np.arange(words)
+    slots = np.full((len(lengths), longest), n_words, np.int64)
+    slots[np.arange(longest) < lengths[:, None]] = np.arange(n_words)
     for place, (number, size) in enumerate(zip(sentences.tolist(), lengths.tolist(), strict=True)):
         distances[place, :size, :size] = bank.distances[number]
         depths[place, :size] = bank.depths[number]
     vectors = torch.from_numpy(bank.store.gather_layers(bank.rows(sentences), layers))
-    return Batch(
+    return TreeBatch(
         sentences,
         vectors.to(device).float(),
         *(torch.from_numpy(array).to(device) for array in (slots, distances, depths, lengths.astype(np.float32))),
     )
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -15,9 +15,9 @@ LENGTHS = range(5, 51)  # of the sentences that the correlations are averaged ov
 
 
 class Predicted(NamedTuple):
-    """What several probes say of sentences of equal length; either may be None.
+    """Predictions of several probes for sentences of equal length; either may be None.
 
-    `sentences` int64 [n], places. `distances` [probe, n, words, words], `depths` [probe, n, words].
+    `sentences` int64 [n], their numbers. `distances` [probe, n, words, words], `depths` [probe, n, words].
     """
 
     sentences: NDArray[np.int64]
@@ -27,7 +27,7 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """One metric of each probe: `values` [probe], None where nothing could be scored; `count`, what was."""
+    """One metric of each probe: `values` [probe], None if nothing could be scored; `count`: what was scored."""
 
     task: str
     metric: str
@@ -36,7 +36,7 @@ class Score:
 
 
 class _ByLength:
-    """A mean over the sentences of each length, then over the lengths."""
+    """The mean over the sentences of each length, then over the lengths."""
 
     def __init__(self) -> None:
         self._sums: dict[int, NDArray[np.float64]] = {}
@@ -55,12 +55,12 @@ class _ByLength:
 
 
 def score_structure(bank: Treebank, predictions: Iterator[Predicted], *, probes: int) -> list[Score]:
-    """Score what probes say of the sentences of a treebank, each sentence once.
+    """Score the predictions for all sentences of a treebank.
 
-    `uuas`: the gold edges between words that are no punctuation marks, of which share is in the minimum spanning tree
-    of the predicted distances between such words. `dspr`: the Spearman correlation of predicted and gold distances of
+    `uuas`: the share of the gold edges between words that are not punctuation that the minimum spanning tree of the
+    predicted distances between such words has. `dspr`: the Spearman correlation of predicted and gold distances of
     each word to all words, averaged over the words, over the sentences of a length, then over the lengths 5 to 50.
-    `root_accuracy`: how often the word of least predicted depth, punctuation marks apart, is that of least gold depth.
+    `root_accuracy`: how often the word of least predicted depth, punctuation left out, is that of least gold depth.
     `nspr`: the Spearman correlation of depths, averaged as dspr.
     """
     right = np.zeros(probes, np.int64)
@@ -96,28 +96,28 @@ def score_structure(bank: Treebank, predictions: Iterator[Predicted], *, probes:
     return scores
 
 
-def linear_order(bank: Treebank, *, room: int = 2**20) -> Iterator[Predicted]:
-    """The baseline of the order of the words: |i - j| as distance, and the place i as depth (the first is the root)."""
-    for sentences in equal_lengths(bank, room=room):
+def linear_order(bank: Treebank, *, n_pairs: int = 2**20) -> Iterator[Predicted]:
+    """Yield the baseline of the word order: |i - j| as distance and i as depth (the first word is the root)."""
+    for sentences in equal_lengths(bank, n_pairs=n_pairs):
         places = np.arange(len(bank.trees[int(sentences[0])]), dtype=np.float32)
         shape = (1, len(sentences), len(places))
         distances = np.broadcast_to(np.abs(places[:, None] - places), (*shape, len(places)))
         yield Predicted(sentences, distances, np.broadcast_to(places, shape))
 
 
-def equal_lengths(bank: Treebank, *, room: int) -> Iterator[NDArray[np.int64]]:
-    """The sentences of a treebank in groups of equal length, of at most `room` pairs of words (or one sentence)."""
+def equal_lengths(bank: Treebank, *, n_pairs: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the sentences in groups of equal length, of at most `n_pairs` pairs of words (or one sentence)."""
     lengths = bank.lengths
     for length in np.unique(lengths).tolist():
         places = np.flatnonzero(lengths == length)
-        size = max(1, room // length**2)
+        size = max(1, n_pairs // length**2)
         yield from (places[start : start + size] for start in range(0, len(places), size))
 
 
 def attachment(
     distances: NDArray[np.float32], gold: NDArray[np.int16], allowed: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], int]:
-    """How many gold edges between allowed words the spanning trees of each probe have, and how many there are."""
+    """Count the gold edges between allowed words that the spanning trees of each probe have, and all such edges."""
     probes, sentences, words, _ = distances.shape
     flat = distances.reshape(-1, words, words)
     parents = spanning_trees(flat, np.tile(allowed, (probes, 1)))
@@ -129,9 +129,9 @@ def attachment(
 
 
 def spanning_trees(distances: NDArray[np.float32], allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Minimum spanning trees over the allowed words of [tree, words, words], all grown at once as Prim has it.
+    """Return minimum spanning trees over the allowed words of [tree, words, words], all grown at once (Prim).
 
-    Returns int64 [tree, words]: the word each was joined to, -1 for the first one and those not allowed.
+    The result is int64 [tree, words]: the word that each was joined to, -1 for the first and for words not allowed.
     """
     count, words, _ = distances.shape
     trees = np.arange(count)
@@ -158,23 +158,23 @@ def spanning_trees(distances: NDArray[np.float32], allowed: NDArray[np.bool_]) -
 def root_hits(
     depths: NDArray[np.float32], gold: NDArray[np.int16], allowed: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], int]:
-    """In how many sentences each probe's allowed word of least depth is of least gold depth, and of how many."""
-    held = allowed.any(1)
+    """Count the sentences in which each probe's allowed word of least depth has least gold depth, and all sentences."""
+    scorable = allowed.any(1)
     picked = np.where(allowed, depths, np.inf).argmin(2)
     least = np.where(allowed, gold, np.iinfo(np.int16).max).min(1)
     right = gold[np.arange(len(gold)), picked] == least
-    return (right & held).sum(1).astype(np.int64), int(held.sum())
+    return (right & scorable).sum(1).astype(np.int64), int(scorable.sum())
 
 
 def spearman(one: NDArray[np.generic], other: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Spearman's correlation along the last axis, equal values sharing a rank; 0 where one side is constant."""
+    """Return Spearman's correlation along the last axis; ties share a rank, and it is 0 if one side is constant."""
     first, second = (_centred_ranks(np.asarray(side)) for side in (one, other))
     scale = np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
     return np.asarray(np.clip((first * second).sum(-1) / np.where(scale > 0, scale, 1), -1, 1))
 
 
 def _centred_ranks(values: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Mean ranks along the last axis, less their mean."""
+    """Return mean ranks along the last axis, less their mean."""
     count = values.shape[-1]
     order = values.argsort(-1, kind="stable")
     ordered = np.take_along_axis(values, order, -1)

@@ -1,9 +1,9 @@
-"""Training structural probes: all layers, tasks and seeds together, each with its own learning rate and end."""
+"""Training structural probes: all layers, tasks and seeds together, each with its own learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,202 +12,154 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.probes.checkpoints import Checkpoint, digest_of
-from embstore.probes.structure.examples import Batch, Treebank, iter_tree_batches
+from embstore.errors import InvalidValueError
+from embstore.probes.checkpoints import digest_of
+from embstore.probes.structure.examples import TreeBatch, Treebank, iter_tree_batches
 from embstore.probes.structure.network import Projected, StructureShape
-from embstore.probes.training import VERIFY
+from embstore.probes.training import Schedule, Trained, Trainer, train
+from embstore.progress import Progress
 
-LEAST_GAIN = 1e-4  # a dev loss counts as better where it is lower by as much
-Place = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class StructureTraining:
-    """How structural probes are trained: Adam over `epochs` at most, `batch_size` sentences a step.
-
-    After an epoch that has not brought a probe's dev loss below its best, its learning rate is multiplied by `decay`
-    and its Adam begins anew; after `patience` such epochs in a row it stops. It keeps the weights of its best epoch.
-    `order_seed`: of the order of the sentences, which all probes share.
-    """
-
-    epochs: int = 40
-    batch_size: int = 20
-    learning_rate: float = 1e-3
-    decay: float = 0.1
-    patience: int = 5
-    order_seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "patience"):
-            if (value := getattr(self, name)) < 1:
-                raise InvalidValueError(f"{name} {value} is not allowed: give 1 or more")
-        if not self.learning_rate > 0:
-            raise InvalidValueError(f"learning_rate {self.learning_rate} is not allowed: give more than 0")
-        if not 0 < self.decay <= 1:
-            raise InvalidValueError(f"decay {self.decay} is not allowed: give more than 0, 1 at most")
-        if self.order_seed < 0:
-            raise InvalidValueError(f"order_seed {self.order_seed} is not allowed: give 0 or more")
-
-
-@dataclass(frozen=True, eq=False)
-class StructureProbes:
-    """Trained probes: their `shape`, and `weights` float32 [layer, task, seed, rank, width].
-
-    `epochs` int64 and `dev_loss` float64, [layer, task, seed]: the epoch, from 1, whose weights each has.
-    """
-
-    shape: StructureShape
-    weights: torch.Tensor
-    epochs: NDArray[np.int64]
-    dev_loss: NDArray[np.float64]
+COPIES = 5  # of a probe's weights: its own, its gradient, two of Adam, those of its best epoch
+READ = 5  # batches in memory: in use, and read ahead in the dtype of the store and as float32
 
 
 def train_structure(
     shape: StructureShape,
-    train: Treebank,
-    dev: Treebank,
+    data: Treebank,
+    dev: Treebank | None,
     *,
-    training: StructureTraining | None = None,
+    schedule: Schedule,
+    decay: float = 0.1,
     device: torch.device | None = None,
+    memory: int = 4 * 2**30,
     checkpoint: Path | None = None,
-    progress: Callable[[int, int], object] | None = None,
-) -> StructureProbes:
-    """Train all probes of a shape over one stream of sentences.
+    progress: Progress = False,
+) -> Trained:
+    """Train all probes of a shape; they are numbered in the order [layer, task, seed].
 
-    `checkpoint`: a file written after each epoch; where it is there already, from the same training, this goes on
-    from its epoch, to the same weights. `progress`: is told how many sentences are done of how many at most. Raises
-    InvalidValueError (a checkpoint of another training), MissingRowsError, NonFiniteError, StorageError.
+    `memory`: bytes for the layers that are trained at a time, with their vectors.
+
+    Raises InvalidValueError (memory that one layer does not fit, a checkpoint of another training), MissingRowsError,
+    NonFiniteError, StorageError.
     """
-    training = training or StructureTraining()
-    run = _Run(shape, training, device or torch.device("cpu"))
-    kept = None
-    if checkpoint is not None:
-        made_from = _made_from(shape, train, dev, training)
-        kept = Checkpoint(checkpoint, what="structural probes", made_from=made_from)
-        if (held := kept.read()) is not None:
-            run.restore(held)
-    total = training.epochs * len(train)
-    done = run.epoch * len(train)
+    schedule.require_dev(dev is not None, "trees")
+    n_words = int(np.sort(data.lengths)[-schedule.batch_size :].sum())
+    longest = int(data.lengths.max())
+    n_probes = len(shape.tasks) * len(shape.seeds)
+    projected = 4 * n_words * shape.rank + 4 * schedule.batch_size * longest**2
+    each = 4 * (COPIES * n_probes * shape.rank * shape.width + READ * n_words * shape.width + n_probes * projected)
+    most = memory // each
+    if most < 1:
+        raise InvalidValueError(
+            f"memory {memory / 1e6:,.1f} MB is not enough: the probes of one layer take {each / 1e6:,.1f} MB; give "
+            "more, a smaller batch_size or fewer seeds"
+        )
+    layers = np.array_split(np.arange(len(shape.layers)), -(-len(shape.layers) // most))
+    numbers = np.arange(len(shape.layers) * n_probes).reshape(len(shape.layers), n_probes)
+
+    def make(group: int) -> StructureTrainer:
+        part = replace(shape, layers=tuple(shape.layers[place] for place in layers[group]))
+        return StructureTrainer(part, data, dev, schedule, decay, device or torch.device("cpu"))
+
     with torch.no_grad():
-        for epoch in range(run.epoch + 1, training.epochs + 1):
-            if not run.running.any():
-                break
-            for batch in run.batches(train, _shuffled(train, training, epoch)):
-                run.step(batch)
-                done += len(batch.sentences)
-                if progress is not None:
-                    progress(done, total)
-            run.judge(dev, epoch)
-            if kept is not None:
-                kept.write(run.state())
-    if progress is not None:
-        progress(total, total)
-    return StructureProbes(shape, run.kept.cpu(), run.best_epoch, run.best)
+        return train(
+            [numbers[places].ravel() for places in layers],
+            make,
+            schedule,
+            checkpoint=checkpoint,
+            progress=progress,
+            unit="sentences",
+            label="structural probes",
+        )
 
 
-_ARRAYS = ("running", "best", "best_epoch", "waited")
+class StructureTrainer(Trainer):
+    """The structural probes of some layers in training; stopped probes are not changed any more.
 
+    After an epoch without a lower dev loss, a probe's learning rate is multiplied by `decay` and its Adam state reset.
+    """
 
-class _Run:
-    """Probes in training; those that have stopped are left as they are."""
+    what = "structural probes"
+    min_gain = 1e-4
 
-    def __init__(self, shape: StructureShape, training: StructureTraining, device: torch.device) -> None:
-        self._shape, self._training, self._device = shape, training, device
-        self.epoch = 0
-        self._weights = shape.initial_weights().to(device)
-        self.kept = self._weights.clone()
-        self.running = np.ones(shape.sizes, bool)
-        self.best = np.full(shape.sizes, np.inf)
-        self.best_epoch = np.zeros(shape.sizes, np.int64)
-        self.waited = np.zeros(shape.sizes, np.int64)
-        self._places: list[Place] = list(product(*map(range, shape.sizes)))
-        self._parameters = {place: self._weights[place] for place in self._places}
-        groups = [{"params": [self._parameters[place]]} for place in self._places]
-        self._adam = torch.optim.Adam(groups, lr=training.learning_rate, fused=True)
+    def __init__(
+        self,
+        shape: StructureShape,
+        data: Treebank,
+        dev: Treebank | None,
+        schedule: Schedule,
+        decay: float,
+        device: torch.device,
+    ) -> None:
+        self._shape, self._data, self._dev = shape, data, dev
+        self._schedule, self._decay, self._device = schedule, decay, device
+        self._grid = shape.initial_weights().to(device)
+        self._places = list(product(*map(range, shape.sizes)))
+        self.n_probes, self.n_examples = len(self._places), len(data)
+        self._parameters = [self._grid[place] for place in self._places]
+        groups = [{"params": [parameter]} for parameter in self._parameters]
+        self._adam = torch.optim.Adam(groups, lr=schedule.learning_rate, fused=True)
 
-    def batches(self, bank: Treebank, sentences: list[NDArray[np.int64]]) -> Iterator[Batch]:
-        """Batches of the layers that have a probe in training."""
-        layers = [self._shape.layers[row] for row in self._rows]
-        return iter_tree_batches(bank, sentences, layers, self._device)
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return {"weight": self._grid.flatten(0, 2)}
 
-    def step(self, batch: Batch) -> None:
-        gradients = Projected(self._running_weights(), batch, self._shape.tasks).gradients()
-        rows = self._rows
-        for place in self._places:
-            own = self._parameters[place]
-            own.grad = gradients[(rows.index(place[0]), *place[1:])] if self.running[place] else None
-        self._adam.step()
+    def run_epoch(self, epoch: int, running: NDArray[np.bool_]) -> Iterator[int]:
+        layers = self._running_layers(running)
+        order = self._schedule.order(epoch, len(self._data))
+        for batch in self._batches(self._data, order, layers):
+            gradients = Projected(self._layer_weights(layers), batch, self._shape.tasks).gradients()
+            for number, (layer, *rest) in enumerate(self._places):
+                own = self._parameters[number]
+                own.grad = gradients[(layers.index(layer), *rest)] if running[number] else None
+            self._adam.step()
+            yield len(batch.sentences)
 
-    def judge(self, dev: Treebank, epoch: int) -> None:
-        """Score the probes on the dev sentences: keep the better ones, slow the others down or stop them."""
-        self.epoch = epoch
-        losses = self._losses(dev)
-        better = self.running & (losses < self.best - LEAST_GAIN)
-        self.waited = np.where(better, 0, self.waited + 1)
-        for number, place in enumerate(self._places):
-            if better[place]:
-                self.kept[place] = self._weights[place]
-                self.best[place], self.best_epoch[place] = losses[place], epoch
-            elif self.running[place]:
-                self._adam.param_groups[number]["lr"] *= self._training.decay
-                self._adam.state.pop(self._parameters[place], None)
-        self.running &= self.waited < self._training.patience
-
-    def state(self) -> dict[str, Any]:
-        """All that the next epoch depends on, as tensors and numbers."""
-        arrays = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
-        weights = {"weights": self._weights, "kept": self.kept}
-        return {"epoch": self.epoch, "arrays": arrays, "adam": self._adam.state_dict(), **weights}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self.epoch = state["epoch"]
-        for name in _ARRAYS:
-            setattr(self, name, state["arrays"][name].numpy())
-        self._weights.copy_(state["weights"])
-        self.kept.copy_(state["kept"])
-        self._adam.load_state_dict(state["adam"])
-
-    def _losses(self, dev: Treebank) -> NDArray[np.float64]:
-        """The mean loss of each probe in training on the dev sentences, infinite of the others."""
-        rows = self._rows
-        sums = torch.zeros(len(rows), *self._shape.sizes[1:], dtype=torch.float64, device=self._device)
-        order = np.argsort(dev.lengths, kind="stable")
-        weights = self._running_weights()
-        for batch in self.batches(dev, _cut(order, self._training.batch_size)):
+    def dev_losses(self, running: NDArray[np.bool_]) -> NDArray[np.float64]:
+        if self._dev is None:
+            raise InvalidValueError("early stopping needs dev trees: give some, or patience 0")
+        layers = self._running_layers(running)
+        sums = torch.zeros(len(layers), *self._shape.sizes[1:], dtype=torch.float64, device=self._device)
+        order = np.argsort(self._dev.lengths, kind="stable")
+        weights = self._layer_weights(layers)
+        for batch in self._batches(self._dev, order, layers):
             sums += Projected(weights, batch, self._shape.tasks).losses()
-        found = np.full(self._shape.sizes, np.inf)
-        found[rows] = (sums / len(dev)).cpu().numpy()
-        if not np.isfinite(found[rows]).all():
-            layer = self._shape.layers[rows[int(np.flatnonzero(~np.isfinite(found[rows]).all((1, 2)))[0])]]
-            raise NonFiniteError(
-                f"structural probes of layer {layer} have come to a loss that is not finite: {VERIFY}, or give a "
-                "smaller learning rate"
-            )
-        return found
+        losses = np.full(self._shape.sizes, np.inf)
+        losses[layers] = (sums / len(self._dev)).cpu().numpy()
+        return losses.ravel()
 
-    @property
-    def _rows(self) -> list[int]:
-        """The layers in training, as places."""
-        rows: list[int] = np.flatnonzero(self.running.any((1, 2))).tolist()
-        return rows
+    def end_epoch(self, better: NDArray[np.bool_], running: NDArray[np.bool_]) -> None:
+        if not self._schedule.patience:
+            return
+        for number in np.flatnonzero(running & ~better).tolist():
+            self._adam.param_groups[number]["lr"] *= self._decay
+            self._adam.state.pop(self._parameters[number], None)
 
-    def _running_weights(self) -> torch.Tensor:
-        rows = self._rows
-        return self._weights if len(rows) == len(self._weights) else self._weights[rows]
+    def optimizer_state(self) -> Any:
+        return self._adam.state_dict()
 
+    def restore(self, weights: Mapping[str, torch.Tensor], optimizer: Any, running: NDArray[np.bool_]) -> None:
+        self._grid.flatten(0, 2).copy_(weights["weight"])
+        self._adam.load_state_dict(optimizer)
 
-def _made_from(shape: StructureShape, train: Treebank, dev: Treebank, training: StructureTraining) -> str:
-    """What a training depends on, as a digest."""
-    gold = [digest_of(bank.first, *bank.distances, *bank.depths) for bank in (train, dev)]
-    return digest_of(train.store.digest, dev.store.digest, shape, training, *gold)
+    def digest(self) -> str:
+        banks = [bank for bank in (self._data, self._dev) if bank is not None]
+        gold = [digest_of(bank.store.digest, bank.first, *bank.distances, *bank.depths) for bank in banks]
+        return digest_of(self._shape, self._schedule, self._decay, *gold)
 
+    def describe(self, number: int) -> str:
+        layer, task, _ = self._places[number]
+        return f"layer {self._shape.layers[layer]} ({self._shape.tasks[task]})"
 
-def _shuffled(train: Treebank, training: StructureTraining, epoch: int) -> list[NDArray[np.int64]]:
-    order = np.random.default_rng((training.order_seed, epoch)).permutation(len(train))
-    return _cut(order, training.batch_size)
+    def _batches(self, bank: Treebank, order: NDArray[np.int64], layers: list[int]) -> Iterator[TreeBatch]:
+        """Yield the batches of an order of sentences, with the vectors of some layers, given as places."""
+        size = self._schedule.batch_size
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        return iter_tree_batches(bank, batches, [self._shape.layers[place] for place in layers], self._device)
 
+    def _running_layers(self, running: NDArray[np.bool_]) -> list[int]:
+        """Return the layers that have a probe in training, as places."""
+        layers: list[int] = np.flatnonzero(running.reshape(self._shape.sizes).any((1, 2))).tolist()
+        return layers
 
-def _cut(order: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    def _layer_weights(self, layers: list[int]) -> torch.Tensor:
+        return self._grid if len(layers) == len(self._grid) else self._grid[layers]

@@ -1,0 +1,378 @@
+"""Class probes (Zhao et al. 2020): how well the semantic classes of words can be read from their vectors, by layer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from embstore.analysis.scan import selected
+from embstore.errors import InvalidValueError
+from embstore.probes.base import Probe
+from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
+from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
+from embstore.probes.classes.tasks import ClassExamples, ExampleOptions, SplitExamples
+from embstore.probes.classes.training import train_bank
+from embstore.probes.control import CONTROL, ControlTask
+from embstore.probes.reading import Layers, layers_of, store_of
+from embstore.probes.result import ProbeResult, Row
+from embstore.probes.saved import SavedProbe, made_by
+from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
+from embstore.progress import Progress
+from embstore.store import Selection, Store
+from embstore.store.layers import chosen_layers
+
+
+@dataclass(frozen=True, eq=False)
+class FittedClasses:
+    """What class probes have learned: their `bank`, the `words` they know and the control task, if any.
+
+    `epochs` int64 and `dev_loss` float64 (NaN without early stopping), [layer, seed, output]: the epoch of the
+    weights, from 1. `store`: what made the vectors. `data`: what the probes were fitted on, None if they were loaded.
+    """
+
+    bank: ProbeBank
+    words: WordSplit
+    control: ControlTask | None
+    epochs: NDArray[np.int64]
+    dev_loss: NDArray[np.float64]
+    store: Mapping[str, Any]
+    data: Store | Selection | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(output.name for output in self.bank.shape.outputs))
+
+
+@dataclass(kw_only=True, eq=False)
+class ClassProbe(Probe):
+    """Binary probes that read the classes of words from their vectors, one for each class, layer and seed.
+
+    All probes are trained together as one model, and scored on words that they have not seen::
+
+        words = split_words(read_word_classes("train.tsv"), read_word_classes("test.tsv"))
+        result = ClassProbe(kind="mlp").fit(store, words).score()
+
+    label: the label column with the classes. level: "context", where each labelled occurrence is an example of its own
+    class; or "type", where the mean of a word's occurrences is one example of all its classes (AVG-BERT-l). kind:
+    "linear", or "mlp" with one hidden layer of `hidden_size` rectified units. classes: those that get probes; all with
+    two train words by default. max_contexts: occurrences of a word-class pair at most, drawn with `seed`; None for all.
+    balance: positive examples weigh as much as negative ones. control: also train the control task of Hewitt & Liang
+    2019, in the same model. training: defaults are 50 epochs, batches of 256 examples and patience 3. The other
+    settings are those of `Probe`.
+
+    Raises InvalidValueError for a setting that is not allowed.
+    """
+
+    name: ClassVar[str] = "class"
+    label: str = "class"
+    level: Literal["context", "type"] = "context"
+    kind: Kind = "linear"
+    hidden_size: int = 1024
+    classes: Sequence[str] | None = None
+    max_contexts: int | None = 100
+    balance: bool = False
+    control: bool = False
+    _fitted: FittedClasses | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.classes = None if self.classes is None else tuple(self.classes)
+        self._examples()
+        Shape(self.kind, (0,), (0,), (Output("", ""),), 1, self._hidden_size)
+
+    @property
+    def fitted(self) -> FittedClasses:
+        """What the probes have learned; raises InvalidValueError before `fit`."""
+        return self._require_fitted(self._fitted)
+
+    @property
+    def _hidden_size(self) -> int:
+        return self.hidden_size if self.kind == "mlp" else 0
+
+    def _examples(self, label: str | None = None) -> ExampleOptions:
+        return ExampleOptions(label or self.label, self.level, self.max_contexts, self.seed)
+
+    def fit(
+        self,
+        data: Store | Selection,
+        words: WordSplit,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Progress = None,
+    ) -> ClassProbe:
+        """Train a probe for each class, layer and seed on the train words, stopping on the dev words; returns itself.
+
+        `words`: see `split_words`. `checkpoint`: a file written after each epoch, from which the same call resumes.
+
+        Raises InvalidValueError for a layer, label column or class that does not exist, a split without labelled
+        occurrences, early stopping without dev words or a checkpoint of another training; MissingRowsError,
+        NonFiniteError, StorageError.
+        """
+        schedule = self.training.schedule(epochs=50, batch_size=256, patience=3, seed=self.seed)
+        schedule.require_dev(bool(words.dev), "words")
+        store, layers = store_of(data), layers_of(data, self.layers)
+        source = ClassExamples(selected(data, layers), words, self._examples())
+        classes, notes = self._chosen_classes(source)
+        parts = {split: source.of(split, classes) for split in (SPLITS[:2] if schedule.patience else SPLITS[:1])}
+        train, control = parts["train"], None
+        if self.control:
+            control = ControlTask.of(train.gold, self.seed, counts=train.contexts)
+        tasks = (self.label, CONTROL) if control else (self.label,)
+        outputs = tuple(Output(task, name) for task in tasks for name in classes)
+        shape = Shape(self.kind, layers, tuple(self.seeds), outputs, store.hidden_size, self._hidden_size)
+        examples = {name: part.labelled(_control_gold(control, part)) for name, part in parts.items()}
+        balance = None
+        if self.balance:
+            counts = np.bincount(examples["train"].group, minlength=len(examples["train"].targets))
+            n_positive = counts @ examples["train"].targets.astype(np.float64)
+            balance = np.asarray((counts.sum() - n_positive) / np.maximum(n_positive, 1))
+        trained = train_bank(
+            shape,
+            examples["train"],
+            examples.get("dev"),
+            schedule=schedule,
+            positive_weight=balance,
+            device=self._device(),
+            memory=int(self.memory),
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            progress=progress,
+        )
+        weights = {
+            name: tensor.view(len(layers), shape.n_probes, *tensor.shape[1:])
+            for name, tensor in trained.weights.items()
+        }
+        self._fitted = FittedClasses(
+            bank=ProbeBank(shape, weights),
+            words=words,
+            control=control,
+            epochs=trained.epochs.reshape(shape.sizes),
+            dev_loss=trained.dev_loss.reshape(shape.sizes),
+            store=made_by(store),
+            data=data,
+            notes=notes,
+        )
+        return self
+
+    def score(
+        self,
+        words: Words | None = None,
+        *,
+        data: Store | Selection | None = None,
+        splits: Sequence[str] = ("dev", "test"),
+        layers: Layers = None,
+        label: str | None = None,
+        name: str | None = None,
+    ) -> ProbeResult:
+        """Score the probes on the words of some splits, layer by layer.
+
+        `words`: other test words than those of `fit`; they must not be train words. `data`: another store of the same
+        width, such as that of a fine-tuned model; that of `fit` by default. `layers`: some of those that have probes.
+        `label`: the label column there, if it has another name. `name`: the store in the frame, the file's name by
+        default.
+
+        Metrics: `f1`, `precision` and `recall` (micro, over word-class decisions, each right if at least half of its
+        contexts are), `contexts_f1`, `class_f1` by class and `frequency_f1` by the frequency of the word (`item`), and
+        `selectivity`, f1 less that of the control task. `task` is the label column or "control".
+
+        Raises InvalidValueError for a store of another width or without a layer of the probes, an unknown split, a
+        split without labelled occurrences, or train words among `words`; MissingRowsError, NonFiniteError.
+        """
+        fitted, notes, rows = self.fitted, [], []
+        if data is None:
+            notes += list(fitted.notes)
+        source, bank, found = self._source(words, data, layers, label, splits)
+        if name is None:
+            name = source.selection.store.path.stem
+        for split in splits:
+            part = source.of(split, fitted.classes)
+            both, n_classes = decide(bank, part), len(fitted.classes)
+            tasks = {self.label: both.of_classes(slice(0, n_classes))}
+            control = _control_gold(found, part)
+            if control is not None:
+                tasks[CONTROL] = both.of_classes(slice(n_classes, None)).by_word(control)
+            rows += [{"split": split, **row} for row in _rows(tasks, bank.shape, part, fitted.classes)]
+            notes += [f"{name}: {split}: {count:,} {reason}" for reason, count in part.left_out.items() if count]
+        return ProbeResult.of(rows, notes, store=name)
+
+    def predict(
+        self,
+        words: Words | None = None,
+        *,
+        layer: int,
+        split: str = "test",
+        seed: int | None = None,
+        data: Store | Selection | None = None,
+        label: str | None = None,
+    ) -> pl.DataFrame:
+        """Return the classes that the probes of one layer find for each word-class pair (word, at level type).
+
+        Columns: `word`, its own `classes`, its `frequency` in the store, `contexts`, `right` (contexts that the probes
+        of its own classes say yes to, the least of them at level type) and `found`, the classes whose probes say yes
+        by the rule of half. `seed`: of the probes, the first by default. The other arguments are those of `score`.
+        """
+        fitted = self.fitted
+        source, bank, _ = self._source(words, data, [layer], label, [split])
+        part = source.of(split, fitted.classes)
+        made = decide(bank, part).of_classes(slice(0, len(fitted.classes)))
+        positives = made.positives[:, 0, 0 if seed is None else bank.shape.seeds.index(seed)]
+        right, wrong, _ = verdicts(positives, made.contexts, made.gold)
+        least = np.where(made.gold, positives, np.iinfo(np.int32).max).min(1)
+        names = np.array(fitted.classes, object)
+        return pl.DataFrame(
+            {
+                "word": [part.words[number] for number in made.word.tolist()],
+                "classes": [names[row].tolist() for row in made.gold],
+                "frequency": part.frequency[made.word],
+                "contexts": made.contexts,
+                "right": np.where(made.gold.any(1), least, 0),
+                "found": [names[row].tolist() for row in right | wrong],
+            },
+            schema_overrides={"classes": pl.List(pl.String), "found": pl.List(pl.String)},
+        )
+
+    def _chosen_classes(self, source: ClassExamples) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the classes that get probes, and a note of those that are left out."""
+        fit, unfit = source.classes()
+        path = source.selection.store.path
+        for each in self.classes or ():
+            if each not in fit:
+                why = "fewer than two train words" if each in unfit else "no train word"
+                raise InvalidValueError(f"class {each!r} has {why} in {path}: leave it out")
+        if self.classes is not None:
+            return tuple(self.classes), ()
+        if not fit:
+            raise InvalidValueError(f"no class has two train words in {path}: give other words or another label column")
+        if not unfit:
+            return tuple(fit), ()
+        some = ", ".join(unfit[:5]) + (", ..." if len(unfit) > 5 else "")
+        return tuple(fit), (
+            f"{path.stem}: classes of fewer than two train words have no probe ({len(unfit):,}): {some}",
+        )
+
+    def _source(
+        self,
+        words: Words | None,
+        data: Store | Selection | None,
+        layers: Layers,
+        label: str | None,
+        splits: Sequence[str],
+    ) -> tuple[ClassExamples, ProbeBank, ControlTask | None]:
+        """Check what is to be scored, and return its examples and the probes on their device."""
+        fitted = self.fitted
+        for split in splits:
+            if split not in SPLITS:
+                raise InvalidValueError(f"unknown split {split!r}; allowed are {', '.join(SPLITS)}")
+        if not splits:
+            raise InvalidValueError(f"no split is given to score: give some of {', '.join(SPLITS)}")
+        data = fitted.data if data is None else data
+        if data is None:
+            raise InvalidValueError("loaded probes have no store: give data")
+        store, shape = store_of(data), fitted.bank.shape
+        if store.hidden_size != shape.width:
+            raise InvalidValueError(
+                f"{store.path} has vectors of {store.hidden_size} numbers, the probes were trained on {shape.width}: "
+                "give a store of the same width"
+            )
+        wanted = _probed_layers(layers, shape.layers)
+        missing = [layer for layer in wanted if layer not in store.layers]
+        if missing:
+            raise InvalidValueError(
+                f"{store.path} has no layer {', '.join(map(str, missing))}, of which there are probes: choose layers "
+                f"among {', '.join(map(str, store.layers))}"
+            )
+        known = fitted.words
+        if words is not None:
+            dev = {word: classes for word, classes in known.dev.items() if word not in words}
+            known = split_words(known.train, words, dev=dev)
+        source = ClassExamples(selected(data, wanted), known, self._examples(label))
+        return source, fitted.bank.at_layers(wanted).to(self._device()), fitted.control
+
+    def _saved(self) -> SavedProbe:
+        fitted = self.fitted
+        shape = fitted.bank.shape
+        sizes = shape.sizes
+        tensors = {name: tensor.view(*sizes, *tensor.shape[2:]) for name, tensor in fitted.bank.weights.items()}
+        first = tensors.pop("weight" if shape.kind == "linear" else "hidden")
+        prefix = "" if shape.kind == "linear" else "hidden."  # weights and biases apart, as other programs expect them
+        plain = {f"{prefix}weight": first[..., :-1], f"{prefix}bias": first[..., -1]}
+        plain |= {"output.weight" if name == "output" else "output.bias": each for name, each in tensors.items()}
+        made = {"epochs": torch.from_numpy(fitted.epochs), "dev_loss": torch.from_numpy(fitted.dev_loss)}
+        learned = {
+            "layers": list(shape.layers),
+            "width": shape.width,
+            "classes": list(fitted.classes),
+            "words": fitted.words.as_json(),
+            "control": None if fitted.control is None else fitted.control.as_json(),
+        }
+        return SavedProbe(self.name, self.settings, learned, fitted.store, plain | made)
+
+    @classmethod
+    def _loaded(cls, saved: SavedProbe) -> ClassProbe:
+        """Rebuild fitted probes; errors of unexpected contents are reported by `load`."""
+        probe = cls.from_settings(saved.settings)
+        learned = saved.fitted
+        classes, layers = tuple(learned["classes"]), tuple(learned["layers"])
+        control = None if learned["control"] is None else ControlTask.from_json(learned["control"], len(classes))
+        tasks = (probe.label, CONTROL) if control else (probe.label,)
+        outputs = tuple(Output(task, name) for task in tasks for name in classes)
+        shape = Shape(probe.kind, layers, tuple(probe.seeds), outputs, learned["width"], probe._hidden_size)
+        sizes = shape.sizes
+        prefix, first = ("", "weight") if shape.kind == "linear" else ("hidden.", "hidden")
+        joined = [saved.tensors[f"{prefix}weight"], saved.tensors[f"{prefix}bias"][..., None]]
+        weights = {first: torch.cat(joined, -1)}
+        if shape.kind == "mlp":
+            weights |= {"output": saved.tensors["output.weight"], "bias": saved.tensors["output.bias"]}
+        for name, size in shape.tensor_shapes().items():
+            if weights[name].shape != (*sizes, *size) or weights[name].dtype != torch.float32:
+                raise ValueError(f"{name} does not fit its sizes")
+        probe._fitted = FittedClasses(
+            bank=ProbeBank(shape, {name: tensor.flatten(1, 2) for name, tensor in weights.items()}),
+            words=WordSplit.from_json(learned["words"]),
+            control=control,
+            epochs=saved.tensor("epochs", sizes, torch.int64).numpy(),
+            dev_loss=saved.tensor("dev_loss", sizes, torch.float64).numpy(),
+            store=saved.store,
+        )
+        return probe
+
+
+def _probed_layers(layers: Layers, known: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the layers meant among those that have probes, in the order given; see `Probe.layers`."""
+    if layers is None or layers == "all":
+        return known
+    if layers == "last":
+        return known[-1:]
+    if isinstance(layers, str):
+        return chosen_layers(layers, known)
+    return tuple(known[-1] if layer == -1 else layer for layer in ([layers] if isinstance(layers, int) else layers))
+
+
+def _control_gold(control: ControlTask | None, part: SplitExamples) -> NDArray[np.bool_] | None:
+    return None if control is None else control.gold(part.words)
+
+
+def _rows(
+    tasks: Mapping[str, Decisions], shape: Shape, part: SplitExamples, classes: tuple[str, ...]
+) -> Iterator[Row]:
+    for place, layer in enumerate(shape.layers):
+        for number, seed in enumerate(shape.seeds):
+            f1: list[Row] = []
+            for task, decisions in tasks.items():
+                for row in scored(decisions, place, number, part.frequency, classes):
+                    yield {"layer": layer, "seed": seed, "task": task, **row}
+                    if row["metric"] == "f1":
+                        f1.append({"layer": layer, "seed": seed, "task": task, **row})
+            if len(f1) == 2:
+                own, control = f1[0]["value"], f1[1]["value"]
+                value = None if own is None or control is None else own - control
+                yield {**f1[0], "metric": "selectivity", "value": value}
+

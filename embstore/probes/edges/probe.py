@@ -1,0 +1,383 @@
+"""Edge probes (Tenney et al. 2019): in which layers a task over labelled spans is solved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError
+from embstore.probes.base import Probe
+from embstore.probes.control import ControlTask
+from embstore.probes.edges.metrics import ProbeGrid, SplitCounts, mixing_rows
+from embstore.probes.edges.model import DROPOUT, EdgeBank, EdgeShape, Kind
+from embstore.probes.edges.scores import constant_counts, majority, require_resamples, score_edges
+from embstore.probes.edges.splits import EdgeSplit
+from embstore.probes.edges.tasks import (
+    EdgeLabels,
+    Edges,
+    JoinedEdges,
+    Sample,
+    control_split,
+    join_edges,
+    join_task,
+    require_unit,
+)
+from embstore.probes.edges.training import EdgeSettings, EdgeStream, iter_logits, train_edges
+from embstore.probes.reading import layers_of, store_of
+from embstore.probes.result import ProbeResult, Row
+from embstore.probes.saved import SavedProbe, made_by
+from embstore.probes.training import Trained
+from embstore.progress import Progress, reporting
+from embstore.store import Selection, Store
+
+WHAT_MAKES_VECTORS = ("pooling", "context_window", "attention_window", "max_length")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedBank:
+    """A bank of trained probes: `epochs` int64 and `dev_loss` float64 (NaN without early stopping), [probes]."""
+
+    bank: EdgeBank
+    epochs: NDArray[np.int64]
+    dev_loss: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, untrained: EdgeBank, trained: Trained) -> TrainedBank:
+        return cls(replace(untrained, weights=trained.weights), trained.epochs, trained.dev_loss)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedEdges:
+    """What edge probes have learned of a task.
+
+    `labels`: of the task. `grid`: which probe of `own.bank` is which. `control`: the control task and its probes, if
+    any. `majority` bool [labels]: the best constant answer. `store`: what made the vectors. `data`: the store that
+    the probes were fitted on, None if they were loaded.
+    """
+
+    labels: EdgeLabels
+    grid: ProbeGrid
+    own: TrainedBank
+    control: tuple[ControlTask, TrainedBank] | None
+    majority: NDArray[np.bool_]
+    store: Mapping[str, Any]
+    data: Store | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """The unit of the rows that the probes read: word or subword."""
+        return str(self.store["extraction"].get("unit", "word"))
+
+
+@dataclass(kw_only=True, eq=False)
+class EdgeProbe(Probe):
+    """Probes P(0) ... P(L) that label spans, where P(l) reads a learned mix of the layers 0 to l.
+
+    All P(l) of all seeds are trained together as one model::
+
+        probe = EdgeProbe(layers="all", control=True).fit(store, "pos/train.jsonl", "pos/dev.jsonl")
+        result = probe.score("pos/test.jsonl")
+
+    kind: "mlp", the probe of Tenney et al., or "linear", one matrix over the mean of each span (Liu et al. 2019), which
+    is always layerwise. layerwise: also train a probe of each layer alone. control: also train probes of the control
+    task, whose labels are drawn by the forms of spans (Hewitt & Liang 2019). sentences: of each split at most, drawn by
+    their texts with `seed`; None for all. projection, hidden_size: sizes of an mlp. dropout: on the hidden layer (0.2
+    by default), or on what a linear probe reads (0). mixing_rate: the learning rate of the mixing weights. training:
+    defaults are 30 epochs, batches of 32 sentences and patience 3. The other settings are those of `Probe`.
+
+    Raises InvalidValueError for a setting that is not allowed.
+    """
+
+    name: ClassVar[str] = "edge"
+    kind: Kind = "mlp"
+    layerwise: bool = False
+    control: bool = False
+    sentences: int | None = None
+    projection: int = 256
+    hidden_size: int = 256
+    dropout: float | None = None
+    mixing_rate: float = 1e-2
+    _fitted: FittedEdges | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        EdgeShape(1, 1, 1, 2, self.projection, self.hidden_size, self.kind)
+        self.edge_settings()
+        self._sample()
+
+    @property
+    def fitted(self) -> FittedEdges:
+        """What the probes have learned; raises InvalidValueError before `fit`."""
+        return self._require_fitted(self._fitted)
+
+    def edge_settings(self) -> EdgeSettings:
+        """The settings of a training, with all defaults filled in."""
+        schedule = self.training.schedule(epochs=30, batch_size=32, patience=3, seed=self.seed)
+        return EdgeSettings(schedule, self.mixing_rate, DROPOUT[self.kind] if self.dropout is None else self.dropout)
+
+    def _sample(self) -> Sample:
+        return Sample(self.sentences, self.seed)
+
+    def fit(
+        self,
+        data: Store | Selection,
+        train: Edges,
+        dev: Edges | None = None,
+        *,
+        name: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Progress = None,
+    ) -> EdgeProbe:
+        """Train the probes on the train targets of a task, stopping on the dev targets; returns itself.
+
+        `train`, `dev`: JSON lines files with `text` and `targets`, or sentences as `read_edges` returns them; they are
+        found in the store by their texts. `name`: of the task, that of its folder or file by default. `checkpoint`: a
+        file written after each epoch, from which the same call resumes (that of the control task has .control in its
+        name).
+
+        Raises InvalidValueError for texts that the store does not have (with the nearest one), spans outside their
+        sentence, a layer that is not stored, early stopping without dev targets, too little memory or a checkpoint of
+        another training; MissingRowsError, NonFiniteError, StorageError.
+        """
+        settings = self.edge_settings()
+        settings.schedule.require_dev(dev is not None, "targets")
+        store = store_of(data)
+        require_unit(store)
+        task = join_task(store, train, dev, name=name, sample=self._sample())
+        grid = self.grid(data)
+        stream = self.stream(store, grid.layers)
+        bank = EdgeBank.initial(self.shape(task.labels, grid, store), grid.allowed, grid.seed_of)
+        path = None if checkpoint is None else Path(checkpoint)
+        total = 2 if self.control else 1
+        with reporting(progress, unit="sentences", label=task.labels.name) as report:
+
+            def part(number: int) -> Progress:
+                return lambda done, of: report(number * (of or 0) + done, total * (of or 0))
+
+            own = train_edges(
+                bank, stream, task.train, task.dev, settings=settings, checkpoint=path, progress=part(0)
+            )
+            control = None
+            if self.control:
+                drawn = ControlTask.of(task.train.gold, self.seed)
+                splits = [None if each is None else control_split(each, store, drawn) for each in (task.train, task.dev)]
+                path = None if path is None else path.with_name(f"{path.stem}.control{path.suffix}")
+                trained = train_edges(
+                    bank, stream, splits[0] or task.train, splits[1], settings=settings, checkpoint=path, progress=part(1)
+                )
+                control = drawn, TrainedBank.of(bank, trained)
+        self._fitted = FittedEdges(
+            labels=task.labels,
+            grid=grid,
+            own=TrainedBank.of(bank, own),
+            control=control,
+            majority=majority(task.train, single=task.labels.single),
+            store=made_by(store),
+            data=store,
+            notes=task.notes,
+        )
+        return self
+
+    def grid(self, data: Store | Selection) -> ProbeGrid:
+        """The probes that are trained on a store."""
+        return ProbeGrid(layers_of(data, self.layers), tuple(self.seeds), self.layerwise or self.kind == "linear")
+
+    def stream(self, store: Store, layers: Sequence[int]) -> EdgeStream:
+        """Where the batches of a training come from."""
+        size = self.edge_settings().schedule.batch_size
+        return EdgeStream(store, layers, size, self._device(), int(self.memory))
+
+    def shape(self, labels: EdgeLabels, grid: ProbeGrid, store: Store) -> EdgeShape:
+        """The sizes of the probes of a task."""
+        n_spans = 2 if labels.pairs else 1
+        sizes = len(grid.layers), store.hidden_size, n_spans, len(labels.labels)
+        return EdgeShape(*sizes, self.projection, self.hidden_size, self.kind)
+
+    def score(
+        self,
+        test: Edges | Mapping[str, Edges],
+        *,
+        data: Store | Selection | None = None,
+        resamples: int = 1000,
+        name: str | None = None,
+    ) -> ProbeResult:
+        """Score the probes on test targets, or on several splits given as a mapping of names to targets.
+
+        `data`: another store of the same model; that of `fit` by default. `resamples`: of the sentences, for 95 %
+        intervals of the mean over the seeds (0: none); they say nothing about other seeds. `name`: the store in the
+        frame, the file's name by default.
+
+        Metrics of each split: `f1` (micro) of P(l) by layer, by the likeliest label if every target has exactly one,
+        else by the labels with a probability of one half or more; `half_f1`, always by the latter; `layer_f1` of each
+        layer alone; `differential` (eq. 3), `expected_layer` (4), `differential_kl`, `majority_f1`. With a control
+        task `control_f1` and `selectivity`, `layer_control_f1` and `layer_selectivity`. Of split train: `mixing` (s of
+        P(L) by layer), `center_of_gravity` (2), `mixing_kl`, `gamma`, and `best_epoch` of P(l). `count`: labels to
+        find.
+
+        Raises InvalidValueError for a store that does not fit the probes and as `fit` does for targets.
+        """
+        require_resamples(resamples)
+        fitted, store = self.fitted, self._store(data)
+        rows: list[Row] = list(mixing_rows(fitted.grid, fitted.own.bank, fitted.own.epochs))
+        notes = list(fitted.notes) if data is None else []
+        for split, edges in (test if isinstance(test, Mapping) else {"test": test}).items():
+            joined = self.join(edges, data=data, split=split)
+            notes += joined.notes
+            counts = self._counts(joined.split, store)
+            rows += [{"split": split, **row} for row in counts.rows(fitted.grid, n_resamples=resamples, seed=self.seed)]
+        return ProbeResult.of(rows, notes, store=store.path.stem if name is None else name, task=fitted.labels.name)
+
+    def predict(
+        self, edges: Edges, *, data: Store | Selection | None = None, seed: int | None = None
+    ) -> NDArray[np.float32]:
+        """Return the probability that P(0) ... P(L) give each label of each target, float32 [layers, targets, labels].
+
+        The labels are `fitted.labels.labels`; targets without rows in the store are left out. `seed`: of the probes,
+        the first by default.
+        """
+        fitted, store = self.fitted, self._store(data)
+        split = self.join(edges, data=data).split
+        bank = self.cumulative(seed)
+        out = np.empty((len(bank), len(split), len(fitted.labels.labels)), np.float32)
+        for targets, logits in iter_logits(bank, self.stream(store, fitted.grid.layers), split):
+            out[:, targets] = logits.sigmoid().cpu().numpy()
+        return out
+
+    def cumulative(self, seed: int | None = None) -> EdgeBank:
+        """Return P(0) ... P(L) of a seed, the first by default."""
+        grid = self.fitted.grid
+        chosen = grid.seeds[0] if seed is None else seed
+        if chosen not in grid.seeds:
+            known = ", ".join(map(str, grid.seeds))
+            raise InvalidValueError(f"the probes of {self.fitted.labels.name} have no seed {chosen}: they have {known}")
+        return self.fitted.own.bank.take(grid.cumulative(chosen))
+
+    def mixing_weights(self, seed: int | None = None) -> NDArray[np.float64]:
+        """Return s of P(L), float64 [layers]; `seed`: of the probes, the first by default."""
+        return np.asarray(self.cumulative(seed).mixing()[-1])
+
+    def join(
+        self,
+        edges: Edges,
+        *,
+        data: Store | Selection | None = None,
+        split: str = "test",
+        sample: Sample | None = None,
+    ) -> JoinedEdges:
+        """Find targets of the task in a store; a store that was made otherwise than that of `fit` is noted."""
+        store, labels = self._store(data), self.fitted.labels
+        joined = join_edges(store, edges, labels, split=split, sample=self._sample() if sample is None else sample)
+        changed = "" if data is None else _differences(self.fitted.store, made_by(store))
+        if not changed:
+            return joined
+        note = f"{labels.name}: the probes were fitted on vectors made otherwise than those of {store.path}: {changed}"
+        return replace(joined, notes=(note, *joined.notes))
+
+    def _counts(self, split: EdgeSplit, store: Store) -> SplitCounts:
+        fitted = self.fitted
+        stream = self.stream(store, fitted.grid.layers)
+        rule = "likeliest" if fitted.labels.single else "half"
+        counts = score_edges(fitted.own.bank, stream, split)
+        control = None
+        if fitted.control is not None:
+            task, trained = fitted.control
+            control = score_edges(trained.bank, stream, control_split(split, store, task))[rule]
+        return SplitCounts(counts[rule], counts["half"], constant_counts(fitted.majority, split), control)
+
+    def _store(self, data: Store | Selection | None) -> Store:
+        """Return the store to predict on; raises InvalidValueError if it does not fit the probes."""
+        fitted = self.fitted
+        store = fitted.data if data is None else store_of(data)
+        if store is None:
+            raise InvalidValueError("loaded probes have no store: give data")
+        name, unit, width = fitted.labels.name, require_unit(store), fitted.own.bank.shape.width
+        if store.hidden_size != width:
+            raise InvalidValueError(
+                f"the probes of {name} read vectors of width {width}, {store.path} has {store.hidden_size}: give a "
+                "store of the same model"
+            )
+        if unit != fitted.unit:
+            raise InvalidValueError(
+                f"the probes of {name} read rows of unit {fitted.unit}, {store.path} has those of unit {unit}: "
+                f"extract one with --unit {fitted.unit}"
+            )
+        missing = [layer for layer in fitted.grid.layers if layer not in store.layers]
+        if missing:
+            raise InvalidValueError(
+                f"the probes of {name} read layer {missing[0]}, which is not stored in {store.path}: it has "
+                f"{', '.join(map(str, store.layers))}"
+            )
+        return store
+
+    def _saved(self) -> SavedProbe:
+        fitted = self.fitted
+        labels, shape, layers = fitted.labels, fitted.own.bank.shape, np.array(fitted.grid.layers)
+        learned = {
+            "task": labels.name,
+            "labels": list(labels.labels),
+            "single": labels.single,
+            "pairs": labels.pairs,
+            "layers": layers.tolist(),
+            "width": shape.width,
+            "mixes": [layers[row].tolist() for row in fitted.own.bank.allowed],
+            "majority": [label for label, own in zip(labels.labels, fitted.majority.tolist(), strict=True) if own],
+            "control": None if fitted.control is None else fitted.control[0].as_json(),
+        }
+        banks = {"": fitted.own} | ({} if fitted.control is None else {"control.": fitted.control[1]})
+        tensors = {}
+        for prefix, trained in banks.items():
+            tensors |= {f"{prefix}{name}": tensor for name, tensor in trained.bank.weights.items()}
+            tensors[f"{prefix}epochs"] = torch.from_numpy(trained.epochs)
+            tensors[f"{prefix}dev_loss"] = torch.from_numpy(trained.dev_loss)
+        return SavedProbe(self.name, self.settings, learned, fitted.store, tensors)
+
+    @classmethod
+    def _loaded(cls, saved: SavedProbe) -> EdgeProbe:
+        """Rebuild fitted probes; errors of unexpected contents are reported by `load`."""
+        probe, learned = cls.from_settings(saved.settings), saved.fitted
+        labels = EdgeLabels(learned["task"], tuple(learned["labels"]), learned["single"], learned["pairs"])
+        layerwise = probe.layerwise or probe.kind == "linear"
+        grid = ProbeGrid(tuple(learned["layers"]), tuple(probe.seeds), layerwise)
+        sizes = len(grid.layers), learned["width"], 2 if labels.pairs else 1, len(labels.labels)
+        shape = EdgeShape(*sizes, probe.projection, probe.hidden_size, probe.kind)
+        count = len(grid.seed_of)
+
+        def trained(prefix: str) -> TrainedBank:
+            weights = {
+                name: saved.tensor(f"{prefix}{name}", (count, *size)) for name, size in shape.tensor_shapes().items()
+            }
+            epochs = saved.tensor(f"{prefix}epochs", (count,), torch.int64).numpy()
+            dev_loss = saved.tensor(f"{prefix}dev_loss", (count,), torch.float64).numpy()
+            return TrainedBank(EdgeBank(shape, grid.allowed, grid.seed_of, weights), epochs, dev_loss)
+
+        control = None
+        if learned["control"] is not None:
+            control = ControlTask.from_json(learned["control"], len(labels.labels)), trained("control.")
+        answer = np.array([label in learned["majority"] for label in labels.labels])
+        probe._fitted = FittedEdges(labels, grid, trained(""), control, answer, saved.store)
+        return probe
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Describe how the vectors of two stores were made differently: by another model, or with other options."""
+    parts = []
+    first, second = one["model"], other["model"]
+    weights = "weights_sha256"
+    same = first[weights] == second[weights] if weights in first and weights in second else first == second
+    if not same:
+        parts.append(f"{first.get('name')} (now {second.get('name')})")
+    for name in WHAT_MAKES_VECTORS:
+        before, now = one["extraction"].get(name), other["extraction"].get(name)
+        if before != now:
+            parts.append(f"{name} {before} (now {now})")
+    return ", ".join(parts)
+
+

@@ -1,0 +1,68 @@
+"""How probes read a store: which layers, and batches that are read ahead of their use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import TypeVar
+
+from embstore.store import Selection, Store
+from embstore.store.layers import chosen_layers
+
+T = TypeVar("T")
+Layers = int | str | Sequence[int] | None
+READ_AHEAD = 2  # batches that are read before they are needed
+VERIFY = "run embstore verify to find damaged rows"
+
+
+def layers_of(data: Store | Selection, layers: Layers) -> tuple[int, ...]:
+    """Return the layers of a store or selection that are meant, ascending; see `Probe`.
+
+    Raises InvalidValueError for a layer that is not stored.
+    """
+    stored = tuple(sorted(data.layers))
+    last = [layers] if isinstance(layers, int) else layers
+    if last is not None and not isinstance(last, str):
+        return chosen_layers([stored[-1] if layer == -1 else layer for layer in last], stored)
+    return chosen_layers(last, stored)
+
+
+def store_of(data: Store | Selection) -> Store:
+    return data if isinstance(data, Store) else data.store
+
+
+def read_ahead(read: Callable[[int], T], count: int) -> Iterator[T]:
+    """Yield `read(0)` to `read(count - 1)`, read by a thread that stays READ_AHEAD items ahead.
+
+    An item may reuse the memory of the item READ_AHEAD + 1 before it. Queues without a Python lock are used, since
+    small batches are read faster than a thread pool hands them over.
+    """
+    ready: SimpleQueue[T | BaseException] = SimpleQueue()
+    allowed: SimpleQueue[bool] = SimpleQueue()
+    stopped = False
+
+    def work() -> None:
+        try:
+            for number in range(count):
+                if not allowed.get() or stopped:
+                    return
+                ready.put(read(number))
+        except BaseException as error:  # raised again in the thread that waits for the item
+            ready.put(error)
+
+    for _ in range(READ_AHEAD):
+        allowed.put(True)
+    thread = Thread(target=work, name="embstore-probes")
+    thread.start()
+    try:
+        for _ in range(count):
+            item = ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            allowed.put(True)
+            yield item
+    finally:
+        stopped = True
+        allowed.put(False)
+        thread.join()

@@ -1,0 +1,333 @@
+"""The structural probe (Hewitt & Manning 2019): how much of a syntax tree can be read from the geometry of vectors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.corpus.trees import Tree
+from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.probes.base import Probe
+from embstore.probes.reading import VERIFY, layers_of, store_of
+from embstore.probes.result import ProbeResult, Row
+from embstore.probes.saved import SavedProbe, made_by
+from embstore.probes.structure.examples import SentenceFinder, Treebank, iter_tree_batches
+from embstore.probes.structure.network import TASKS, Projected, StructureShape, Task
+from embstore.probes.structure.scores import (
+    Predicted,
+    Score,
+    equal_lengths,
+    linear_order,
+    score_structure,
+    spanning_trees,
+)
+from embstore.probes.structure.training import train_structure
+from embstore.progress import Progress
+from embstore.store import Selection, Store
+
+DEFAULT_RANK = 128
+BASELINE = "linear order"
+N_PAIRS = 2**22  # predicted distances in memory at a time
+Trees = Sequence[Tree] | Mapping[str, Sequence[Tree]]
+
+
+@dataclass(frozen=True, eq=False)
+class RecoveredTree:
+    """A gold tree and the tree that a layer's distances give, as pairs of word numbers, the lower one first.
+
+    `words`; `punctuation` bool: words that are in neither tree. `gold` and `found`: the edges. `gold_root`, and
+    `found_root`, the word of least predicted depth (None without depth probes). `distances` float32 [words, words],
+    as predicted by `layer`.
+    """
+
+    words: tuple[str, ...]
+    punctuation: NDArray[np.bool_]
+    gold: frozenset[tuple[int, int]]
+    found: frozenset[tuple[int, int]]
+    gold_root: int
+    found_root: int | None
+    distances: NDArray[np.float32]
+    layer: int
+
+    @property
+    def right(self) -> frozenset[tuple[int, int]]:
+        """The edges that both trees have."""
+        return self.gold & self.found
+
+
+@dataclass(frozen=True, eq=False)
+class FittedStructure:
+    """What structural probes have learned: `weights` float32 [layer, task, seed, rank, width] of a `shape`.
+
+    `epochs` int64 and `dev_loss` float64 (NaN without early stopping), [layer, task, seed]: the epoch of the weights,
+    from 1. `store`: what made the vectors. `data`: what the probes were fitted on, None if they were loaded.
+    """
+
+    shape: StructureShape
+    weights: torch.Tensor
+    epochs: NDArray[np.int64]
+    dev_loss: NDArray[np.float64]
+    n_sentences: Mapping[str, int]
+    store: Mapping[str, Any]
+    data: Store | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True, eq=False)
+class StructuralProbe(Probe):
+    """Linear maps B under which squared distances (and lengths) of word vectors are those of words in the syntax tree.
+
+    The probes of all layers, tasks and seeds are trained together. Sentences are found in the store by their words::
+
+        train, dev, test = (read_trees(path) for path in ("train.conllu", "dev.conllu", "test.conllu"))
+        result = StructuralProbe(rank=64).fit(store, train, dev).score(test)
+
+    tasks: "distance", "depth" or both. rank: rows of B; 128 by default, or the width of the vectors if that is less.
+    sentences: trees of each split at most, drawn with `seed`, the same ones for every store; None for all. decay: what
+    a probe's learning rate is multiplied by after an epoch without a lower dev loss. training: defaults are 40 epochs,
+    batches of 20 sentences and patience 5. The other settings are those of `Probe`.
+
+    Raises InvalidValueError for a setting that is not allowed.
+    """
+
+    name: ClassVar[str] = "structural"
+    tasks: Sequence[Task] = TASKS
+    rank: int | None = None
+    sentences: int | None = None
+    decay: float = 0.1
+    _fitted: FittedStructure | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tasks = tuple(self.tasks)
+        StructureShape((0,), self.tasks, (0,), max(1, self.rank or 1), 1 if self.rank is None else self.rank)
+        if self.sentences is not None and self.sentences < 1:
+            raise InvalidValueError(f"sentences {self.sentences} is not allowed: give 1 or more")
+        if not 0 < self.decay <= 1:
+            raise InvalidValueError(f"decay {self.decay} is not allowed: give more than 0, 1 at most")
+
+    @property
+    def fitted(self) -> FittedStructure:
+        """What the probes have learned; raises InvalidValueError before `fit`."""
+        return self._require_fitted(self._fitted)
+
+    def fit(
+        self,
+        data: Store | Selection,
+        train: Sequence[Tree],
+        dev: Sequence[Tree] | None = None,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Progress = None,
+    ) -> StructuralProbe:
+        """Train the probes on gold trees, stopping on the dev trees; returns itself.
+
+        `data`: a store of words. `train`, `dev`: see `read_trees`. `checkpoint`: a file written after each epoch, from
+        which the same call resumes.
+
+        Raises InvalidValueError for a store of subwords, a split without a sentence in the store, a layer or rank that
+        is not allowed, early stopping without dev trees or a checkpoint of another training; MissingRowsError,
+        NonFiniteError, StorageError.
+        """
+        store = store_of(data)
+        schedule = self.training.schedule(epochs=40, batch_size=20, patience=5, seed=self.seed)
+        schedule.require_dev(dev is not None, "trees")
+        shape = StructureShape(
+            layers=layers_of(data, self.layers),
+            tasks=tuple(self.tasks),
+            seeds=tuple(self.seeds),
+            width=store.hidden_size,
+            rank=min(DEFAULT_RANK, store.hidden_size) if self.rank is None else self.rank,
+        )
+        finder, notes = SentenceFinder(store), list[str]()
+        banks = {
+            split: self._treebank(finder, split, trees, notes)
+            for split, trees in (("train", train), ("dev", dev))
+            if trees is not None
+        }
+        trained = train_structure(
+            shape,
+            banks["train"],
+            banks.get("dev"),
+            schedule=schedule,
+            decay=self.decay,
+            device=self._device(),
+            memory=int(self.memory),
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            progress=progress,
+        )
+        self._fitted = FittedStructure(
+            shape=shape,
+            weights=trained.weights["weight"].view(*shape.sizes, shape.rank, shape.width),
+            epochs=trained.epochs.reshape(shape.sizes),
+            dev_loss=trained.dev_loss.reshape(shape.sizes),
+            n_sentences={split: len(bank) for split, bank in banks.items()},
+            store=made_by(store),
+            data=store,
+            notes=tuple(notes),
+        )
+        return self
+
+    def score(self, test: Trees, *, data: Store | None = None, name: str | None = None) -> ProbeResult:
+        """Score the probes on test trees, or on several splits given as a mapping of names to trees.
+
+        `data`: another store of the same width; that of `fit` by default. `name`: the store in the frame, the file's
+        name by default. The word order of each store is scored too, as store "NAME: linear order" without layer and
+        seed.
+
+        Metrics: `uuas`, the share of gold edges in the minimum spanning tree of the predicted distances; `dspr` and
+        `nspr`, Spearman correlations of distances and depths; `root_accuracy`.
+
+        Raises InvalidValueError for a split without a sentence in the store and a store that does not fit the probes;
+        MissingRowsError, NonFiniteError.
+        """
+        shape, store = self.fitted.shape, self._store(data)
+        name = store.path.stem if name is None else name
+        finder, notes, rows = SentenceFinder(store), list(self.fitted.notes if data is None else ()), list[Row]()
+        for split, trees in (test if isinstance(test, Mapping) else {"test": test}).items():
+            bank = self._treebank(finder, split, trees, notes)
+            n_probes = len(shape.layers) * len(shape.seeds)
+            for score in score_structure(bank, self._predictions(bank), probes=n_probes):
+                for number, value in enumerate(score.values):
+                    layer, seed = divmod(number, len(shape.seeds))
+                    own = {"store": name, "layer": shape.layers[layer], "seed": shape.seeds[seed]}
+                    rows.append(own | _row(score, split, value))
+            for score in score_structure(bank, linear_order(bank), probes=1):
+                if score.task in shape.tasks:
+                    rows.append({"store": f"{name}: {BASELINE}"} | _row(score, split, score.values[0]))
+        return ProbeResult.of(rows, notes)
+
+    def best_layer(self) -> int:
+        """Return the layer whose distance probe (of the first seed) has the lowest dev loss."""
+        fitted = self.fitted
+        return fitted.shape.layers[int(fitted.dev_loss[:, self._distance_task(), 0].argmin())]
+
+    def predict(self, tree: Tree, *, data: Store | None = None, layer: int | None = None) -> RecoveredTree:
+        """Return the tree that the distance probe of the first seed finds for the sentence of a gold tree.
+
+        `layer`: that of `best_layer` by default. Raises InvalidValueError for a sentence that is not in the store, a
+        layer without probes, and without distance probes.
+        """
+        fitted, store = self.fitted, self._store(data)
+        self._distance_task()
+        layer = self.best_layer() if layer is None else layer
+        if layer not in fitted.shape.layers:
+            known = ", ".join(map(str, fitted.shape.layers))
+            raise InvalidValueError(f"there is no probe of layer {layer}: there are those of {known}")
+        row = fitted.shape.layers.index(layer)
+        bank = SentenceFinder(store).treebank([tree])
+        batch = next(iter_tree_batches(bank, [np.array([0])], [layer], torch.device("cpu")))
+        projected = Projected(fitted.weights[row : row + 1], batch, fitted.shape.tasks)
+        distances = projected.distances()[0, 0, 0].numpy()
+        depths = projected.depths()[0, 0, 0].numpy() if "depth" in fitted.shape.tasks else None
+        return _recovered(tree, distances, depths, layer)
+
+    def _predictions(self, bank: Treebank) -> Iterator[Predicted]:
+        """Predict all sentences of a treebank; the probes are those of layers x seeds."""
+        shape, device = self.fitted.shape, self._device()
+        weights = self.fitted.weights.to(device)
+        groups = list(equal_lengths(bank, n_pairs=max(1, N_PAIRS // (len(shape.layers) * len(shape.seeds)))))
+        with torch.no_grad():
+            for batch in iter_tree_batches(bank, groups, shape.layers, device):
+                projected = Projected(weights, batch, shape.tasks)
+                made = {
+                    "distance": projected.distances() if "distance" in shape.tasks else None,
+                    "depth": projected.depths() if "depth" in shape.tasks else None,
+                }
+                for values in made.values():
+                    if values is not None and not bool(torch.isfinite(values).all()):
+                        raise NonFiniteError(f"vectors of {bank.store.path} contain NaN or infinity: {VERIFY}")
+                arrays = [None if each is None else each.flatten(0, 1).cpu().numpy() for each in made.values()]
+                yield Predicted(batch.sentences, *arrays)
+
+    def _treebank(self, finder: SentenceFinder, split: str, trees: Sequence[Tree], notes: list[str]) -> Treebank:
+        """Sample the trees of a split and find them in a store."""
+        chosen = trees
+        if self.sentences is not None and self.sentences < len(trees):
+            numbers = np.sort(np.random.default_rng(self.seed).permutation(len(trees))[: self.sentences])
+            chosen = [trees[number] for number in numbers.tolist()]
+            notes.append(f"{split}: {len(chosen):,} of {len(trees):,} sentences, drawn at random")
+        bank = finder.treebank(chosen, split=split)
+        notes += bank.notes(split)
+        return bank
+
+    def _store(self, data: Store | None) -> Store:
+        """Return the store to predict on; raises InvalidValueError if it does not fit the probes."""
+        fitted = self.fitted
+        store = fitted.data if data is None else data
+        if store is None:
+            raise InvalidValueError("loaded probes have no store: give data")
+        missing = [layer for layer in fitted.shape.layers if layer not in store.layers]
+        if store.hidden_size != fitted.shape.width or missing:
+            what = f"no layer {missing[0]}" if missing else f"vectors of {store.hidden_size} numbers"
+            raise InvalidValueError(
+                f"{store.path} has {what}, the probes were trained on layers {', '.join(map(str, fitted.shape.layers))} "
+                f"of {fitted.shape.width} numbers: give a store that fits"
+            )
+        return store
+
+    def _distance_task(self) -> int:
+        if "distance" not in self.fitted.shape.tasks:
+            raise InvalidValueError("a tree needs distance probes, and there are only depth probes: fit distance too")
+        return self.fitted.shape.tasks.index("distance")
+
+    def _saved(self) -> SavedProbe:
+        fitted, shape = self.fitted, self.fitted.shape
+        learned = {
+            "layers": list(shape.layers),
+            "width": shape.width,
+            "rank": shape.rank,
+            "n_sentences": dict(fitted.n_sentences),
+        }
+        tensors = {"weight": fitted.weights}
+        tensors |= {"epochs": torch.from_numpy(fitted.epochs), "dev_loss": torch.from_numpy(fitted.dev_loss)}
+        return SavedProbe(self.name, self.settings, learned, fitted.store, tensors)
+
+    @classmethod
+    def _loaded(cls, saved: SavedProbe) -> StructuralProbe:
+        """Rebuild fitted probes; errors of unexpected contents are reported by `load`."""
+        probe, learned = cls.from_settings(saved.settings), saved.fitted
+        shape = StructureShape(
+            tuple(learned["layers"]), tuple(probe.tasks), tuple(probe.seeds), learned["width"], learned["rank"]
+        )
+        probe._fitted = FittedStructure(
+            shape=shape,
+            weights=saved.tensor("weight", (*shape.sizes, shape.rank, shape.width)),
+            epochs=saved.tensor("epochs", shape.sizes, torch.int64).numpy(),
+            dev_loss=saved.tensor("dev_loss", shape.sizes, torch.float64).numpy(),
+            n_sentences=learned["n_sentences"],
+            store=saved.store,
+        )
+        return probe
+
+
+def _row(score: Score, split: str, value: float | None) -> Row:
+    return {"task": score.task, "split": split, "metric": score.metric, "value": value, "count": score.count}
+
+
+def _recovered(
+    tree: Tree, distances: NDArray[np.float32], depths: NDArray[np.float32] | None, layer: int
+) -> RecoveredTree:
+    allowed = ~tree.punctuation
+    parents = spanning_trees(distances[None], allowed[None])[0]
+    words = range(len(tree))
+    found = {(min(i, p), max(i, p)) for i, p in zip(words, parents.tolist(), strict=True) if p >= 0}
+    gold = {(min(i, h), max(i, h)) for i, h in zip(words, tree.heads.tolist(), strict=True) if h >= 0}
+    least = None if depths is None or not allowed.any() else int(np.where(allowed, depths, np.inf).argmin())
+    return RecoveredTree(
+        words=tree.words,
+        punctuation=tree.punctuation,
+        gold=frozenset(edge for edge in gold if allowed[edge[0]] and allowed[edge[1]]),
+        found=frozenset(found),
+        gold_root=tree.root,
+        found_root=least,
+        distances=distances,
+        layer=layer,
+    )
