@@ -113,54 +113,42 @@ def edges(
     room = nbytes_of(memory, option="--memory")
     import polars as pl
 
-    from embstore.probes.edges.edges import probe_edges, summary
-    from embstore.probes.edges.files import EdgeProbes, require_free
-    from embstore.store.layers import chosen_layers
+    from embstore.probes import EdgeProbe, ProbeResult, Training, require_free, summary
 
-    if save is not None and kind != "mlp":
-        raise InvalidValueError(f"--save keeps probes of --kind mlp only, not {kind}: leave it out")
     folders = {} if save is None else {name: save if len(files) == 1 else save / name for name in files}
     for folder in folders.values():
         require_free(folder)
     opened = es.open(store)
-    chosen = chosen_layers(layers, opened.layers)
     kept = None if checkpoints is None else made_folder(checkpoints, option="--checkpoints")
-    frames: list[pl.DataFrame] = []
-    notes: list[str] = []
+    results = []
     for name, splits in files.items():
+        probe = EdgeProbe(
+            kind=kind,
+            layers=layers,
+            layerwise=layerwise,
+            control=control,
+            sentences=sentences or None,
+            projection=hidden,
+            hidden_size=hidden,
+            dropout=dropout,
+            mixing_rate=mixing_rate,
+            seeds=numbers,
+            seed=data_seed,
+            training=Training(epochs, batch, learning_rate, patience),
+            device=device,
+            memory=room,
+        )
+        checkpoint = None if kept is None else kept / f"{name}.pt"
         with progress_bar(name, total=None, unit="sentences") as advance:
-            found = probe_edges(
-                opened,
-                train=splits["train"],
-                dev=splits.get("dev"),
-                test=splits.get("test"),
-                name=name,
-                layers=chosen,
-                seeds=numbers,
-                data_seed=data_seed,
-                sentences=sentences or None,
-                kind=kind,
-                layerwise=layerwise,
-                control=control,
-                resamples=resamples,
-                projection=hidden,
-                hidden_size=hidden,
-                dropout=dropout,
-                epochs=epochs,
-                batch_size=batch,
-                learning_rate=learning_rate,
-                mixing_rate=mixing_rate,
-                patience=patience or None,
-                device=device,
-                memory=room,
-                checkpoint=None if kept is None else kept / f"{name}.pt",
-                progress=advance,
+            probe.fit(
+                opened, splits["train"], splits.get("dev"), name=name, checkpoint=checkpoint, progress=advance
             )
         if name in folders:
-            EdgeProbes.of(found).save(folders[name])
-        frames.append(found.frame)
-        notes += found.notes
-    frame = pl.concat(frames)
+            probe.save(folders[name])
+        scored = {split: edges for split, edges in splits.items() if split != "train"}
+        results.append(probe.score(scored, resamples=resamples))
+    result = ProbeResult.concat(results)
+    frame, notes = result.frame, result.notes
     if out is not None:
         write_table(frame, out)
     if plot is not None:

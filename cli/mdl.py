@@ -83,45 +83,40 @@ def mdl(
     files = find_tasks(tasks, dev, None)
     numbers = seeds_of(seeds)
     room = nbytes_of(memory, option="--memory")
-    import polars as pl
-
-    from embstore.probes.mdl import mdl_summary, probe_mdl
-    from embstore.store.layers import chosen_layers
+    from embstore.probes import EdgeProbe, ProbeResult, Training, code_length
 
     opened = es.open(store)
-    chosen = chosen_layers(layers, opened.layers)
-    frames: list[pl.DataFrame] = []
-    notes: list[str] = []
+    probe = EdgeProbe(
+        kind=kind,
+        layers=layers,
+        control=control,
+        sentences=sentences or None,
+        projection=hidden,
+        hidden_size=hidden,
+        dropout=dropout,
+        seeds=numbers,
+        seed=data_seed,
+        training=Training(epochs, batch, learning_rate, patience),
+        device=device,
+        memory=room,
+    )
+    results = []
     for name, splits in files.items():
         with progress_bar(name, total=None, unit="sentences") as advance:
-            found = probe_mdl(
-                opened,
-                train=splits["train"],
-                dev=splits.get("dev"),
-                name=name,
-                layers=chosen,
-                seeds=numbers,
-                data_seed=data_seed,
-                sentences=sentences or None,
-                kind=kind,
-                cumulative=cumulative,
-                control=control,
-                fractions=percent,
-                projection=hidden,
-                hidden_size=hidden,
-                dropout=dropout,
-                epochs=epochs,
-                batch_size=batch,
-                learning_rate=learning_rate,
-                patience=patience or None,
-                memory=room,
-                device=device,
-                progress=advance,
+            results.append(
+                code_length(
+                    opened,
+                    splits["train"],
+                    splits.get("dev"),
+                    probe=probe,
+                    fractions=percent,
+                    cumulative=cumulative,
+                    name=name,
+                    progress=advance,
+                )
             )
-        frames.append(found.frame)
-        notes += found.notes
-    frame = pl.concat(frames)
-    told = mdl_summary(frame)
+    result = ProbeResult.concat(results)
+    frame, notes, told = result.frame, result.notes, result.summary()
     if out is not None:
         write_table(frame, out)
     if plot is not None:

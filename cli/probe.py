@@ -19,7 +19,7 @@ from embstore_cli.seeds import seeds_of
 if TYPE_CHECKING:
     import polars as pl
 
-    from embstore.probes.classes.classes import ProbeResult
+    from embstore.probes import ProbeResult
 
 Layers = Annotated[str, typer.Option(metavar="LAYERS", help="Such as 0,6-12, last or all.")]
 Label = Annotated[str, typer.Option(metavar="COLUMN", help="The label column of the classes.")]
@@ -29,6 +29,7 @@ ByFrequency = Annotated[
     bool, typer.Option("--by-frequency", help="Also print the F1 of words by how often they occur.")
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw F1 by layer to FILE.{png,svg,pdf}.")]
+SPLITS = ("train", "dev", "test")
 TITLES = {"class_f1": "F1 by class", "frequency_f1": "F1 by how often a word occurs in the store"}
 
 
@@ -109,42 +110,36 @@ def classes(
     require_out(out)
     require_figure(plot, option="--plot")
     numbers = seeds_of(seeds)
-    from embstore.probes.classes.classes import named_stores, probe_classes
-    from embstore.probes.classes.files import require_free
-    from embstore.store.layers import chosen_layers
+    from embstore.probes import ClassProbe, ProbeResult, Training, require_free, split_words
 
-    opened = {name: es.open(path) for name, path in named_stores(stores).items()}
+    opened = named_stores(stores)
     if save is not None:
         for name in opened:
             require_free(_bank_folder(save, name, len(opened)))
-    chosen = {name: store.select(layers=chosen_layers(layers, store.layers)) for name, store in opened.items()}
-    with progress_bar("probe", total=None, unit="examples") as advance:
-        result = probe_classes(
-            chosen,
-            train=_words_of(train),
-            test=_words_of(test),
-            dev=None if dev is None else _words_of(dev),
-            dev_share=dev_share,
+    known = None if dev is None else _words_of(dev)
+    split = split_words(_words_of(train), _words_of(test), dev=known, dev_share=dev_share, seed=data_seed)
+    results = []
+    for name, store in opened.items():
+        probe = ClassProbe(
             label=label,
             level=level,
             kind=kind,
             hidden_size=hidden,
+            layers=layers,
             seeds=numbers,
-            data_seed=data_seed,
-            epochs=epochs,
-            batch_size=batch,
-            learning_rate=learning_rate,
-            patience=patience or None,
+            seed=data_seed,
             balance=balance,
             max_contexts=max_contexts or None,
             control=control,
-            splits=_parts(splits),
+            training=Training(epochs, batch, learning_rate, patience),
             device=device,
-            progress=advance,
         )
-    if save is not None:
-        for name, bank in result.banks.items():
-            bank.save(_bank_folder(save, name, len(opened)))
+        with progress_bar(f"probe {name}", total=None, unit="examples") as advance:
+            probe.fit(store, split, progress=advance)
+        results.append(probe.score(splits=_parts(splits), name=name))
+        if save is not None:
+            probe.save(_bank_folder(save, name, len(opened)))
+    result = ProbeResult.concat(results)
     words = f"{kind} probes of {label}, {level} level"
     _show(result, words, by_class=by_class, by_frequency=by_frequency, plot=plot, out=out, as_json=as_json)
 
@@ -175,21 +170,18 @@ def apply(
     """
     require_out(out)
     require_figure(plot, option="--plot")
-    from embstore.probes.classes.classes import apply_probes, named_stores
-    from embstore.probes.classes.files import SavedBank
-    from embstore.store.layers import chosen_layers
+    from embstore.probes import ClassProbe, ProbeResult, load
 
-    saved = SavedBank.load(bank)
-    result = apply_probes(
-        saved,
-        {name: es.open(path) for name, path in named_stores(stores).items()},
-        test=None if test is None else _words_of(test),
-        splits=_parts(splits),
-        layers=chosen_layers(layers, saved.bank.shape.layers),
-        label=label,
-        device=device,
+    probe = load(bank)
+    if not isinstance(probe, ClassProbe):
+        raise InvalidValueError(f"{bank} has {probe.name} probes: give probes saved by probe classes --save")
+    probe.device = device
+    other = None if test is None else _words_of(test)
+    result = ProbeResult.concat(
+        probe.score(other, data=store, splits=_parts(splits), layers=layers, label=label, name=name)
+        for name, store in named_stores(stores).items()
     )
-    words = f"{saved.bank.shape.kind} probes of {bank.name}, {saved.asking['level']} level"
+    words = f"{probe.kind} probes of {bank.name}, {probe.level} level"
     _show(result, words, by_class=by_class, by_frequency=by_frequency, plot=plot, out=out, as_json=as_json)
 
 
@@ -201,12 +193,22 @@ def _words_of(path: Path) -> dict[str, Iterable[str]]:
 
 
 def _parts(splits: str) -> tuple[str, ...]:
-    from embstore.probes.splits import PARTS
-
     named = tuple(dict.fromkeys(splits.split(",")))
     for name in named:
-        if name not in PARTS:
-            raise InvalidValueError(f"--splits {splits!r} is not allowed: give some of {', '.join(PARTS)}")
+        if name not in SPLITS:
+            raise InvalidValueError(f"--splits {splits!r} is not allowed: give some of {', '.join(SPLITS)}")
+    return named
+
+
+def named_stores(paths: Iterable[str]) -> dict[str, es.Store]:
+    """Open stores by the name of their file, with a number where two have the same name."""
+    named: dict[str, es.Store] = {}
+    for path in paths:
+        store = es.open(path)
+        name, number = store.path.stem, 2
+        while name in named:
+            name, number = f"{store.path.stem}-{number}", number + 1
+        named[name] = store
     return named
 
 

@@ -24,8 +24,7 @@ from embstore_cli.progress import progress_bar
 from embstore_cli.seeds import seeds_of
 
 if TYPE_CHECKING:
-    from embstore.probes.structure.network import Task
-    from embstore.probes.structure.result import StructureResult
+    from embstore.probes import ProbeResult, StructuralProbe
 
 NAMES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
 
@@ -97,43 +96,52 @@ def structure(
         raise InvalidValueError(f"--sentence {sentence} needs a distance probe: choose --task distance or both")
     numbers = seeds_of(seeds)
     from embstore.corpus import read_trees
-    from embstore.probes.classes.classes import named_stores
-    from embstore.probes.structure.files import require_free
-    from embstore.probes.structure.structure import probe_structure
+    from embstore.corpus import read_trees
+    from embstore.probes import ProbeResult, StructuralProbe, Training, require_free
+    from embstore_cli.probe import named_stores
 
-    folders = {name: _folder(save, name, len(stores)) for name in named_stores(stores)} if save is not None else {}
+    trees = {name: read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
+    last = len(trees["test"]) - 1
+    if sentence is not None and sentence > last:
+        raise InvalidValueError(f"there is no test sentence {sentence}: give --sentence 0 to {last}")
+    named = tuple(dict.fromkeys(splits.split(",")))
+    for name in named:
+        if name not in trees:
+            raise InvalidValueError(f"--splits {splits!r} is not allowed: give some of {', '.join(trees)}")
+    opened = named_stores(stores)
+    folders = {name: _folder(save, name, len(opened)) for name in opened} if save is not None else {}
     for folder in folders.values():
         require_free(folder)
-    trees = {name: read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
-    asked = min(len(trees["test"]), sentences or len(trees["test"]))
-    if sentence is not None and sentence >= asked:
-        raise InvalidValueError(f"there is no test sentence {sentence}: give --sentence 0 to {asked - 1}")
-    tasks: tuple[Task, ...] = ("distance", "depth") if task == "both" else (task,)
-    with progress_bar("probe", total=None, unit="sentences") as advance:
-        result = probe_structure(
-            {name: es.open(path) for name, path in named_stores(stores).items()},
-            train=trees["train"],
-            dev=trees["dev"],
-            test=trees["test"],
+    kept = None if checkpoints is None else made_folder(checkpoints, option="--checkpoints")
+    probes: dict[str, StructuralProbe] = {}
+    results = []
+    for name, store in opened.items():
+        probe = StructuralProbe(
             layers=layers,
-            tasks=tasks,
+            tasks=("distance", "depth") if task == "both" else (task,),
             rank=rank,
             seeds=numbers,
+            seed=data_seed,
             sentences=sentences or None,
-            data_seed=data_seed,
-            epochs=epochs,
-            batch_size=batch,
-            learning_rate=learning_rate,
-            patience=patience,
-            splits=tuple(dict.fromkeys(splits.split(","))),
+            training=Training(epochs, batch, learning_rate, patience),
             device=device,
-            checkpoints=None if checkpoints is None else made_folder(checkpoints, option="--checkpoints"),
-            progress=advance,
         )
-    for name, folder in folders.items():
-        result.saved[name].save(folder)
+        checkpoint = None if kept is None else kept / f"{name}.pt"
+        with progress_bar(f"probe {name}", total=None, unit="sentences") as advance:
+            probe.fit(store, trees["train"], trees["dev"], checkpoint=checkpoint, progress=advance)
+        if name in folders:
+            probe.save(folders[name])
+        results.append(probe.score({split: trees[split] for split in named}, name=name))
+        probes[name] = probe
+    result = ProbeResult.concat(results)
+    first = next(iter(probes.values()))
     if plot is not None:
-        _draw(result, plot, sentence)
+        drawn = (
+            es.plot.structure_figure(result.summary())
+            if sentence is None
+            else es.plot.tree_figure(first.predict(trees["test"][sentence]))
+        )
+        es.plot.save(drawn, plot)
     if out is not None:
         write_table(result.frame, out)
     for note in result.notes:
@@ -141,27 +149,17 @@ def structure(
     if as_json:
         print_json(result.frame.to_dicts())
         return
-    rank = next(iter(result.saved.values())).probes.shape.rank
-    print_table(_by_layer(result), title=f"structural probes of rank {rank}")
+    print_table(_by_layer(result, several=len(probes) > 1), title=f"structural probes of rank {first.fitted.shape.rank}")
 
 
 def _folder(save: Path, store: str, stores: int) -> Path:
     return save if stores == 1 else save / store
 
 
-def _draw(result: StructureResult, plot: Path, sentence: int | None) -> None:
-    if sentence is None:
-        es.plot.save(es.plot.structure_figure(result.summary()), plot)
-        return
-    tree = result.tree(sentence, store=next(iter(result.saved)))
-    es.plot.save(es.plot.tree_figure(tree), plot)
-
-
-def _by_layer(result: StructureResult) -> list[dict[str, Any]]:
+def _by_layer(result: ProbeResult, *, several: bool) -> list[dict[str, Any]]:
     """A row a store and layer, a column a metric of the last split; the baselines last."""
     summary = result.summary()
     held = summary.filter(summary["split"] == summary["split"][-1]).sort("layer", nulls_last=True, maintain_order=True)
-    several = len(result.saved) > 1
     rows: dict[tuple[str, int | None], dict[str, Any]] = {}
     for row in held.to_dicts():
         layer = "linear order" if row["layer"] is None else str(row["layer"])

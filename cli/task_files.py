@@ -23,7 +23,7 @@ def find_tasks(
     A folder has train, dev and test; a file is train, beside `dev` and `test`. `derive`: the tasks to take from
     corpora, which may be left out where a corpus holds one. Raises InvalidValueError, CorpusError.
     """
-    from embstore.probes.edges.edges import task_name
+    from embstore.probes import task_name
 
     given = {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
     if given and (len(paths) > 1 or paths[0].is_dir()):
@@ -54,7 +54,7 @@ def find_targets(paths: Sequence[Path], tasks: Sequence[str], *, split: str, rep
 
 def _found(paths: Sequence[Path], task: str, split: str, only: bool, repair: bool) -> Edges:
     from embstore.corpus import derivable_tasks
-    from embstore.probes.edges.tasks import split_file
+    from embstore.probes import split_file
 
     for path in paths:
         _require_there(path)
@@ -102,9 +102,9 @@ def _derived(train: Path, derive: Sequence[str]) -> Sequence[str]:
 
 def _folder(folder: Path) -> dict[str, Path]:
     """The files of a folder by split."""
-    from embstore.probes.edges.tasks import SPLITS, split_file
+    from embstore.probes import split_file
 
-    held = {split: path for split in SPLITS if (path := split_file(folder, split)) is not None} or _corpora(folder)
+    held = {split: path for split in ("train", "dev", "test") if (path := split_file(folder, split)) is not None} or _corpora(folder)
     if "train" not in held:
         raise InvalidValueError(f"{folder} has no train.jsonl: give folders of a task, or its file of train targets")
     return held

@@ -14,8 +14,7 @@ from embstore_cli.progress import progress_bar
 from embstore_cli.task_files import find_targets
 
 if TYPE_CHECKING:
-    from embstore.probes.edges.files import EdgeProbes
-    from embstore.probes.edges.trace_result import SentenceTrace, Traces
+    from embstore.probes import EdgeProbe, SentenceTrace, Traces
 
 EXAMPLE = "Example: embstore probe trace gum.zarr probes --targets edge-probing --sentence 12 --plot trace.png"
 SHOWN = 20  # ambiguous sentences listed unless told otherwise
@@ -77,11 +76,12 @@ def trace(
     require_figure(plot, option="--plot")
     if sentence is not None and ambiguous is not None:
         raise InvalidValueError("--sentence and --ambiguous are both given: choose a sentence, or have them listed")
-    from embstore.probes.edges.traces import ambiguous_sentences, trace_edges
+    from embstore.probes import ambiguous_sentences
+    from embstore.probes import trace as trace_edges
 
-    held = _loaded(probes)
+    held = _loaded(probes, device)
     opened = es.open(store)
-    asked = find_targets(targets, [each.task for each in held], split=split, repair=repair)
+    asked = find_targets(targets, [each.fitted.labels.name for each in held], split=split, repair=repair)
     with progress_bar("trace", total=None, unit="targets") as advance:
         traces = trace_edges(
             opened,
@@ -89,7 +89,6 @@ def trace(
             split=split,
             seed=seed,
             sentences=sentences or None,
-            device=device,
             progress=advance,
         )
     for note in traces.notes:
@@ -120,14 +119,19 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3].rstrip()}..."
 
 
-def _loaded(folders: list[Path]) -> list[EdgeProbes]:
-    from embstore.probes.edges.files import METADATA, EdgeProbes
+def _loaded(folders: list[Path], device: str) -> list[EdgeProbe]:
+    from embstore.probes import EdgeProbe, load
 
-    found: list[Path] = []
+    found = []
     for folder in folders:
-        inside = sorted(path.parent for path in folder.glob(f"*/{METADATA}"))
-        found += [folder] if (folder / METADATA).exists() or not inside else inside
-    return [EdgeProbes.load(folder) for folder in found]
+        inside = sorted(path.parent for path in folder.glob("*/probe.json"))
+        for path in [folder] if (folder / "probe.json").exists() or not inside else inside:
+            probe = load(path)
+            if not isinstance(probe, EdgeProbe):
+                raise InvalidValueError(f"{path} has {probe.name} probes: give edge probes")
+            probe.device = device
+            found.append(probe)
+    return found
 
 
 def _chosen(
@@ -135,7 +139,7 @@ def _chosen(
 ) -> SentenceTrace:
     """The trace of a sentence with what is to be shown of it."""
     whole = traces.trace(number)
-    doubted = whole.in_doubt(limit, rule)
+    doubted = whole.ambiguous(limit, rule)
     if every or not doubted.annotations:
         return whole
     return doubted

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from embstore.probes.edges.trace_result import Annotation, SentenceTrace
+    from embstore.probes.edges.traces import Annotation, SentenceTrace
 
 RIGHT, WRONG, GREY, PALE = PALETTE[0], PALETTE[1], "#777777", "#f1f1f1"
 ROW, PAIR_GAP = 0.27, 0.16  # inches: a row of bars, and between annotations

@@ -1,5 +1,3 @@
-from ..corpus.formats.edge import EdgeSentence as EdgeSentence
-from ..corpus.formats.edge import EdgeTarget as EdgeTarget
 from .classes.probe import ClassProbe as ClassProbe
 from .control import ControlTask as ControlTask
 from .edges.probe import EdgeProbe as EdgeProbe

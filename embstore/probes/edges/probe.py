@@ -332,7 +332,7 @@ class EdgeProbe(Probe):
             "control": None if fitted.control is None else fitted.control[0].as_json(),
         }
         banks = {"": fitted.own} | ({} if fitted.control is None else {"control.": fitted.control[1]})
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         for prefix, trained in banks.items():
             tensors |= {f"{prefix}{name}": tensor for name, tensor in trained.bank.weights.items()}
             tensors[f"{prefix}epochs"] = torch.from_numpy(trained.epochs)

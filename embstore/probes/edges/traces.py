@@ -233,12 +233,14 @@ def trace(
     for each in joined:
         for sentence in each.sentences:
             numbers.setdefault(tuple(sentence.words), len(numbers))
-    parts, total = [], sum(len(each.split) for each in joined)
-    with reporting(progress, total=total, unit="targets", label="trace") as report:
-        done = 0
+    parts: list[_Edges] = []
+    with reporting(progress, total=sum(len(each.split) for each in joined), unit="targets", label="trace") as report:
         for (probe, _), each in zip(tasks, joined, strict=True):
-            parts.append(_edges(probe, store_of(data), each, seed=seed, report=lambda n, done=done: report(done + n)))
-            done += len(each.split)
+
+            def advance(done: int, before: int = sum(len(part.split) for part in joined[: len(parts)])) -> None:
+                report(before + done)
+
+            parts.append(_edges(probe, store_of(data), each, seed=seed, report=advance))
     placed = [_placed(each, edges, numbers) for each, edges in zip(joined, parts, strict=True)]
     parts = [edges.take(chosen) for edges, (chosen, _) in zip(parts, placed, strict=True)]
     if not sum(len(edges.target) for edges in parts):

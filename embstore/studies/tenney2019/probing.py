@@ -19,9 +19,8 @@ from embstore.models.elmo.weights import find_elmo
 from embstore.models.loading import open_checkpoint
 from embstore.models.static.names import parse_static_name
 from embstore.models.transformer.untrained import save_untrained
-from embstore.probes.edges.edges import probe_edges
-from embstore.probes.edges.files import EdgeProbes
-from embstore.probes.edges.tasks import SPLITS, read_edges, sample_sentences, split_file
+from embstore.probes import EdgeProbe, Training, read_edges, split_file
+from embstore.probes.edges.tasks import SPLITS, Sample
 from embstore.store import Store
 from embstore.store.metadata import canonical
 from embstore.studies.steps import Study
@@ -88,7 +87,7 @@ class Sentences:
         seen: set[bytes] = set()
         for files in self.tasks.values():
             for path in files.values():
-                for sentence in sample_sentences(read_edges(path), self.count, seed=self.seed):
+                for sentence in Sample(self.count, self.seed).draw(read_edges(path)):
                     key = hashlib.blake2b(" ".join(sentence.words).encode(), digest_size=16).digest()
                     if key not in seen:
                         seen.add(key)
@@ -139,7 +138,7 @@ def _store(setting: Setting, name: str, model: str, *, layers: str) -> Store:
 
 @dataclass(frozen=True)
 class Probed:
-    """One task over one store: the frame of `probe_edges`, and the folder with its probes."""
+    """One task over one store: the frame of its scores, and the folder with its probes."""
 
     frame: pl.DataFrame
     probes: Path
@@ -167,29 +166,28 @@ def _probed(setting: Setting, store: Store, model: str, encoder: str, task: str)
     scale, study, files = setting.scale, setting.study, setting.tasks[task]
     trained = encoder == "trained"
     name = f"{model}-{task}" + ("" if trained else f"-{encoder}")
-    options: dict[str, Any] = {
-        "seeds": scale.seeds if trained else scale.seeds[:1],
-        "data_seed": scale.seed,
-        "sentences": scale.sentences,
-        "layerwise": scale.layerwise and trained,
-        "control": scale.control and trained,
-        "resamples": scale.resamples,
-        "projection": scale.hidden_size,
-        "hidden_size": scale.hidden_size,
-        "epochs": scale.epochs,
-        "batch_size": scale.batch_size,
-        "learning_rate": scale.learning_rate,
-        "patience": scale.patience,
-    }
-    made_from = {"store": store.digest, "task": {split: _digest(path) for split, path in files.items()}, **options}
+    probe = EdgeProbe(
+        seeds=scale.seeds if trained else scale.seeds[:1],
+        seed=scale.seed,
+        sentences=scale.sentences,
+        layerwise=scale.layerwise and trained,
+        control=scale.control and trained,
+        projection=scale.hidden_size,
+        hidden_size=scale.hidden_size,
+        training=Training(scale.epochs, scale.batch_size, scale.learning_rate, scale.patience or 0),
+        device=setting.device,
+    )
+    settings = {**probe.settings, "resamples": scale.resamples}
+    made_from = {"store": store.digest, "task": {split: _digest(path) for split, path in files.items()}, **settings}
     folder = study.folder / "probes" / f"{name}-{hashlib.sha256(canonical(made_from)).hexdigest()[:12]}"
     checkpoint = folder.with_suffix(".pt")
     told = study.folder / "tables" / f"{name}.notes"
 
     def make() -> pl.DataFrame:
-        given: dict[str, Any] = {**files, **options}
-        result = probe_edges(store, name=task, device=setting.device, checkpoint=checkpoint, **given)
-        EdgeProbes.of(result).save(folder)
+        probe.fit(store, files["train"], files.get("dev"), name=task, checkpoint=checkpoint, progress=False)
+        scored = {split: path for split, path in files.items() if split != "train"}
+        result = probe.score(scored, resamples=scale.resamples)
+        probe.save(folder)
         told.write_text("\n".join(result.notes), encoding="utf-8")
         for each in folder.parent.glob(f"{folder.name}*.pt"):  # what an interruption would have gone on from
             each.unlink()

@@ -70,7 +70,7 @@ class Tenney2019:
 
     def summary(self, model: str | None = None, *, encoder: str = "trained") -> pl.DataFrame:
         """Means over the seeds for one model, the first by default."""
-        from embstore.probes.edges.edges import summary
+        from embstore.probes import summary
 
         chosen = next(iter(self.models)) if model is None else model
         held = self.scores.filter((self.scores["model"] == chosen) & (self.scores["encoder"] == encoder))
@@ -89,7 +89,7 @@ def tenney2019(
 ) -> Tenney2019:
     """Carry the study out and leave its tables, figures and report in `out`; the same call goes on where one ended.
 
-    `data`: a folder of tasks, each a folder with train.jsonl, dev.jsonl and test.jsonl (see `probe_edges`); `tasks`:
+    `data`: a folder of tasks, each a folder with train.jsonl, dev.jsonl and test.jsonl (see `EdgeProbe.fit`); `tasks`:
     some of them. `models`: folders or hub names by the name that they shall go by; the figures of the appendix set
     several side by side. `scale`: how large; all sentences and three seeds if not given.
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from embstore import plot
-from embstore.probes.edges.files import EdgeProbes
-from embstore.probes.edges.trace_result import SentenceTrace, Traces
-from embstore.probes.edges.traces import ambiguous_sentences, trace_edges
+from embstore.probes import EdgeProbe, SentenceTrace, Traces, ambiguous_sentences, load
+from embstore.probes import trace as trace_edges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,10 +34,13 @@ def traced(setting: Setting, store: Store, probes: Mapping[str, Path]) -> tuple[
     def make() -> pl.DataFrame:
         for name in names:
             (study.folder / "figures" / name).unlink(missing_ok=True)
-        held = [(EdgeProbes.load(folder), setting.tasks[task]["dev"]) for task, folder in probes.items()]
-        traces = trace_edges(
-            store, held, split="dev", sentences=scale.sentences, data_seed=scale.seed, device=setting.device
-        )
+        held = []
+        for task, folder in probes.items():
+            probe = load(folder)
+            assert isinstance(probe, EdgeProbe)
+            probe.device = setting.device
+            held.append((probe, setting.tasks[task]["dev"]))
+        traces = trace_edges(store, held, split="dev", sentences=scale.sentences, sample_seed=scale.seed)
         frame = ambiguous_sentences(traces)
         for name, number in zip(names, drawn(frame, traces), strict=False):
             plot.save(plot.trace_figure(shortened(traces.trace(number))), study.folder / "figures" / name)
@@ -68,6 +70,6 @@ def shortened(trace: SentenceTrace) -> SentenceTrace:
         ahead = each.right_probability > each.wrong_probability
         return bool(ahead[0] != ahead[-1])
 
-    doubted = trace.in_doubt().annotations
+    doubted = trace.ambiguous().annotations
     chosen = sorted(sorted(range(len(doubted)), key=lambda place: not turns(place))[:MOST])
     return SentenceTrace(trace.number, trace.words, trace.layers, tuple(doubted[place] for place in chosen))

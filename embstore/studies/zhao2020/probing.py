@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
@@ -15,10 +15,9 @@ from embstore.errors import InvalidValueError
 from embstore.extraction.pipeline import extract
 from embstore.extraction.plan import plan
 from embstore.extraction.sweep import extract_windows, plan_windows
-from embstore.probes.classes.classes import ProbeResult, probe_classes
-from embstore.probes.classes.files import SavedBank
-from embstore.probes.classes.tasks import Source
-from embstore.probes.splits import PARTS, WordSplit
+from embstore.probes import ClassProbe, ProbeResult, Training, WordSplit, load
+from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
+from embstore.probes.splits import SPLITS
 from embstore.store import Store
 from embstore.studies.steps import Study
 from embstore.vectors import SkipGram, train_vectors, write_vectors
@@ -48,22 +47,21 @@ class Setting:
         """The occurrences of the study: a sample of those of each word and class."""
         return Keep(labelled=LABEL, max_contexts=self.scale.max_contexts, per=LABEL, seed=self.scale.seed)
 
-    @property
-    def probes(self) -> dict[str, Any]:
-        """How probes are trained."""
+    def probe(self, *, level: Literal["context", "type"] = "context", control: bool = False) -> ClassProbe:
+        """The probes of the study, not fitted."""
         scale = self.scale
-        return {
-            "label": LABEL,
-            "kind": scale.kind,
-            "hidden_size": scale.hidden_size,
-            "seeds": scale.seeds,
-            "data_seed": scale.seed,
-            "epochs": scale.epochs,
-            "batch_size": scale.batch_size,
-            "learning_rate": scale.learning_rate,
-            "patience": scale.patience,
-            "max_contexts": scale.max_contexts,
-        }
+        return ClassProbe(
+            label=LABEL,
+            level=level,
+            kind=scale.kind,
+            hidden_size=scale.hidden_size,
+            seeds=scale.seeds,
+            seed=scale.seed,
+            max_contexts=scale.max_contexts,
+            control=control,
+            training=Training(scale.epochs, scale.batch_size, scale.learning_rate, scale.patience or 0),
+            device=self.device,
+        )
 
 
 @dataclass(frozen=True)
@@ -165,20 +163,14 @@ def _windowed(setting: Setting, name: str, model: str) -> Mapping[int | None, St
 
 def counts(setting: Setting, stores: Stores) -> pl.DataFrame:
     """The paper's Table 2: words, word-class pairs and contexts of each split; and by class, its Table 8."""
-    source = Source(
-        selected(stores.full, stores.full.layers[0]),
-        setting.split,
-        label=LABEL,
-        level="context",
-        max_contexts=setting.scale.max_contexts,
-        seed=setting.scale.seed,
-    )
+    options = ExampleOptions(LABEL, "context", setting.scale.max_contexts, setting.scale.seed)
+    source = ClassExamples(selected(stores.full, stores.full.layers[0]), setting.split, options)
     names, unfit = source.classes()
     if unfit:
         setting.notes.append(f"{len(unfit)} classes of fewer than two train words have no probe: {', '.join(unfit)}")
     rows = []
-    for name in PARTS:
-        part = source.part(name, names)
+    for name in SPLITS:
+        part = source.of(name, names)
         contexts = part.contexts
         rows.append((name, "", len(part.words), len(contexts), int(contexts.sum())))
         for place, each in enumerate(names):
@@ -193,7 +185,7 @@ def types(setting: Setting, stores: Stores) -> pl.DataFrame:
     whole = {**{name: s for name, s in stores.words.items() if name not in stores.vocabularies}, **averaged}
     frames = [_probed(setting, "types", whole, level="type", vocabulary=OWN)]
     for name, words in stores.vocabularies.items():
-        lacking = [part for part in PARTS if not _among(setting.split, words).of(part)]
+        lacking = [part for part in SPLITS if not _among(setting.split, words).of(part)]
         if lacking:
             setting.notes.append(f"{name} has vectors for too few words: none of the {lacking[0]} words, so no table")
             continue
@@ -208,8 +200,8 @@ def contexts(setting: Setting, stores: Stores) -> pl.DataFrame:
     frames = [_probed(setting, "bags", bags, control=True)]
     folder = pretrained_probes(setting)
 
-    def keep(result: ProbeResult) -> None:
-        result.bank.save(folder)
+    def keep(probe: ClassProbe, result: ProbeResult) -> None:
+        probe.save(folder)
         setting.notes.extend(note for note in result.notes if "no probe" not in note)
 
     frames.append(_probed(setting, "bert", {"BERT": stores.full}, control=True, then=keep, beside=folder))
@@ -243,32 +235,39 @@ def _probed(
     *,
     vocabulary: str = OWN,
     words: frozenset[str] | None = None,
-    then: Callable[[ProbeResult], None] | None = None,
+    then: Callable[[ClassProbe, ProbeResult], None] | None = None,
     beside: Path | None = None,
-    **options: Any,
+    level: Literal["context", "type"] = "context",
+    control: bool = False,
+    splits: tuple[str, ...] = ("dev", "test"),
 ) -> pl.DataFrame:
-    """Probe stores, or take the table kept (and what stands `beside` it); `words`: those that take part, if not all."""
+    """Probe stores, or take the saved table (with the folder next to it); `words`: those that take part, if not all."""
     split = setting.split if words is None else _among(setting.split, words)
-    asked = {**setting.probes, "level": "context", "splits": ("dev", "test"), **options}
 
     def make() -> pl.DataFrame:
-        result = probe_classes(stores, split=split, device=setting.device, **asked)
-        if then is not None:
-            then(result)
-        return result.summary().with_columns(pl.lit(vocabulary).alias("vocabulary"))
+        results = []
+        for name, store in stores.items():
+            probe = setting.probe(level=level, control=control).fit(store, split, progress=False)
+            results.append(probe.score(splits=splits, name=name))
+            if then is not None:
+                then(probe, results[-1])
+        return ProbeResult.concat(results).summary().with_columns(pl.lit(vocabulary).alias("vocabulary"))
 
     made_from = {
         "stores": {name: store.metadata.recipe_sha256 for name, store in stores.items()},
         "split": split.sha256,
-        "probes": {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()},
+        "probes": {**setting.probe(level=level, control=control).settings, "splits": list(splits)},
     }
     return setting.study.table(table, made_from, make, beside=beside)
 
 
 def _among(split: WordSplit, words: frozenset[str]) -> WordSplit:
-    kept = {part: {word: own for word, own in split.of(part).items() if word in words} for part in PARTS}
+    kept = {part: {word: own for word, own in split.of(part).items() if word in words} for part in SPLITS}
     return replace(split, **kept)
 
 
-def load_pretrained(setting: Setting) -> SavedBank:
-    return SavedBank.load(pretrained_probes(setting))
+def load_pretrained(setting: Setting) -> ClassProbe:
+    probe = load(pretrained_probes(setting))
+    assert isinstance(probe, ClassProbe)
+    probe.device = setting.device
+    return probe

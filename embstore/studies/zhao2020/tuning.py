@@ -12,7 +12,6 @@ import polars as pl
 from embstore.corpus import open_corpus
 from embstore.models.finetune import FineTuned, finetune
 from embstore.models.transformer.attention_maps import attention_similarity
-from embstore.probes.classes.classes import apply_probes
 from embstore.studies.zhao2020.probing import (
     LABEL,
     Setting,
@@ -83,13 +82,13 @@ def probed(setting: Setting, tuned: Mapping[str, FineTuned], stores: Stores) -> 
 
 
 def _applied(setting: Setting, task: str, store: Any) -> pl.DataFrame:
-    bank = load_pretrained(setting)
+    probe = load_pretrained(setting)
 
     def make() -> pl.DataFrame:
-        result = apply_probes(bank, {task: store}, splits=("dev", "test"), device=setting.device)
+        result = probe.score(data=store, splits=("dev", "test"), name=task)
         return result.summary().with_columns(pl.lit("own").alias("vocabulary"))
 
-    document = json.loads((pretrained_probes(setting) / "probes.json").read_text())
+    document = json.loads((pretrained_probes(setting) / "probe.json").read_text())
     made_from = {"store": store.metadata.recipe_sha256, "probes": document, "label": LABEL}
     return setting.study.table(f"applied-{task}", made_from, make)
 
