@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 import embstore as es
 from embstore.corpus import read_word_classes
+from embstore.probes.checkpoints import digest_of
 from embstore.probes.classes.bank import Output, Shape
-from embstore.probes.classes.examples import HeldExamples
-from embstore.probes.classes.tasks import Source
+from embstore.probes.classes.examples import ArrayExamples, LabelledExamples
+from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
+from embstore.probes.classes.training import train_bank
 from embstore.probes.splits import split_words
-from embstore.probes.training import LabelledExamples, Training, train_bank
+from embstore.probes.training import Schedule
 
 LOOP_BUDGET = 20.0  # seconds after which a loop has run often enough
 SQUARE = 2048  # rows and columns of the products that the machine is measured by
@@ -35,15 +37,15 @@ Labelled = tuple[LabelledExamples, tuple[str, ...], tuple[int, ...]]
 def learnt(store: es.Store, train: str, test: str) -> Labelled:
     """All contexts of the train words, their classes, and the layers."""
     split = split_words(read_word_classes(train), read_word_classes(test))
-    source = Source(store.select(), split, label=LABEL, level="context", max_contexts=None, seed=0)
+    source = ClassExamples(store.select(), split, ExampleOptions(LABEL, "context", None, 0))
     classes = tuple(source.classes()[0])
-    return source.part("train", classes).with_control(None), classes, store.layers
+    return source.of("train", classes).labelled(None), classes, store.layers
 
 
 def first(data: LabelledExamples, count: int) -> LabelledExamples:
-    """So many of the examples, spread over all."""
+    """Return some of the examples, spread over all."""
     places = np.linspace(0, len(data) - 1, count).astype(np.int64)
-    return replace(data, examples=_Chosen(data.examples, places), kind=data.kind[places])
+    return replace(data, examples=_Chosen(data.examples, places), group=data.group[places])
 
 
 class _Chosen:
@@ -56,8 +58,11 @@ class _Chosen:
     def __len__(self) -> int:
         return len(self._places)
 
-    def read(self, places: NDArray[np.int64], layers: Any, out: NDArray[Any], /) -> None:
-        self._examples.read(self._places[places], layers, out)
+    def read(self, numbers: NDArray[np.int64], layers: Any, out: NDArray[Any], /) -> None:
+        self._examples.read(self._places[numbers], layers, out)
+
+    def digest(self) -> str:
+        return digest_of(self._examples.digest(), self._places)
 
 
 def in_memory(data: LabelledExamples, layers: tuple[int, ...]) -> dict[int, NDArray[np.float32]]:
@@ -77,13 +82,13 @@ def module_of(kind: str, width: int, units: int) -> torch.nn.Module:
 
 
 def one_probe(
-    module: torch.nn.Module, vectors: torch.Tensor, target: torch.Tensor, training: Training, epochs: int
+    module: torch.nn.Module, vectors: torch.Tensor, target: torch.Tensor, training: Schedule, epochs: int
 ) -> None:
     """Train one probe as one would by hand, over the batches that the bank takes."""
     optimizer = torch.optim.Adam(module.parameters(), lr=training.learning_rate)
     criterion = torch.nn.BCEWithLogitsLoss()
     for epoch in range(1, epochs + 1):
-        order = torch.from_numpy(np.random.default_rng((training.order_seed, epoch)).permutation(len(target)))
+        order = torch.from_numpy(np.random.default_rng((training.seed, epoch)).permutation(len(target)))
         for places in order.split(training.batch_size):
             optimizer.zero_grad()
             criterion(module(vectors[places])[:, 0], target[places]).backward()
@@ -95,11 +100,11 @@ def loop(
     units: int,
     data: LabelledExamples,
     held: dict[int, NDArray[np.float32]],
-    training: Training,
+    training: Schedule,
     device: str = "cpu",
 ) -> None:
     """All probes, one after the other; vectors of a layer and targets are converted once."""
-    targets = torch.from_numpy(data.targets[data.kind]).float().t().contiguous().to(device)
+    targets = torch.from_numpy(data.targets[data.group]).float().t().contiguous().to(device)
     for array in held.values():
         vectors = torch.from_numpy(array).to(device)
         for target in targets:
@@ -108,7 +113,7 @@ def loop(
 
 
 def one_thread(call: Callable[[], object]) -> float:
-    """Seconds of a call with one thread: so small products may gain nothing from more."""
+    """Seconds of a call with one thread: such small products may gain nothing from more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -133,7 +138,7 @@ def products_rate(device: str = "cpu", size: int = SQUARE, repeats: int = 5) -> 
 
 def needed(shape: Shape, examples: int) -> float:
     """The floating-point operations that training takes at least: one product forward, one for the gradient."""
-    probes = len(shape.layers) * shape.probes
+    probes = len(shape.layers) * shape.n_probes
     return 4.0 * examples * probes * (shape.width * max(1, shape.hidden_size) + shape.hidden_size)
 
 
@@ -142,10 +147,10 @@ def shape_of(kind: str, classes: tuple[str, ...], layers: tuple[int, ...], width
     return Shape(kind, layers, (0,), outputs, width, units if kind == "mlp" else 0)
 
 
-def train_seconds(shape: Shape, data: LabelledExamples, training: Training, device: str = "cpu") -> float:
+def train_seconds(shape: Shape, data: LabelledExamples, training: Schedule, device: str = "cpu") -> float:
     """Seconds of a training, first weights included."""
     began = time.perf_counter()
-    train_bank(shape, data, training=training, device=torch.device(device), memory=2**36)
+    train_bank(shape, data, schedule=training, device=torch.device(device), memory=2**36)
     if device != "cpu":
         torch.cuda.synchronize()
     return time.perf_counter() - began
@@ -155,33 +160,33 @@ def linear(arguments: argparse.Namespace, labelled: Labelled) -> tuple[dict[str,
     """One epoch of the bank, streamed from the store, and of the loop, from memory."""
     data, classes, layers = labelled
     shape = shape_of("linear", classes, layers, data.examples.width, 0)
-    training = Training(epochs=1, batch_size=arguments.batch, patience=None)
+    training = Schedule(epochs=1, batch_size=arguments.batch)
     held = in_memory(data, layers)
     cases: dict[str, Callable[[int], float]] = {
         "bank, from the store": lambda _: train_seconds(shape, data, training),
-        "bank, from memory": lambda _: train_seconds(shape, replace(data, examples=HeldExamples(held)), training),
+        "bank, from memory": lambda _: train_seconds(shape, replace(data, examples=ArrayExamples(held)), training),
         "loop over probes": lambda _: timed(partial(loop, "linear", 0, data, held, training)),
         "loop, one thread": lambda _: one_thread(partial(loop, "linear", 0, data, held, training)),
     }
-    torch.optim.Adam([torch.zeros(1)])  # what it imports counts for none
+    torch.optim.Adam([torch.zeros(1)])  # its imports are not measured
     train_seconds(shape, first(data, 4 * arguments.batch), training)
     times = interleaved(cases, repeats=arguments.repeats, budget=LOOP_BUDGET, tell=True)
     best = min(("loop over probes", "loop, one thread"), key=lambda name: times[name].median)
     ratio = times[best].median / times["bank, from the store"].median
-    print(table([f"{len(layers) * shape.probes} linear probes, one epoch", "seconds"],
+    print(table([f"{len(layers) * shape.n_probes} linear probes, one epoch", "seconds"],
                 [(name, each.median) for name, each in times.items()]) + "\n")  # fmt: skip
     figures = {name: each.as_json() for name, each in times.items()}
     return figures | {"ratio": ratio}, [Target("linear: time of the faster loop, of the bank's", ratio, 15, True)]
 
 
 def hidden(arguments: argparse.Namespace, labelled: Labelled) -> tuple[dict[str, Any], list[Target]]:
-    """Steps of probes with a hidden layer beside square products; Adam and reading are counted in.
+    """Steps of probes with a hidden layer compared with square products; Adam and reading are included.
 
-    What so many steps take is what twice as many take less than they do: so drawing first weights is not counted.
+    The time of the steps is that of twice as many less that of the steps alone, so drawing weights is not counted.
     """
     data, classes, layers = labelled
     shape = shape_of("mlp", classes, layers, data.examples.width, arguments.hidden)
-    training = Training(epochs=1, batch_size=arguments.batch_mlp, patience=None)
+    training = Schedule(epochs=1, batch_size=arguments.batch_mlp)
     once = first(data, arguments.steps * arguments.batch_mlp)
     twice = first(data, 2 * len(once))
     cases: dict[str, Callable[[int], float]] = {
@@ -201,10 +206,12 @@ def hidden(arguments: argparse.Namespace, labelled: Labelled) -> tuple[dict[str,
         ("bank, its steps", median(steps) / 1e9, share),
         (f"bank, {2 * arguments.steps} steps and its first weights", with_drawing / 1e9, with_drawing / median(rates)),
     ]
-    print(table([f"{len(layers) * shape.probes} probes of {arguments.hidden} units", "GFLOP/s", "share"], rows) + "\n")
+    print(
+        table([f"{len(layers) * shape.n_probes} probes of {arguments.hidden} units", "GFLOP/s", "share"], rows) + "\n"
+    )
     figures: dict[str, Any] = {name: each.as_json() for name, each in times.items()}
     figures |= {"share": share, "products_per_second": median(rates), "steps_per_second": median(steps)}
-    figures |= {"parameters": len(layers) * shape.probes * shape.parameters, "peak_nbytes": peak_nbytes()}
+    figures |= {"parameters": len(layers) * shape.n_probes * shape.n_parameters, "peak_nbytes": peak_nbytes()}
     return figures, [Target("mlp: share of the rate of square products", share, 0.6, True)]
 
 
@@ -213,8 +220,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("store")
     parser.add_argument("--train", required=True, help="list of words with their classes, as Wiki-PSE has them")
     parser.add_argument("--test", required=True)
-    parser.add_argument("--batch", type=int, default=Training.batch_size, help="examples a step, linear")
-    parser.add_argument("--batch-mlp", type=int, default=Training.batch_size, help="examples a step, mlp")
+    parser.add_argument("--batch", type=int, default=256, help="examples a step, linear")
+    parser.add_argument("--batch-mlp", type=int, default=256, help="examples a step, mlp")
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=8, help="steps of the probes with a hidden layer")
     parser.add_argument("--repeats", type=int, default=3)

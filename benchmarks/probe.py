@@ -20,14 +20,14 @@ from bank import SQUARE, products_rate
 from measure import Target, Times, interleaved, machine, paired_ratios, table, targets_table, timed, write_json
 
 import embstore as es
-from embstore.allocator import freed_memory_kept
-from embstore.probes.edges.batches import GROUP_NBYTES, READ_AHEAD, EdgeBatch, batch_sentences
-from embstore.probes.edges.columns import SplitPlan
-from embstore.probes.edges.model import EdgeBank, EdgeShape
-from embstore.probes.edges.products import operations
-from embstore.probes.edges.tasks import EdgeSplit, join_task
-from embstore.probes.edges.training import EdgeTraining, Stream, train_edges
+from embstore.probes.edges.batches import GROUP_NBYTES, EdgeBatch, batch_sentences
+from embstore.probes.edges.model import EdgeBank, EdgeShape, operations
+from embstore.probes.edges.splits import EdgeSplit
+from embstore.probes.edges.tasks import Sample, join_task
+from embstore.probes.edges.training import EdgeSettings, EdgeStream, train_edges
 from embstore.probes.mixing import cumulative
+from embstore.probes.reading import READ_AHEAD
+from embstore.probes.training import Schedule
 
 CPU = torch.device("cpu")
 SPEEDUP, STREAM = 2.5, 0.5  # the project's targets
@@ -43,8 +43,8 @@ class Case:
     labels: int
     batch: int
 
-    def stream(self, layers: int) -> Stream:
-        return Stream(self.store, self.store.layers[:layers], self.batch, CPU)
+    def stream(self, layers: int) -> EdgeStream:
+        return EdgeStream(self.store, self.store.layers[:layers], self.batch, CPU)
 
     def shape(self, layers: int) -> EdgeShape:
         return EdgeShape(layers, self.store.hidden_size, len(self.train.spans), self.labels)
@@ -54,12 +54,12 @@ class Case:
         return len(self.store.layers)
 
     @property
-    def training(self) -> EdgeTraining:
-        return EdgeTraining(epochs=1, batch_size=self.batch, patience=None)
+    def settings(self) -> EdgeSettings:
+        return EdgeSettings(Schedule(epochs=1, batch_size=self.batch))
 
     @property
     def order(self) -> np.ndarray:
-        return np.random.default_rng((0, 1)).permutation(self.train.sentences)  # that of the first epoch
+        return np.random.default_rng((0, 1)).permutation(self.train.n_sentences)  # that of the first epoch
 
 
 class ByHand(torch.nn.Module):
@@ -76,7 +76,7 @@ class ByHand(torch.nn.Module):
             torch.nn.Linear(shape.spans * shape.projection, shape.hidden_size),
             torch.nn.Tanh(),
             torch.nn.LayerNorm(shape.hidden_size),
-            torch.nn.Dropout(EdgeTraining.dropout),
+            torch.nn.Dropout(EdgeSettings.dropout),
             torch.nn.Linear(shape.hidden_size, shape.labels),
         )
 
@@ -97,7 +97,7 @@ class ByHand(torch.nn.Module):
 def together(case: Case) -> None:
     """An epoch of all P(l) as one model."""
     bank = EdgeBank.initial(case.shape(case.layers), cumulative(case.layers), np.zeros(case.layers, int), device=CPU)
-    train_edges(bank, case.stream(case.layers), case.train, None, training=case.training)
+    train_edges(bank, case.stream(case.layers), case.train, None, settings=case.settings)
 
 
 def one_by_one(case: Case) -> None:
@@ -105,14 +105,14 @@ def one_by_one(case: Case) -> None:
     for layers in range(1, case.layers + 1):
         allowed = np.ones((1, layers), bool)
         bank = EdgeBank.initial(case.shape(layers), allowed, np.zeros(1, int), device=CPU)
-        train_edges(bank, case.stream(layers), case.train, None, training=case.training)
+        train_edges(bank, case.stream(layers), case.train, None, settings=case.settings)
 
 
 def by_hand(case: Case) -> None:
     """Plain modules, one after the other, over the same stream."""
     for layers in range(1, case.layers + 1):
         probe = ByHand(case.shape(layers))
-        optimizer = torch.optim.Adam(probe.parameters(), lr=EdgeTraining.learning_rate, fused=True)
+        optimizer = torch.optim.Adam(probe.parameters(), lr=Schedule.learning_rate, fused=True)
         criterion = torch.nn.BCEWithLogitsLoss()
         for batch in case.stream(layers).batches(case.train, case.order):
             optimizer.zero_grad()
@@ -121,23 +121,22 @@ def by_hand(case: Case) -> None:
 
 
 def streamed(case: Case) -> None:
-    with freed_memory_kept():  # as training has it
-        for _ in range(EPOCHS):
-            for _ in case.stream(case.layers).batches(case.train, case.order):
-                pass
+    for _ in range(EPOCHS):
+        for _ in case.stream(case.layers).batches(case.train, case.order):
+            pass
 
 
-def gathered(case: Case, rows: list[np.ndarray], rooms: list[np.ndarray]) -> None:
-    """The rows of the same batches, known before, into as many rooms in turn as the stream has."""
+def gathered(case: Case, rows: list[np.ndarray], buffers: list[np.ndarray]) -> None:
+    """The rows of the same batches, known before, into as many buffers in turn as the stream has."""
     for number, each in enumerate(rows * EPOCHS):
         size = case.layers * len(each) * case.store.hidden_size
-        room = rooms[number % len(rooms)]
-        case.store.gather_layers(each, out=room[:size].reshape(case.layers, len(each), -1))
+        buffer = buffers[number % len(buffers)]
+        case.store.gather_layers(each, out=buffer[:size].reshape(case.layers, len(each), -1))
 
 
 def needed(case: Case) -> float:
     """The floating-point operations of an epoch of all P(l) at least: three products a layer of weights."""
-    shape, plan, total = case.shape(case.layers), SplitPlan.of(case.train), 0
+    shape, plan, total = case.shape(case.layers), case.train.plan, 0
     sizes = {"width": shape.width, "projection": shape.projection, "hidden": shape.hidden_size}
     for sentences in batch_sentences(case.order, case.batch):
         batch = plan.batch(sentences)
@@ -147,13 +146,13 @@ def needed(case: Case) -> float:
 
 
 def measured(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All cases with as many threads as torch has now; seconds by the clock, and of the processor."""
-    plan = SplitPlan.of(case.train)
+    """All cases with the current number of threads; seconds by the clock, and of the processor."""
+    plan = case.train.plan
     rows = [plan.batch(sentences).rows for sentences in batch_sentences(case.order, case.batch)]
     size = case.layers * case.store.hidden_size * max(map(len, rows))
     dtype = case.store.vector_dtype
     count = (READ_AHEAD + 1) * max(1, GROUP_NBYTES // (size * dtype.itemsize))
-    rooms = [np.empty(size, dtype) for _ in range(count)]
+    buffers = [np.empty(size, dtype) for _ in range(count)]
     used: dict[str, Times] = {}
 
     def counted(name: str, call: Callable[[], object], number: int) -> float:
@@ -168,7 +167,7 @@ def measured(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         "one by one": partial(one_by_one, case),
         "by hand": partial(by_hand, case),
         "stream": partial(streamed, case),
-        "gather": partial(gathered, case, rows, rooms),
+        "gather": partial(gathered, case, rows, buffers),
         "products": partial(products_rate, size=arguments.square),
     }
     cases = {name: partial(counted, name, call) for name, call in calls.items()}
@@ -219,7 +218,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("store")
     parser.add_argument("tasks", nargs="+", help="folders with train.jsonl")
     parser.add_argument("--sentences", type=int, default=800, help="of each task")
-    parser.add_argument("--batch", type=int, default=EdgeTraining.batch_size, help="sentences a step")
+    parser.add_argument("--batch", type=int, default=32, help="sentences a step")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--square", type=int, default=SQUARE, help="rows of the products the machine is measured by")
@@ -231,13 +230,13 @@ def main() -> None:
     arguments = parse()
     described = machine()
     store = es.open(arguments.store)
-    torch.optim.Adam([torch.zeros(1)])  # what it imports counts for none
+    torch.optim.Adam([torch.zeros(1)])  # its imports are not measured
     results: dict[str, Any] = {}
     targets: list[Target] = []
     for folder in map(Path, arguments.tasks):
-        task = join_task(store, train=folder / "train.jsonl", sentences=arguments.sentences, name=folder.name)
-        case = Case(store, task.splits["train"], len(task.labels), arguments.batch)
-        print(f"{folder.name}: {case.train.sentences:,} sentences, {len(case.train):,} targets, {case.labels} labels")
+        task = join_task(store, folder / "train.jsonl", name=folder.name, sample=Sample(arguments.sentences))
+        case = Case(store, task.train, len(task.labels.labels), arguments.batch)
+        print(f"{folder.name}: {case.train.n_sentences:,} sentences, {len(case.train):,} targets, {case.labels} labels")
         for threads in arguments.threads:
             torch.set_num_threads(threads)
             found = measured(case, arguments)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import embstore as es
-from embstore.errors import InvalidValueError
 from embstore_cli.output import (
     AsJson,
     Out,
@@ -111,7 +110,6 @@ def edges(
     files = find_tasks(tasks, dev, test, derive=task or (), repair=repair)
     numbers = seeds_of(seeds)
     room = nbytes_of(memory, option="--memory")
-    import polars as pl
 
     from embstore.probes import EdgeProbe, ProbeResult, Training, require_free, summary
 
@@ -140,9 +138,7 @@ def edges(
         )
         checkpoint = None if kept is None else kept / f"{name}.pt"
         with progress_bar(name, total=None, unit="sentences") as advance:
-            probe.fit(
-                opened, splits["train"], splits.get("dev"), name=name, checkpoint=checkpoint, progress=advance
-            )
+            probe.fit(opened, splits["train"], splits.get("dev"), name=name, checkpoint=checkpoint, progress=advance)
         if name in folders:
             probe.save(folders[name])
         scored = {split: edges for split, edges in splits.items() if split != "train"}

@@ -96,7 +96,6 @@ def structure(
         raise InvalidValueError(f"--sentence {sentence} needs a distance probe: choose --task distance or both")
     numbers = seeds_of(seeds)
     from embstore.corpus import read_trees
-    from embstore.corpus import read_trees
     from embstore.probes import ProbeResult, StructuralProbe, Training, require_free
     from embstore_cli.probe import named_stores
 
@@ -149,7 +148,9 @@ def structure(
     if as_json:
         print_json(result.frame.to_dicts())
         return
-    print_table(_by_layer(result, several=len(probes) > 1), title=f"structural probes of rank {first.fitted.shape.rank}")
+    print_table(
+        _by_layer(result, several=len(probes) > 1), title=f"structural probes of rank {first.fitted.shape.rank}"
+    )
 
 
 def _folder(save: Path, store: str, stores: int) -> Path:

@@ -104,7 +104,9 @@ def _folder(folder: Path) -> dict[str, Path]:
     """The files of a folder by split."""
     from embstore.probes import split_file
 
-    held = {split: path for split in ("train", "dev", "test") if (path := split_file(folder, split)) is not None} or _corpora(folder)
+    held = {
+        split: path for split in ("train", "dev", "test") if (path := split_file(folder, split)) is not None
+    } or _corpora(folder)
     if "train" not in held:
         raise InvalidValueError(f"{folder} has no train.jsonl: give folders of a task, or its file of train targets")
     return held

@@ -26,6 +26,10 @@ from .extraction.pipeline import extract as extract
 from .extraction.plan import Plan as Plan
 from .extraction.plan import plan as plan
 from .models import load_encoder as load_encoder
+from .probes import ClassProbe as ClassProbe
+from .probes import EdgeProbe as EdgeProbe
+from .probes import StructuralProbe as StructuralProbe
+from .probes import Training as Training
 from .store import Selection as Selection
 from .store import Store as Store
 from .store import export as export

@@ -1,4 +1,4 @@
-"""The bank of probes on a card: its share of the card's matrix products, and a loop over probes beside it.
+"""The bank of probes on a GPU: its share of the rate of matrix products, compared with a loop over probes.
 
 python benchmarks/gpu/bank.py --out benchmarks/results/h100-bank.json
 The vectors are drawn at random; nothing but embstore and torch is needed. With --device cpu it runs anywhere.
@@ -23,8 +23,8 @@ from bank import loop, needed, products_rate, shape_of, train_seconds
 from measure import Target, interleaved, machine, table, targets_table, timed, write_json
 
 from embstore.probes.classes.bank import Shape
-from embstore.probes.classes.examples import HeldExamples
-from embstore.probes.training import LabelledExamples, Training
+from embstore.probes.classes.examples import ArrayExamples, LabelledExamples
+from embstore.probes.training import Schedule
 
 
 def drawn(arguments: argparse.Namespace, count: int) -> LabelledExamples:
@@ -34,14 +34,14 @@ def drawn(arguments: argparse.Namespace, count: int) -> LabelledExamples:
         layer: rng.standard_normal((count, arguments.width), dtype=np.float32) for layer in range(arguments.layers)
     }
     kind = rng.integers(0, arguments.classes, count)
-    return LabelledExamples(HeldExamples(layers), kind, np.eye(arguments.classes, dtype=bool))
+    return LabelledExamples(ArrayExamples(layers), kind, np.eye(arguments.classes, dtype=bool))
 
 
-def looped(arguments: argparse.Namespace, shape: Shape, data: LabelledExamples, training: Training) -> float:
-    """Seconds of the loop over a few probes of one layer, as many as there are: the seconds of all of them."""
+def looped(arguments: argparse.Namespace, shape: Shape, data: LabelledExamples, training: Schedule) -> float:
+    """Seconds of the loop over a few probes of one layer, scaled to the number of all probes."""
     held = np.empty((1, len(data), arguments.width), np.float32)
     data.examples.read(np.arange(len(data)), [0], held)
-    few = LabelledExamples(data.examples, data.kind, data.targets[:, : arguments.looped])
+    few = LabelledExamples(data.examples, data.group, data.targets[:, : arguments.looped])
     call = partial(loop, shape.kind, arguments.hidden, few, {0: held[0]}, training, arguments.device)
 
     def waited() -> None:
@@ -53,11 +53,11 @@ def looped(arguments: argparse.Namespace, shape: Shape, data: LabelledExamples, 
 
 
 def measured(arguments: argparse.Namespace, kind: str, tf32: bool) -> dict[str, Any]:
-    """What `steps` steps of a bank take (twice as many, less as many), products of the same kind, and the loop."""
+    """Measure `steps` steps of a bank (twice as many less as many), matrix products of the same kind, and the loop."""
     torch.backends.cuda.matmul.allow_tf32 = tf32
     names = tuple(f"class {number}" for number in range(arguments.classes))
     shape = shape_of(kind, names, tuple(range(arguments.layers)), arguments.width, arguments.hidden)
-    training = Training(epochs=1, batch_size=arguments.batch, patience=None)
+    training = Schedule(epochs=1, batch_size=arguments.batch)
     once, twice = (drawn(arguments, steps * arguments.batch) for steps in (arguments.steps, 2 * arguments.steps))
     size = arguments.square
     cases: dict[str, Callable[[int], float]] = {
@@ -72,7 +72,7 @@ def measured(arguments: argparse.Namespace, kind: str, tf32: bool) -> dict[str, 
     return {
         "kind": kind,
         "tf32": tf32,
-        "probes": len(shape.layers) * shape.probes,
+        "probes": len(shape.layers) * shape.n_probes,
         "step_s": seconds / arguments.steps,
         "flops_per_second": rate,
         "products_per_second": products,
@@ -122,7 +122,7 @@ def main() -> None:
     write_json(
         arguments.out,
         {
-            "benchmark": "bank on a card",
+            "benchmark": "bank on a GPU",
             "machine": machine(),
             "settings": settings,
             "found": found,

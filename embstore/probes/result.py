@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,9 @@ class ProbeResult:
         return summary(self.frame)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `frame` to a .csv, .parquet or .json file. Raises InvalidValueError for another suffix, StorageError."""
+        """Write `frame` to a .csv, .parquet or .json file. Raises InvalidValueError (another suffix), StorageError."""
         file = Path(path)
-        writers = {
+        writers: dict[str, Callable[[Path], object]] = {
             ".csv": self.frame.write_csv,
             ".parquet": self.frame.write_parquet,
             ".json": self.frame.write_json,

@@ -92,8 +92,8 @@ def write_probe(path: str | os.PathLike[str], saved: SavedProbe) -> None:
 def read_probe(path: str | os.PathLike[str], build: Callable[[SavedProbe], Probe]) -> Probe:
     """Read a folder of saved probes, check it, and return what `build` makes of it.
 
-    Raises SavedProbesNotFoundError, SavedProbesError (damaged, or written by a newer version). Errors that `build` raises
-    for unexpected contents (ValueError, KeyError ...) count as damage.
+    Raises SavedProbesNotFoundError, SavedProbesError (damaged, or written by a newer version). Errors that `build`
+    raises for unexpected contents (ValueError, KeyError ...) count as damage.
     """
     folder = Path(path)
     if not (folder / METADATA).is_file():

@@ -10,7 +10,7 @@ import jsonschema
 import polars as pl
 import pytest
 
-from embstore.probes.structure.files import SavedStructure
+from embstore.probes import load
 from tests.cli.conftest import Work
 from tests.probes.tree_store import conllu, make
 
@@ -39,9 +39,21 @@ def test_probes_are_trained_told_drawn_and_saved(folder: Work) -> None:
     assert [line.split()[0] for line in lines[2:]] == ["0", "3", "4", "linear"]
     assert "±" in lines[2]
     frame = pl.read_csv(folder / "scores.csv")
-    assert frame.columns == ["store", "task", "layer", "split", "metric", "value", "count", "seed"]
+    assert frame.columns == [
+        "store",
+        "task",
+        "layer",
+        "split",
+        "metric",
+        "item",
+        "value",
+        "low",
+        "high",
+        "count",
+        "seed",
+    ]
     assert (folder / "layers.svg").stat().st_size > 1000
-    assert SavedStructure.load(folder / "probes").probes.shape.layers == (0, 3, 4)
+    assert load(folder / "probes").fitted.shape.layers == (0, 3, 4)
 
 
 def test_a_training_is_kept_and_gone_on_from(folder: Work) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from embstore.probes.classes.bank import Output, Shape, initial_weights
-from embstore.probes.training import Training
+from embstore.probes.training import Schedule
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def train_alone(
     module: torch.nn.Module,
     train: tuple[np.ndarray, np.ndarray],
     dev: tuple[np.ndarray, np.ndarray] | None,
-    training: Training,
+    training: Schedule,
     positive_weight: float | None = None,
 ) -> Alone:
     """Train with autograd and torch's own Adam over the batches of `training`, stopping on dev."""
@@ -50,13 +50,13 @@ def train_alone(
     vectors, targets = torch.from_numpy(train[0]), torch.from_numpy(train[1]).float()
     best, best_epoch, waited, state = np.inf, 0, 0, None
     for epoch in range(1, training.epochs + 1):
-        order = np.random.default_rng((training.order_seed, epoch)).permutation(len(targets))
+        order = np.random.default_rng((training.seed, epoch)).permutation(len(targets))
         for start in range(0, len(order), training.batch_size):
             places = order[start : start + training.batch_size]
             optimizer.zero_grad()
             criterion(module(vectors[places])[:, 0], targets[places]).backward()
             optimizer.step()
-        if dev is None or training.patience is None:
+        if dev is None or not training.patience:
             best_epoch = epoch
             continue
         with torch.no_grad():

@@ -16,9 +16,7 @@ from typer.testing import CliRunner
 import embstore as es
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError, ModelError
-from embstore.probes.edges.edges import probe_edges
-from embstore.probes.edges.files import EdgeProbes
-from embstore.probes.edges.traces import ambiguous_sentences, trace_edges
+from embstore.probes import EdgeProbe, Training, ambiguous_sentences, load, trace
 from embstore.studies.tenney2019 import report
 from embstore.studies.tenney2019.probing import Sentences, find_tasks
 from embstore.studies.tenney2019.study import Scale, Tenney2019, tenney2019
@@ -91,20 +89,17 @@ def test_each_sentence_is_extracted_once(study: Tenney2019, data: Path) -> None:
 def test_scores_are_those_of_the_probes(study: Tenney2019, data: Path) -> None:
     store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
     files = {split: data / "links" / f"{split}.jsonl" for split in ("train", "dev", "test")}
-    wanted = probe_edges(
-        store,
-        **files,
-        name="links",
+    probe = EdgeProbe(
         seeds=(0, 1),
         sentences=30,
         projection=8,
         hidden_size=8,
-        epochs=2,
-        batch_size=8,
         control=True,
-        resamples=50,
+        training=Training(epochs=2, batch_size=8),
         device="cpu",
     )
+    probe.fit(store, files["train"], files["dev"], name="links")
+    wanted = probe.score({"dev": files["dev"], "test": files["test"]}, resamples=50)
     found = study.scores.filter(pl.col("task") == "links", pl.col("encoder") == "trained").drop("model", "encoder")
     assert found.equals(wanted.frame)
 
@@ -143,8 +138,8 @@ def test_sentences_in_doubt_are_those_of_the_saved_probes(study: Tenney2019, dat
     held = []
     for task in ("pos", "entities", "links"):
         (folder,) = (each for each in (study.folder / "probes").glob(f"tiny-{task}-*") if "untrained" not in each.name)
-        held.append((EdgeProbes.load(folder), data / task / "dev.jsonl"))
-    wanted = ambiguous_sentences(trace_edges(store, held, split="dev"))
+        held.append((load(folder), data / task / "dev.jsonl"))
+    wanted = ambiguous_sentences(trace(store, held, split="dev"))
     assert pl.read_parquet(study.folder / "tables" / "ambiguous.parquet").equals(wanted)
     assert not list((study.folder / "probes").glob("*.pt"))
 
@@ -169,7 +164,7 @@ def test_the_same_call_does_nothing_twice(
     def refuse(*given: Any, **more: Any) -> None:
         raise AssertionError("probed again")
 
-    monkeypatch.setattr(probing, "probe_edges", refuse)
+    monkeypatch.setattr(probing.EdgeProbe, "fit", refuse)
     again = tenney2019(data, models={"tiny": model}, out=study.folder, scale=SCALE)
     assert again.scores.equals(study.scores)
     assert again.notes == study.notes

@@ -13,9 +13,7 @@ import pytest
 import embstore as es
 from embstore.corpus import read_word_classes
 from embstore.errors import InvalidValueError
-from embstore.probes.classes.classes import apply_probes, probe_classes
-from embstore.probes.classes.files import SavedBank
-from embstore.probes.splits import split_words
+from embstore.probes import ClassProbe, ProbeResult, Training, load, split_words
 from embstore.studies.zhao2020 import published, report
 from embstore.studies.zhao2020.study import Scale, Zhao2020, cpu_scale, zhao2020
 from tests.models import tiny
@@ -90,21 +88,17 @@ def study(corpus: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -
     )
 
 
-def _directly(study: Zhao2020, corpus: Path, stores: dict[str, str], **options: Any) -> pl.DataFrame:
+def _directly(
+    study: Zhao2020, corpus: Path, stores: dict[str, str], splits: tuple[str, ...] = ("dev", "test"), **options: Any
+) -> pl.DataFrame:
     """The table of the parts: probes called by hand on the stores of the study."""
     train, test = (read_word_classes(corpus.parent / f"{name}.tsv") for name in ("train", "test"))
     opened = {name: es.open(study.folder / "stores" / f"{path}.zarr") for name, path in stores.items()}
-    return probe_classes(
-        opened,
-        split=split_words(train, test, seed=0),
-        kind="mlp",
-        hidden_size=8,
-        epochs=3,
-        batch_size=16,
-        patience=2,
-        max_contexts=3,
-        **options,
-    ).summary()
+    words = split_words(train, test, seed=0)
+    settings = Training(epochs=3, batch_size=16, patience=2)
+    probe = ClassProbe(kind="mlp", hidden_size=8, max_contexts=3, training=settings, **options)
+    results = [probe.fit(store, words).score(splits=splits, name=name) for name, store in opened.items()]
+    return ProbeResult.concat(results).summary()
 
 
 @pytest.mark.slow
@@ -156,7 +150,7 @@ def test_the_same_call_finds_its_work_done(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it was done already")
 
-    monkeypatch.setattr("embstore.studies.zhao2020.probing.probe_classes", refuse)
+    monkeypatch.setattr("embstore.studies.zhao2020.probing.ClassProbe.fit", refuse)
     monkeypatch.setattr("embstore.studies.zhao2020.probing.train_vectors", refuse)
     options: dict[str, Any] = {"model": model, "out": study.folder}
     options["vectors"] = {name: corpus.parent / f"{name}.txt" for name in ("few", "none")}
@@ -202,8 +196,9 @@ def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tm
     assert study.pos_windows is not None
     assert study.attention is not None
     store = es.open(study.folder / "stores" / "tuned-pos.zarr")
-    bank = SavedBank.load(study.folder / "probes" / "pretrained")
-    applied = apply_probes(bank, {"pos": store}, splits=("dev", "test")).summary().rename({"store": "model"})
+    probe = load(study.folder / "probes" / "pretrained")
+    assert isinstance(probe, ClassProbe)
+    applied = probe.score(data=store, name="pos").summary().rename({"store": "model"})
     ours = study.finetuned.filter((pl.col("model") == "pos") & (pl.col("setup") == "a"))
     assert ours.select(applied.columns).equals(applied)
     renewed = _directly(study, corpus, {"pos": "tuned-pos"}).rename({"store": "model"})

@@ -360,9 +360,7 @@ def _control_gold(control: ControlTask | None, part: SplitExamples) -> NDArray[n
     return None if control is None else control.gold(part.words)
 
 
-def _rows(
-    tasks: Mapping[str, Decisions], shape: Shape, part: SplitExamples, classes: tuple[str, ...]
-) -> Iterator[Row]:
+def _rows(tasks: Mapping[str, Decisions], shape: Shape, part: SplitExamples, classes: tuple[str, ...]) -> Iterator[Row]:
     for place, layer in enumerate(shape.layers):
         for number, seed in enumerate(shape.seeds):
             f1: list[Row] = []
@@ -375,4 +373,3 @@ def _rows(
                 own, control = f1[0]["value"], f1[1]["value"]
                 value = None if own is None or control is None else own - control
                 yield {**f1[0], "metric": "selectivity", "value": value}
-

@@ -161,9 +161,7 @@ class ClassExamples:
             )
         return made
 
-    def _of_contexts(
-        self, split: str, pairs: _Pairs, classes: list[str], left_out: dict[str, int]
-    ) -> SplitExamples:
+    def _of_contexts(self, split: str, pairs: _Pairs, classes: list[str], left_out: dict[str, int]) -> SplitExamples:
         number = np.array([classes.index(each) if each in classes else -1 for each in self.names], np.int64)
         own = number[pairs.codes]
         fit = own >= 0

@@ -62,7 +62,10 @@ def _groups(shape: Shape, memory: int) -> Iterator[tuple[range, range]]:
     probes = min(most, shape.n_probes)
     for first in range(0, len(shape.layers), layers):
         for start in range(0, shape.n_probes, probes):
-            yield range(first, min(first + layers, len(shape.layers))), range(start, min(start + probes, shape.n_probes))
+            yield (
+                range(first, min(first + layers, len(shape.layers))),
+                range(start, min(start + probes, shape.n_probes)),
+            )
 
 
 class ClassTrainer(Trainer):

@@ -31,7 +31,9 @@ class ProbeGrid:
     def allowed(self) -> NDArray[np.bool_]:
         """The layers that each probe may mix, bool [probes, layers]."""
         count = len(self.layers)
-        one = np.concatenate([cumulative(count), np.eye(count, dtype=bool)[1:]]) if self.layerwise else cumulative(count)
+        one = (
+            np.concatenate([cumulative(count), np.eye(count, dtype=bool)[1:]]) if self.layerwise else cumulative(count)
+        )
         return np.tile(one, (len(self.seeds), 1))
 
     @property

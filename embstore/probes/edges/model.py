@@ -232,9 +232,7 @@ def _linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
     return torch.bmm(values, weight.transpose(1, 2)).add_(bias[:, None])
 
 
-def _pool(
-    words: torch.Tensor, columns: SpanColumns, attention: torch.Tensor, projection: torch.Tensor
-) -> torch.Tensor:
+def _pool(words: torch.Tensor, columns: SpanColumns, attention: torch.Tensor, projection: torch.Tensor) -> torch.Tensor:
     """Return the attention-weighted mean of the words of each span, [probes, spans, width].
 
     The score of a word is v (W h + b); b is the same within a span, so W^T v is enough. All spans of all probes are

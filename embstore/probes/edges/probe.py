@@ -162,16 +162,22 @@ class EdgeProbe(Probe):
             def part(number: int) -> Progress:
                 return lambda done, of: report(number * (of or 0) + done, total * (of or 0))
 
-            own = train_edges(
-                bank, stream, task.train, task.dev, settings=settings, checkpoint=path, progress=part(0)
-            )
+            own = train_edges(bank, stream, task.train, task.dev, settings=settings, checkpoint=path, progress=part(0))
             control = None
             if self.control:
                 drawn = ControlTask.of(task.train.gold, self.seed)
-                splits = [None if each is None else control_split(each, store, drawn) for each in (task.train, task.dev)]
+                splits = [
+                    None if each is None else control_split(each, store, drawn) for each in (task.train, task.dev)
+                ]
                 path = None if path is None else path.with_name(f"{path.stem}.control{path.suffix}")
                 trained = train_edges(
-                    bank, stream, splits[0] or task.train, splits[1], settings=settings, checkpoint=path, progress=part(1)
+                    bank,
+                    stream,
+                    splits[0] or task.train,
+                    splits[1],
+                    settings=settings,
+                    checkpoint=path,
+                    progress=part(1),
                 )
                 control = drawn, TrainedBank.of(bank, trained)
         self._fitted = FittedEdges(
@@ -379,5 +385,3 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
         if before != now:
             parts.append(f"{name} {before} (now {now})")
     return ", ".join(parts)
-
-

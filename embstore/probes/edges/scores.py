@@ -97,9 +97,7 @@ def require_resamples(n_resamples: int) -> None:
         raise InvalidValueError(f"resamples {n_resamples} is not allowed: give 0 (no intervals) or more")
 
 
-def resampled_f1(
-    counts: Mapping[str, EdgeCounts], n_resamples: int, *, seed: int
-) -> dict[str, NDArray[np.float64]]:
+def resampled_f1(counts: Mapping[str, EdgeCounts], n_resamples: int, *, seed: int) -> dict[str, NDArray[np.float64]]:
     """Return the micro F1 of probes by name, float64 [1 + resamples, probes]: of the sentences, then of each resample.
 
     All `counts` are of the same sentences and resamples, so that differences between them can be resampled too.

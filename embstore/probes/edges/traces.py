@@ -1,4 +1,4 @@
-"""Traces of sentences through the layers (Tenney et al. 2019, section 4.1): what P(0) ... P(L) predict for each edge."""
+"""Traces of sentences through the layers (Tenney et al. 2019, section 4.1): the predictions of P(0) ... P(L)."""
 
 from __future__ import annotations
 

@@ -75,9 +75,7 @@ class EdgeStream:
         row = shape.layers * shape.width
         itemsize = self.store.vector_dtype.itemsize
         buffer = max(largest.rows * row * itemsize, min(largest.all_rows * row * itemsize, GROUP_NBYTES))
-        fixed = buffer * (READ_AHEAD + 1) + FLOAT * (
-            largest.rows * row + STORED * n_probes * _n_parameters(shape)
-        )
+        fixed = buffer * (READ_AHEAD + 1) + FLOAT * (largest.rows * row + STORED * n_probes * _n_parameters(shape))
         words = 2 * largest.rows * (shape.width + shape.spans) + largest.entries
         spans = 2 * largest.spans * (shape.width + shape.projection)
         targets = largest.targets * (4 * shape.spans * shape.projection + 6 * shape.n_read + 5 * shape.labels)

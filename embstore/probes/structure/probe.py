@@ -267,9 +267,10 @@ class StructuralProbe(Probe):
         missing = [layer for layer in fitted.shape.layers if layer not in store.layers]
         if store.hidden_size != fitted.shape.width or missing:
             what = f"no layer {missing[0]}" if missing else f"vectors of {store.hidden_size} numbers"
+            layers = ", ".join(map(str, fitted.shape.layers))
             raise InvalidValueError(
-                f"{store.path} has {what}, the probes were trained on layers {', '.join(map(str, fitted.shape.layers))} "
-                f"of {fitted.shape.width} numbers: give a store that fits"
+                f"{store.path} has {what}, the probes were trained on layers {layers} of {fitted.shape.width} numbers: "
+                "give a store that fits"
             )
         return store
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
 from embstore.probes.checkpoints import digest_of
-from embstore.probes.structure.examples import TreeBatch, Treebank, iter_tree_batches
+from embstore.probes.structure.examples import Treebank, TreeBatch, iter_tree_batches
 from embstore.probes.structure.network import Projected, StructureShape
 from embstore.probes.training import Schedule, Trained, Trainer, train
 from embstore.progress import Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from embstore.errors import InvalidValueError
 from embstore.probes.splits import WordSplit
@@ -29,7 +29,7 @@ class Scale:
     """
 
     max_contexts: int = 100
-    kind: str = "mlp"
+    kind: Literal["linear", "mlp"] = "mlp"
     hidden_size: int = 1024
     epochs: int = 400
     batch_size: int = 256
