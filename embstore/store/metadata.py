@@ -1,4 +1,4 @@
-"""The metadata of a store: everything that made it, as JSON under the attribute "embstore"."""
+"""The metadata of a store: its shape and everything that made it, as JSON in the attribute "embstore"."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from embstore.store.layout import CHUNK_ROWS, ITEM_NBYTES, Layout
 from embstore.store.storage.files import MEND, crc32c
 
 FORMAT_VERSION = 1
-MOST_PARTITIONS = 2**24
+MAX_PARTITIONS = 2**24
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """Words that got no row, for one reason: how many, and the first few named with their sentence."""
+    """Words that have no row for one reason: how many, and some examples, named with their sentence."""
 
     reason: str
     count: int
@@ -29,12 +29,12 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a store is and what made it; two stores of equal `recipe` hold the same rows.
+    """The shape of a store and what made it; stores with equal `recipe` hold the same rows.
 
-    `model`: the fields of ModelInfo. `corpus`: name, format, sha256, sentences, and the reader's options.
-    `extraction`: unit, pooling, keep (which occurrences), max_length, context_window, attention_window,
-    batching, batch_subwords, compute_dtype, seed. `software`: versions of the packages that began the store; they
-    are not part of the recipe.
+    `model`: the fields of ModelInfo. `corpus`: name, format, sha256, n_sentences, n_words, and the reader's options.
+    `extraction`: unit, pooling, keep (which occurrences), max_length, context_window, attention_window, batching,
+    batch_subwords, compute_dtype, seed. `software`: the versions of the packages that began the store, which are not
+    part of the recipe.
     """
 
     n_rows: int
@@ -55,7 +55,7 @@ class Metadata:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """All that decides the rows, as JSON has it: no software, and no names where a hash says the same."""
+        """All fields that determine the rows: no software, and no name where a hash identifies the same thing."""
         fields = as_json(self)
         del fields["software"]
         for part, name in (("model", "name"), ("model", "revision"), ("corpus", "name")):
@@ -64,26 +64,26 @@ class Metadata:
 
     @property
     def recipe_sha256(self) -> str:
-        """Stands beside the vectors too, so that they say what made them where the metadata are damaged."""
+        """SHA-256 of the recipe; stored with the vectors too, to identify them when the metadata are damaged."""
         return hashlib.sha256(canonical(self.recipe)).hexdigest()
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array that never changes after the store is laid out, and the CRC32C of its C-order bytes."""
+    """The shape of an array that never changes once the store is created, and the CRC32C of its C-order bytes."""
 
     shape: tuple[int, ...]
     crc32c: int
 
 
 def canonical(document: object) -> bytes:
-    """Return the one way to write a JSON document: sorted keys, no spaces, UTF-8."""
+    """Return the canonical bytes of a JSON document: sorted keys, no spaces, UTF-8."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
 
 def as_json(metadata: Metadata) -> dict[str, Any]:
-    """Return the fields as JSON objects. Raises InvalidValueError where one is none (NaN, bytes ...)."""
+    """Return the fields as JSON objects. Raises InvalidValueError for what JSON cannot hold (NaN, bytes)."""
     try:
         fields: dict[str, Any] = json.loads(canonical(asdict(metadata)))
     except (TypeError, ValueError) as error:
@@ -92,7 +92,7 @@ def as_json(metadata: Metadata) -> dict[str, Any]:
 
 
 def document(metadata: Metadata, arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
-    """Return the value of the attribute "embstore": the metadata, the frozen arrays, and a checksum over both."""
+    """Return the value of the attribute "embstore": the metadata, the frozen arrays, and a checksum of both."""
     fields = as_json(metadata)
     fields["arrays"] = {
         path: {"shape": list(array.shape), "crc32c": array.crc32c} for path, array in sorted(arrays.items())
@@ -102,15 +102,15 @@ def document(metadata: Metadata, arrays: Mapping[str, StoredArray]) -> dict[str,
 
 
 def document_crc32c(fields: Mapping[str, Any]) -> int:
-    """The CRC32C of the canonical JSON of all but the checksum itself."""
+    """Return the CRC32C of the canonical JSON of all fields but the checksum itself."""
     covered = {key: value for key, value in fields.items() if key != "crc32c"}
     return crc32c(np.frombuffer(canonical(covered), np.uint8))
 
 
 def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray]]:
-    """Read the attribute "embstore" of the store at `path`.
+    """Parse the attribute "embstore" of the store at `path`.
 
-    Raises StoreFormatError where it is none or of a newer format, StoreDamagedError where its checksum differs.
+    Raises StoreFormatError for anything else and for a newer format, StoreDamagedError where the checksum differs.
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("format_version"), int):
         raise StoreFormatError(f"{path} is not an embstore store: its root has no attribute 'embstore'")
@@ -127,33 +127,33 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
         check_metadata(metadata)
         return metadata, arrays
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreDamagedError(f"the metadata of {path} is not whole ({error}): {MEND}") from error
+        raise StoreDamagedError(f"the metadata of {path} is incomplete ({error}): {MEND}") from error
 
 
 def _crc32c_or_none(fields: Mapping[str, Any]) -> int | None:
     try:
         return document_crc32c(fields)
-    except (ValueError, RecursionError):  # NaN, lone surrogates: nothing that this package writes
+    except (ValueError, RecursionError):  # NaN, lone surrogates: never written by this package
         return None
 
 
 def check_metadata(metadata: Metadata) -> None:
-    """Refuse what no store can be laid out from, in one line."""
+    """Raise InvalidValueError for metadata that no store can be created from."""
     layers = metadata.layers
     if metadata.n_rows < 1:
-        raise InvalidValueError("a store needs at least one row: no word of the corpus is left to extract")
+        raise InvalidValueError("a store needs at least one row, but no word of the corpus is left to extract")
     if metadata.dtype not in ITEM_NBYTES:
-        raise InvalidValueError(f"dtype {metadata.dtype!r} is none of {', '.join(ITEM_NBYTES)}")
+        raise InvalidValueError(f"dtype {metadata.dtype!r} is not known: choose one of {', '.join(ITEM_NBYTES)}")
     if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
-        raise InvalidValueError(f"layers must be ascending numbers from 0 on, each once, not {list(layers)}")
+        raise InvalidValueError(f"layers must be distinct ascending numbers from 0 on, not {list(layers)}")
     if metadata.hidden_size < 1:
         raise InvalidValueError(f"hidden_size must be at least 1, not {metadata.hidden_size}")
     if metadata.partition_rows < CHUNK_ROWS or metadata.partition_rows % CHUNK_ROWS:
         raise InvalidValueError(f"partition_rows must be a multiple of {CHUNK_ROWS}, not {metadata.partition_rows}")
-    if metadata.layout.n_partitions > MOST_PARTITIONS:
+    if metadata.layout.n_partitions > MAX_PARTITIONS:
         raise InvalidValueError(
             f"{metadata.n_rows} rows in partitions of {metadata.partition_rows} are {metadata.layout.n_partitions} "
-            f"partitions, more than {MOST_PARTITIONS}: choose larger ones"
+            f"partitions, more than {MAX_PARTITIONS}: choose larger ones"
         )
     for part, key in (("model", "name"), ("corpus", "name"), ("extraction", "unit")):
         if not isinstance(getattr(metadata, part).get(key), str):

@@ -1,4 +1,4 @@
-"""How vectors are kept: float32 and float16 as they are, bfloat16 as its bits, int8 as codes of a scale a row."""
+"""Encodings of stored vectors: float32 and float16 as they are, bfloat16 as its bits, int8 with a scale per row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCALE_DTYPE = np.dtype("<f4")
 
 
 def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round float32 to bfloat16, to nearest, ties to even, and return its bits; NaN stays NaN."""
+    """Return the bits of float32 values rounded to bfloat16, to nearest with ties to even; NaN stays NaN."""
     values = np.ascontiguousarray(values, np.float32)
     bits = values.view(np.uint32)
     rounded = (bits >> 16) & 1
@@ -40,7 +40,7 @@ def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def float32_of_bfloat16(bits: NDArray[np.uint16], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-    """Return the float32 of bfloat16 bits, exact."""
+    """Return bfloat16 bits as float32, exactly."""
     if out is None:
         out = np.empty(bits.shape, np.float32)
     np.left_shift(bits, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
@@ -48,20 +48,20 @@ def float32_of_bfloat16(bits: NDArray[np.uint16], out: NDArray[np.float32] | Non
 
 
 def quantize(vectors: NDArray[np.float32], center: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an int8 partition: codes in [-127, 127] of each row's own scale, after the centre.
+    """Encode vectors as int8: subtract the center and scale each row to codes in [-127, 127].
 
-    `vectors` float32 [layer, n, feature], `center` float32 [layer, feature]. Returns "hidden_states" int8
-    [layer, n, feature] and "scale" float32 [layer, n]; a value is `center + scale * code`, at most half a scale
-    off. Raises NonFiniteError for NaN, infinities and what float32 cannot subtract.
+    `vectors` float32 [layer, n, feature], `center` float32 [layer, feature]. Returns the arrays of a partition:
+    "hidden_states" int8 [layer, n, feature] and "scale" float32 [layer, n]; a value is `center + scale * code`, with
+    an error of at most half the scale. Raises NonFiniteError for NaN, infinities and differences beyond float32.
     """
     if vectors.ndim != 3 or center.shape != (vectors.shape[0], vectors.shape[2]):
-        raise InvalidValueError(f"a centre of shape {center.shape} does not fit vectors of shape {vectors.shape}")
+        raise InvalidValueError(f"a center of shape {center.shape} does not fit vectors of shape {vectors.shape}")
     with np.errstate(over="ignore", invalid="ignore"):
         residual = np.subtract(vectors, center[:, None, :], dtype=np.float32)
     peak = np.abs(residual).max(axis=2, initial=0)
     if not np.isfinite(peak).all():
         layer, row = np.argwhere(~np.isfinite(peak))[0]
-        raise NonFiniteError(f"row {row} of stored layer {layer} is not finite and cannot be kept as int8")
+        raise NonFiniteError(f"row {row} of stored layer {layer} is not finite and cannot be stored as int8")
     scale = (peak / np.float32(127)).astype(np.float32)
     scale[scale < np.finfo(np.float32).tiny] = 0
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)

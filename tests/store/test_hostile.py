@@ -123,7 +123,7 @@ def test_metadata_that_no_writer_made(tmp_path: Path, change: Callable[[dict[str
     """Right checksum, impossible content."""
     path = example().make(tmp_path / "s.zarr").path
     change_metadata(path, change)
-    assert "is not whole" in refusal(path, StoreDamagedError)
+    assert "is incomplete" in refusal(path, StoreDamagedError)
 
 
 @pytest.mark.parametrize(

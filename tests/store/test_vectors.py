@@ -92,5 +92,5 @@ def test_int8_refuses_a_difference_beyond_float32() -> None:
 
 
 def test_int8_refuses_a_centre_of_another_shape() -> None:
-    with pytest.raises(InvalidValueError, match=r"a centre of shape \(3,\)"):
+    with pytest.raises(InvalidValueError, match=r"a center of shape \(3,\)"):
         quantize(np.ones((1, 2, 3), np.float32), np.zeros(3, np.float32))

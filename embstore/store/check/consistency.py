@@ -1,4 +1,4 @@
-"""Whether the columns of an index fit each other, checked a block at a time."""
+"""Check that the columns of an index are consistent with each other, one block at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from embstore.store.index import Index, Strings
 _BLOCK = 1 << 22
 
 
-def index_faults(index: Index, rows: int) -> Iterator[str]:
-    """Give what is wrong with an index of a store of `rows` rows, one line each; nothing where all is well."""
-    wrong = list(_shape_faults(index, rows))
+def index_faults(index: Index, n_rows: int) -> Iterator[str]:
+    """Yield a line for each inconsistency of the index of a store with `n_rows` rows."""
+    wrong = list(_shape_faults(index, n_rows))
     if wrong:
         yield from wrong
         return
@@ -28,7 +28,7 @@ def index_faults(index: Index, rows: int) -> Iterator[str]:
     yield from _range_faults("occurrence/subwords", index.subwords, 1, None)
     yield from _range_faults("sentence/source", index.source, 0, None)
     if not _ascends(index.sentence):
-        yield "occurrence/sentence falls somewhere: rows must stand in corpus order"
+        yield "occurrence/sentence does not ascend: rows must be in corpus order"
     elif not _points_at(index.indptr, index.sentence, sentences):
         yield "sentence/indptr does not give the rows of each sentence in occurrence/sentence"
     for column, labels in index.labels.items():
@@ -37,12 +37,12 @@ def index_faults(index: Index, rows: int) -> Iterator[str]:
 
 
 def occurrence_faults(
-    types: NDArray[np.int32], count: int, indptr: NDArray[np.int64], occurrences: NDArray[np.int64]
+    types: NDArray[np.int32], n_types: int, indptr: NDArray[np.int64], occurrences: NDArray[np.int64]
 ) -> Iterator[str]:
-    """Give what is wrong with the rows of each type, one line each."""
-    counts = np.zeros(count, np.int64)
+    """Yield a line for each inconsistency of the rows of types: `indptr` and `occurrences` of a TypeIndex."""
+    counts = np.zeros(n_types, np.int64)
     for start in range(0, len(types), _BLOCK):
-        counts += np.bincount(types[start : start + _BLOCK], minlength=count)
+        counts += np.bincount(types[start : start + _BLOCK], minlength=n_types)
     if indptr[0] != 0 or not np.array_equal(np.diff(indptr), counts):
         yield "type/indptr does not count the rows of each type in occurrence/type"
         return
@@ -58,14 +58,14 @@ def occurrence_faults(
             return
 
 
-def _shape_faults(index: Index, rows: int) -> Iterator[str]:
+def _shape_faults(index: Index, n_rows: int) -> Iterator[str]:
     for name, array in index.arrays().items():
         if array.ndim != 1:
             yield f"{name} has {array.ndim} dimensions, not 1"
-        elif name.startswith("occurrence/") and len(array) != rows:
-            yield f"{name} has {len(array)} rows and the store {rows}"
+        elif name.startswith("occurrence/") and len(array) != n_rows:
+            yield f"{name} has {len(array)} rows and the store {n_rows}"
         elif name.endswith("_offsets") and len(array) < 1:
-            yield f"{name} is empty: it must begin with 0"
+            yield f"{name} is empty; it must begin with 0"
     if len(index.indptr) != len(index.texts) + 1 or len(index.source) != len(index.texts):
         yield "sentence/indptr and sentence/source do not fit the number of sentences"
 
@@ -108,7 +108,7 @@ def _ascends(values: NDArray[np.integer]) -> bool:
 
 
 def _points_at(indptr: NDArray[np.int64], values: NDArray[np.integer], count: int) -> bool:
-    """Whether `indptr` gives the run of each number below `count` in ascending values."""
+    """Return whether `indptr` delimits the run of each number below `count` in ascending values."""
     if indptr[0] != 0 or indptr[-1] != len(values):
         return False
     for start in range(0, count, _BLOCK):

@@ -1,9 +1,10 @@
-"""What `verify` found."""
+"""The outcome of `verify`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from embstore.store.storage.location import ObjectPath
@@ -13,7 +14,7 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is not as it was written: `part` is a file or array, `partition` the one it belongs to."""
+    """One file or array (`part`) that differs from what was written, and the partition it belongs to, if any."""
 
     part: str
     partition: int | None
@@ -26,7 +27,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of `verify`: what is damaged, and separately the partitions never written."""
+    """The outcome of `verify`: what is damaged, and the partitions that are not written yet."""
 
     path: Path | ObjectPath
     faults: tuple[Fault, ...]
@@ -34,14 +35,23 @@ class Report:
     n_partitions: int
     checked_nbytes: int
 
+    def __repr__(self) -> str:
+        state = "ok" if self.ok else f"{len(self.faults)} faults"
+        missing = f", {len(self.missing)} not written" if self.missing else ""
+        return f"<Report of {self.path}: {state}, {self.n_partitions} partitions{missing}>"
+
+    def _repr_html_(self) -> str:
+        faults = "".join(f"<li>{escape(str(fault))}</li>" for fault in self.faults)
+        return f"<p>{escape(repr(self)[1:-1])}</p><ul>{faults}</ul>"
+
     @property
     def ok(self) -> bool:
-        """Whether all that was written is as it was written."""
+        """Whether nothing that was written is damaged."""
         return not self.faults
 
 
 class Findings:
-    """Faults and bytes, counted up while a store is verified."""
+    """Collects faults and counts bytes while a store is verified."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.faults: list[Fault] = []
@@ -63,5 +73,5 @@ class Findings:
 
 
 def damaged_partitions(report: Report) -> list[int]:
-    """The partitions that a report names as damaged, ascending."""
+    """Return the partitions that a report names as damaged, ascending."""
     return sorted({fault.partition for fault in report.faults if fault.partition is not None})
