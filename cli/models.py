@@ -18,42 +18,43 @@ if TYPE_CHECKING:
 
 TUNING = {"batch_size": int, "learning_rate": float, "max_length": int, "columns": str, "threads": int}
 ATTENTION = {"max_length": int, "seed": int, "threads": int}
+Task = Annotated[
+    Literal["pos", "ner", "classify", "paraphrase"],
+    typer.Argument(metavar="TASK", help="pos, ner, classify or paraphrase."),
+]
+Data = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="DATA",
+        help="A folder with files named train, dev and perhaps test: CoNLL-U or CoNLL columns for pos and ner, "
+        "lines of label TAB sentence (TAB sentence) for the others.",
+    ),
+]
+LabelColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Label column (upos of CoNLL-U, else label).")]
+Window = Annotated[
+    int | None, typer.Option(metavar="K", help="A word attends to K words left and right in every layer.")
+]
+Scores = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the scores to FILE.{csv,parquet,json}.")]
 File = Annotated[Path | None, typer.Option(metavar="FILE", help="The file of this split, instead of DATA's.")]
 
 
 def finetune(
-    task: Annotated[
-        Literal["pos", "ner", "classify", "paraphrase"],
-        typer.Argument(metavar="TASK", help="pos, ner, classify or paraphrase."),
-    ],
+    task: Task,
     model: Model,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder that the model is written to.")],
-    data: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="DATA",
-            help="A folder with files named train, dev and perhaps test: CoNLL-U or CoNLL columns for pos and ner, "
-            "lines of label TAB sentence (TAB sentence) for the others.",
-        ),
-    ] = None,
+    data: Data = None,
     train: File = None,
     dev: File = None,
     test: File = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Label column (upos of CoNLL-U, else label).")
-    ] = None,
+    label: LabelColumn = None,
     sentences: Annotated[int | None, typer.Option(metavar="N", help="Train on N random sentences or pairs.")] = None,
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the training data.")] = 5,
-    attention_window: Annotated[
-        int | None, typer.Option(metavar="K", help="A word attends to K words left and right in every layer.")
-    ] = None,
+    attention_window: Window = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of samples, order and new weights.")] = 0,
     device: Device = "auto",
     config: Config = None,
     settings: Annotated[list[str] | None, set_option(TUNING)] = None,
-    scores: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the scores to FILE.{csv,parquet,json}.")
-    ] = None,
+    scores: Scores = None,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model; rerun to resume.
@@ -62,7 +63,9 @@ def finetune(
     checkpoint that every command takes as a model, with a finetuning.json that records how it was made.
     """
     require_files(scores, option="--scores")
-    chosen = read_settings(settings, TUNING, config)
+    options: dict[str, Any] = {"train": train, "dev": dev, "test": test, "label": label, "sentences": sentences}
+    options |= {"epochs": epochs, "attention_window": attention_window, "seed": seed}
+    options |= read_settings(settings, TUNING, config)
     from embstore.models.finetune import finetune as run_finetuning
 
     reached = 0
@@ -72,23 +75,7 @@ def finetune(
         reached = step.epoch
 
     try:
-        made = run_finetuning(
-            task,
-            data,
-            model=model,
-            out=out,
-            train=train,
-            dev=dev,
-            test=test,
-            label=label,
-            sentences=sentences,
-            epochs=epochs,
-            attention_window=attention_window,
-            seed=seed,
-            device=device,
-            progress=note,
-            **chosen,
-        )
+        made = run_finetuning(task, data, model=model, out=out, device=device, progress=note, **options)
     except KeyboardInterrupt as error:
         where = f" in epoch {reached} of {epochs}; run the same command again to resume" if reached else ""
         raise type(error)(f"{str(error) or 'interrupted'}{where}") from None

@@ -40,41 +40,44 @@ SHOWN_QUERIES = 3
 MATCHES = ("query", "rank", "score", "marked", "store", "layer")  # columns that describe a match, not an occurrence
 SENSES = {"min_size": int, "components": int, "sample": int | None, "seed": int, "map": Literal["pca", "umap"]}
 LABEL = {"components": int, "sample": int | None, "seed": int}
+AnyWord = Annotated[str | None, typer.Argument(metavar="[WORD]", help="The word, as written in the corpus.")]
+Row = Annotated[int | None, typer.Option(metavar="N", help="Query: the occurrence in row N of the store.")]
+Text = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Query: WORD, or the word in [brackets], in a new sentence.")
+]
+Batch = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Queries: words of a file, one a line, or vectors of a .npy.")
+]
+Queries = Annotated[int, typer.Option(metavar="N", min=0, help="Query the first N occurrences of a word; 0: all.")]
+Labels = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN=VALUE", help="Find only occurrences with this label.")
+]
+Exclude = Annotated[
+    Literal["word", "sentence", "both"] | None,
+    typer.Option(metavar="WHAT", help="Leave out occurrences of the same word, of the same sentence, or both."),
+]
+Index = Annotated[str | None, typer.Option(metavar="NAME", help="Search this index of the store: see embstore index.")]
+StoreModel = Annotated[str | None, typer.Option(metavar="MODEL", help="With --text: where the store's model is now.")]
 Source = Annotated[str, typer.Argument(metavar="STORE", help="A store, or a file of word vectors.")]
 
 
 def neighbors(
     source: Source,
-    word: Annotated[str | None, typer.Argument(metavar="[WORD]", help="The word, as written in the corpus.")] = None,
+    word: AnyWord = None,
     layer: Layer = "last",
     k: K = 10,
-    row: Annotated[int | None, typer.Option(metavar="N", help="Query: the occurrence in row N of the store.")] = None,
-    text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Query: WORD, or the word in [brackets], in a new sentence.")
-    ] = None,
-    batch: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Queries: words of a file, one a line, or vectors of a .npy.")
-    ] = None,
-    queries: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Query the first N occurrences of a word; 0: all.")
-    ] = SHOWN_QUERIES,
+    row: Row = None,
+    text: Text = None,
+    batch: Batch = None,
+    queries: Queries = SHOWN_QUERIES,
     mean: Annotated[bool, typer.Option("--mean", help="Query the mean of a word's occurrences.")] = False,
     metric: Metric = "cosine",
     centered: Centered = False,
     components: Components = 0,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN=VALUE", help="Find only occurrences with this label.")
-    ] = None,
-    exclude: Annotated[
-        Literal["word", "sentence", "both"] | None,
-        typer.Option(metavar="WHAT", help="Leave out occurrences of the same word, of the same sentence, or both."),
-    ] = None,
-    index: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Search this index of the store: see embstore index.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="With --text: where the store's model is now.")
-    ] = None,
+    label: Labels = None,
+    exclude: Exclude = None,
+    index: Index = None,
+    model: StoreModel = None,
     device: Device = "cpu",
     out: Out = None,
     as_json: AsJson = False,
