@@ -47,6 +47,8 @@ class Command(TyperCommand):
 
 def _in_options(message: str, names: dict[str, str]) -> str:
     """Return a message with the options of the command in place of the names of Python arguments."""
+    if message.startswith(("--set", "--config")):
+        return message
     names = {**{key: f"--set {key}" for key in SETTINGS if "_" in key}, **RENAMED, **names}
     return re.sub(r"(?<![\w./-])[a-z]+(_[a-z]+)+(?![\w./(])", lambda found: names.get(found[0], found[0]), message)
 

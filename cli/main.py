@@ -25,7 +25,7 @@ from embstore_cli import (
     store,
     vectors,
 )
-from embstore_cli.help import Command, Group
+from embstore_cli.help import SETTINGS, Command, Group
 
 START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models and speed"
 
@@ -165,6 +165,9 @@ def _fail_usage(error: Any) -> NoReturn:
     refused = getattr(error.__cause__, "errors", None)
     if refused is not None:
         message = message.replace("Invalid value for", f"Invalid value {refused()[0]['input']!r} for")
+    unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    if unknown in SETTINGS:
+        message = f"--{unknown.replace('_', '-')} is a setting: give --set {unknown}=VALUE"
     print(f"embstore: {' '.join(message.split())}; see {command} --help", file=sys.stderr)
     sys.exit(2)
 

@@ -133,18 +133,24 @@ def _queries(
         raise InvalidValueError("there is no query: give a WORD, --row, --text or --batch")
     if batch is None:
         return None if word is None else [word], None
-    if batch.suffix != ".npy":
-        return list(read_words(batch, option="--batch")), None
-    if mean:
-        raise InvalidValueError("--mean is of words of the store: give a text file of words")
     if not batch.is_file():
         raise InvalidValueError(f"--batch {batch}: there is no such file; give words, one a line, or an array as .npy")
-    import numpy as np
+    if batch.suffix == ".npy":
+        if mean:
+            raise InvalidValueError("--mean is of words of the store: give a text file of words")
+        import numpy as np
 
+        try:
+            return None, np.load(batch, allow_pickle=False)
+        except (ValueError, OSError):
+            raise InvalidValueError(f"--batch {batch} holds no array of numbers: write it with numpy.save") from None
     try:
-        return None, np.load(batch, allow_pickle=False)
-    except (ValueError, OSError):
-        raise InvalidValueError(f"--batch {batch} holds no array of numbers: write it with numpy.save") from None
+        lines = [line.strip() for line in batch.read_text("utf-8").splitlines()]
+    except UnicodeDecodeError:
+        raise InvalidValueError(f"--batch {batch} is not UTF-8 text: give words, one a line") from None
+    if not any(lines):
+        raise InvalidValueError(f"--batch {batch} has no word: give words, one a line")
+    return list(dict.fromkeys(filter(None, lines))), None
 
 
 def _is_store(source: str) -> bool:

@@ -45,6 +45,18 @@ class Work:
     def __truediv__(self, name: str) -> Path:
         return self.folder / name
 
+    def refuses(self, command: str, *says: str, status: int = 2) -> None:
+        """Check that a command ends in one line with all of `says`, and leaves every file as it was."""
+        before = self.contents()
+        ran = self.run(*command.split())
+        assert (ran.status, ran.out) == (status, ""), ran.err
+        assert ran.err.startswith("embstore: "), ran.err
+        assert ran.err.count("\n") == 1, ran.err
+        for part in says:
+            assert part in ran.err, ran.err
+        assert "EMBSTORE_DEBUG" not in ran.err, "an error that was not foreseen"
+        assert self.contents() == before
+
     def write(self, name: str, text: str | bytes) -> Path:
         path = self.folder / name
         path.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -74,7 +86,7 @@ def made(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def parser_made_once() -> Iterator[None]:
-    """Keep the parser that typer makes anew for every run: for thirty commands it takes longer than most of them."""
+    """Build the parser once: typer builds it for every run, which takes longer than most commands."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.main.get_command", cache(typer.main.get_command))
         yield
@@ -113,7 +125,7 @@ def work(made: Path, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytes
     return Work(folder, run)
 
 
-COMMAND = [sys.executable, "-m", "embstore_cli"]
+COMMAND = [sys.executable, "-m", "embstore"]
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -64,21 +64,41 @@ def test_one_figure_of_several_stores(work: Work) -> None:
         (["store.zarr", "--metrics", "entropy"], ["'entropy'", "selfsim"]),
         (["store.zarr", "--metrics", ","], ["no metric"]),
         (["store.zarr", "--min-contexts", "900"], ["900 different sentences"]),
-        (["store.zarr", "--memory", "much"], ["--memory 'much'"]),
+        (["store.zarr", "--set", "memory=much"], ["'much'"]),
+        (["store.zarr", "--set", "baseline=none"], ["exact or sample"]),
         (["store.zarr", "--plot", "figure.jpeg"], ["figure.jpeg", ".png"]),
         (["store.zarr", "--plot", "nowhere/figure.png"], ["nowhere"]),
         (["store.zarr", "--out", "table.xls"], ["table.xls", ".csv"]),
-        (["store.zarr", "--top", "-1"], ["--top -1"]),
+        (["store.zarr", "--top", "-1"], ["-1", "--top"]),
         (["store.zarr", "--level"], ["--level"]),
         (["store.zarr", "store.zarr"], ["given twice"]),
         (["none.zarr"], ["none.zarr"]),
     ],
 )
 def test_bad_input_is_one_line(options: list[str], parts: list[str], work: Work) -> None:
-    before = set(work.contents())
-    ran = work.run("geometry", *options)
-    assert ran.status == 2
-    assert ran.err.count("\n") == 1
-    for part in parts:
-        assert part in ran.err
-    assert set(work.contents()) == before
+    work.refuses(" ".join(["geometry", *options]), *parts)
+
+
+@pytest.mark.slow
+def test_workers_give_what_one_process_gives(work: Work) -> None:
+    command = ["geometry", "store.zarr", "--metrics", "all", "--min-contexts", "2", "--json"]
+    alone, together = work.run(*command), work.run(*command, "--set", "workers=2")
+    assert (together.status, together.err) == (0, "")
+    assert together.out == alone.out
+    for name, options in (("one.bin", []), ("two.bin", ["--set", "workers=1"])):
+        ran = work.run("static", "store.zarr", name, "--layer", "2", *options)
+        assert (ran.status, ran.err) == (0, "")
+    assert (work / "one.bin").read_bytes() == (work / "two.bin").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--set workers=0", "--workers 0 is not allowed: give 1 or more"),
+        ("--set cluster=spark", "--cluster 'spark' is not known: give ray"),
+        ("--set cluster=ray: --set workers=2", "--cluster 'ray:' is not known"),
+    ],
+)
+def test_unknown_workers_are_refused(work: Work, options: str, says: str) -> None:
+    for command in ("geometry store.zarr", "static store.zarr out.txt --layer 1"):
+        work.refuses(f"{command} {options}", says)
