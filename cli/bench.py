@@ -26,7 +26,7 @@ def extract(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time an extraction: words/s, GB/s, and which stage is the bottleneck.
+    """Time an extraction and find its slowest stage.
 
     Each stage is compared with its own limit on this machine, measured in the same run. The store is written to a
     temporary folder and removed.

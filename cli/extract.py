@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
 SENTENCES_COMPARED = 1000  # of a corpus with an existing store, before the model is loaded
 KEEP = {"per": str, "seed": int}
-READING = {"normalize": str, "columns": str, "encoding": str}
+READING = {"normalize": str, "columns": str}
 COMPUTING = {"compute_dtype": str, "batch_subwords": int, "max_length": int}
 SETTINGS = {**COMPUTING, **KEEP, **READING}
 
@@ -72,6 +72,9 @@ Format = Annotated[
 Split = Annotated[
     str | None,
     typer.Option(metavar="NAME", rich_help_panel=READ, help="Split text into words at space, or punctuation too."),
+]
+Encoding = Annotated[
+    str | None, typer.Option(metavar="NAME", rich_help_panel=READ, help="Character encoding, such as latin-1 (utf-8).")
 ]
 ContextWindow = Annotated[
     str | None,
@@ -119,6 +122,7 @@ def plan(
     max_contexts: MaxContexts = None,
     format: Format = None,
     split: Split = None,
+    encoding: Encoding = None,
     context_window: ContextWindow = None,
     attention_window: AttentionWindow = None,
     store: Annotated[str | None, typer.Option(metavar="STORE", help="The store to come, for its free space.")] = None,
@@ -153,6 +157,7 @@ def extract(
     max_contexts: MaxContexts = None,
     format: Format = None,
     split: Split = None,
+    encoding: Encoding = None,
     context_window: ContextWindow = None,
     attention_window: AttentionWindow = None,
     devices: Devices = None,
@@ -166,7 +171,7 @@ def extract(
 
     An existing store of another corpus, model or options is refused. Other settings: compute_dtype (float32, float16,
     bfloat16), batch_subwords, max_length (in subwords); per=COLUMN counts --max-contexts by label; normalize (nfc,
-    nfkc, lower), columns of a .conll file, encoding.
+    nfkc, lower), columns of a .conll file.
     """
     given = dict(locals())
     prepared = _prepared(given)
@@ -205,7 +210,7 @@ def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
     settings = read_settings(given["settings"], SETTINGS)
     layers_of(given["layers"])
     windows = _windows(given["context_window"], given["attention_window"])
-    reading = {"format": given["format"], "split": given["split"]}
+    reading = {name: given[name] for name in ("format", "split", "encoding")}
     reading |= {name: value for name, value in settings.items() if name in READING}
     words, label = given["words"], given["label"]
     keep = es.Keep(
@@ -269,19 +274,21 @@ def _paths(store: str, kind: str, windows: tuple[int | None, ...]) -> dict[int |
 
 def _check_destination(store: str, prepared: Mapping[str, Any], *, repair: bool) -> None:
     """Refuse a path that cannot be written, and a store of other data, before a model is loaded for it."""
-    folder = Path(store).absolute().parent
     if "://" not in store:
+        folder = Path(store).absolute().parent
         if not folder.is_dir():
             raise InvalidValueError(f"cannot create {store}: there is no folder {Path(store).parent}")
-        if repair and Path(store).exists():
-            return
+        if not os.path.lexists(store) and not os.access(folder, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
+            raise StorageError(f"cannot write in {folder}: permission denied; choose another folder")
+    elif store.startswith("http"):
+        raise InvalidValueError(f"cannot write {store}: stores at https:// can only be read")
+    if repair and "://" not in store:
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             existing = es.open(store)
         except StoreNotFoundError:
-            if "://" not in store and not os.access(folder, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
-                raise StorageError(f"cannot write in {folder}: permission denied; choose another folder") from None
             return
     if repair:
         return

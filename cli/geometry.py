@@ -80,7 +80,7 @@ def geometry(
     resampling = {"resamples": chosen.pop("resamples", 1000), "seed": chosen.get("seed", 0)}
     executor = executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
     options = {"executor": executor, "min_contexts": min_contexts, "centered": centered, "device": device, **chosen}
-    options["metrics"] = list(TITLES) if metrics == "all" else [name.strip() for name in metrics.split(",") if name.strip()]
+    options["metrics"] = list(TITLES) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
     tables: dict[str, pl.DataFrame] = {}
     for name, path in names.items():
         opened = es.open(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import warnings
@@ -165,6 +166,11 @@ def _fail_usage(error: Any) -> NoReturn:
     refused = getattr(error.__cause__, "errors", None)
     if refused is not None:
         message = message.replace("Invalid value for", f"Invalid value {refused()[0]['input']!r} for")
+    message = re.sub(
+        r"Invalid value '(.*)' for .*?(--[\w-]+).*: Input should be greater than or equal to (\d+)",
+        r"\2 \1 is not allowed: give \3 or more",
+        message,
+    )
     unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     if unknown in SETTINGS:
         message = f"--{unknown.replace('_', '-')} is a setting: give --set {unknown}=VALUE"

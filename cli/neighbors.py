@@ -9,7 +9,6 @@ import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore_cli.concordance import print_concordance
 from embstore_cli.options import (
     AsJson,
     Centered,
@@ -188,6 +187,8 @@ def _show(
     """Write and print the neighbors; `title`: of a query that is not a word or an occurrence of the store."""
     if not deliver(table, out=out, as_json=as_json):
         return
+    from embstore_cli.concordance import print_concordance
+
     for part in table.partition_by("query", maintain_order=True):
         rows = part.to_dicts()
         query = rows[0]["query"]
@@ -283,6 +284,8 @@ def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
 
 
 def _print_clusters(found: Clusters, most: int) -> None:
+    from embstore_cli.concordance import print_concordance
+
     labelled = found.purity is not None
     rows = []
     for row in found.summary.to_dicts():

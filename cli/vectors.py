@@ -59,7 +59,7 @@ TRAINING = {
 
 def static(
     store: StorePath,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or store to write: .txt, .vec, .bin, .zarr ...")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="To write: .txt, .vec, .bin, .npy, .zarr or .h5.")],
     layer: Layer = "last",
     method: Annotated[
         Literal["pc1", "mean", "medoid", "abtt"],

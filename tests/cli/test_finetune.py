@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Work
 from tests.models.finetune import planted
 
-TUNE = ("--batch-size", 10, "--lr", 2e-3, "--epochs", 2, "--device", "cpu")
+TUNE = ("--set", "batch_size=10", "--set", "learning_rate=2e-3", "--epochs", 2, "--device", "cpu")
 
 
 def schema(name: str) -> Any:
@@ -24,14 +24,14 @@ def test_fine_tuned_extracted_and_compared(work: Work) -> None:
     planted.folder(work / "data", "ner", train=20, dev=10)
     ran = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--scores", "scores.csv")
     assert (ran.status, ran.err) == (0, "")
-    for text in ("ner: 20 sentences, 2 labels", "loss on train", "f1 on dev", "kept", "tuned: f1 "):
+    for text in ("ner: 20 sentences, 2 labels", "loss on train", "f1 on dev", "best", "tuned: f1 "):
         assert text in ran.out
     assert pl.read_csv(work / "scores.csv").columns == ["epoch", "split", "metric", "value", "best"]
 
     again = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--json")
     assert (again.status, again.err) == (0, "")
     jsonschema.validate(json.loads(again.out), schema("finetune"))
-    other = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--max-length", 64)
+    other = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--set", "max_length=64")
     assert (other.status, other.out) == (2, "")
     assert "max length 128, this command has 64" in other.err
 

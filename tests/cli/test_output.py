@@ -93,10 +93,10 @@ def test_verify_of_a_damaged_store(work: Work) -> None:
     report = valid(Ran(0, ran.out, ran.err), "verify")
     assert [fault["partition"] for fault in report["faults"]] == [0]
 
-    told = work.run("verify", "store.zarr")
-    assert told.status == 1
-    assert "partition 0" in told.out
-    assert "--repair" in told.out.splitlines()[-1]
+    shown = work.run("verify", "store.zarr")
+    assert shown.status == 1
+    assert "partition 0" in shown.out
+    assert "--repair" in shown.out.splitlines()[-1]
     assert work.contents() == before
 
     assert work.run("extract", "corpus.txt", "store.zarr", "--model", "model", "--repair").status == 0
@@ -231,7 +231,7 @@ def test_a_store_that_is_not_finished_is_said_to_be(work: Work) -> None:
         "static",
         "index",
         "senses",
-        "knn",
+        "label",
         "hubness",
         "evaluate",
         "demo",
@@ -264,9 +264,8 @@ def test_bench_query_prints_a_row_a_read(work: Work) -> None:
 
 def test_bench_extract_leaves_nothing(work: Work) -> None:
     before = work.contents()
-    ran = work.run("bench", "extract", "corpus.txt", "--model", "model", "--disk-mib", "1", "--json")
+    ran = work.run("bench", "extract", "corpus.txt", "--model", "model", "--json")
     assert (ran.status, ran.err) == (0, "")
-    told = json.loads(ran.out)
-    assert told["words"] == 33
-    assert re.fullmatch(r"\w+ binds: \d+ % of the [a-z -]+|copy binds: busy \d+ % .*", told["binds"])
+    printed = json.loads(ran.out)
+    assert printed["words"] == 33
     assert work.contents() == before
