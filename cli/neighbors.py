@@ -302,8 +302,8 @@ def _print_clusters(found: Clusters, most: int) -> None:
     print_table(rows, title=title, right=("share",))
     for number, part in found.nearest(most).group_by("cluster", maintain_order=True):
         print()
-        shown = part.select("occurrence", "word", "position", "text", *(["label"] if labelled else []))
-        print_concordance(shown.to_dicts(), title=f"cluster {number[0]}: nearest its center")
+        nearest = part.select("occurrence", "word", "position", "text", *(["label"] if labelled else []))
+        print_concordance(nearest.to_dicts(), title=f"cluster {number[0]}: nearest its center")
 
 
 def label(
@@ -340,7 +340,7 @@ def label(
     chosen = read_settings(settings, LABEL)
     if split == "words" and test is None:
         raise InvalidValueError("--split words needs the test words: give --test FILE")
-    words = {
+    words: dict[str, Any] = {
         f"{name}_words": None if path is None else sorted(read_words(path, option=f"--{name}"))
         for name, path in (("train", train), ("test", test))
     }

@@ -112,7 +112,7 @@ def static(
         print(f"{out} holds the vectors of {words}, {vectors.dimensions} numbers each ({method} of layer {number})")
 
 
-def _format(out: Path, given: str, *, allowed: tuple[str, ...]) -> str:
+def _format(out: Path, given: str, *, allowed: tuple[str, ...]) -> Any:
     """Return the format of a file of word vectors; refuses a path that cannot be written to in it."""
     suffixes = [suffix for suffix, name in FORMATS.items() if name in allowed]
     if out.suffix in (".gz", ".zst"):

@@ -188,7 +188,7 @@ BAD: dict[str, tuple[str, str]] = {
     "not vectors": ("notes.txt --benchmarks benchmarks", "notes.txt:2: 'of' has 1 number, not 3"),
     "oov": ("one.txt --benchmarks benchmarks --oov drop", "'drop' is not one of 'skip', 'mean'"),
     "limit": ("one.txt --benchmarks benchmarks --limit 0", "limit 0 is not allowed: give 1 or more"),
-    "seed": ("one.txt --benchmarks benchmarks --seed -1", "Invalid value '-1' for '--seed'"),
+    "seed": ("one.txt --benchmarks benchmarks --seed -1", "--seed -1 is not allowed"),
     "out": ("one.txt --benchmarks benchmarks --out scores.txt", "--out scores.txt has no known suffix"),
     "same file twice": ("one.txt one.txt --benchmarks benchmarks", "two files of vectors are called"),
     "nothing shared": ("one.txt far.txt --benchmarks benchmarks --shared-vocabulary", "no word is in all of one, far"),

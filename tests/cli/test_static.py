@@ -9,7 +9,7 @@ import pytest
 
 import embstore as es
 from embstore.analysis.static.vectors import static_vectors
-from embstore.vectors import read_word_vectors
+from embstore.vectors import read_vectors
 from tests.cli.conftest import SENTENCES, Work
 
 
@@ -40,7 +40,7 @@ def test_files_hold_what_the_function_gives(out: str, options: str, format: str,
         components=2 if "components" in settings else None,
         precision=settings.get("precision", "float64"),
     )
-    read = read_word_vectors(work / out)
+    read = read_vectors(work / out)
     assert read.words == vectors.words
     np.testing.assert_array_equal(read.vectors, vectors.vectors)
     assert (printed["out"], printed["format"], printed["layer"]) == (out, format, 2)

@@ -120,7 +120,7 @@ def test_bad_input_is_one_line(saved: Work) -> None:
         (("edges", "made.zarr", "tasks/colours", "--task", "pos"), "--task pos is for corpora"),
         (("edges", "made.zarr", "a.conllu"), "a.conllu holds several tasks: give --task pos, upos or dependencies"),
         (("edges", "made.zarr", "a.conllu", "--task", "entities"), "a.conllu does not hold the task 'entities'"),
-        (("edges", "made.zarr", "a.conll"), "a.conll:1: 'I-x' after the start of a sentence goes on with no span"),
+        (("edges", "made.zarr", "a.conll"), "a.conll:1: 'I-x' after the start of a sentence continues no span"),
         (("edges", "made.zarr", "twice"), "twice has two files called train, train-a.conll and train-b.conll"),
         (("edges", "made.zarr", "tasks/colours", "--save", "tasks"), "tasks exists and holds something else than edge"),
     ):

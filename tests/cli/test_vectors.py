@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.vectors import read_word_vectors
+from embstore.vectors import read_vectors
 from tests.cli.conftest import Work
 
 PSE = "i like @new_york@-place and @rome@-place .\n" * 9 + "@rare_bird@-animal .\n"
@@ -24,7 +24,7 @@ def test_train_then_extract(work: Work, name: str) -> None:
         assert (runs[-1].status, runs[-1].err) == (0, "")
     assert (work / name).read_bytes() == (work / f"again-{name}").read_bytes()
     assert runs[0].out == f"{name} holds the skip-gram vectors of 6 words, 8 numbers each\n"
-    vectors = read_word_vectors(work / name)
+    vectors = read_vectors(work / name)
     assert set(vectors.words) == {"i", "like", "new_york", "and", "rome", "."}
     model = f"vectors:{name}?missing=drop"
     ran = work.run("extract", "corpus.pse", "v.zarr", "--model", model, "--label", "any", "--dtype", "float32")
@@ -32,7 +32,7 @@ def test_train_then_extract(work: Work, name: str) -> None:
     assert "no vector: the table of words has none" in ran.out
     store = es.open(work / "v.zarr")
     assert sorted(set(store.index.words)) == ["new york", "rome"]
-    for word, row in zip(store.index.words, (vectors.place_of("new_york"), vectors.place_of("rome")), strict=True):
+    for word, row in zip(store.index.words, (vectors.row_of("new_york"), vectors.row_of("rome")), strict=True):
         found = store.select(words=word).vectors()[0]
         np.testing.assert_array_equal(found, np.repeat(vectors.vectors[[row]], 9, axis=0))
 
