@@ -9,6 +9,7 @@ import jsonschema
 import polars as pl
 import pytest
 
+from embstore.probes.result import SCHEMA
 from tests.cli.conftest import Work
 from tests.probes.edge_store import make
 
@@ -45,12 +46,12 @@ def test_tasks_by_folder_and_by_file(folder: Work) -> None:
         assert text in ran.out
     assert (folder / "layers.svg").stat().st_size > 1000
     frame = pl.read_csv(folder / "scores.csv")
-    assert frame.columns == ["task", "layer", "split", "metric", "value", "count", "seed", "low", "high"]
+    assert frame.columns == list(SCHEMA)
     train, dev, test = (f"colours/{name}.jsonl" for name in ("train", "dev", "test"))
     ran = folder.run("probe", "edges", "made.zarr", train, "--dev", dev, "--test", test, *ASK, "--json", "--control")
     assert (ran.status, ran.err) == (0, "")
     printed = json.loads(ran.out)
-    schema = json.loads(resources.files("embstore.schemas").joinpath("edges.schema.json").read_text("utf-8"))
+    schema = json.loads(resources.files("embstore.schemas").joinpath("probe_output.schema.json").read_text("utf-8"))
     jsonschema.validate(printed, schema)
     assert {row["task"] for row in printed} == {"colours"}
     assert {row["split"] for row in printed} == {"train", "dev", "test"}

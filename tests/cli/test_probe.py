@@ -40,7 +40,7 @@ def folder(work: Work) -> Work:
 def valid(ran: Ran) -> list[dict[str, Any]]:
     assert (ran.status, ran.err) == (0, "")
     printed: list[dict[str, Any]] = json.loads(ran.out)
-    schema = json.loads(resources.files("embstore.schemas").joinpath("probe.schema.json").read_text("utf-8"))
+    schema = json.loads(resources.files("embstore.schemas").joinpath("probe_output.schema.json").read_text("utf-8"))
     jsonschema.validate(printed, schema)
     return printed
 
@@ -102,7 +102,10 @@ def test_bad_input_is_one_line(folder: Work) -> None:
     before = folder.contents()
     for arguments, message in (
         (("classes", "none.zarr", *ASK), "there is no store at none.zarr"),
-        (("classes", "made.zarr", "--train", "train.tsv", "--test", "train.tsv"), "in the train and in the test words"),
+        (
+            ("classes", "made.zarr", "--train", "train.tsv", "--test", "train.tsv"),
+            "the train and the test words must not overlap",
+        ),
         (("classes", "made.zarr", "--train", "none.tsv", "--test", "test.tsv"), "none.tsv"),
         (("classes", "made.zarr", *ASK, "--label", "upos"), "there is no label column 'upos'"),
         (("classes", "made.zarr", *ASK, "--layers", "2"), "layer 2 is not stored"),
@@ -116,7 +119,7 @@ def test_bad_input_is_one_line(folder: Work) -> None:
         (("apply", "bank", "narrow.zarr"), "narrow.zarr has vectors of 5 numbers, the probes were trained on 8"),
         (("apply", "model", "made.zarr"), "model holds no saved probes"),
         (("apply", "bank", "made.zarr", "--layers", "7"), "layer 7 is not stored"),
-        (("apply", "bank", "made.zarr", "--test", "train.tsv"), "in the train and in the test words"),
+        (("apply", "bank", "made.zarr", "--test", "train.tsv"), "the train and the test words must not overlap"),
     ):
         ran = folder.run("probe", *arguments)
         assert (ran.status, ran.out) == (2, ""), arguments

@@ -77,7 +77,7 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
     assert ran.status == 0
     assert ran.err.splitlines()[0] == "embstore: train: 8 of 20 sentences, drawn at random"
     printed = json.loads(ran.out)
-    schema = json.loads(resources.files("embstore.schemas").joinpath("structure.schema.json").read_text("utf-8"))
+    schema = json.loads(resources.files("embstore.schemas").joinpath("probe_output.schema.json").read_text("utf-8"))
     jsonschema.validate(printed, schema)
     assert {row["store"] for row in printed} == {"made", "other", "made: linear order", "other: linear order"}
     assert (folder / "tree.svg").stat().st_size > 1000
@@ -89,7 +89,7 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
     [
         (("made.zarr", *ASK, "--rank", 99), "rank 99 is not allowed: give 1 to 20"),
         (("made.zarr", *ASK, "--layers", "7"), "layer 7 is not stored"),
-        (("store.zarr", *ASK), "none of the 20 train sentences stands in store.zarr with all its words"),
+        (("store.zarr", *ASK), "store.zarr has no sentence of the 20 train trees with all its words"),
         (("made.zarr", *ASK, "--test", "headless.conllu"), "headless.conllu:1: the head (column 7) of 'a' is '_'"),
         (("made.zarr", *ASK, "--sentence", 1), "--sentence 1 is drawn with --plot: name a file"),
         (("made.zarr", *ASK, "--sentence", 1, "--plot", "a.svg", "--task", "depth"), "needs a distance probe"),
@@ -98,8 +98,8 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
             "there is no test sentence 99: give --sentence 0 to 9",
         ),
         (("made.zarr", *ASK, "--seeds", "one"), "--seeds 'one' is not allowed"),
-        (("made.zarr", *ASK, "--splits", "some"), "unknown split 'some'; allowed are train, dev, test"),
-        (("made.zarr", *ASK, "--save", "."), "holds something else than structural probes"),
+        (("made.zarr", *ASK, "--splits", "some"), "--splits 'some' is not allowed: give some of train, dev, test"),
+        (("made.zarr", *ASK, "--save", "."), "is not a folder of saved probes"),
     ],
 )
 def test_what_is_refused(folder: Work, options: tuple[object, ...], message: str) -> None:

@@ -42,7 +42,7 @@ def saved(folder: Work) -> Work:
 def valid(ran: Ran) -> list[dict[str, object]]:
     assert (ran.status, ran.err) == (0, "")
     rows: list[dict[str, object]] = json.loads(ran.out)
-    schema = json.loads(resources.files("embstore.schemas").joinpath("trace.schema.json").read_text("utf-8"))
+    schema = json.loads(resources.files("embstore.schemas").joinpath("trace_output.schema.json").read_text("utf-8"))
     jsonschema.validate(rows, schema)
     return rows
 
@@ -106,7 +106,7 @@ def test_bad_input_is_one_line(saved: Work) -> None:
     targets = ("--targets", "tasks")
     for arguments, message in (
         (("trace", "none.zarr", "kept", *targets), "there is no store at none.zarr"),
-        (("trace", "made.zarr", "tasks", *targets), "tasks holds no edge probes: there is no edges.json in it"),
+        (("trace", "made.zarr", "tasks", *targets), "tasks has no saved probes: there is no probe.json in it"),
         (("trace", "made.zarr", "kept", "--targets", "none"), "no corpus at none"),
         (("trace", "made.zarr", "kept", "--targets", "kept"), "there are no dev targets of colours at kept"),
         (("trace", "made.zarr", "kept", *targets, "--split", "x"), "there are no x targets of colours at tasks"),
