@@ -1,4 +1,4 @@
-"""Every array of a store: its path, shape, dtype, dimension names and fill, the same for both backends."""
+"""The arrays of a store (path, shape, dtype, dimension names, fill value) and its commit records, for both backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, StoreDamagedError
 from embstore.store.index import Index
-from embstore.store.layout import CHUNK_ROWS
+from embstore.store.layout import CHUNK_ROWS, Layout
 from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.storage.files import crc32c
 from embstore.store.vectors import BFLOAT16_NAN, INT8_FILL, SCALE_DTYPE, STORAGE_DTYPE
@@ -21,6 +21,9 @@ COMMIT_DTYPE = np.dtype("<u8")
 NOT_WRITTEN = 2**64 - 1
 COLUMN_CHUNK = 65_536
 
+Records = NDArray[np.uint64]
+
+_LOW_BITS = 2**32 - 1
 _Kinds = Mapping[str, tuple[str, tuple[str, ...]]]
 
 _FROZEN: _Kinds = {
@@ -69,16 +72,16 @@ def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
     elif parts[0] == "label" and len(parts) == 3 and _is_name(parts[1]):
         name, kinds = parts[2], _LABEL
     if name not in kinds:
-        raise StoreDamagedError(f"the metadata names an array {path!r}, which no store has")
+        raise StoreDamagedError(f"the metadata names an unknown array {path!r}")
     dtype, dims = kinds[name]
     return np.dtype(dtype), dims
 
 
 def frozen_spec(path: str, shape: tuple[int, ...]) -> ArraySpec:
-    """Return the spec of an array of the index (or of the layers, or the centre)."""
+    """Return the spec of an array that is written once: of the index, the layers or the centre."""
     dtype, dims = _frozen_kind(path)
     if len(dims) != len(shape):
-        raise StoreDamagedError(f"the metadata gives the array {path!r} the shape {list(shape)}")
+        raise StoreDamagedError(f"the metadata gives the array {path!r} an invalid shape {list(shape)}")
     shard = chunk = tuple(max(size, 1) for size in shape)
     if len(shape) == 1 and shape[0] > COLUMN_CHUNK:
         chunk = (COLUMN_CHUNK,)
@@ -117,11 +120,40 @@ def payload_specs(metadata: Metadata) -> list[ArraySpec]:
     return [vectors, scale]
 
 
-def commits_spec(partitions: int, *, folded: bool) -> ArraySpec:
-    """Return the spec of the commits: a chunk a partition while writing, one chunk once folded."""
-    shape = (partitions, 2)
-    chunk = shape if folded else (1, 2)
-    return ArraySpec(COMMITS, shape, COMMIT_DTYPE, ("partition", "record"), NOT_WRITTEN, chunk, chunk, {})
+def commits_spec(n_partitions: int) -> ArraySpec:
+    """Return the spec of the commit records, which are one chunk of 16 bytes per partition."""
+    shape = (n_partitions, 2)
+    return ArraySpec(COMMITS, shape, COMMIT_DTYPE, ("partition", "record"), NOT_WRITTEN, shape, shape, {})
+
+
+def no_records(n_partitions: int) -> Records:
+    """Return the records [partition, 2] of a store without rows: all bits are set."""
+    return np.full((n_partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
+
+
+def commit_record(n_rows: int, crc: int) -> Records:
+    """Return the record [2] that commits a partition: its rows; its CRC32C, with the complement in the high 32 bits.
+
+    Records are written in place over 16 bytes whose bits are all set. Wherever such a write is torn, each bit is
+    either the record's or still set; a CRC32C and its complement then differ in every bit only if both are complete.
+    So a torn record never counts as committed.
+    """
+    return np.array([n_rows, crc | (crc ^ _LOW_BITS) << 32], COMMIT_DTYPE)
+
+
+def committed(records: Records, layout: Layout) -> NDArray[np.bool_]:
+    """Return which partitions are committed: their records [partition, 2] are complete and have their rows."""
+    n_rows = np.full(layout.n_partitions, layout.partition_rows, np.uint64)
+    start, stop = layout.span(layout.n_partitions - 1)
+    n_rows[-1] = stop - start
+    crc, complement = records[:, 1] & np.uint64(_LOW_BITS), records[:, 1] >> np.uint64(32)
+    complete: NDArray[np.bool_] = (records[:, 0] == n_rows) & (crc ^ complement == _LOW_BITS)
+    return complete
+
+
+def record_crc32c(record: Records) -> int:
+    """Return the CRC32C of a record [2]."""
+    return int(record[1]) & _LOW_BITS
 
 
 def frozen_specs(arrays: Mapping[str, StoredArray]) -> list[ArraySpec]:
@@ -166,16 +198,16 @@ def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, StoredArray]:
 
 
 def check_center(metadata: Metadata, center: NDArray[np.float32] | None) -> None:
-    """Refuse a missing, needless or misshapen centre."""
+    """Raise InvalidValueError for a centre that is missing, superfluous or of another shape."""
     shape = (len(metadata.layers), metadata.hidden_size)
     if (center is not None) != (metadata.dtype == "int8"):
-        raise InvalidValueError("a centre [layer, feature] is needed for int8, and for int8 only")
+        raise InvalidValueError("a centre [layer, feature] is required for int8, and for int8 only")
     if center is not None and (center.shape != shape or not np.isfinite(center).all()):
         raise InvalidValueError(f"the centre must be finite and of the shape {shape}, not {center.shape}")
 
 
 def check_columns(columns: Iterable[str]) -> None:
-    """Refuse names of label columns that cannot be the name of a file or an array."""
+    """Raise InvalidValueError for names of label columns that cannot be the name of a file or an array."""
     for column in columns:
         if not _is_name(column):
             raise InvalidValueError(

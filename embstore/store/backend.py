@@ -1,4 +1,4 @@
-"""The two backends behind one face, chosen by the suffix of a path or by what stands there."""
+"""Which backend stores what: Zarr in folders and buckets, HDF5 in files; by suffix, or by what exists at a path."""
 
 from __future__ import annotations
 
@@ -8,155 +8,153 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, StorageError, StoreFormatError, StoreNotFoundError
+from embstore.store.arrays import Records
 from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.reading.mapped import RowSource, TakeSource
+from embstore.store.storage.base import Storage
+from embstore.store.storage.cache import CachedStorage
+from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
-from embstore.store.storage.lock import old_path
-from embstore.store.storage.objects import Objects
+from embstore.store.storage.objects import ObjectStorage
+from embstore.store.zarr.format import NODE, TEMPORARY
+from embstore.store.zarr.remote import RemoteRows
 
 SUFFIXES = (".zarr", ".h5")
 
 
 class Reader(Protocol):
-    """What a store's reader asks of a backend; see ZarrReader, HDF5Reader, ObjectReader and CachedReader."""
+    """The arrays of a store as the classes above it read them; see ZarrReader and HDF5Reader.
+
+    `remote`: reads rows of many partitions at once by requests; None where rows are mapped. `cache`: the folder with
+    local copies, if any.
+    """
 
     metadata: Metadata
     arrays: dict[str, StoredArray]
+    remote: RemoteRows | None
+    cache: Path | None
 
     @property
     def path(self) -> Path | ObjectPath: ...
-    def commits(self) -> NDArray[np.uint64]: ...
-    def settled(self) -> bool: ...
+    def commits(self) -> Records: ...
+    def is_tidy(self) -> bool: ...
     def forget(self) -> None: ...
+    def fetch_columns(self, names: Iterable[str]) -> None: ...
     def column(self, name: str) -> NDArray[Any]: ...
-    def layer(self, array: str, layer: int) -> TakeSource | None: ...
-    def rows(self, array: str, layer: int, partition: int) -> RowSource: ...
+    def layer(self, array: str, position: int) -> TakeSource | None: ...
+    def rows(self, array: str, position: int, partition: int) -> RowSource: ...
+    def partition_crc32c(self, partition: int) -> int | None: ...
 
 
 class Writer(Protocol):
-    """What a store's writer asks of a backend; see ZarrWriter, HDF5Writer and ObjectWriter."""
+    """The parts of a store that change, as StoreWriter writes them; see ZarrWriter and HDF5Writer."""
 
-    path: Any
     metadata: Metadata
 
-    def commits(self) -> NDArray[np.uint64]: ...
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int: ...
-    def commit(self, partition: int, record: NDArray[np.uint64]) -> None: ...
+    def has_shards(self, partition: int) -> bool: ...
+    def recover(self) -> None: ...
+    def commits(self) -> Records: ...
+    def commit(self, partition: int, record: Records) -> None: ...
     def discard(self, partitions: Iterable[int]) -> None: ...
-    def fold(self) -> None: ...
+    def flush(self) -> None: ...
+    def finish(self) -> None: ...
     def close(self) -> None: ...
 
 
 def is_hdf5(path: Path | ObjectPath) -> bool:
-    """Tell the backend by the suffix. Raises InvalidValueError for another one."""
+    """Return True for the suffix .h5 and False for .zarr. Raises InvalidValueError for any other."""
     if path.suffix not in SUFFIXES:
         raise InvalidValueError(f"the name of a store must end in .zarr or .h5, not {path.name!r}")
     if path.suffix == ".h5" and isinstance(path, ObjectPath):
-        raise InvalidValueError(f"{path} cannot be: a store in a bucket is a .zarr, HDF5 stands on a disk")
+        raise InvalidValueError(f"{path} is not possible: a store in a bucket is a .zarr; HDF5 needs a disk")
     return path.suffix == ".h5"
 
 
-def require_place(path: Path | ObjectPath) -> None:
-    """Raise InvalidValueError where no store can be made at `path`, whatever stands there."""
+def require_writable(path: Path | ObjectPath) -> None:
+    """Raise InvalidValueError where no store can be created at `path`, whatever exists there."""
     is_hdf5(path)
     if isinstance(path, ObjectPath):
-        if not Objects.at(path).listed:
-            raise InvalidValueError(f"cannot write {path}: stores at {path.scheme}:// can only be read")
+        if not zarr_storage(path).can_list:
+            raise InvalidValueError(f"cannot write {path}: stores at {path.scheme}:// are read-only")
     elif not path.absolute().parent.is_dir():
-        raise InvalidValueError(f"cannot make {path}: there is no folder {path.parent}")
+        raise InvalidValueError(f"cannot create {path}: there is no folder {path.parent}")
 
 
-def stands(path: Path | ObjectPath) -> bool:
-    """Tell whether something is at `path`: any file or folder, or a whole store in a bucket."""
+def exists(path: Path | ObjectPath) -> bool:
+    """Return whether something is at `path`: any file or folder, or a complete store in a bucket."""
     if isinstance(path, ObjectPath):
-        return Objects.at(path).size("zarr.json") is not None
+        return zarr_storage(path).size(NODE) is not None
     return os.path.lexists(path)
 
 
-def lay_out(path: Path | ObjectPath, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], *, hdf5: bool) -> None:
-    """Write a whole store without rows at the new path `path`."""
-    if isinstance(path, ObjectPath):
-        from embstore.store.zarr import object_layout
+def zarr_storage(path: Path | ObjectPath, *, cache: Path | None = None) -> Storage:
+    """Return the storage of a Zarr store; the shards of a URL are copied to the folder `cache`, if given."""
+    if isinstance(path, Path):
+        return LocalStorage(path, temporary=TEMPORARY)
+    if path.suffix == ".h5":
+        raise InvalidValueError(f"cannot read {path}: a store in a bucket is a .zarr; copy the file to a disk")
+    remote = ObjectStorage.at(path, temporary=TEMPORARY)
+    return remote if cache is None else CachedStorage(remote, cache)
 
-        object_layout.lay_out(path, metadata, frozen)
-    elif hdf5:
+
+def create(path: Path | ObjectPath, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], *, hdf5: bool) -> None:
+    """Create a complete store without rows at the new path `path`; `frozen` are the arrays that never change."""
+    if hdf5:
         from embstore.store.hdf5 import format as hdf5_format
 
-        hdf5_format.lay_out(path, metadata, frozen)
-    else:
-        from embstore.store.zarr import writer as zarr_writer
+        assert isinstance(path, Path)
+        hdf5_format.create(path, metadata, frozen)
+        return
+    from embstore.store.zarr import writer as zarr_writer
 
-        zarr_writer.lay_out(path, metadata, frozen)
+    if isinstance(path, Path):
+        zarr_writer.create_local(path, metadata, frozen)
+    else:
+        zarr_writer.create_remote(zarr_storage(path), metadata, frozen)
 
 
 def open_reader(path: Path | ObjectPath, *, cache: Path | None = None) -> Reader:
-    """Open what stands at a path, a folder as Zarr and a file as HDF5; a bucket's shards through the folder `cache`."""
-    if isinstance(path, ObjectPath):
-        return _open_objects(path, cache)
-    if standing_kind(path) == "folder":
-        from embstore.store.zarr.reader import ZarrReader
+    """Open what exists at a path, a folder or URL as Zarr and a file as HDF5; see `zarr_storage` for `cache`."""
+    if isinstance(path, Path) and is_file(path):
+        from embstore.store.hdf5.reader import HDF5Reader
 
-        return ZarrReader(path)
-    from embstore.store.hdf5.reader import HDF5Reader
+        return HDF5Reader(path)
+    from embstore.store.zarr.reader import ZarrReader
 
-    return HDF5Reader(path)
-
-
-def _open_objects(path: ObjectPath, cache: Path | None) -> Reader:
-    require_zarr(path)
-    if cache is not None:
-        from embstore.store.storage.cache import CachedReader
-
-        return CachedReader(path, cache)
-    from embstore.store.zarr.object_reader import ObjectReader
-
-    return ObjectReader(path)
+    return ZarrReader(zarr_storage(path, cache=cache))
 
 
 def open_writer(path: Path | ObjectPath) -> Writer:
-    """Open what stands at a path for writing; its lock must be held, but in a bucket, where there is none."""
-    if isinstance(path, ObjectPath):
-        from embstore.store.zarr.object_writer import ObjectWriter
+    """Open what exists at a path for writing."""
+    if isinstance(path, Path) and is_file(path):
+        from embstore.store.hdf5.writer import HDF5Writer
 
-        return ObjectWriter(path)
-    if standing_kind(path) == "folder":
-        from embstore.store.zarr.writer import ZarrWriter
+        return HDF5Writer(path)
+    from embstore.store.zarr.writer import ZarrWriter
 
-        return ZarrWriter(path)
-    from embstore.store.hdf5.writer import HDF5Writer
-
-    return HDF5Writer(path)
-
-
-def require_zarr(path: ObjectPath) -> None:
-    """Raise InvalidValueError for the address of an HDF5 file, which is only read from a disk."""
-    if path.suffix == ".h5":
-        raise InvalidValueError(f"{path} cannot be read: a store in a bucket is a .zarr; copy the file to a disk")
+    return ZarrWriter(zarr_storage(path))
 
 
 def no_store(path: Path | ObjectPath) -> StoreNotFoundError:
+    """Return the error for a path at which nothing exists."""
     return StoreNotFoundError(f"there is no store at {path}: embstore extract makes one")
 
 
-def standing_kind(path: Path) -> str:
-    """Say whether a "folder" or a "file" stands at a path; refuse what cannot be a store, in one line."""
+def is_file(path: Path) -> bool:
+    """Return whether a file, not a folder, exists at a path; raise a one-line error for what cannot be a store."""
     try:
-        mode = os.stat(path)
+        mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        if os.path.lexists(old_path(path)):
-            raise StoreNotFoundError(
-                f"a repair of {path} was interrupted: run the same `embstore extract --repair` command again"
-            ) from None
         raise no_store(path) from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
-    folder = stat.S_ISDIR(mode.st_mode)
+    folder = stat.S_ISDIR(mode)
     if path.suffix == ".zarr" and not folder:
         raise StoreFormatError(f"{path} is a file; a Zarr store is a folder")
     if path.suffix == ".h5" and folder:
         raise StoreFormatError(f"{path} is a folder; an HDF5 store is a file")
-    return "folder" if folder else "file"
+    return not folder

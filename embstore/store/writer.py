@@ -1,4 +1,4 @@
-"""Making stores and filling them: partitions in any order, each committed once it is on disk or in the bucket."""
+"""Creating stores and filling them: partitions in any order, each committed once it is on disk or in the bucket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,18 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError
-from embstore.store.arrays import check_center, check_columns, frozen_arrays
-from embstore.store.backend import is_hdf5, lay_out, open_writer, require_place
+from embstore.store.arrays import (
+    check_center,
+    check_columns,
+    commit_record,
+    committed,
+    frozen_arrays,
+    payload_specs,
+)
+from embstore.store.backend import create, is_hdf5, open_writer, require_writable, zarr_storage
 from embstore.store.check.consistency import index_faults
-from embstore.store.check.partition_check import check_partition
 from embstore.store.index import Index, rows_by_type
-from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, check_metadata
 from embstore.store.storage.files import fsync_folder, remove, storing
-from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock, new_path
-from embstore.store.storage.objects import Objects
-from embstore.store.zarr.shard_writer import Record, place_staged
+from embstore.store.vectors import INT8_FILL
+from embstore.store.zarr.format import NODE
 
 
 def create_store(
@@ -36,16 +42,17 @@ def create_store(
     index: Index,
     center: NDArray[np.float32] | None = None,
 ) -> None:
-    """Lay out a store without rows: all or nothing, so what stands at `path` is always a whole store.
+    """Create a store without rows, all or nothing, so that whatever exists at `path` is a complete store.
 
     `center`: float32 [layer, feature], for int8 only. Raises InvalidValueError for a path that exists or has
-    another suffix than .zarr or .h5, and for an index that does not fit the metadata; StorageError where the
-    disk is full. In a bucket the same call goes on with what an interrupted one left.
+    another suffix than .zarr or .h5, and for an index that does not match the metadata; StorageError where the
+    disk is full. In a bucket the same call resumes what an interrupted one left.
     """
-    path = place_of(path)
-    require_place(path)
+    path = parse_location(path)
+    require_writable(path)
     if isinstance(path, ObjectPath):
-        _lay_out(path, path, metadata=metadata, index=index, center=center, scratch=Path(tempfile.gettempdir()))
+        with frozen_of(path, metadata, index, center) as frozen:
+            create(path, metadata, frozen, hdf5=False)
         return
     with StoreLock(path):
         if os.path.lexists(path):
@@ -57,96 +64,125 @@ def create_store(
 
 
 def build(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> None:
-    """Lay out a store at `new_path(path)`; nothing is left there where that fails. The lock must be held."""
-    new = new_path(path)
+    """Create a store at `new_path(path)`; nothing remains there where that fails. The lock must be held."""
     try:
-        _lay_out(path, new, metadata=metadata, index=index, center=center, scratch=path.parent)
+        with frozen_of(path, metadata, index, center) as frozen:
+            create(new_path(path), metadata, frozen, hdf5=is_hdf5(path))
     except BaseException:
-        remove(new)
+        remove(new_path(path))
         raise
-
-
-def _lay_out(
-    path: Path | ObjectPath,
-    new: Path | ObjectPath,
-    *,
-    metadata: Metadata,
-    index: Index,
-    center: NDArray[np.float32] | None,
-    scratch: Path,
-) -> None:
-    """Lay out at `new` what is to stand at `path`."""
-    with frozen_of(path, metadata, index, center, scratch=scratch) as frozen:
-        lay_out(new, metadata, frozen, hdf5=is_hdf5(path))
 
 
 @contextmanager
 def frozen_of(
-    path: Path | ObjectPath,
-    metadata: Metadata,
-    index: Index,
-    center: NDArray[np.float32] | None,
-    *,
-    scratch: Path,
+    path: Path | ObjectPath, metadata: Metadata, index: Index, center: NDArray[np.float32] | None
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Give the arrays of a lay-out that never change; `scratch`: a folder for what does not fit into memory.
+    """Yield the arrays of a store that never change after its creation, by name.
 
-    Raises InvalidValueError for what no store can be laid out from.
+    Raises InvalidValueError where metadata, index and centre do not make a store.
     """
     check_metadata(metadata)
     check_center(metadata, center)
     check_columns(index.labels)
     for fault in index_faults(index, metadata.n_rows):
         raise InvalidValueError(f"the index is not consistent: {fault}")
+    scratch = path.parent if isinstance(path, Path) else Path(tempfile.gettempdir())  # for what exceeds memory
     with storing(path), rows_by_type(index.type, len(index.words), scratch) as words:
         yield frozen_arrays(metadata, index, words, center)
 
 
-def remove_store(path: Path | ObjectPath, *, filled: bool = False) -> None:
-    """Remove a store that this process has begun, all of it or so that what is left is none; under its lock, if any.
-
-    In a bucket it stays where a shard stands and it was not `filled` by this process: another one writes it too.
-    """
+def remove_store(path: Path | ObjectPath) -> None:
+    """Remove a store, so that what remains after an interruption is not a store; under its lock, if it has one."""
     if isinstance(path, ObjectPath):
-        objects = Objects.at(path)
-        if not filled and objects.names("hidden_states/c"):
-            return
-        objects.delete("zarr.json")
-        for name in objects.names():
-            objects.delete(name)
+        storage = zarr_storage(path)
+        storage.delete(NODE)
+        for key in storage.sizes():
+            storage.delete(key)
     elif os.path.lexists(path):
         os.rename(path, new_path(path))
         remove(new_path(path))
 
 
-class StoreWriter:
-    """Writes the partitions of a laid-out store, under its lock; a context manager.
+@dataclass(frozen=True)
+class Record:
+    """What `write_partition` returns and `StoreWriter.commit` takes: the rows of a partition and their CRC32C."""
 
-    Raises StoreBusyError where another process writes the store. What a killed writer left is removed. In a bucket
-    there is no lock, and several may write: of each partition the first one's rows stay.
+    n_rows: int
+    crc32c: int
+
+
+def write_partition(
+    path: str | os.PathLike[str] | ObjectPath, partition: int, arrays: Mapping[str, NDArray[Any]]
+) -> Record:
+    """Write a partition of the store at `path` without committing it; for workers in any process or machine.
+
+    `arrays` as for `StoreWriter.write`. The rows are on disk or in the bucket when this returns, and count only once
+    the process that holds the StoreWriter commits the record. Takes no lock. See PartitionWriter to write many.
+    """
+    with PartitionWriter(path) as writer:
+        return writer.write(partition, arrays)
+
+
+class PartitionWriter:
+    """Writes partitions of the store at `path` without committing them; a context manager.
+
+    Takes no lock and may be used from many threads; any number of processes may write at a time. Of two that write
+    one partition of a Zarr store, the first shard is kept, and both return its record.
     """
 
     def __init__(self, path: str | os.PathLike[str] | ObjectPath) -> None:
-        self.path = place_of(path)
+        self.path = parse_location(path)
+        with storing(self.path):
+            self._backend = open_writer(self.path)
+        self.metadata = self._backend.metadata
+
+    def __enter__(self) -> PartitionWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._backend.close()
+
+    def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> Record:
+        """Write a partition, durably, and return its record for `StoreWriter.commit`.
+
+        Raises InvalidValueError for other arrays, StorageError where the disk is full.
+        """
+        n_rows = check_partition(self.metadata, partition, arrays)
+        with storing(self.path):
+            return Record(n_rows, self._backend.write(partition, arrays))
+
+
+class StoreWriter:
+    """Writes and commits the partitions of a store; a context manager. The one process that commits.
+
+    Raises StoreBusyError where another process holds the lock of a store on a disk. A bucket has no lock: let only
+    one process commit. What an interrupted writer left is removed or, in a bucket, checked and committed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | ObjectPath) -> None:
+        self.path = parse_location(path)
         self._mutex = threading.Lock()
         self._lock: StoreLock | None = None
         if isinstance(self.path, ObjectPath):
-            require_place(self.path)
+            require_writable(self.path)
         else:
             if not self.path.parent.is_dir():
-                open_writer(self.path)
+                open_writer(self.path)  # raises
             self._lock = StoreLock(self.path)
             self._lock.__enter__()
         try:
             with storing(self.path):
                 self._backend = open_writer(self.path)
+                self._backend.recover()
         except BaseException:
             if self._lock is not None:
                 self._lock.release()
             raise
-        self._open = True
+        self._is_open = True
         self.metadata = self._backend.metadata
-        self._written: NDArray[np.bool_] | None = None  # what is committed, read once: none is taken back by others
+        self._committed = committed(self._backend.commits(), self.metadata.layout)
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -154,93 +190,113 @@ class StoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            with suppress(EmbstoreError):  # the first error says more
+                self.close()
 
     def missing(self) -> list[int]:
-        """The partitions that are not committed, ascending."""
-        with self._mutex, storing(self.path):
-            self._written = committed(self._backend.commits(), self.metadata.layout)
-            return np.flatnonzero(~self._written).tolist()
+        """Return the partitions that are not committed, ascending."""
+        with self._mutex:
+            return np.flatnonzero(~self._committed).tolist()
 
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write a partition and commit it; both are on disk when this returns. May be called from any thread.
+        """Write a partition and commit it; both are durable when this returns. May be called from any thread.
 
-        `arrays`: "hidden_states" [layer, n, feature] in the storage dtype (bfloat16 as its uint16 bits), n the rows
-        of the partition; for int8 also "scale" float32 [layer, n]. Raises InvalidValueError for other arrays or
-        a committed partition, StorageError where the disk is full: then nothing is committed.
+        In a bucket the record follows within seconds, or is found again by the shard. `arrays`: "hidden_states"
+        [layer, n, feature] in the storage dtype (bfloat16 as its uint16 bits), n the rows of the partition; for int8
+        also "scale" float32 [layer, n]. Raises InvalidValueError for other arrays or a committed partition,
+        StorageError where the disk is full: then nothing is committed.
         """
-        rows = check_partition(self.metadata, partition, arrays)
+        n_rows = check_partition(self.metadata, partition, arrays)
         with self._mutex, storing(self.path):
-            if self._is_missing(partition):
-                crc = self._backend.write(partition, arrays)
-                self._record(partition, np.array([rows, crc], np.uint64))
+            self._require_missing(partition)
+            self._commit(partition, Record(n_rows, self._backend.write(partition, arrays)))
 
     def commit(self, partition: int, record: Record) -> None:
-        """Commit a partition that a `PartitionWriter`, here or on another machine, has written; it gave `record`.
+        """Commit a partition that `write_partition`, here or on another machine, has written.
 
-        Raises InvalidValueError for a record that cannot be the partition's, or a committed partition.
+        Raises InvalidValueError for a record of another partition, a committed partition, or where the partition's
+        shards do not exist here, as when a worker has written to a disk of its own.
         """
         start, stop = self.metadata.layout.span(partition)
-        if record.rows != stop - start or not 0 <= record.crc32c < 2**32:
-            raise InvalidValueError(f"{record} is none of partition {partition}, which has {stop - start} rows")
+        if record.n_rows != stop - start or not 0 <= record.crc32c < 2**32:
+            raise InvalidValueError(
+                f"invalid record of partition {partition}: it has {record.n_rows} rows, expected {stop - start}"
+            )
         with self._mutex, storing(self.path):
-            if self._is_missing(partition):
-                if record.staged and isinstance(self.path, Path):
-                    place_staged(self.path, self.metadata, partition, record.staged)
-                self._record(partition, np.array([record.rows, record.crc32c], np.uint64))
-
-    def _is_missing(self, partition: int) -> bool:
-        """Whether a partition is to be committed; in a bucket another writer may have done so meanwhile."""
-        self._check_open()
-        if self._written is None:
-            self._written = committed(self._backend.commits(), self.metadata.layout)
-        if self._written[partition] and self._lock is not None:
-            raise InvalidValueError(f"partition {partition} is committed already: discard it first")
-        return not self._written[partition]
-
-    def _record(self, partition: int, record: NDArray[np.uint64]) -> None:
-        assert self._written is not None
-        self._backend.commit(partition, record)
-        self._written[partition] = True
+            self._require_missing(partition)
+            if not self._backend.has_shards(partition):
+                raise InvalidValueError(
+                    f"partition {partition} was written, but its shard is not in {self.path}: all workers must share "
+                    "its disk, or use a store in a bucket"
+                )
+            self._commit(partition, record)
 
     def discard(self, partitions: Iterable[int]) -> None:
-        """Count partitions as not written, so that they are written again."""
+        """Remove partitions, so that they are written again."""
+        numbers = list(partitions)
         with self._mutex, storing(self.path):
-            self._check_open()
-            self._written = None
-            self._backend.discard(partitions)
+            self._require_open()
+            self._committed[numbers] = False
+            self._backend.discard(numbers)
 
     def finish(self) -> None:
-        """Fold the commits and release the lock; a killed call is completed by the next. The writer is closed.
+        """Finish the store, remove what is temporary and release the lock. The writer is closed.
 
         Raises MissingRowsError where a partition is not committed.
         """
         missing = self.missing()
         if missing:
-            raise MissingRowsError(f"{self.path} lacks {len(missing)} partitions, the first is {missing[0]}")
+            raise MissingRowsError(f"{self.path} has {len(missing)} uncommitted partitions, the first is {missing[0]}")
         with self._mutex, storing(self.path):
-            self._check_open()
-            self._backend.fold()
+            self._require_open()
+            self._backend.finish()
         self.close()
 
     def close(self) -> None:
-        """Release the lock; a second call does nothing."""
+        """Write what is only in memory and release the lock; a second call does nothing."""
         with self._mutex:
-            if self._open:
-                self._open = False
-                self._backend.close()
-                if self._lock is not None:
-                    self._lock.release()
+            if self._is_open:
+                self._is_open = False
+                try:
+                    self._backend.flush()
+                finally:
+                    self._backend.close()
+                    if self._lock is not None:
+                        self._lock.release()
 
-    def _check_open(self) -> None:
-        if not self._open:
+    def _commit(self, partition: int, record: Record) -> None:
+        self._backend.commit(partition, commit_record(record.n_rows, record.crc32c))
+        self._committed[partition] = True
+
+    def _require_missing(self, partition: int) -> None:
+        self._require_open()
+        if self._committed[partition]:
+            raise InvalidValueError(f"partition {partition} is committed already: discard it first")
+
+    def _require_open(self) -> None:
+        if not self._is_open:
             raise EmbstoreError(f"the writer of {self.path} is closed")
 
 
-def committed(records: NDArray[np.uint64], layout: Layout) -> NDArray[np.bool_]:
-    """Tell which records [partition, 2] are whole: as many rows as the partition has, and a CRC32C."""
-    rows = np.full(layout.n_partitions, layout.partition_rows, np.uint64)
-    start, stop = layout.span(layout.n_partitions - 1)
-    rows[-1] = stop - start
-    whole: NDArray[np.bool_] = (records[:, 0] == rows) & (records[:, 1] < 2**32)
-    return whole
+def check_partition(metadata: Metadata, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int:
+    """Return the number of rows of a partition; raise InvalidValueError where the arrays are not its own."""
+    layout = metadata.layout
+    if not 0 <= partition < layout.n_partitions:
+        raise InvalidValueError(f"there is no partition {partition}: the store has {layout.n_partitions}")
+    start, stop = layout.span(partition)
+    specs = {spec.path: spec for spec in payload_specs(metadata)}
+    if set(arrays) != set(specs):
+        raise InvalidValueError(f"a partition holds {sorted(specs)}, not {sorted(arrays)}")
+    for name, spec in specs.items():
+        shape = (spec.shape[0], stop - start, *spec.shape[2:])
+        if arrays[name].shape != shape or arrays[name].dtype != spec.dtype:
+            raise InvalidValueError(
+                f"{name} of partition {partition} must be {spec.dtype} {shape}, "
+                f"not {arrays[name].dtype} {arrays[name].shape}"
+            )
+    if metadata.dtype == "int8" and (arrays["hidden_states"] == INT8_FILL).any():
+        raise InvalidValueError(f"the int8 code {INT8_FILL} means not written and cannot be stored")
+    return stop - start

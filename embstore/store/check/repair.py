@@ -1,24 +1,30 @@
-"""Laying out a damaged store afresh, keeping every partition that is still what was committed."""
+"""Repairing a store whose metadata, index or structure is damaged, keeping every partition that is intact."""
 
 from __future__ import annotations
 
 import os
-import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreMismatchError, StoreNotFoundError
-from embstore.store.backend import is_hdf5, require_place
+from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreMismatchError
+from embstore.store.arrays import COMMITS, committed, frozen_spec, record_crc32c, stored_arrays
+from embstore.store.backend import is_file, is_hdf5, no_store, require_writable, zarr_storage
+from embstore.store.check.verify_zarr import expected_keys, key_sizes
 from embstore.store.index import Index
 from embstore.store.metadata import Metadata, parse
-from embstore.store.storage.files import map_file, remove, storing
-from embstore.store.storage.location import ObjectPath, place_of
-from embstore.store.storage.lock import StoreLock, new_path, swap
+from embstore.store.storage.base import Parts, Storage
+from embstore.store.storage.files import fsync_folder, map_file, remove, storing
+from embstore.store.storage.location import ObjectPath, parse_location
+from embstore.store.storage.lock import StoreLock, new_path
 from embstore.store.writer import build, frozen_of
-from embstore.store.zarr.format import NODE
-from embstore.store.zarr.reader import read_root_attribute
+from embstore.store.zarr.format import COMMITS_CHUNK, NODE, column_key
+from embstore.store.zarr.reader import root_attribute
+from embstore.store.zarr.shards import column_parts
+from embstore.store.zarr.writer import ZarrWriter, static_objects
 
 
 def repair_layout(
@@ -28,85 +34,115 @@ def repair_layout(
     index: Index,
     center: NDArray[np.float32] | None = None,
 ) -> list[int]:
-    """Lay a store out afresh in place of one whose metadata, index or structure is damaged.
+    """Repair everything in a store but its rows; returns the partitions that must be written again.
 
-    Partitions whose bytes still match their commit record are kept; the others are returned, to be written by a
-    StoreWriter, whose `finish` is needed in any case. The old store stands until the new one is whole. int8 codes
-    are kept only where the old centre is, bit for bit, the one given. Raises StoreNotFoundError, StoreBusyError,
-    and StoreMismatchError where the metadata can be read and is of another recipe; where it cannot be read and the
-    digest of the recipe beside the vectors is not the plan's, StoreDamagedError or StoreFormatError.
+    Partitions whose bytes match their commit record are kept. Write the others with a StoreWriter, whose `finish` is
+    needed in any case. A Zarr store is repaired file by file, an HDF5 file is replaced by a new one; an interrupted
+    repair is resumed by the next. int8 codes are kept only where the stored centre equals `center` bit for bit.
+
+    Raises StoreNotFoundError, StoreBusyError, and StoreMismatchError where the metadata are readable and were made
+    by another plan; where they are not, and the recipe's digest next to the vectors is not the plan's,
+    StoreDamagedError or StoreFormatError.
     """
-    path = place_of(path)
-    hdf5 = is_hdf5(path)
+    path = parse_location(path)
+    is_hdf5(path)  # raises for another suffix
     if isinstance(path, ObjectPath):
-        return _repair_objects(path, metadata, index, center)
-    with StoreLock(path):
-        if not os.path.lexists(path):
-            raise StoreNotFoundError(f"there is no store at {path}: embstore extract makes one")
-        metadata = _stored_metadata(path, metadata)
-        build(path, metadata=metadata, index=index, center=center)
-        try:
-            with storing(path):
-                kept = _carry_over(path, metadata, center, hdf5=hdf5)
-                swap(path)
-        except BaseException:
-            remove(new_path(path))
-            raise
-    return [partition for partition in range(metadata.layout.n_partitions) if partition not in kept]
+        require_writable(path)
+        return _repair_zarr(path, metadata, index, center)
+    with StoreLock(path), storing(path):
+        if is_file(path):
+            return _repair_hdf5(path, metadata, index, center)
+        return _repair_zarr(path, metadata, index, center)
 
 
-def _repair_objects(path: ObjectPath, planned: Metadata, index: Index, center: NDArray[np.float32] | None) -> list[int]:
-    """Mend a store in a bucket object by object: there is no other place to lay it out at and swap."""
-    from embstore.store.check import object_repair
-
-    require_place(path)
+def _repair_zarr(
+    path: Path | ObjectPath, planned: Metadata, index: Index, center: NDArray[np.float32] | None
+) -> list[int]:
+    """Put in place what is missing or differs, and discard partitions that are not intact, before anything else."""
+    storage = zarr_storage(path)
+    if isinstance(path, ObjectPath) and not storage.sizes():
+        raise no_store(path)
     try:
-        stored = object_repair.stored_metadata(path)
+        metadata = parse(root_attribute(storage.get_or_none(NODE), storage), path=str(path))[0]
     except (StoreDamagedError, StoreFormatError) as error:
-        if not object_repair.names_recipe(path, planned):
+        node = storage.get_or_none(f"hidden_states/{NODE}")
+        if node is None or planned.recipe_sha256.encode() not in node:
             raise _unknown(path, error) from error
-        stored = planned
-    _require_same(path, stored, planned)
-    with frozen_of(path, stored, index, center, scratch=Path(tempfile.gettempdir())) as frozen:
-        return object_repair.mend(path, stored, frozen)
+        metadata = planned
+    _require_same(path, metadata, planned)
+    writer = ZarrWriter(storage, metadata)
+    with frozen_of(path, metadata, index, center) as frozen:
+        objects = static_objects(metadata, frozen)
+        for key in set(key_sizes(storage)) - expected_keys(metadata, stored_arrays(frozen)):
+            storage.delete(key)
+        records = f"{COMMITS}/{NODE}"
+        _put_in_place(storage, {records: objects.pop(records)})
+        if center is not None and not _has_center(storage, center):
+            storage.delete(COMMITS_CHUNK)  # the codes are relative to another centre
+        missing = _damaged(writer)
+        writer.discard(missing)
+        _put_in_place(storage, objects)
+    writer.finish()
+    if isinstance(path, Path):
+        for folder, _, _ in os.walk(path, topdown=False):
+            with suppress(OSError):  # not empty
+                os.rmdir(folder)
+    return missing
+
+
+def _put_in_place(storage: Storage, objects: Mapping[str, Parts]) -> None:
+    for key, parts in objects.items():
+        if not storage.holds(key, parts):
+            storage.delete(key)
+            storage.put(key, parts)
+
+
+def _damaged(writer: ZarrWriter) -> list[int]:
+    """Return the partitions that are not committed, or whose shards do not match their commit record."""
+    records = writer.commits()
+    intact = committed(records, writer.metadata.layout)
+    for partition in np.flatnonzero(intact).tolist():
+        intact[partition] = writer.shards_crc32c(partition) == record_crc32c(records[partition])
+    return np.flatnonzero(~intact).tolist()
+
+
+def _has_center(storage: Storage, center: NDArray[np.float32]) -> bool:
+    spec = frozen_spec("center", center.shape)
+    return storage.holds(column_key(spec), column_parts(spec, center))
+
+
+def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np.float32] | None) -> list[int]:
+    """Create the file again under another name, copy intact partitions into it, and rename it."""
+    from embstore.store.check.salvage_hdf5 import copy_intact
+    from embstore.store.hdf5.reader import read_metadata
+
+    try:
+        metadata = read_metadata(path)[0]
+    except EmbstoreError as error:
+        mapped = map_file(path)
+        if mapped is None or mapped.find(planned.recipe_sha256.encode()) < 0:
+            raise _unknown(path, error) from error
+        metadata = planned
+    _require_same(path, metadata, planned)
+    build(path, metadata=metadata, index=index, center=center)
+    try:
+        intact = copy_intact(path, new_path(path), metadata, center)
+        os.replace(new_path(path), path)
+        fsync_folder(path.parent)
+    except BaseException:
+        remove(new_path(path))
+        raise
+    return [partition for partition in range(metadata.layout.n_partitions) if partition not in intact]
 
 
 def _unknown(path: Path | ObjectPath, error: EmbstoreError) -> EmbstoreError:
-    """Return the error for metadata that are lost, with nothing beside the vectors that says whose they are."""
+    """Return the error for metadata that are lost where no digest next to the vectors identifies the plan."""
     if isinstance(error, StoreFormatError):
         return error
     return StoreDamagedError(
-        f"the metadata of {path} cannot be read, and nothing else in it says that this plan made it: give the "
+        f"the metadata of {path} cannot be read, and nothing else in it shows that this plan made it: give the "
         "options it was made with, or remove it first"
     )
-
-
-def _stored_metadata(path: Path, planned: Metadata) -> Metadata:
-    """Return the metadata of a store, or the plan's where they are damaged and its recipe stands beside the vectors."""
-    try:
-        if path.is_dir():
-            stored, _ = parse(read_root_attribute(path), path=str(path))
-        else:
-            from embstore.store.hdf5.reader import read_metadata
-
-            stored, _ = read_metadata(path)
-    except EmbstoreError as error:
-        if _names_recipe(path, planned):
-            return planned
-        if isinstance(error, StoreFormatError):
-            raise
-        raise _unknown(path, error) from error
-    _require_same(path, stored, planned)
-    return stored
-
-
-def _names_recipe(path: Path, planned: Metadata) -> bool:
-    """Look for the digest of the recipe that stands beside the vectors."""
-    try:
-        mapped = map_file(path / "hidden_states" / NODE if path.is_dir() else path)
-    except OSError:
-        return False
-    return mapped is not None and mapped.find(planned.recipe_sha256.encode()) >= 0
 
 
 def _require_same(path: Path | ObjectPath, stored: Metadata, planned: Metadata) -> None:
@@ -114,13 +150,3 @@ def _require_same(path: Path | ObjectPath, stored: Metadata, planned: Metadata) 
     for key in sorted(then):
         if then[key] != now[key]:
             raise StoreMismatchError(f"{path} was made with another {key} than this plan: give the same options again")
-
-
-def _carry_over(path: Path, metadata: Metadata, center: NDArray[np.float32] | None, *, hdf5: bool) -> set[int]:
-    if hdf5:
-        from embstore.store.check import salvage_hdf5
-
-        return salvage_hdf5.carry_over(path, new_path(path), metadata, center)
-    from embstore.store.check import salvage_zarr
-
-    return salvage_zarr.carry_over(path, new_path(path), metadata, center)

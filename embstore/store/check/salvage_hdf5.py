@@ -1,9 +1,9 @@
-"""Taking intact rows out of a damaged HDF5 store, even one that the HDF5 library cannot open."""
+"""Copying intact rows out of a damaged HDF5 store, even one that the HDF5 library cannot open."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,77 +11,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError
-from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, payload_specs
-from embstore.store.hdf5.offsets import Places, read_span, row_spans
-from embstore.store.hdf5.reader import read_places
+from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, committed, payload_specs, record_crc32c
+from embstore.store.hdf5.addresses import Addresses, read_span, row_spans
+from embstore.store.hdf5.reader import read_addresses
 from embstore.store.hdf5.writer import HDF5Writer
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
-from embstore.store.storage.files import crc32c
+from embstore.store.storage.files import crc32c, opened
 
 
-def carry_over(old: Path, new: Path, metadata: Metadata, center: NDArray[np.float32] | None) -> set[int]:
-    """Copy into `new` every partition of `old` that matches its commit record; returns these.
+def copy_intact(old: Path, new: Path, metadata: Metadata, center: NDArray[np.float32] | None) -> set[int]:
+    """Copy into `new` every partition of `old` that matches its commit record; returns their numbers.
 
-    The same layout gives the same addresses, so those of the new file are good for the old one; where the old
-    one names others, these are tried too.
+    The same layout gives the same addresses, so those of the new file apply to the old one; where the old file
+    reports others, these are tried too.
     """
-    try:
-        descriptor = os.open(old, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return set()
-    kept: set[int] = set()
+    _, _, ours = read_addresses(new)
+    candidates = [ours]
+    with suppress(EmbstoreError, OSError):
+        candidates.append(read_addresses(old)[2])
+    intact: set[int] = set()
     writer = HDF5Writer(new)
     try:
-        for places in _candidates(old, new):
-            if center is None or _has_center(descriptor, places, center):
-                _copy(descriptor, places, metadata, writer, kept)
+        with opened(old) as descriptor:
+            for addresses in candidates:
+                if center is None or _has_center(descriptor, addresses, center):
+                    _copy(descriptor, addresses, metadata, writer, intact)
     finally:
         writer.close()
-        os.close(descriptor)
-    return kept
+    return intact
 
 
-def _candidates(old: Path, new: Path) -> list[Places]:
-    _, _, places = read_places(new)
-    try:
-        return [places, read_places(old)[2]]
-    except (EmbstoreError, OSError):
-        return [places]
+def _has_center(descriptor: int, addresses: Addresses, center: NDArray[np.float32]) -> bool:
+    spans = addresses.spans
+    return "center" in spans and read_span(descriptor, *spans["center"]).tobytes() == center.tobytes()
 
 
-def _has_center(descriptor: int, places: Places, center: NDArray[np.float32]) -> bool:
-    return "center" in places.spans and read_span(descriptor, *places.spans["center"]).tobytes() == center.tobytes()
-
-
-def _copy(descriptor: int, places: Places, metadata: Metadata, writer: HDF5Writer, kept: set[int]) -> None:
+def _copy(descriptor: int, addresses: Addresses, metadata: Metadata, writer: HDF5Writer, intact: set[int]) -> None:
     layout = metadata.layout
     specs = payload_specs(metadata)
-    if any(spec.path not in places.chunks for spec in specs) or COMMITS not in places.spans:
+    if any(spec.path not in addresses.chunks for spec in specs) or COMMITS not in addresses.spans:
         return
-    records = read_span(descriptor, *places.spans[COMMITS])
+    records = read_span(descriptor, *addresses.spans[COMMITS])
     if len(records) != layout.n_partitions * 2 * COMMIT_DTYPE.itemsize:
         return
-    for partition, record in enumerate(records.view(COMMIT_DTYPE).reshape(-1, 2)):
-        start, stop = layout.span(partition)
-        if partition in kept or record[0] != stop - start:
-            continue
-        arrays = _read_partition(descriptor, places, specs, layout, partition)
-        if arrays is not None and _crc32c_of(arrays, specs) == record[1]:
+    table = records.view(COMMIT_DTYPE).reshape(-1, 2)
+    for partition in set(np.flatnonzero(committed(table, layout)).tolist()) - intact:
+        arrays = _read_partition(descriptor, addresses, specs, layout, partition)
+        if arrays is not None and _crc32c_of(arrays, specs) == record_crc32c(table[partition]):
             writer.write(partition, arrays)
-            writer.commit(partition, record)
-            kept.add(partition)
+            writer.commit(partition, table[partition])
+            intact.add(partition)
 
 
 def _read_partition(
-    descriptor: int, places: Places, specs: list[ArraySpec], layout: Layout, partition: int
+    descriptor: int, addresses: Addresses, specs: list[ArraySpec], layout: Layout, partition: int
 ) -> dict[str, NDArray[Any]] | None:
     start, stop = layout.span(partition)
     arrays: dict[str, NDArray[Any]] = {}
     for spec in specs:
         rows = np.empty((spec.shape[0], stop - start, *spec.shape[2:]), spec.dtype)
         for layer in range(spec.shape[0]):
-            spans = row_spans(places, spec, layer, start, stop)
+            spans = row_spans(addresses, spec, layer, start, stop)
             data = np.concatenate([read_span(descriptor, *span) for span in spans])
             if len(data) != rows[layer].nbytes:
                 return None

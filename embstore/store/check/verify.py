@@ -1,4 +1,4 @@
-"""Whether a store is still, byte for byte, what was written."""
+"""Verifying that a store is still, byte for byte, what was written."""
 
 from __future__ import annotations
 
@@ -13,59 +13,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreNotFoundError
-from embstore.store.arrays import NOT_WRITTEN
-from embstore.store.backend import no_store, require_zarr, standing_kind
+from embstore.store.arrays import NOT_WRITTEN, Records, committed, record_crc32c
+from embstore.store.backend import Reader, is_file, no_store, zarr_storage
 from embstore.store.check.consistency import index_faults, occurrence_faults
 from embstore.store.check.report import Findings, Progress, Report
 from embstore.store.index import Index
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
-from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.storage.files import REPAIR_HINT, crc32c
+from embstore.store.storage.location import ObjectPath, parse_location
+from embstore.store.zarr.format import NODE
 
 
 def verify(path: str | os.PathLike[str] | ObjectPath, *, progress: Progress | None = None) -> Report:
-    """Read every byte of a store and hold it against its checksums; damage is reported, never raised.
+    """Read every byte of a store and compare it with its checksums; damage is reported, never raised.
 
-    `progress` is called with (bytes checked, bytes in all). Raises StoreNotFoundError where nothing is there,
-    StorageError where the server of an address does not answer.
+    `progress` is called with (bytes checked, total bytes). Raises StoreNotFoundError where nothing is there,
+    StorageError where the server of a URL does not answer.
     """
-    path = place_of(path)
+    path = parse_location(path)
     findings = Findings(progress)
     try:
-        if isinstance(path, ObjectPath):
-            partitions = _verify_objects(path, findings)
-        elif standing_kind(path) == "folder":
-            from embstore.store.check.verify_zarr import verify_zarr
-
-            partitions = verify_zarr(path, findings)
-        else:
-            from embstore.store.check.verify_hdf5 import verify_hdf5
-
-            partitions = verify_hdf5(path, findings)
+        n_partitions = _verify(path, findings)
     except StoreNotFoundError:
         raise
     except (EmbstoreError, OSError) as error:
         if isinstance(path, ObjectPath) and not isinstance(error, StoreDamagedError):
             raise
         findings.fault("store", str(error))
-        partitions = 0
-    return findings.report(path, partitions)
+        n_partitions = 0
+    return findings.report(path, n_partitions)
 
 
-def _verify_objects(path: ObjectPath, findings: Findings) -> int:
+def _verify(path: Path | ObjectPath, findings: Findings) -> int:
+    if isinstance(path, Path) and is_file(path):
+        from embstore.store.check.verify_hdf5 import verify_hdf5
+
+        return verify_hdf5(path, findings)
     from embstore.store.check.verify_zarr import verify_zarr
-    from embstore.store.storage.objects import Objects
 
-    require_zarr(path)
-    if Objects.at(path).get_or_none("zarr.json") is None:
+    storage = zarr_storage(path)
+    if isinstance(path, ObjectPath) and storage.get_or_none(NODE) is None:
         raise no_store(path)
-    return verify_zarr(path, findings)
+    return verify_zarr(storage, findings)
 
 
 def check_attribute(
     fields: Any, path: Path | ObjectPath, findings: Findings
 ) -> tuple[Metadata, dict[str, StoredArray]] | None:
-    """Parse the attribute "embstore" and hold it against its schema; None where it cannot be relied on."""
+    """Parse the attribute "embstore" and validate it against its schema; None, with a fault, where it is invalid."""
     try:
         metadata, arrays = parse(fields, path=str(path))
     except EmbstoreError as error:
@@ -78,7 +74,7 @@ def check_attribute(
 
 
 def schema_faults(fields: Any) -> list[str]:
-    """Hold the attribute "embstore" against schemas/store.schema.json; one line a fault."""
+    """Validate the attribute "embstore" against schemas/store.schema.json; returns one line per fault."""
     import jsonschema
 
     text = resources.files("embstore.schemas").joinpath("store.schema.json").read_text("utf-8")
@@ -87,7 +83,7 @@ def schema_faults(fields: Any) -> list[str]:
 
 
 def check_index(columns: Mapping[str, NDArray[Any]], metadata: Metadata, findings: Findings) -> None:
-    """Hold the columns of the index against each other; all of them must be as they were written."""
+    """Check that the columns of the index are consistent with each other; all must have passed their checksums."""
     index = Index.of_arrays(columns)
     found = list(index_faults(index, metadata.n_rows))
     if not found:
@@ -102,11 +98,31 @@ def check_index(columns: Mapping[str, NDArray[Any]], metadata: Metadata, finding
         findings.fault("index", what)
 
 
-def check_record(record: NDArray[np.uint64], partition: int, layout: Layout, part: str, findings: Findings) -> None:
-    """Report a commit record that no writer has made."""
-    start, stop = layout.span(partition)
-    if (record == NOT_WRITTEN).all():
-        findings.fault(part, "the commit record was erased", partition=partition)
-    elif record[0] != stop - start or record[1] >= 2**32:
-        what = f"the commit record says {record[0]} rows, CRC32C {record[1]:x}; the partition has {stop - start} rows"
-        findings.fault(part, what, partition=partition)
+def check_records(records: Records, layout: Layout, part: str, findings: Findings) -> None:
+    """Note which partitions are not written, and report commit records [partition, 2] that no writer makes."""
+    complete = committed(records, layout)
+    for partition in np.flatnonzero(~complete).tolist():
+        start, stop = layout.span(partition)
+        n_rows, checksum = records[partition].tolist()
+        if n_rows == checksum == NOT_WRITTEN:
+            findings.missing.append(partition)
+        else:
+            what = f"the commit record {n_rows:x} {checksum:x} is invalid; the partition has {stop - start} rows"
+            findings.fault(part, what, partition=partition)
+
+
+def require_intact_index(reader: Reader) -> None:
+    """Raise StoreDamagedError where a column of the index was changed."""
+    for name, array in reader.arrays.items():
+        if crc32c(reader.column(name)) != array.crc32c:
+            raise StoreDamagedError(f"{name} of {reader.path} was changed: {REPAIR_HINT}")
+
+
+def require_intact_partition(reader: Reader, partition: int, records: Records) -> None:
+    """Raise StoreDamagedError where a partition's bytes do not match its commit record [partition, 2].
+
+    A partition whose arrays another tool has rewritten has no checksum, and passes.
+    """
+    found = reader.partition_crc32c(partition)
+    if found is not None and found != record_crc32c(records[partition]):
+        raise StoreDamagedError(f"the rows of partition {partition} of {reader.path} were changed: {REPAIR_HINT}")

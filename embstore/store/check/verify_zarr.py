@@ -1,204 +1,181 @@
-"""Verifying a Zarr store: every file is either regenerated and compared, or held against a CRC32C."""
+"""Verifying a Zarr store on any storage: every key is regenerated and compared, or checked by its CRC32C."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.store.arrays import COMMIT_DTYPE, NOT_WRITTEN, ArraySpec, frozen_spec, payload_specs
-from embstore.store.check.report import Findings
-from embstore.store.check.verify import check_attribute, check_index, check_record
-from embstore.store.check.verify_files import StoreFiles, files_of, unreadable
-from embstore.store.layout import CHUNK_ROWS, Layout
-from embstore.store.metadata import StoredArray
-from embstore.store.storage.files import crc32c
-from embstore.store.storage.location import ObjectPath
-from embstore.store.writer import committed
-from embstore.store.zarr.format import (
-    FOLDED_FILE,
-    NODE,
-    TEMPORARY,
-    chunk_file,
-    commit_file,
-    commits_node,
-    frozen_nodes,
-    shard_file,
+from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError
+from embstore.store.arrays import (
+    COMMIT_DTYPE,
+    ArraySpec,
+    Records,
+    commits_spec,
+    committed,
+    frozen_spec,
+    no_records,
+    payload_specs,
+    record_crc32c,
 )
-from embstore.store.zarr.shards import shard_index
-from embstore.store.zarr.writer import column_end
+from embstore.store.check.report import Findings
+from embstore.store.check.verify import check_attribute, check_index, check_records
+from embstore.store.layout import Layout
+from embstore.store.metadata import Metadata, StoredArray, parse
+from embstore.store.storage.base import KeyNotFoundError, Storage
+from embstore.store.storage.files import crc32c
+from embstore.store.zarr.format import COMMITS_CHUNK, INDEXES, NODE, TEMPORARY, all_nodes, column_key, shard_key
+from embstore.store.zarr.reader import root_attribute
+from embstore.store.zarr.shards import column_end, shard_end
 
 
-def verify_zarr(path: Path | ObjectPath, findings: Findings) -> int:
-    """Verify a folder or a store in a bucket; returns how many partitions it has, 0 where that cannot be known."""
-    source = files_of(path)
-    files = source.sizes()
-    findings.total_nbytes = sum(files.values())
-    root = _read(source, NODE, findings)
-    parsed = check_attribute(_attribute(root), path, findings)
+def verify_zarr(storage: Storage, findings: Findings) -> int:
+    """Verify a Zarr store; returns the number of its partitions, 0 where that cannot be known."""
+    sizes = key_sizes(storage)
+    findings.total_nbytes = sum(sizes.values())
+    checks = _Checks(storage, sizes, findings)
+    root = checks.get(NODE)
+    attribute = None
+    try:
+        attribute = root_attribute(root, storage)
+    except (StoreDamagedError, StoreFormatError):
+        pass  # reported below
+    parsed = check_attribute(attribute, storage.path, findings)
     if parsed is None:
         return 0
     metadata, arrays = parsed
-    layout = metadata.layout
-    known = {NODE}
-    for name, node in frozen_nodes(metadata, arrays).items():
-        known.add(name)
-        found = root if name == NODE else _read(source, name, findings)
+    for key, node in all_nodes(metadata, arrays).items():
+        found = root if key == NODE else checks.get(key)
         if found is not None and found != node:
-            findings.fault(name, "is not what was written")
-    columns = {name: _column(source, name, array, files, known, findings) for name, array in arrays.items()}
-    whole = {name: column for name, column in columns.items() if column is not None}
-    if len(whole) == len(arrays):
-        check_index(whole, metadata, findings)
-    records = _check_commits(source, layout, files, known, findings)
-    specs = payload_specs(metadata)
-    known.update(shard_file(spec, partition) for spec in specs for partition in range(layout.n_partitions))
-    _check_shards(source, specs, layout, records, files, findings)
-    for name in sorted(set(files) - known):
-        findings.fault(name, "does not belong to the store")
-    return layout.n_partitions
+            findings.fault(key, "was changed")
+    columns = {name: checks.column(frozen_spec(name, array.shape), array.crc32c) for name, array in arrays.items()}
+    complete = {name: column for name, column in columns.items() if column is not None}
+    if len(complete) == len(arrays):
+        check_index(complete, metadata, findings)
+    checks.partitions(payload_specs(metadata), metadata.layout, checks.records(metadata.layout))
+    for key in sorted(set(sizes) - expected_keys(metadata, arrays)):
+        if not key.startswith(f"{TEMPORARY}/"):  # what a killed writer left is not a fault
+            findings.fault(key, "does not belong to the store")
+    return metadata.layout.n_partitions
 
 
-def _read(source: StoreFiles, name: str, findings: Findings) -> bytes | None:
+def key_sizes(storage: Storage) -> dict[str, int]:
+    """Return the size of every key of a store but those of search indexes, which have checksums of their own.
+
+    Where the server does not list its files, they are those that the metadata name and that exist.
+    """
+    if storage.can_list:
+        return {key: size for key, size in storage.sizes().items() if not key.startswith(f"{INDEXES}/")}
     try:
-        data = source.read(name)
-    except OSError as error:
-        findings.fault(name, unreadable(error))
-        return None
-    findings.checked(len(data))
-    return data
+        keys = sorted(expected_keys(*parse(root_attribute(storage.get(NODE), storage), path=str(storage.path))))
+    except (StoreDamagedError, StoreFormatError):
+        keys = [NODE]
+    futures = [storage.submit(lambda key=key: storage.size(key)) for key in keys]  # type: ignore[misc]
+    found = {key: future.result() for key, future in zip(keys, futures, strict=True)}
+    return {key: size for key, size in found.items() if size is not None}
 
 
-def _attribute(root: bytes | None) -> Any:
-    try:
-        return json.loads(root or b"null")["attributes"]["embstore"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
+def expected_keys(metadata: Metadata, arrays: dict[str, StoredArray]) -> set[str]:
+    """Return the keys of a finished store."""
+    keys = set(all_nodes(metadata, arrays)) | {COMMITS_CHUNK}
+    keys |= {column_key(frozen_spec(name, array.shape)) for name, array in arrays.items() if 0 not in array.shape}
+    partitions = range(metadata.layout.n_partitions)
+    return keys | {shard_key(spec, partition) for spec in payload_specs(metadata) for partition in partitions}
 
 
-def _column(
-    source: StoreFiles, name: str, array: StoredArray, files: Mapping[str, int], known: set[str], findings: Findings
-) -> NDArray[Any] | None:
-    """Check the chunk file of a frozen array and return the array, None where it is damaged."""
-    spec = frozen_spec(name, array.shape)
-    if 0 in array.shape:
-        return np.empty(array.shape, spec.dtype)
-    file = chunk_file(spec)
-    known.add(file)
-    if file not in files:
-        findings.fault(file, "is missing")
-        return None
-    nbytes = int(np.prod(array.shape)) * spec.dtype.itemsize
-    end = column_end(spec)
-    if files[file] != nbytes + len(end):
-        findings.fault(file, f"has {files[file]} bytes, not {nbytes + len(end)}")
-        return None
-    try:
-        data = source.flat(file, files[file])
-        same = crc32c(data[:nbytes]) == array.crc32c and data[nbytes:].tobytes() == end
-    except OSError as error:
-        findings.fault(file, unreadable(error))
-        return None
-    findings.checked(files[file])
-    if not same:
-        findings.fault(file, "is not what was written: its checksum differs")
-        return None
-    return data[:nbytes].view(spec.dtype).reshape(spec.shape)
+class _Checks:
+    """The checks of one store; `sizes` are the keys that exist."""
 
+    def __init__(self, storage: Storage, sizes: dict[str, int], findings: Findings) -> None:
+        self._storage = storage
+        self._sizes = sizes
+        self._findings = findings
 
-def _check_commits(
-    source: StoreFiles, layout: Layout, files: Mapping[str, int], known: set[str], findings: Findings
-) -> NDArray[np.uint64]:
-    """Return the records [partition, 2] of the form that is valid; what a killed writer left is no fault."""
-    name = f"commits/{NODE}"
-    singles = [commit_file(partition) for partition in range(layout.n_partitions)]
-    known.update({name, FOLDED_FILE, *singles})
-    known.update(file for file in files if file.startswith(f"{TEMPORARY}/"))
-    node = _read(source, name, findings)
-    if node == commits_node(layout.n_partitions, folded=True):
-        return _folded(source, layout, files, findings)
-    records = np.full((layout.n_partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
-    if node != commits_node(layout.n_partitions, folded=False):
-        if node is not None:
-            findings.fault(name, "is not what was written")
-        return records
-    for partition, file in enumerate(singles):
-        data = _read(source, file, findings) if file in files else None
-        if data is None:
-            if file not in files:
-                findings.missing.append(partition)
-        elif len(data) != records[partition].nbytes:
-            findings.fault(file, "is no commit record of 16 bytes", partition=partition)
-        else:
-            records[partition] = np.frombuffer(data, COMMIT_DTYPE)
-            check_record(records[partition], partition, layout, file, findings)
-    return records
+    def get(self, key: str) -> bytes | None:
+        """Return a small object, None with a fault where it cannot be read."""
+        with_faults = self._reading(key, lambda: self._storage.get(key))
+        if with_faults is not None:
+            self._findings.checked(len(with_faults))
+        return with_faults
 
-
-def _folded(source: StoreFiles, layout: Layout, files: Mapping[str, int], findings: Findings) -> NDArray[np.uint64]:
-    records = np.full((layout.n_partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
-    data = _read(source, FOLDED_FILE, findings) if FOLDED_FILE in files else None
-    if data is None or len(data) != records.nbytes:
-        for partition in range(layout.n_partitions):
-            findings.fault(FOLDED_FILE, "is missing or cut short", partition=partition)
-        return records
-    records[...] = np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)
-    for partition, record in enumerate(records):
-        check_record(record, partition, layout, FOLDED_FILE, findings)
-        single = commit_file(partition)  # a fold that was killed leaves the records it came from
-        if single in files and _read(source, single, findings) != record.tobytes():
-            findings.fault(single, "does not belong to the store")
-    return records
-
-
-def _check_shards(
-    source: StoreFiles,
-    specs: list[ArraySpec],
-    layout: Layout,
-    records: NDArray[np.uint64],
-    files: Mapping[str, int],
-    findings: Findings,
-) -> None:
-    for partition in np.flatnonzero(committed(records, layout)).tolist():
-        crc = 0
-        wrong = False
-        for name in (shard_file(spec, partition) for spec in specs):
+    def _reading(self, key: str, read: Callable[[], Any], partition: int | None = None) -> Any:
+        """Return what `read` returns; None with a fault where the key is missing, damaged or cannot be read."""
+        what = "is missing"
+        if key in self._sizes:
             try:
-                if name not in files:
-                    raise FileNotFoundError
-                crc, size = source.crc32c(name, files[name], crc)
-                findings.checked(size)
-            except OSError as error:
-                what = "is missing" if name not in files else unreadable(error)
-                findings.fault(name, what, partition=partition)
-                wrong = True
-        if not wrong and crc != records[partition, 1]:
-            for name, what in _why(source, specs, layout, partition, files):
-                findings.fault(name, what, partition=partition)
+                return read()
+            except (KeyNotFoundError, StoreDamagedError) as error:
+                what = str(error) if isinstance(error, StoreDamagedError) else what
+            except EmbstoreError as error:
+                if not isinstance(error.__cause__, OSError):
+                    raise  # a server that does not answer says nothing about the store
+                what = f"cannot be read: {error.__cause__.strerror}"
+        self._findings.fault(key, what, partition=partition)
+        return None
 
+    def column(self, spec: ArraySpec, expected: int) -> NDArray[Any] | None:
+        """Check an array that is written once and return it, None where it is damaged."""
+        if 0 in spec.shape:
+            return np.empty(spec.shape, spec.dtype)
+        key, end = column_key(spec), column_end(spec)
+        nbytes = int(np.prod(spec.shape)) * spec.dtype.itemsize
+        size = self._sizes.get(key, nbytes + len(end))
+        if size != nbytes + len(end):
+            self._findings.fault(key, f"has {size} bytes, not {nbytes + len(end)}")
+            return None
+        data = self._reading(key, lambda: self._storage.read(key, size))
+        if data is None:
+            return None
+        self._findings.checked(size)
+        if crc32c(data[:nbytes]) != expected or data[nbytes:].tobytes() != end:
+            self._findings.fault(key, "was changed: its checksum differs")
+            return None
+        column: NDArray[Any] = data[:nbytes].view(spec.dtype).reshape(spec.shape)
+        return column
 
-def _why(
-    source: StoreFiles, specs: list[ArraySpec], layout: Layout, partition: int, files: Mapping[str, int]
-) -> Iterator[tuple[str, str]]:
-    """Say what is wrong with a partition whose bytes are not those committed, as closely as can be told."""
-    start, stop = layout.span(partition)
-    told = False
-    for spec in specs:
-        name = shard_file(spec, partition)
-        row_nbytes = int(np.prod(spec.shape[2:], dtype=np.int64)) * spec.dtype.itemsize
-        written = -(-(stop - start) // CHUNK_ROWS)
-        chunks = (spec.shape[0], spec.shard[1] // CHUNK_ROWS)
-        end = shard_index(chunks, written, CHUNK_ROWS * row_nbytes)
-        size = chunks[0] * written * CHUNK_ROWS * row_nbytes + len(end)
-        if files[name] != size:
-            told = True
-            yield name, f"has {files[name]} bytes, not {size}"
-        elif source.tail(name, len(end)) != end:
-            told = True
-            yield name, "its index is not what was written"
-    if not told:
-        yield shard_file(specs[0], partition), "its bytes are not those of the commit record"
+    def records(self, layout: Layout) -> Records:
+        """Check and return the commit records [partition, 2]."""
+        records = no_records(layout.n_partitions)
+        data = self.get(COMMITS_CHUNK) if COMMITS_CHUNK in self._sizes else None
+        if data is None or len(data) != records.nbytes:
+            for partition in range(layout.n_partitions):
+                self._findings.fault(COMMITS_CHUNK, "is missing or cut short", partition=partition)
+            return records
+        records = np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)
+        check_records(records, layout, COMMITS_CHUNK, self._findings)
+        return records
+
+    def partitions(self, specs: list[ArraySpec], layout: Layout, records: Records) -> None:
+        """Check the shards of every committed partition: size and index against the layout, bytes against the commit."""
+        for partition in np.flatnonzero(committed(records, layout)).tolist():
+            start, stop = layout.span(partition)
+            faults = list(self._shard_faults(specs, partition, stop - start))
+            crc: int | None = 0
+            for spec in [] if any(what == "is missing" for _, what in faults) else specs:
+                key = shard_key(spec, partition)
+                size, before = self._sizes[key], crc
+                crc = self._reading(key, lambda: self._storage.crc32c(key, size, before or 0), partition)  # noqa: B023
+                if crc is None:
+                    break
+                self._findings.checked(size)
+            if crc is not None and not faults and crc != record_crc32c(records[partition]):
+                faults = [(shard_key(specs[0], partition), "its bytes do not match the commit record")]
+            for key, what in faults:
+                self._findings.fault(key, what, partition=partition)
+
+    def _shard_faults(self, specs: list[ArraySpec], partition: int, n_rows: int) -> Iterator[tuple[str, str]]:
+        """Compare the size and the index of a partition's shards with what the layout requires."""
+        for spec in specs:
+            key = shard_key(spec, partition)
+            nbytes, end = shard_end(spec, n_rows)
+            if key not in self._sizes:
+                yield key, "is missing"
+            elif self._sizes[key] != nbytes:
+                yield key, f"has {self._sizes[key]} bytes, not {nbytes}"
+            else:
+                found = self._reading(key, lambda: self._storage.get_range(key, nbytes - len(end), nbytes), partition)  # noqa: B023
+                if found is not None and found.tobytes() != end:
+                    yield key, "its index was changed"

@@ -1,4 +1,4 @@
-"""Laying out an HDF5 store once and for all."""
+"""Creating an HDF5 store: the file's structure is complete before the first row and never changes."""
 
 from __future__ import annotations
 
@@ -19,47 +19,44 @@ from embstore.store.arrays import (
     ArraySpec,
     commits_spec,
     frozen_specs,
+    no_records,
     payload_specs,
     stored_arrays,
 )
-from embstore.store.hdf5.offsets import CHECKSUM, checksum_spec, find_places, frozen_crc32c
+from embstore.store.hdf5.addresses import CHECKSUM, checksum_spec, find_addresses, frozen_crc32c
 from embstore.store.metadata import Metadata, canonical, document
-from embstore.store.storage.files import write_all
+from embstore.store.storage.files import opened, write_at
 
 PAGE_NBYTES = 4096
-MOST_CHUNK_ROWS = 1024
-MOST_HEADER_NBYTES = 60_000
+MAX_CHUNK_ROWS = 1024
+MAX_HEADER_NBYTES = 60_000
 
 
-def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
-    """Write a whole store without rows into the new file `path`, lasting once this returns."""
+def create(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
+    """Create a store without rows in the new file `path`, durable when this returns."""
     arrays = stored_arrays(frozen)
     vectors = payload_specs(metadata)[0]
     with _new_file(path, vectors) as file:
         _write_attribute(file, canonical(document(metadata, arrays)))
         for spec in frozen_specs(arrays):
             _create(file, spec)
-        _create(file, commits_spec(metadata.layout.n_partitions, folded=True))
+        _create(file, commits_spec(metadata.layout.n_partitions))
         _create(file, checksum_spec())
         for spec in payload_specs(metadata):
             _create(file, spec, chunks=hdf5_chunk(spec))
-        places = find_places(file, metadata, arrays)
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
+        addresses = find_addresses(file, metadata, arrays)
+    with opened(path, os.O_RDWR) as descriptor:
         for name, array in frozen.items():
-            write_all(descriptor, array, places.spans[name][0])
-        start, stop = places.spans[COMMITS]
-        write_all(descriptor, b"\xff" * (stop - start), start)
-        checksum = frozen_crc32c(descriptor, places)
-        write_all(descriptor, checksum.to_bytes(4, "little"), places.spans[CHECKSUM][0])
+            write_at(descriptor, array, addresses.spans[name][0])
+        write_at(descriptor, no_records(metadata.layout.n_partitions), addresses.spans[COMMITS][0])
+        checksum = frozen_crc32c(descriptor, addresses)
+        write_at(descriptor, checksum.to_bytes(4, "little"), addresses.spans[CHECKSUM][0])
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
 def _new_file(path: Path, vectors: ArraySpec) -> Iterator[h5py.File]:
-    """Make a file through the library; where the disk is full, only a second call closes it and frees its space."""
+    """Create a file through the library; where the disk is full, only a second close frees its space."""
     row_nbytes = vectors.shape[2] * vectors.dtype.itemsize
     file = h5py.File(
         path,
@@ -72,7 +69,7 @@ def _new_file(path: Path, vectors: ArraySpec) -> Iterator[h5py.File]:
     try:
         yield file
         file.close()
-    except RuntimeError as error:  # the library's word for what the system refuses as a file is closed
+    except RuntimeError as error:  # raised by the library where the system fails as a file is closed
         raise OSError(str(error)) from error
     finally:
         for _ in range(2):
@@ -82,7 +79,7 @@ def _new_file(path: Path, vectors: ArraySpec) -> Iterator[h5py.File]:
 
 def hdf5_chunk(spec: ArraySpec) -> tuple[int, ...]:
     """Return the chunk shape of an array that is written a partition at a time."""
-    rows = min(spec.shard[1], MOST_CHUNK_ROWS, spec.shape[1])
+    rows = min(spec.shard[1], MAX_CHUNK_ROWS, spec.shape[1])
     return (1, rows, *spec.shape[2:])
 
 
@@ -108,12 +105,12 @@ def _create(file: h5py.File, spec: ArraySpec, *, chunks: tuple[int, ...] | None 
 
 
 def _write_attribute(file: h5py.File, text: bytes) -> None:
-    """Put the metadata into the root's header; the library can loop for ever over a damaged heap of long strings."""
-    kind = h5py.string_dtype("utf-8", len(text) if len(text) <= MOST_HEADER_NBYTES else None)
+    """Store the metadata in the root's header: the library can loop forever over a damaged heap of long strings."""
+    kind = h5py.string_dtype("utf-8", len(text) if len(text) <= MAX_HEADER_NBYTES else None)
     file.attrs.create("embstore", text, dtype=kind)
 
 
 def read_attribute(file: h5py.File) -> Any:
-    """Return the attribute "embstore" as JSON, None where there is none."""
+    """Return the attribute "embstore", parsed from JSON; None where there is none."""
     text = file.attrs.get("embstore")
     return json.loads(text) if isinstance(text, str | bytes) else None

@@ -1,10 +1,8 @@
-"""Reading an HDF5 store: the file is mapped at the addresses that the HDF5 library names."""
+"""Reading an HDF5 store: the file is mapped at the addresses that the HDF5 library reports."""
 
 from __future__ import annotations
 
-import mmap
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,68 +12,81 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError
-from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, frozen_spec, payload_specs
+from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, Records, committed, frozen_spec, payload_specs
 from embstore.store.hdf5.format import read_attribute
-from embstore.store.hdf5.offsets import Places, find_places, get_dataset, place_rows
+from embstore.store.hdf5.addresses import (
+    Addresses,
+    find_addresses,
+    get_dataset,
+    payload_crc32c,
+    read_span,
+    row_offsets,
+)
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.reading.mapped import ChunkedRows, MappedRows, Read, RowSource, TakeSource, runs_of_chunks
-from embstore.store.storage.files import MEND, map_file, reading
+from embstore.store.storage.files import REPAIR_HINT, map_file, opened, reading
 
 
 class HDF5Reader:
-    """The arrays of an HDF5 store; the library is asked for addresses once, at opening."""
+    """The arrays of an HDF5 store. The library is used once, at opening, for the metadata and the addresses."""
+
+    remote = None
+    cache = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metadata, self.arrays, self.places = read_places(path)
+        self.metadata, self.arrays, self.addresses = read_addresses(path)
         self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
         with reading(path):
             mapped = map_file(path)
-            scattered = map_file(path, advice=mmap.MADV_RANDOM)
+            scattered = map_file(path, random=True)
         if mapped is None or scattered is None:
-            raise StoreDamagedError(f"{path} is empty: {MEND}")
+            raise StoreDamagedError(f"{path} is empty: {REPAIR_HINT}")
         self._scattered = scattered
         self._bytes = np.frombuffer(mapped, np.uint8)
         self._sources: dict[tuple[str, int, int], RowSource] = {}
         self._layers: dict[tuple[str, int], TakeSource | None] = {}
         self._check_a_row()
 
-    def commits(self) -> NDArray[np.uint64]:
-        start, stop = self._span(COMMITS)
-        with reading(self.path), open(self.path, "rb") as file:
-            records = os.pread(file.fileno(), stop - start, start)
-        if len(records) < stop - start:
-            raise StoreDamagedError(f"{self.path} is cut short: {MEND}")
-        return np.frombuffer(records, COMMIT_DTYPE).reshape(-1, 2).copy()
+    def commits(self) -> Records:
+        """Read the commit records [partition, 2]."""
+        with reading(self.path), opened(self.path) as descriptor:
+            records = read_span(descriptor, *self._span(COMMITS))
+        if len(records) < self.metadata.layout.n_partitions * 2 * COMMIT_DTYPE.itemsize:
+            raise StoreDamagedError(f"{self.path} is cut short: {REPAIR_HINT}")
+        return records.view(COMMIT_DTYPE).reshape(-1, 2)
 
-    def settled(self) -> bool:
-        """Whether the writer has ended: here nothing is left to do once all is committed."""
+    def is_tidy(self) -> bool:
+        """Return whether no interrupted write has left anything behind: here always."""
         return True
 
     def forget(self) -> None:
-        """Nothing changes its place in the file."""
+        """Does nothing: rows never move in the file."""
+
+    def fetch_columns(self, names: Iterable[str]) -> None:
+        """Does nothing: all columns are mapped."""
 
     def column(self, name: str) -> NDArray[Any]:
-        """Map a frozen array, read-only."""
+        """Return an array that is written once, mapped read-only."""
         spec = frozen_spec(name, self.arrays[name].shape)
-        if name not in self.places.spans:
+        if name not in self.addresses.spans:
             return self._column_by_h5py(spec)
         start, stop = self._span(name)
         return self._bytes[start:stop].view(spec.dtype).reshape(spec.shape)
 
     def layer(self, array: str, layer: int) -> TakeSource | None:
-        """Return the rows of all partitions at once, where every chunk stands on a row of the file."""
+        """Return the rows of all partitions at once where every chunk begins at a multiple of a row, else None."""
         key = (array, layer)
         if key not in self._layers:
             self._layers[key] = self._whole_layer(self._specs[array], layer)
         return self._layers[key]
 
     def _whole_layer(self, spec: ArraySpec, layer: int) -> TakeSource | None:
-        if spec.path not in self.places.chunks:
+        if spec.path not in self.addresses.chunks:
             return None
-        offsets = self.places.chunks[spec.path][layer]
-        row_nbytes = self.places.chunk_nbytes[spec.path] // self.places.chunk_rows[spec.path]
-        ends = offsets.max() + self.places.chunk_nbytes[spec.path]
+        offsets = self.addresses.chunks[spec.path][layer]
+        row_nbytes = self.addresses.chunk_nbytes[spec.path] // self.addresses.chunk_rows[spec.path]
+        ends = offsets.max() + self.addresses.chunk_nbytes[spec.path]
         if (offsets < 0).any() or (offsets % row_nbytes).any() or ends > len(self._bytes):
             return None
         count = len(self._bytes) // row_nbytes
@@ -84,11 +95,11 @@ class HDF5Reader:
             self._scattered,
             rows.reshape(count, *spec.shape[2:]),
             offsets // row_nbytes,
-            self.places.chunk_rows[spec.path],
+            self.addresses.chunk_rows[spec.path],
         )
 
     def rows(self, array: str, layer: int, partition: int) -> RowSource:
-        """Return the rows of stored layer number `layer` (counted from 0) of a committed partition."""
+        """Return the rows of one layer (by its position among the stored ones) of a committed partition."""
         key = (array, layer, partition)
         source = self._sources.get(key)
         if source is None:
@@ -97,9 +108,9 @@ class HDF5Reader:
 
     def _open_rows(self, spec: ArraySpec, layer: int, partition: int) -> RowSource:
         start, stop = self.metadata.layout.span(partition)
-        if spec.path not in self.places.chunks:
+        if spec.path not in self.addresses.chunks:
             return HDF5Rows(self.path, spec.path, layer, start)
-        offsets, chunk_rows = place_rows(self.places, spec, layer, start, stop)
+        offsets, chunk_rows = row_offsets(self.addresses, spec, layer, start, stop)
         runs = runs_of_chunks(
             np.frombuffer(self._scattered, np.uint8),
             offsets,
@@ -111,10 +122,19 @@ class HDF5Reader:
         )
         return MappedRows(str(self.path), self._scattered, runs)
 
+    def partition_crc32c(self, partition: int) -> int | None:
+        """Return the CRC32C of a partition's bytes, None where another tool has rewritten them."""
+        specs = list(self._specs.values())
+        chunks = self.addresses.chunks
+        if any(spec.path not in chunks or (chunks[spec.path] < 0).any() for spec in specs):
+            return None
+        with reading(self.path, f" of partition {partition}"), opened(self.path) as descriptor:
+            return payload_crc32c(descriptor, self.addresses, specs, self.metadata.layout, partition)[0]
+
     def _span(self, name: str) -> tuple[int, int]:
-        start, stop = self.places.spans[name]
+        start, stop = self.addresses.spans[name]
         if stop > len(self._bytes):
-            raise StoreDamagedError(f"{self.path} is cut short: {MEND}")
+            raise StoreDamagedError(f"{self.path} is cut short: {REPAIR_HINT}")
         return start, stop
 
     def _column_by_h5py(self, spec: ArraySpec) -> NDArray[Any]:
@@ -122,9 +142,9 @@ class HDF5Reader:
             return np.asarray(get_dataset(file, spec)[...])
 
     def _check_a_row(self) -> None:
-        """Hold one committed row, as mapped, against the HDF5 library's reading of it."""
-        written = np.flatnonzero(self.commits()[:, 0] <= self.metadata.n_rows)
-        if not len(written) or "hidden_states" not in self.places.chunks:
+        """Compare one committed row, as mapped, with what the HDF5 library reads."""
+        written = np.flatnonzero(committed(self.commits(), self.metadata.layout))
+        if not len(written) or "hidden_states" not in self.addresses.chunks:
             return
         spec = self._specs["hidden_states"]
         start, _ = self.metadata.layout.span(int(written[0]))
@@ -133,7 +153,7 @@ class HDF5Reader:
         with open_file(self.path) as file:
             expected = get_dataset(file, spec)[0, start]
         if row.tobytes() != expected.tobytes():
-            raise StoreDamagedError(f"{self.path} has its chunks elsewhere than the HDF5 library says: {MEND}")
+            raise StoreDamagedError(f"{self.path} has its chunks at other addresses than the HDF5 library reports: {REPAIR_HINT}")
 
 
 class HDF5Rows:
@@ -146,13 +166,13 @@ class HDF5Rows:
         self._start = start
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        distinct, places = np.unique(rows, return_inverse=True)
+        distinct, inverse = np.unique(rows, return_inverse=True)
         with open_file(self._path) as file:
             found = np.asarray(file[self._name][self._layer, distinct + self._start])
-        out[...] = found[places]
+        out[...] = found[inverse]
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
-        pass
+        """Does nothing: the HDF5 library reads what it needs."""
 
     @contextmanager
     def reading(self) -> Iterator[Read]:
@@ -167,9 +187,9 @@ class HDF5Rows:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[h5py.File]:
-    """Open for reading, without HDF5's own lock: nothing is ever written through the library.
+    """Open a file for reading, without HDF5's own lock: nothing is ever written through the library.
 
-    Whatever the library makes of a damaged file, inside the context too, is a StoreDamagedError.
+    Any error of the library, inside the context too, is raised as StoreDamagedError.
     """
     with reading(path), open(path, "rb"):
         pass
@@ -182,17 +202,17 @@ def open_file(path: Path) -> Iterator[h5py.File]:
         if not h5py.is_hdf5(path):
             raise StoreFormatError(f"{path} is not an HDF5 file") from error
         what = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StoreDamagedError(f"the HDF5 library cannot read {path} ({what}): {MEND}") from error
+        raise StoreDamagedError(f"the HDF5 library cannot read {path} ({what}): {REPAIR_HINT}") from error
 
 
 def read_metadata(path: Path) -> tuple[Metadata, dict[str, StoredArray]]:
-    """Read the metadata of a store and which arrays it has."""
+    """Read the metadata of a store and the description of its arrays."""
     with open_file(path) as file:
         return parse(read_attribute(file), path=str(path))
 
 
-def read_places(path: Path) -> tuple[Metadata, dict[str, StoredArray], Places]:
-    """Read the metadata of a store and where its arrays stand."""
+def read_addresses(path: Path) -> tuple[Metadata, dict[str, StoredArray], Addresses]:
+    """Read the metadata of a store and the addresses of its arrays."""
     with open_file(path) as file:
         metadata, arrays = parse(read_attribute(file), path=str(path))
-        return metadata, arrays, find_places(file, metadata, arrays)
+        return metadata, arrays, find_addresses(file, metadata, arrays)

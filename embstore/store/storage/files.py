@@ -1,4 +1,4 @@
-"""Files that are whole or not there: writing, renaming, mapping and checksums."""
+"""Files that are either complete or absent: writing, renaming, mapping and checksums, on every platform."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,12 @@ from embstore.errors import EmbstoreError, StorageError, StoreDamagedError
 
 Bytes = NDArray[np.uint8]
 
-MEND = "run `embstore verify` on the store, then `embstore extract --repair`"
+REPAIR_HINT = "run `embstore verify` on the store, then `embstore extract --repair`"
 
-_PIECE_NBYTES = 16 * 2**20
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+_PART_NBYTES = 16 * 2**20
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows only
+_POSITION = threading.Lock()  # where a file has one shared position: no pread and pwrite
 
 
 def as_bytes(data: NDArray[Any] | bytes) -> Bytes:
@@ -35,23 +38,24 @@ def as_bytes(data: NDArray[Any] | bytes) -> Bytes:
 
 
 def crc32c(data: NDArray[Any] | bytes, crc: int = 0) -> int:
-    """Extend a CRC32C, in pieces so that other threads get their turn."""
+    """Extend a CRC32C by `data`, 16 MiB at a time so that other threads can run in between."""
     flat = as_bytes(data)
-    for start in range(0, len(flat), _PIECE_NBYTES):
-        crc = google_crc32c.extend(crc, flat[start : start + _PIECE_NBYTES])
+    for start in range(0, len(flat), _PART_NBYTES):
+        crc = google_crc32c.extend(crc, flat[start : start + _PART_NBYTES])
     return crc
 
 
 @contextmanager
 def storing(path: object) -> Iterator[None]:
-    """Say in one line why something could not be written at `path`."""
+    """Raise StorageError with a one-line message where `path` cannot be written."""
     try:
         yield
     except EmbstoreError:
         raise
     except OSError as error:
-        number = error.errno or _errno_in(str(error))
-        if number in _FULL:
+        found = re.search(r"errno = (\d+)", str(error))  # as the HDF5 library reports it
+        number = error.errno or (int(found[1]) if found else 0)
+        if number in _DISK_FULL:
             message = f"cannot write {path}: the disk is full; free some space and run the same command again"
         else:
             reason = os.strerror(number) if number else str(error).splitlines()[0]
@@ -61,102 +65,152 @@ def storing(path: object) -> Iterator[None]:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], of: str = "") -> Iterator[None]:
-    """Say in one line why a file of a store could not be read; `of` is what it holds."""
+    """Raise a one-line error where a file of a store cannot be read; `of` says what it holds.
+
+    A missing file raises StoreDamagedError, any other failure StorageError.
+    """
     try:
         yield
     except EmbstoreError:
         raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise StoreDamagedError(f"{path}{of} is missing: {MEND}") from None
+        raise StoreDamagedError(f"{path}{of} is missing: {REPAIR_HINT}") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
         raise StorageError(f"cannot read {path}{of}: {reason}") from error
 
 
-def _errno_in(message: str) -> int:
-    found = re.search(r"errno = (\d+)", message)
-    return int(found[1]) if found else 0
+@contextmanager
+def opened(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a file in binary mode and yield its descriptor, which child processes do not inherit."""
+    descriptor = os.open(path, flags | _BINARY, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-def write_all(descriptor: int, data: NDArray[Any] | bytes, offset: int) -> int:
-    """Write all bytes at `offset` of an open file; returns the offset past them."""
+def write_at(descriptor: int, data: NDArray[Any] | bytes, offset: int) -> int:
+    """Write all bytes at `offset` of an open file; returns the offset after them."""
     flat = as_bytes(data)
     start = 0
     while start < len(flat):
-        written = os.pwrite(descriptor, flat[start : start + _PIECE_NBYTES].data, offset + start)
-        start += written
+        part = flat[start : start + _PART_NBYTES].data
+        if hasattr(os, "pwrite"):
+            start += os.pwrite(descriptor, part, offset + start)
+        else:
+            with _POSITION:
+                os.lseek(descriptor, offset + start, os.SEEK_SET)
+                start += os.write(descriptor, part)
     return offset + start
 
 
-def write_file(path: Path, pieces: Iterable[NDArray[Any] | bytes], *, fsync: bool = True, crc: int = 0) -> int:
-    """Write a new file piece after piece and return the CRC32C of its bytes; a file cut short is removed."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+def read_at(descriptor: int, out: Bytes, offset: int) -> int:
+    """Fill `out` from `offset` of an open file; returns the number of bytes read, fewer at the end of the file."""
+    done = 0
+    while done < len(out):
+        if hasattr(os, "preadv"):
+            count = os.preadv(descriptor, [out[done:].data], offset + done)
+        else:
+            with _POSITION:
+                os.lseek(descriptor, offset + done, os.SEEK_SET)
+                part = os.read(descriptor, min(len(out) - done, _PART_NBYTES))
+            count = len(part)
+            out[done : done + count] = np.frombuffer(part, np.uint8)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
+def write_file(path: Path, parts: Iterable[NDArray[Any] | bytes], *, fsync: bool = True) -> int:
+    """Write a new file part by part and return the CRC32C of its bytes; an incomplete file is removed."""
+    crc = 0
     try:
-        offset = 0
-        for piece in pieces:
-            offset = write_all(descriptor, piece, offset)
-            crc = crc32c(piece, crc)
-        if fsync:
-            os.fsync(descriptor)
+        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+            offset = 0
+            for part in parts:
+                offset = write_at(descriptor, part, offset)
+                crc = crc32c(part, crc)
+            if fsync:
+                os.fsync(descriptor)
     except BaseException:
-        os.unlink(path)
+        path.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(descriptor)
     return crc
 
 
-def fsync_folder(path: Path) -> None:
-    """Make the names in a folder outlast a power cut."""
-    fsync(path)
-
-
 def fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    """Make the bytes of a file survive a power failure."""
+    with opened(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a folder survive a power failure; Windows has no such call and needs none."""
+    if os.name != "nt":
+        fsync(path)
 
 
 def fsync_tree(path: Path) -> None:
-    """Make a file, or a folder with all that is in it, outlast a power cut."""
+    """Make a file, or a folder with everything in it, survive a power failure."""
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             fsync(Path(folder, name))
-        fsync(Path(folder))
+        fsync_folder(Path(folder))
     if path.is_file():
         fsync(path)
 
 
+def make_folders(folder: Path) -> None:
+    """Create a folder and its parents, each name on disk when this returns."""
+    if folder.is_dir():
+        return
+    make_folders(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_folder(folder.parent)
+
+
 def remove(path: Path) -> None:
-    """Remove a file or a folder, where there is one."""
+    """Remove a file or a folder, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def map_file(path: str | os.PathLike[str], *, advice: int | None = None) -> mmap.mmap | None:
-    """Map a whole file for reading; None where it is empty."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+def map_file(path: str | os.PathLike[str], *, random: bool = False) -> mmap.mmap | None:
+    """Map a whole file for reading; None for an empty one.
+
+    `random`: the file is read at random places, so the kernel should not read ahead.
+    """
+    with opened(path) as descriptor:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if status.st_size == 0:
             return None
         mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    finally:
-        os.close(descriptor)
-    if advice is not None:
-        mapped.madvise(advice)
+    if random and hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
     return mapped
+
+
+def will_need(mapped: mmap.mmap, start: int, nbytes: int) -> None:
+    """Ask the kernel to read a range of pages of a map; does nothing where there is no such call."""
+    if hasattr(mmap, "MADV_WILLNEED"):
+        mapped.madvise(mmap.MADV_WILLNEED, start, nbytes)
+
+
+def read_sequentially(descriptor: int) -> None:
+    """Ask the kernel to read ahead in an open file; does nothing where there is no such call."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 def crc32c_of_file(path: str | os.PathLike[str], crc: int = 0) -> tuple[int, int]:
     """Extend a CRC32C by a file's bytes; returns it with the file's size."""
-    buffer = np.empty(_PIECE_NBYTES, np.uint8)
+    buffer = np.empty(_PART_NBYTES, np.uint8)
     size = 0
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer.data):

@@ -1,4 +1,4 @@
-"""Addresses of objects, told from paths; none holds a credential."""
+"""Locations of stores: local paths and object-store URLs, which never hold a credential."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embstore.errors import InvalidValueError
-from embstore.store.storage.object_errors import bucket_of
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
-_MANGLED = re.compile(r"(s3|gs|az|https?):/(?!/)")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
+_ONE_SLASH = re.compile(r"(s3|gs|az|https?):/(?!/)")
 
 
 @dataclass(frozen=True, order=True)
 class ObjectPath:
-    """A place in an object store, `url` as "s3://bucket/prefix" without a slash at its end. Made by `place_of`."""
+    """The URL of an object or a prefix, such as "s3://bucket/prefix", without a slash at its end.
+
+    Behaves like a Path as far as names go. Made by `parse_location`.
+    """
 
     url: str
 
@@ -35,7 +37,7 @@ class ObjectPath:
     @property
     def bucket(self) -> str:
         """The bucket, the container (az) or the host (https)."""
-        return bucket_of(self.url)
+        return self.url.partition("://")[2].partition("/")[0]
 
     @property
     def key(self) -> str:
@@ -56,34 +58,36 @@ class ObjectPath:
 
     @property
     def parent(self) -> ObjectPath:
-        """The place above; of a bucket itself, the bucket."""
+        """The prefix above; of a bucket, the bucket itself."""
         return ObjectPath(self.url.rpartition("/")[0]) if self.key else self
 
     def with_name(self, name: str) -> ObjectPath:
         return self.parent / name
 
 
-def place_of(place: str | os.PathLike[str] | ObjectPath) -> Path | ObjectPath:
-    """Tell the addresses of objects (s3://, gs://, az://, https://) from paths.
+def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | ObjectPath:
+    """Parse a local path or an object-store URL (s3://, gs://, az://, https://).
 
-    Raises InvalidValueError for an address with another scheme, without a bucket, or with a credential in it.
+    Raises InvalidValueError for a URL with another scheme, without a bucket, or with a credential in it.
     """
-    if isinstance(place, ObjectPath):
-        return place
-    text = os.fspath(place)
-    address = _ADDRESS.fullmatch(text)
-    if address is None:
-        if _MANGLED.match(text):
-            raise InvalidValueError(f"{text} lost a slash on its way: give the address as text, not as a Path")
+    if isinstance(location, ObjectPath):
+        return location
+    text = os.fspath(location)
+    url = _URL.fullmatch(text)
+    if url is None:
+        if _ONE_SLASH.match(text):
+            raise InvalidValueError(f"{text} has only one slash: pass a URL as a string, not as a Path")
         return Path(text)
-    scheme, rest = address[1].lower(), address[2].rstrip("/")
+    scheme, rest = url[1].lower(), url[2].rstrip("/")
     bucket, _, key = rest.partition("/")
     if scheme not in SCHEMES:
-        raise InvalidValueError(f"{scheme}:// is no place for a store: give a path, s3://, gs://, az:// or https://")
+        raise InvalidValueError(f"{scheme}:// is not supported: use a path, s3://, gs://, az:// or https://")
     if "@" in bucket or "?" in rest or "#" in rest:  # the message must not repeat what may be a password or signature
         raise InvalidValueError(
-            f"a {scheme}:// address may hold no user name, ? or #: credentials come from the environment only"
+            f"a {scheme}:// URL may not contain a user name, ? or #: credentials come from the environment only"
         )
     if not bucket or any(part in ("", ".", "..") for part in (key.split("/") if key else ())):
-        raise InvalidValueError(f"{text} is no address of a store, {scheme}://{bucket or 'bucket'}/name.zarr is")
+        raise InvalidValueError(
+            f"{text} is not the URL of a store; expected {scheme}://{bucket or 'bucket'}/name.zarr"
+        )
     return ObjectPath(f"{scheme}://{rest}")

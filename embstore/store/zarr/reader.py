@@ -1,14 +1,12 @@
-"""Reading a Zarr store: its own files are mapped; what other writers laid out otherwise is read by zarr."""
+"""Reading a Zarr store on any storage: shards are mapped where they are local or cached, else read by ranges."""
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
-import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,152 +14,229 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import StoreDamagedError, StoreFormatError
+from embstore.errors import StoreDamagedError, StoreFormatError, StoreNotFoundError
 from embstore.store.arrays import (
     COMMIT_DTYPE,
-    NOT_WRITTEN,
     ArraySpec,
+    Records,
+    commits_spec,
     frozen_spec,
+    no_records,
     payload_specs,
+    record_crc32c,
 )
 from embstore.store.metadata import parse
 from embstore.store.reading.mapped import MappedRows, Read, RowSource, TakeSource, runs_of_chunks
-from embstore.store.storage.files import MEND, map_file, reading
-from embstore.store.zarr.format import (
-    COMMITS_FOLDER,
-    FOLDED_FILE,
-    NODE,
-    TEMPORARY,
-    array_node,
-    chunk_file,
-    commits_node,
-    shard_file,
-)
-from embstore.store.zarr.shards import parse_index
+from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
+from embstore.store.storage.files import REPAIR_HINT, crc32c, crc32c_of_file, map_file, reading
+from embstore.store.zarr.format import COMMITS_CHUNK, NODE, array_node, column_key, shard_key
+from embstore.store.zarr.remote import RemoteLayer, RemoteRows
+from embstore.store.zarr.shards import parse_index, shard_end
+
+_PAYLOAD = ("hidden_states", "scale")
+_COLUMNS_AT_ONCE = 8
 
 
 class ZarrReader:
-    """The arrays of a Zarr store; files are mapped when they are first needed."""
+    """The arrays of a Zarr store. Files are mapped, and columns read, when they are first needed.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.metadata, self.arrays = parse(read_root_attribute(path), path=str(path))
-        self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
-        self._chunk_rows = {name: self._chunk_rows_of(spec) for name, spec in self._specs.items()}
+    `remote`: reads rows by ranged requests; None where shards are mapped, which is when `rows` should be used.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.path = storage.path
+        self.cache = storage.cache
+        root, *nodes = storage.get_many([NODE, *(f"{name}/{NODE}" for name in _PAYLOAD)])
+        self.metadata, self.arrays = parse(root_attribute(root, storage), path=str(self.path))
+        self._nodes = dict(zip(_PAYLOAD, nodes, strict=True))
+        self.specs = {spec.path: spec for spec in payload_specs(self.metadata)}
+        rows = {name: self._chunk_rows_of(spec) for name, spec in self.specs.items()}
+        self._chunk_rows = {name: count for name, count in rows.items() if count is not None}
+        if not self._is_folder and (len(self._chunk_rows) < len(rows) or (self.cache and self.is_foreign)):
+            raise self._rewritten("hidden_states")
+        self.remote: RemoteRows | None = None
+        if not storage.is_mapped:
+            self.remote = RemoteRows(storage, self.metadata.layout, self.specs, self._chunk_rows)
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._records: Records | None = None
         self._shards: OrderedDict[tuple[str, int], list[RowSource]] = OrderedDict()
-        self._most_shards = most_mapped()
+        self._max_shards = max_mapped()
         self._mutex = threading.Lock()
 
-    def commits(self) -> NDArray[np.uint64]:
-        return read_commits(self.path, self.metadata.layout.n_partitions)
+    @property
+    def _is_folder(self) -> bool:
+        return self.storage.is_mapped and self.cache is None
 
-    def settled(self) -> bool:
-        """Whether the commits are folded and nothing temporary is left."""
-        folded = self._node("commits") == commits_node(self.metadata.layout.n_partitions, folded=True)
-        return folded and not any((self.path / name).exists() for name in (TEMPORARY, COMMITS_FOLDER))
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another tool has rewritten the vectors, so that the checksums of the commits do not apply."""
+        return any(self._nodes[name] != array_node(spec) for name, spec in self.specs.items())
+
+    def commits(self) -> Records:
+        """Read the commit records [partition, 2]."""
+        self._records = read_records(self.storage, self.metadata.layout.n_partitions)
+        return self._records.copy()
+
+    def is_tidy(self) -> bool:
+        """Return whether no interrupted write has left anything behind."""
+        return self.storage.is_tidy()
 
     def forget(self) -> None:
-        """Let go of the mapped shards, since another process may have replaced them."""
+        """Drop mapped shards and their indexes, since another process may have replaced them."""
         with self._mutex:
             self._shards.clear()
+        if self.remote is not None:
+            self.remote.forget()
+
+    def fetch_columns(self, names: Iterable[str]) -> None:
+        """Read columns that are not local at the same time, so that `column` returns them at once."""
+        if not self._is_folder:
+            with ThreadPoolExecutor(_COLUMNS_AT_ONCE, "embstore-columns") as threads:
+                list(threads.map(self.column, names))
 
     def column(self, name: str) -> NDArray[Any]:
-        """Map a frozen array, read-only."""
-        spec = frozen_spec(name, self.arrays[name].shape)
-        if self._node(name) != array_node(spec):
+        """Return an array that is written once, read-only: mapped, or read into memory and checked."""
+        column = self._columns.get(name)
+        if column is None:
+            column = self._columns[name] = self._open_column(frozen_spec(name, self.arrays[name].shape))
+        return column
+
+    def _open_column(self, spec: ArraySpec) -> NDArray[Any]:
+        if self._is_folder and self.storage.get_or_none(f"{spec.path}/{NODE}") != array_node(spec):
             return self._column_by_zarr(spec)
         if 0 in spec.shape:
             return np.empty(spec.shape, spec.dtype)
-        file = self.path / chunk_file(spec)
-        with reading(file):
-            mapped = map_file(file)
-        count = int(np.prod(spec.shape))
-        if mapped is None or len(mapped) < count * spec.dtype.itemsize:
-            raise StoreDamagedError(f"{file} is cut short: {MEND}")
-        return np.frombuffer(mapped, spec.dtype, count).reshape(spec.shape)
+        key, expected = column_key(spec), self.arrays[spec.path].crc32c
+        nbytes = int(np.prod(spec.shape)) * spec.dtype.itemsize
+        if self.storage.is_mapped:
+            wanted = Expected(spec.path, (key,), (nbytes,), expected, self.metadata.recipe_sha256)
+            (file,) = self.storage.files(wanted)
+            with reading(file):
+                mapped = map_file(file)
+            if mapped is None or len(mapped) < nbytes:
+                raise StoreDamagedError(f"{file} is cut short: {REPAIR_HINT}")
+            return np.frombuffer(mapped, spec.dtype, nbytes // spec.dtype.itemsize).reshape(spec.shape)
+        try:
+            data = self.storage.read(key, nbytes)
+        except KeyNotFoundError as error:
+            raise StoreDamagedError(f"{error}, a column of the store: {REPAIR_HINT}") from None
+        if crc32c(data) != expected:
+            if self.storage.get_or_none(f"{spec.path}/{NODE}") != array_node(spec):
+                raise self._rewritten(spec.path)
+            raise StoreDamagedError(f"{self.storage.url(key)} was changed, its checksum differs: {REPAIR_HINT}")
+        data.flags.writeable = False
+        return data.view(spec.dtype).reshape(spec.shape)
 
-    def layer(self, array: str, layer: int) -> TakeSource | None:
-        """Return the rows of all partitions at once, where they stand in one file; None elsewhere."""
-        return self.rows(array, layer, 0) if self.metadata.layout.n_partitions == 1 else None
+    def layer(self, array: str, position: int) -> TakeSource | None:
+        """Return the rows of all partitions at once where they are in one mapped file, else None."""
+        if self.metadata.layout.n_partitions > 1 or self.remote is not None:
+            return None
+        return self.rows(array, position, 0)
 
-    def rows(self, array: str, layer: int, partition: int) -> RowSource:
-        """Return the rows of stored layer number `layer` (counted from 0) of a committed partition."""
+    def rows(self, array: str, position: int, partition: int) -> RowSource:
+        """Return the rows of one layer (by its position among the stored ones) of a committed partition."""
+        if self.remote is not None:
+            return RemoteLayer(self.remote, array, position, partition)
         key = (array, partition)
         with self._mutex:
             sources = self._shards.get(key)
             if sources is None:
-                sources = self._shards[key] = self._open_shard(self._specs[array], partition)
-                if len(self._shards) > self._most_shards:
+                sources = self._shards[key] = self._open_shard(self.specs[array], partition)
+                if len(self._shards) > self._max_shards:
                     self._shards.popitem(last=False)
             else:
                 self._shards.move_to_end(key)
-        return sources[layer]
+        return sources[position]
+
+    def partition_crc32c(self, partition: int) -> int | None:
+        """Return the CRC32C of a partition's bytes, None where another tool has rewritten them."""
+        if self.is_foreign:
+            return None
+        crc = 0
+        if self.storage.is_mapped:
+            for file in self._shard_files(partition).values():
+                with reading(file, f" of partition {partition}"):
+                    crc, _ = crc32c_of_file(file, crc)
+            return crc
+        for spec in self.specs.values():
+            key = shard_key(spec, partition)
+            size = self.storage.size(key)
+            if size is None:
+                raise StoreDamagedError(f"{self.storage.url(key)} is missing: {REPAIR_HINT}")
+            crc = self.storage.crc32c(key, size, crc)
+        return crc
+
+    def _shard_files(self, partition: int) -> dict[str, Path]:
+        """Return the local files of a partition's shards, by array; downloaded together, as one checksum covers them."""
+        if self._records is None:
+            self.commits()
+        assert self._records is not None
+        start, stop = self.metadata.layout.span(partition)
+        wanted = Expected(
+            f"partition {partition}",
+            tuple(shard_key(spec, partition) for spec in self.specs.values()),
+            tuple(shard_end(spec, stop - start)[0] for spec in self.specs.values()),
+            record_crc32c(self._records[partition]),
+            self.metadata.recipe_sha256,
+        )
+        return dict(zip(self.specs, self.storage.files(wanted), strict=True))
 
     def _open_shard(self, spec: ArraySpec, partition: int) -> list[RowSource]:
         start, stop = self.metadata.layout.span(partition)
-        layers = range(spec.shape[0])
-        chunk_rows = self._chunk_rows[spec.path]
+        chunk_rows = self._chunk_rows.get(spec.path)
         if chunk_rows is None:
-            return [ZarrRows(self.path / spec.path, layer, start) for layer in layers]
-        file = self.path / shard_file(spec, partition)
-        return map_shard(file, spec, chunk_rows=chunk_rows, rows=stop - start, partition=partition)
-
-    def _node(self, name: str) -> bytes:
-        return _read(self.path / name / NODE)
+            return [ZarrRows(Path(str(self.path)) / spec.path, layer, start) for layer in range(spec.shape[0])]
+        file = self._shard_files(partition)[spec.path]
+        with reading(file, f" of partition {partition}"):
+            mapped = map_file(file, random=True)
+        if mapped is None:
+            raise StoreDamagedError(f"{file} of partition {partition} is empty: {REPAIR_HINT}")
+        data = np.frombuffer(mapped, np.uint8)
+        row_nbytes = spec.dtype.itemsize * int(np.prod(spec.shape[2:], dtype=np.int64))
+        chunks = (spec.shape[0], spec.shard[1] // chunk_rows)
+        offsets = parse_index(data, chunks, chunk_rows * row_nbytes, name=str(file))
+        sources: list[RowSource] = []
+        for layer in range(spec.shape[0]):
+            runs = runs_of_chunks(
+                data,
+                offsets[layer],
+                chunk_rows=chunk_rows,
+                n_rows=stop - start,
+                dtype=spec.dtype,
+                row_shape=spec.shape[2:],
+                fill=spec.fill,
+            )
+            sources.append(MappedRows(str(file), mapped, runs))
+        return sources
 
     def _chunk_rows_of(self, spec: ArraySpec) -> int | None:
-        """The rows of an inner chunk, None where the array cannot be mapped."""
-        node = self._node(spec.path)
+        """Return the rows of an inner chunk, None where only the zarr library can read the array."""
+        node, url = self._nodes[spec.path], self.storage.url(f"{spec.path}/{NODE}")
+        if node is None:
+            raise StoreDamagedError(f"{url} is missing: {REPAIR_HINT}")
         if node == array_node(spec):
             return spec.chunk[1]
         try:
             return foreign_chunk_rows(json.loads(node), spec)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise StoreDamagedError(f"{self.path / spec.path / NODE} cannot be read ({error}): {MEND}") from error
+            raise StoreDamagedError(f"{url} cannot be read ({error}): {REPAIR_HINT}") from error
+
+    def _rewritten(self, name: str) -> StoreFormatError:
+        return StoreFormatError(
+            f"{name} of {self.path} was rewritten by another tool in a form that can only be read from a disk: copy "
+            "the store to one"
+        )
 
     def _column_by_zarr(self, spec: ArraySpec) -> NDArray[Any]:
-        array = np.asarray(_zarr_array(self.path / spec.path)[...])
+        array = np.asarray(_zarr_array(Path(str(self.path)) / spec.path)[...])
         if array.shape != spec.shape:
-            raise StoreDamagedError(f"{spec.path} of {self.path} has the shape {list(array.shape)}: {MEND}")
+            raise StoreDamagedError(f"{spec.path} of {self.path} has the shape {list(array.shape)}: {REPAIR_HINT}")
         return array.astype(spec.dtype, copy=False)
 
 
-def map_shard(file: Path, spec: ArraySpec, *, chunk_rows: int, rows: int, partition: int) -> list[RowSource]:
-    """Map the shard of a partition of `rows` rows and return the rows of each layer."""
-    with reading(file, f" of partition {partition}"):
-        mapped = map_file(file, advice=mmap.MADV_RANDOM)
-    if mapped is None:
-        raise StoreDamagedError(f"{file} of partition {partition} is empty: {MEND}")
-    data = np.frombuffer(mapped, np.uint8)
-    row_shape = spec.shape[2:]
-    row_nbytes = spec.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
-    chunks = (spec.shape[0], spec.shard[1] // chunk_rows)
-    offsets = parse_index(data, chunks, chunk_rows * row_nbytes, name=str(file))
-    return [
-        MappedRows(
-            str(file),
-            mapped,
-            runs_of_chunks(
-                data,
-                offsets[layer],
-                chunk_rows=chunk_rows,
-                n_rows=rows,
-                dtype=spec.dtype,
-                row_shape=row_shape,
-                fill=spec.fill,
-            ),
-        )
-        for layer in range(spec.shape[0])
-    ]
-
-
-def most_mapped() -> int:
-    """How many shards are mapped at a time: a map holds a file open."""
-    return max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-
-
 class ZarrRows:
-    """A RowSource through the zarr library, for shards that cannot be mapped; `start` is the partition's."""
+    """A RowSource through the zarr library, for shards that cannot be mapped; `start` is the partition's first row."""
 
     def __init__(self, path: Path, layer: int, start: int) -> None:
         self._array = _zarr_array(path)
@@ -169,19 +244,19 @@ class ZarrRows:
         self._start = start
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        distinct, places = np.unique(rows, return_inverse=True)
+        distinct, inverse = np.unique(rows, return_inverse=True)
         found = np.asarray(self._array.oindex[(self._layer, distinct + self._start)])
-        out[...] = found.reshape(len(distinct), *out.shape[1:])[places]
+        out[...] = found.reshape(len(distinct), *out.shape[1:])[inverse]
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
-        pass
+        """Does nothing: the zarr library reads what it needs."""
 
     @contextmanager
     def reading(self) -> Iterator[Read]:
-        yield self._read
+        def read(start: int, stop: int, out: NDArray[Any]) -> None:
+            out[...] = self._array[self._layer, self._start + start : self._start + stop]
 
-    def _read(self, start: int, stop: int, out: NDArray[Any]) -> None:
-        out[...] = self._array[self._layer, self._start + start : self._start + stop]
+        yield read
 
 
 def _zarr_array(path: Path) -> Any:
@@ -190,11 +265,21 @@ def _zarr_array(path: Path) -> Any:
     try:
         return zarr.open_array(str(path), mode="r")
     except Exception as error:
-        raise StoreDamagedError(f"{path} cannot be opened by zarr ({str(error).splitlines()[0]}): {MEND}") from error
+        what = str(error).splitlines()[0]
+        raise StoreDamagedError(f"the zarr library cannot open {path} ({what}): {REPAIR_HINT}") from error
+
+
+def max_mapped() -> int:
+    """Return how many shards are mapped at a time: each map holds a file open."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 128
+    return max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
 
 def foreign_chunk_rows(node: dict[str, Any], spec: ArraySpec) -> int | None:
-    """Return the rows of an inner chunk where shards written by others have a form that can be mapped."""
+    """Return the rows of an inner chunk where shards written by other tools have a form that can be mapped."""
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     if tuple(node["shape"]) != spec.shape or node["data_type"] != spec.dtype.name:
         raise ValueError(f"shape {node['shape']} of {node['data_type']}")
@@ -219,82 +304,33 @@ def foreign_chunk_rows(node: dict[str, Any], spec: ArraySpec) -> int | None:
     return int(chunk[1]) if mappable else None
 
 
-def read_root_attribute(path: Path) -> Any:
-    """Return the attribute "embstore" of a Zarr group. Raises StoreFormatError where there is no such group."""
-    node = path / NODE
-    if path.is_dir() and os.access(path, os.X_OK) and not node.exists():
-        raise StoreFormatError(f"{path} is not a Zarr store: it has no {NODE}")
+def root_attribute(root: bytes | None, storage: Storage) -> Any:
+    """Return the attribute "embstore" of a store's root zarr.json, None where it has none.
+
+    Raises StoreNotFoundError or StoreFormatError without a zarr.json, StoreDamagedError where it is not JSON.
+    """
+    if root is None:
+        if isinstance(storage.path, Path):
+            raise StoreFormatError(f"{storage.path} is not a Zarr store: it has no {NODE}")
+        raise StoreNotFoundError(f"there is no store at {storage.path}: embstore extract makes one")
     try:
-        root = json.loads(_read(node))
+        node = json.loads(root)
     except (ValueError, RecursionError):
-        raise StoreDamagedError(f"{node} is not JSON: {MEND}") from None
-    attributes = root.get("attributes") if isinstance(root, dict) else None
+        raise StoreDamagedError(f"{storage.url(NODE)} is not JSON: {REPAIR_HINT}") from None
+    attributes = node.get("attributes") if isinstance(node, dict) else None
     return attributes.get("embstore") if isinstance(attributes, dict) else None
 
 
-def read_commits(path: Path, partitions: int) -> NDArray[np.uint64]:
-    """Return the commit records [partition, 2] in whichever form they are; one cut short counts as not written."""
-    node = _read(path / "commits" / NODE)
-    while True:
-        if node == commits_node(partitions, folded=True):
-            records = _folded_commits(path, partitions)
-        elif node == commits_node(partitions, folded=False):
-            records = _single_commits(path, partitions)
-        else:
-            raise StoreDamagedError(f"{path}/commits/{NODE} is not what was written: {MEND}")
-        before, node = node, _read(path / "commits" / NODE)
-        if node == before:  # else a writer changed the form as we read
-            return records
+def read_records(storage: Storage, n_partitions: int) -> Records:
+    """Read the commit records [partition, 2]; where their file is missing or of another size, nothing is committed.
 
-
-def _folded_commits(path: Path, partitions: int) -> NDArray[np.uint64]:
-    records = np.full((partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
-    data = _read_or_none(path / FOLDED_FILE)
+    Raises StoreDamagedError where another tool has rewritten them.
+    """
+    data = storage.get_or_none(COMMITS_CHUNK)
+    records = no_records(n_partitions)
     if data is not None and len(data) == records.nbytes:
-        records[...] = np.frombuffer(data, COMMIT_DTYPE).reshape(partitions, 2)
+        return np.frombuffer(data, COMMIT_DTYPE).reshape(n_partitions, 2).copy()
+    spec = commits_spec(n_partitions)
+    if storage.get_or_none(f"{spec.path}/{NODE}") != array_node(spec):
+        raise StoreDamagedError(f"{storage.url(f'{spec.path}/{NODE}')} was changed: {REPAIR_HINT}")
     return records
-
-
-def _single_commits(path: Path, partitions: int) -> NDArray[np.uint64]:
-    """Read the records that are there: one listing, and not a file opened for a partition without one."""
-    records = np.full((partitions, 2), NOT_WRITTEN, COMMIT_DTYPE)
-    folder = path / COMMITS_FOLDER
-    for partition in _numbered(folder, partitions):
-        data = _small_file(f"{folder}/{partition}/0", most=records[partition].nbytes + 1)
-        if data is not None and len(data) == records[partition].nbytes:
-            records[partition] = np.frombuffer(data, COMMIT_DTYPE)
-    return records
-
-
-def _numbered(folder: Path, count: int) -> list[int]:
-    """The numbers below `count` that stand as names in a folder, ascending."""
-    try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    numbers = {int(name) for name in names if name.isascii() and name.isdecimal() and name == str(int(name))}
-    return sorted(number for number in numbers if number < count)
-
-
-def _small_file(name: str, *, most: int) -> bytes | None:
-    """The first bytes of a file, None where it is not there; a store of many partitions reads as many of these."""
-    try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        return os.read(descriptor, most)
-    finally:
-        os.close(descriptor)
-
-
-def _read_or_none(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _read(path: Path) -> bytes:
-    with reading(path):
-        return path.read_bytes()

@@ -1,174 +1,250 @@
-"""Writing a Zarr store: laying it out, its shards, its commits, and folding them at the end."""
+"""Writing a Zarr store on any storage: its columns and metadata, its shards, and the commit records in place."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.store.arrays import COMMIT_DTYPE, NOT_WRITTEN, ArraySpec, frozen_spec, payload_specs, stored_arrays
-from embstore.store.layout import CHUNK_ROWS
-from embstore.store.metadata import Metadata
-from embstore.store.storage.files import fsync, fsync_folder, fsync_tree, remove, write_file
-from embstore.store.zarr.format import (
-    COMMITS_FOLDER,
-    FOLDED_FILE,
-    NODE,
-    TEMPORARY,
-    chunk_file,
-    commit_file,
-    commits_node,
-    frozen_nodes,
-    shard_file,
+from embstore.errors import InvalidValueError, StorageError, StoreFormatError
+from embstore.store.arrays import (
+    COMMIT_DTYPE,
+    COMMITS,
+    Records,
+    commit_record,
+    committed,
+    frozen_spec,
+    no_records,
+    payload_specs,
+    stored_arrays,
 )
-from embstore.store.zarr.reader import ZarrReader, read_commits
-from embstore.store.zarr.shards import shard_index
+from embstore.store.layout import Layout
+from embstore.store.metadata import Metadata
+from embstore.store.storage.base import Parts, Storage
+from embstore.store.storage.files import crc32c, fsync_tree, write_file
+from embstore.store.zarr.format import COMMITS_CHUNK, NODE, all_nodes, column_key, shard_key
+from embstore.store.zarr.reader import ZarrReader, read_records
+from embstore.store.zarr.shards import column_parts, shard_end, shard_parts
+
+COMMIT_SECONDS = 5.0  # a bucket's commits object is rewritten at most this often
+_TRIES = 6
 
 
-def lay_out(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
-    """Write a whole store without rows into the new folder `path`, lasting once this returns."""
-    arrays = stored_arrays(frozen)
-    nodes = frozen_nodes(metadata, arrays)
-    nodes[f"commits/{NODE}"] = commits_node(metadata.layout.n_partitions, folded=False)
-    for name, node in nodes.items():
-        _write_new(path / name, [node])
+def static_objects(metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> dict[str, Parts]:
+    """Return everything in a store that never changes, by key, the root's zarr.json last."""
+    objects: dict[str, Parts] = {}
     for name, array in frozen.items():
         if array.size:
             spec = frozen_spec(name, array.shape)
-            _write_new(path / chunk_file(spec), [array, column_end(spec)])
+            objects[column_key(spec)] = column_parts(spec, array)
+    for key, node in all_nodes(metadata, stored_arrays(frozen)).items():
+        objects[key] = [node]
+    return objects
+
+
+def create_local(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
+    """Create a store without rows in the new folder `path`, durable when this returns."""
+    objects = static_objects(metadata, frozen)
+    objects[COMMITS_CHUNK] = [no_records(metadata.layout.n_partitions)]
+    for key, parts in objects.items():
+        (path / key).parent.mkdir(parents=True, exist_ok=True)
+        write_file(path / key, parts, fsync=False)
     fsync_tree(path)
 
 
-def column_end(spec: ArraySpec) -> bytes:
-    """Return what follows the elements in the file of a frozen array: padding and index, where it is sharded."""
-    if spec.shard == spec.chunk:
-        return b""
-    chunks = spec.shard[0] // spec.chunk[0]
-    padding = np.full(spec.shard[0] - spec.shape[0], spec.fill, spec.dtype)
-    return padding.tobytes() + shard_index((1, chunks), chunks, spec.chunk[0] * spec.dtype.itemsize)
+def create_remote(storage: Storage, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
+    """Create a store without rows, the root last, so that there is a store only when it is complete.
+
+    Resumes what an interrupted call left. Raises InvalidValueError where a store, or a part of another one, exists.
+    """
+    if storage.size(NODE) is not None:
+        raise _exists(storage)
+    objects = static_objects(metadata, frozen)
+    root = objects.pop(NODE)
+    first = f"{COMMITS}/{NODE}"
+    _create(storage, first, objects.pop(first))
+    if storage.put_new(first, [b"a second object of this name"]):
+        raise StorageError(
+            f"cannot write {storage.path}: its server overwrites objects that should only be created (it does not "
+            "know If-None-Match); write the store to a disk and copy it from there"
+        )
+    objects[COMMITS_CHUNK] = [no_records(metadata.layout.n_partitions)]
+    for key, parts in objects.items():
+        _create(storage, key, parts)
+    if not storage.put_new(NODE, root) and not storage.holds(NODE, root):
+        raise _exists(storage)
 
 
-def shard_pieces(spec: ArraySpec, rows: NDArray[Any]) -> Iterator[NDArray[Any] | bytes]:
-    """Give the bytes of a shard that holds `rows` [layer, n, ...]: each layer with its padding, then the index."""
-    count = rows.shape[1]
-    written = -(-count // CHUNK_ROWS)
-    padding = np.full((written * CHUNK_ROWS - count, *rows.shape[2:]), spec.fill, spec.dtype)
-    for layer in rows:
-        yield layer
-        if len(padding):
-            yield padding
-    chunk_nbytes = int(np.prod(spec.chunk, dtype=np.int64)) * spec.dtype.itemsize
-    yield shard_index((spec.shape[0], spec.shard[1] // CHUNK_ROWS), written, chunk_nbytes)
+def _create(storage: Storage, key: str, parts: Parts) -> None:
+    if not storage.put_new(key, parts) and not storage.holds(key, parts):
+        if storage.size(NODE) is not None:
+            raise _exists(storage)
+        raise InvalidValueError(
+            f"{storage.url(key)} belongs to another store whose creation was interrupted: remove what is below "
+            f"{storage.path}, or choose another address"
+        )
+
+
+def _exists(storage: Storage) -> InvalidValueError:
+    return InvalidValueError(f"{storage.path} exists already: choose another address, or remove it first")
+
+
+class CommitTable:
+    """The commit records of a Zarr store, in memory and in the store; for the one process that commits.
+
+    On a disk each record is written in place at once. A bucket's object is rewritten every few seconds and by
+    `flush`; whatever it does not name yet is found again by its shards.
+    """
+
+    def __init__(self, storage: Storage, layout: Layout) -> None:
+        self._storage = storage
+        self._layout = layout
+        self.records = read_records(storage, layout.n_partitions)
+        self._is_changed = False
+        self._written = time.monotonic()
+
+    def set(self, partitions: Iterable[int], record: Records) -> None:
+        """Set the records of partitions, durably on a disk."""
+        numbers = list(partitions)
+        self.records[numbers] = record
+        if self._storage.is_in_place and self._storage.size(COMMITS_CHUNK) == self.records.nbytes:
+            for number in numbers:
+                self._storage.write_at(COMMITS_CHUNK, record.astype(COMMIT_DTYPE).tobytes(), number * record.nbytes)
+            return
+        self._is_changed = True
+        if self._storage.is_in_place or time.monotonic() - self._written > COMMIT_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all records at once, where some are only in memory."""
+        if self._is_changed:
+            self._storage.put(COMMITS_CHUNK, [self.records.astype(COMMIT_DTYPE)])
+            self._is_changed, self._written = False, time.monotonic()
 
 
 class ZarrWriter:
-    """The changing parts of a Zarr store: shards and commits. One a store, under its lock."""
+    """The parts of a Zarr store that change: shards and commit records.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.metadata = ZarrReader(path).metadata
-        self.partitions = self.metadata.layout.n_partitions
-        self._specs = payload_specs(self.metadata)
-        self._temporary = path / TEMPORARY
-        self.commits()  # refuses commits that cannot be read, before anything is removed
-        self._clean()
+    Any number of processes may call `write`. The methods below it are for the one process that commits.
+    """
 
-    def commits(self) -> NDArray[np.uint64]:
-        return read_commits(self.path, self.partitions)
+    def __init__(self, storage: Storage, metadata: Metadata | None = None) -> None:
+        if metadata is None:
+            reader = ZarrReader(storage)
+            if reader.is_foreign:
+                raise StoreFormatError(f"{storage.path} was rewritten by another tool: it can be read, but not written")
+            metadata = reader.metadata
+        self.metadata = metadata
+        self._storage = storage
+        self._specs = payload_specs(metadata)
+        self._table: CommitTable | None = None
 
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int:
-        """Write the shards of a partition, lasting, and return the CRC32C of their bytes, one after the other."""
+        """Create the shards of a partition, durably, and return the CRC32C of their bytes, one after the other.
+
+        A shard is created once. One that exists, from an earlier run or another worker, is checked and kept, and the
+        CRC32C is that of its bytes; one that cannot be a shard of this partition is replaced.
+        """
         crc = 0
         for spec in self._specs:
-            crc = self._place(shard_file(spec, partition), shard_pieces(spec, arrays[spec.path]), crc=crc)
+            parts = shard_parts(spec, arrays[spec.path])
+            key = shard_key(spec, partition)
+            for _ in range(_TRIES):
+                if self._storage.put_new(key, parts):
+                    for part in parts:
+                        crc = crc32c(part, crc)
+                    break
+                shape = shard_end(spec, arrays[spec.path].shape[1])
+                if self._is_shard(key, shape):
+                    crc = self._storage.crc32c(key, shape[0], crc)
+                    break
+                self._storage.delete(key)
+            else:
+                raise StorageError(f"{self._storage.url(key)} is changed by another process: let only one write")
         return crc
 
-    def adopt(self, partition: int, shards: Mapping[str, Path]) -> None:
-        """Take over the shard files of another store, by array; they are not written again where links allow."""
-        for spec in self._specs:
-            target = self.path / shard_file(spec, partition)
-            make_folders(self.path, target.parent)
-            try:
-                os.link(shards[spec.path], target)
-            except OSError:
-                shutil.copyfile(shards[spec.path], target)
-            fsync(target)
-            fsync_folder(target.parent)
+    def _is_shard(self, key: str, shape: tuple[int, bytes]) -> bool:
+        nbytes, end = shape
+        if self._storage.size(key) != nbytes:
+            return False
+        return self._storage.get_range(key, nbytes - len(end), nbytes).tobytes() == end
 
-    def commit(self, partition: int, record: NDArray[np.uint64]) -> None:
-        self._unfold()
-        self._place(commit_file(partition), [record.astype(COMMIT_DTYPE)])
+    def has_shards(self, partition: int) -> bool:
+        """Return whether the shards of a partition exist with the right size and index."""
+        start, stop = self.metadata.layout.span(partition)
+        return all(self._is_shard(shard_key(spec, partition), shard_end(spec, stop - start)) for spec in self._specs)
+
+    def shards_crc32c(self, partition: int) -> int | None:
+        """Return the CRC32C of the shards of a partition, None where their size or index is not that of shards."""
+        if not self.has_shards(partition):
+            return None
+        crc = 0
+        start, stop = self.metadata.layout.span(partition)
+        for spec in self._specs:
+            crc = self._storage.crc32c(shard_key(spec, partition), shard_end(spec, stop - start)[0], crc)
+        return crc
+
+    def recover(self) -> None:
+        """Begin committing: take care of shards that have no record, and remove what interrupted writes left.
+
+        In a bucket, where records are written with a delay, such shards are checked and committed. On a disk they
+        are rare, and removed to be written again.
+        """
+        table = self._table = CommitTable(self._storage, self.metadata.layout)
+        self._storage.finish()
+        missing = np.flatnonzero(~committed(table.records, self.metadata.layout)).tolist()
+        if self._storage.is_in_place:
+            self._delete_shards(missing)
+            return
+        shards = self._storage.sizes(self._specs[0].path)
+        for partition in missing:
+            if shard_key(self._specs[0], partition) in shards:
+                crc = self.shards_crc32c(partition)
+                if crc is not None:
+                    start, stop = self.metadata.layout.span(partition)
+                    self.commit(partition, commit_record(stop - start, crc))
+
+    def commits(self) -> Records:
+        """Return the commit records [partition, 2], with those not yet written to a bucket."""
+        return self._open_table().records.copy()
+
+    def commit(self, partition: int, record: Records) -> None:
+        """Record that a partition is written."""
+        self._open_table().set([partition], record)
 
     def discard(self, partitions: Iterable[int]) -> None:
-        """Drop the records of partitions; their shards stay until they are written again."""
-        self._unfold()
-        for partition in partitions:
-            remove((self.path / commit_file(partition)).parent)
-        if (self.path / COMMITS_FOLDER).is_dir():
-            fsync_folder(self.path / COMMITS_FOLDER)
+        """Remove partitions: first their records, durably, then their shards."""
+        numbers = list(partitions)
+        table = self._open_table()
+        table.set(numbers, no_records(1)[0])
+        table.flush()
+        self._delete_shards(numbers)
 
-    def fold(self) -> None:
-        """Join the commits into one chunk: written first, then made valid by one rename, then tidied."""
-        if not self._is_folded():
-            self._place(FOLDED_FILE, [self.commits()])
-            self._place(f"commits/{NODE}", [commits_node(self.partitions, folded=True)])
-        self._clean()
-        remove(self._temporary)
-        fsync_folder(self.path)
+    def flush(self) -> None:
+        """Write the records that are only in memory."""
+        if self._table is not None:
+            self._table.flush()
+
+    def finish(self) -> None:
+        """End writing: write all records, and remove what is temporary."""
+        self.flush()
+        self._storage.finish()
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _unfold(self) -> None:
-        """Give each partition its file of a record again: all in one rename, none valid before the next."""
-        if not self._is_folded():
-            return
-        records, made = self.commits(), self._temporary / "c"
-        for partition in np.flatnonzero(records[:, 0] != NOT_WRITTEN).tolist():
-            _write_new(made / Path(commit_file(partition)).relative_to(COMMITS_FOLDER), [records[partition]])
-        if made.is_dir():
-            fsync_tree(made)
-            remove(self.path / COMMITS_FOLDER)
-            os.rename(made, self.path / COMMITS_FOLDER)
-            fsync_folder(self.path / "commits")
-        self._place(f"commits/{NODE}", [commits_node(self.partitions, folded=False)])
-        self._clean()
+    def _open_table(self) -> CommitTable:
+        if self._table is None:
+            self._table = CommitTable(self._storage, self.metadata.layout)
+        return self._table
 
-    def _is_folded(self) -> bool:
-        return (self.path / "commits" / NODE).read_bytes() == commits_node(self.partitions, folded=True)
-
-    def _clean(self) -> None:
-        """Remove what a killed writer left: temporary files, and commits in the form that is not valid."""
-        remove(self._temporary)
-        remove(self.path / (COMMITS_FOLDER if self._is_folded() else FOLDED_FILE))
-        fsync_folder(self.path / "commits")
-
-    def _place(self, name: str, pieces: Iterable[NDArray[Any] | bytes], *, crc: int = 0) -> int:
-        """Write a file under a temporary name, lasting, then rename it to `name`, lasting."""
-        self._temporary.mkdir(exist_ok=True)
-        temporary = self._temporary / name.replace("/", "_")
-        crc = write_file(temporary, pieces, crc=crc)
-        target = self.path / name
-        make_folders(self.path, target.parent)
-        os.replace(temporary, target)
-        fsync_folder(target.parent)
-        return crc
-
-
-def make_folders(root: Path, folder: Path) -> None:
-    """Make a folder below `root` whose name lasts."""
-    if folder == root or folder.is_dir():
-        return
-    make_folders(root, folder.parent)
-    folder.mkdir(exist_ok=True)
-    fsync_folder(folder.parent)
-
-
-def _write_new(path: Path, pieces: Iterable[NDArray[Any] | bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, pieces, fsync=False)
+    def _delete_shards(self, partitions: Iterable[int]) -> None:
+        for partition in partitions:
+            for spec in self._specs:
+                key = shard_key(spec, partition)
+                if not self._storage.is_in_place or self._storage.size(key) is not None:
+                    self._storage.delete(key)

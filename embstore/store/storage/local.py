@@ -1,0 +1,135 @@
+"""A storage in a local folder: files are written under a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from embstore.errors import StoreDamagedError
+from embstore.store.storage.base import Expected, KeyNotFoundError, Parts, Storage
+from embstore.store.storage.files import (
+    REPAIR_HINT,
+    Bytes,
+    crc32c_of_file,
+    fsync_folder,
+    make_folders,
+    opened,
+    read_at,
+    reading,
+    remove,
+    storing,
+    write_at,
+    write_file,
+)
+
+
+class LocalStorage(Storage):
+    """The files below the folder `path`, by their relative paths.
+
+    `temporary`: the folder, relative to `path`, in which files are written before they get their name; `finish`
+    removes it.
+    """
+
+    is_mapped = True
+    is_in_place = True
+
+    def __init__(self, path: Path, *, temporary: str = ".tmp") -> None:
+        self.path: Path = path
+        self._temporary = path / temporary
+
+    def get(self, key: str) -> bytes:
+        with self._reading(key):
+            return (self.path / key).read_bytes()
+
+    def get_range(self, key: str, start: int, stop: int) -> Bytes:
+        out = np.empty(stop - start, np.uint8)
+        with self._reading(key), opened(self.path / key) as descriptor:
+            if read_at(descriptor, out, start) < len(out):
+                raise StoreDamagedError(f"{self.path / key} is cut short: {REPAIR_HINT}")
+        return out
+
+    def size(self, key: str) -> int | None:
+        file = self.path / key
+        return file.stat().st_size if file.is_file() else None
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        sizes = {}
+        for folder, _, names in os.walk(self.path / prefix):
+            for name in names:
+                file = Path(folder, name)
+                sizes[file.relative_to(self.path).as_posix()] = file.lstat().st_size
+        return sizes
+
+    def put(self, key: str, parts: Parts) -> None:
+        with self._written(key, parts) as (temporary, target):
+            os.replace(temporary, target)
+
+    def put_new(self, key: str, parts: Parts) -> bool:
+        if os.path.lexists(self.path / key):
+            return False
+        with self._written(key, parts) as (temporary, target):
+            try:
+                os.link(temporary, target)  # fails where the name exists, unlike a rename
+            except FileExistsError:
+                return False
+            except OSError:  # a file system without hard links
+                if os.path.lexists(target):
+                    return False
+                os.replace(temporary, target)
+        return True
+
+    def delete(self, key: str) -> None:
+        with storing(self.path / key):
+            remove(self.path / key)
+
+    def write_at(self, key: str, data: bytes, offset: int) -> None:
+        with storing(self.path / key), opened(self.path / key, os.O_RDWR) as descriptor:
+            write_at(descriptor, data, offset)
+            os.fsync(descriptor)
+
+    def files(self, expected: Expected) -> list[Path]:
+        return [self.path / key for key in expected.keys]
+
+    def finish(self) -> None:
+        with storing(self.path):
+            if self._temporary.is_dir():
+                remove(self._temporary)
+                fsync_folder(self._temporary.parent)
+
+    def is_tidy(self) -> bool:
+        return not self._temporary.exists()
+
+    def crc32c(self, key: str, size: int, crc: int = 0) -> int:
+        with self._reading(key):
+            crc, nbytes = crc32c_of_file(self.path / key, crc)
+        if nbytes != size:
+            raise StoreDamagedError(f"{self.path / key} has {nbytes} bytes, not {size}: {REPAIR_HINT}")
+        return crc
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        with reading(self.path / key):
+            try:
+                yield
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                raise KeyNotFoundError(f"{self.path / key} does not exist") from None
+
+    @contextmanager
+    def _written(self, key: str, parts: Parts) -> Iterator[tuple[Path, Path]]:
+        """Write a temporary file and yield it with its target, whose new name is then made durable."""
+        target = self.path / key
+        with storing(target):
+            self._temporary.mkdir(parents=True, exist_ok=True)
+            temporary = self._temporary / uuid.uuid4().hex
+            try:
+                write_file(temporary, parts)
+                make_folders(target.parent)
+                yield temporary, target
+                fsync_folder(target.parent)
+            finally:
+                temporary.unlink(missing_ok=True)

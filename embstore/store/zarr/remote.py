@@ -1,0 +1,280 @@
+"""Rows of a Zarr store that is not mapped: ranged requests, one for each run of near rows, many at the same time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import StoreDamagedError
+from embstore.store.arrays import ArraySpec
+from embstore.store.layout import Layout
+from embstore.store.reading.mapped import Read
+from embstore.store.storage.base import KeyNotFoundError, Storage, wait_all
+from embstore.store.storage.client import setting
+from embstore.store.storage.files import REPAIR_HINT, Bytes
+from embstore.store.zarr.format import shard_key
+from embstore.store.zarr.shards import index_nbytes, parse_index
+
+GAP_KIB = 128  # reading that much in between costs less than another request
+RUN_NBYTES = 4 * 2**20  # longer runs are split, so that their parts are requested at the same time
+MAX_SHARDS = 2**16  # whose indexes are remembered, a few KiB each
+WINDOW_NBYTES = 8 * 2**20
+MAX_WINDOWS_AHEAD = 4
+
+
+class Part(NamedTuple):
+    """Rows of one partition (-1: of a whole layer), `local` counted from its first row.
+
+    They are rows `[first, last)` of a request for rows.
+    """
+
+    partition: int
+    first: int
+    last: int
+    local: NDArray[np.int64]
+
+
+class Shard(NamedTuple):
+    """A shard and the offset of each of its inner chunks [layer, chunk], -1 where one is left out."""
+
+    key: str
+    offsets: NDArray[np.int64]
+
+
+class RemoteRows:
+    """Reads rows of all arrays, layers and partitions of a store by ranged requests, and no more than is requested.
+
+    Rows no further apart than EMBSTORE_GAP_KIB (128) are read by one request, with what lies between them.
+    """
+
+    def __init__(
+        self, storage: Storage, layout: Layout, specs: Mapping[str, ArraySpec], chunk_rows: Mapping[str, int]
+    ) -> None:
+        self._storage = storage
+        self._layout = layout
+        self._specs = specs
+        self._chunk_rows = chunk_rows
+        self._row_nbytes = {
+            name: spec.dtype.itemsize * int(np.prod(spec.shape[2:], dtype=np.int64)) for name, spec in specs.items()
+        }
+        self._shards: OrderedDict[tuple[str, int], Shard] = OrderedDict()
+        self._gap = int(setting("EMBSTORE_GAP_KIB", GAP_KIB) * 2**10)
+        self._mutex = Lock()
+
+    def forget(self) -> None:
+        """Drop the indexes of shards, since a writer may have replaced them."""
+        with self._mutex:
+            self._shards.clear()
+
+    def begin(
+        self, array: str, positions: Sequence[int], parts: Sequence[Part], out: NDArray[Any]
+    ) -> list[Future[None]]:
+        """Start reading rows of layers (by their positions) into `out` [layer, row, ...], which the futures complete."""
+        if not out.size:
+            return []
+        shards = self._open(array, [part.partition for part in parts])
+        target = out.reshape(len(positions) * out.shape[1], -1).view(np.uint8)
+        futures = []
+        for part, shard in zip(parts, shards, strict=True):
+            into = np.arange(len(positions))[:, None] * out.shape[1] + np.arange(part.first, part.last)
+            for work in self._requests(array, shard, np.asarray(positions)[:, None], part.local, into, target):
+                futures.append(self._storage.submit(work))
+        return futures
+
+    def read_ahead(self, array: str, position: int, stop: int) -> ReadAhead:
+        """Return a reader of ascending rows of one layer, at most up to row `stop`."""
+
+        def begin(partition: int, start: int, end: int) -> Future[Bytes]:
+            return self._storage.submit(partial(self.read_rows, array, position, partition, start, end))
+
+        return ReadAhead(begin, self._layout.partition_rows, self._row_nbytes[array], stop)
+
+    def read_rows(self, array: str, position: int, partition: int, start: int, stop: int) -> Bytes:
+        """Return rows `[start, stop)` of a partition, by one request where they are contiguous."""
+        shard = self._open(array, [partition])[0]
+        row_nbytes, chunk_rows = self._row_nbytes[array], self._chunk_rows[array]
+        offsets = shard.offsets[position, start // chunk_rows : -(-stop // chunk_rows)]
+        if (offsets >= 0).all() and (np.diff(offsets) == chunk_rows * row_nbytes).all():
+            begin = int(offsets[0]) + start % chunk_rows * row_nbytes
+            return self._storage.get_range(shard.key, begin, begin + (stop - start) * row_nbytes)
+        out = np.empty((stop - start, row_nbytes), np.uint8)
+        rows = np.arange(start, stop)
+        for work in self._requests(array, shard, np.array(position), rows, np.arange(len(rows)), out):
+            work()
+        return out.reshape(-1)
+
+    def _requests(
+        self,
+        array: str,
+        shard: Shard,
+        positions: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        into: NDArray[np.int64],
+        target: Bytes,
+    ) -> list[Callable[[], None]]:
+        """Return the requests that read rows of a shard into rows `into` of `target`; left-out chunks are filled."""
+        row_nbytes = self._row_nbytes[array]
+        chunks, inside = np.divmod(rows, self._chunk_rows[array])
+        offsets = shard.offsets[positions, chunks]
+        starts, absent = offsets + inside * row_nbytes, offsets < 0
+        if absent.any():
+            spec = self._specs[array]
+            target[into[absent]] = np.full(spec.shape[2:], spec.fill, spec.dtype).reshape(-1).view(np.uint8)
+            starts, into = starts[~absent], into[~absent]
+        starts, into = starts.reshape(-1), into.reshape(-1)
+        order = starts.argsort(kind="stable")
+        starts, into = starts[order], into[order]
+        return [
+            partial(self._read_run, shard.key, starts[first:last], into[first:last], row_nbytes, target)
+            for first, last in runs_of(starts, row_nbytes, self._gap)
+        ]
+
+    def _read_run(
+        self, key: str, starts: NDArray[np.int64], into: NDArray[np.int64], row_nbytes: int, target: Bytes
+    ) -> None:
+        begin = int(starts[0])
+        body = self._storage.get_range(key, begin, int(starts[-1]) + row_nbytes)
+        numbers, rest = np.divmod(starts - begin, row_nbytes)
+        if rest.any():
+            target[into] = body[(starts - begin)[:, None] + np.arange(row_nbytes)]
+        else:
+            target[into] = body.reshape(-1, row_nbytes)[numbers]
+
+    def _open(self, array: str, partitions: Sequence[int]) -> list[Shard]:
+        """Return the shards of partitions; the indexes of those not yet known are read at the same time."""
+        with self._mutex:
+            known = {partition: self._shards.get((array, partition)) for partition in partitions}
+        unknown = [partition for partition, shard in known.items() if shard is None]
+        if len(unknown) == 1:
+            known[unknown[0]] = self._read_index(array, unknown[0])
+        elif unknown:
+            futures = [self._storage.submit(partial(self._read_index, array, partition)) for partition in unknown]
+            wait_all(futures)
+            known.update(zip(unknown, (future.result() for future in futures), strict=True))
+        return [shard for partition in partitions if (shard := known[partition]) is not None]
+
+    def _read_index(self, array: str, partition: int) -> Shard:
+        spec, chunk_rows = self._specs[array], self._chunk_rows[array]
+        chunks = (spec.shape[0], spec.shard[1] // chunk_rows)
+        key = shard_key(spec, partition)
+        try:
+            end, size = self._storage.tail(key, index_nbytes(chunks))
+        except KeyNotFoundError:
+            missing = f"{self._storage.url(key)} of partition {partition} is missing: {REPAIR_HINT}"
+            raise StoreDamagedError(missing) from None
+        chunk_nbytes = chunk_rows * self._row_nbytes[array]
+        shard = Shard(key, parse_index(end, chunks, chunk_nbytes, name=self._storage.url(key), size=size))
+        with self._mutex:
+            self._shards[array, partition] = shard
+            if len(self._shards) > MAX_SHARDS:
+                self._shards.popitem(last=False)
+        return shard
+
+
+class RemoteLayer:
+    """A RowSource by requests: one layer of one partition."""
+
+    def __init__(self, rows: RemoteRows, array: str, position: int, partition: int) -> None:
+        self._rows = rows
+        self._array = array
+        self._position = position
+        self._partition = partition
+
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        part = Part(self._partition, 0, len(rows), rows)
+        wait_all(self._rows.begin(self._array, [self._position], [part], out[None]))
+
+    def prefetch(self, rows: NDArray[np.int64]) -> None:
+        """Does nothing: no row is requested twice."""
+
+    @contextmanager
+    def reading(self) -> Iterator[Read]:
+        def read(start: int, stop: int, out: NDArray[Any]) -> None:
+            body = self._rows.read_rows(self._array, self._position, self._partition, start, stop)
+            out.reshape(-1).view(np.uint8)[...] = body
+
+        yield read
+
+
+def runs_of(starts: NDArray[np.int64], row_nbytes: int, gap_nbytes: int) -> list[tuple[int, int]]:
+    """Split ascending offsets of rows into runs `[first, last)`, each worth one request: small gaps, limited length."""
+    if not len(starts):
+        return []
+    breaks = np.flatnonzero(np.diff(starts) > row_nbytes + gap_nbytes) + 1
+    runs = []
+    for first, last in pairwise([0, *breaks.tolist(), len(starts)]):
+        while first < last:
+            limit = starts[first] + max(RUN_NBYTES - row_nbytes, 0) + 1
+            end = first + int(np.searchsorted(starts[first:last], limit))
+            runs.append((first, end))
+            first = end
+    return runs
+
+
+class Window(NamedTuple):
+    """Rows `[start, stop)` of the store that have been requested."""
+
+    start: int
+    stop: int
+    body: Future[Bytes]
+
+
+class ReadAhead:
+    """Reads ascending rows of one layer in windows of 8 MiB, across partitions.
+
+    One window is requested at first, and one more ahead for each that was used, up to four, so that little is read
+    in vain where reading ends early. `begin`: request rows of a partition, counted from its first, as bytes.
+    """
+
+    def __init__(
+        self, begin: Callable[[int, int, int], Future[Bytes]], partition_rows: int, row_nbytes: int, stop: int
+    ) -> None:
+        self._begin = begin
+        self._partition_rows = partition_rows
+        self._row_nbytes = row_nbytes
+        self._window_rows = max(1, WINDOW_NBYTES // row_nbytes)
+        self._stop = stop
+        self._windows: deque[Window] = deque()
+        self._n_ahead = 0
+
+    def read(self, start: int, stop: int, out: NDArray[Any]) -> None:
+        """Read committed rows `[start, stop)` of the store into `out`."""
+        target = out.reshape(len(out), -1).view(np.uint8)
+        row = start
+        while row < stop:
+            window = self._window_at(row, stop)
+            last = min(window.stop, stop)
+            body = window.body.result().reshape(-1, self._row_nbytes)
+            target[row - start : last - start] = body[row - window.start : last - window.start]
+            row = last
+
+    def close(self) -> None:
+        """Cancel what has been requested."""
+        for window in self._windows:
+            window.body.cancel()
+        self._windows.clear()
+
+    def _window_at(self, row: int, stop: int) -> Window:
+        """Return the window that holds a row, after requesting the ones ahead of it."""
+        while self._windows and self._windows[0].stop <= row:
+            self._windows.popleft()
+            self._n_ahead = min(self._n_ahead + 1, MAX_WINDOWS_AHEAD)
+        if self._windows and row < self._windows[0].start:
+            self.close()
+        following = self._windows[-1].stop if self._windows else row
+        limit = max(stop, self._stop)
+        while following < limit and len(self._windows) <= self._n_ahead:
+            partition, inside = divmod(following, self._partition_rows)
+            end = min(following + self._window_rows, (partition + 1) * self._partition_rows, limit)
+            self._windows.append(Window(following, end, self._begin(partition, inside, inside + end - following)))
+            following = end
+        return self._windows[0]
