@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from embstore.store import Store, open_store
-from embstore.store.zarr import object_reader
+from embstore.store.zarr.remote import GAP_KIB
 from tests.object_server import Bucket, Proxy, bucket_environment
 from tests.store.example import example
 
@@ -53,26 +53,26 @@ def measure(url: str, proxy: Proxy, repeats: int) -> None:
         figures = f"{median(times) * 1e3:,.0f} ms | {len(nbytes):,} | {sum(nbytes) / 2**20:.2f} MiB"
         print(f"| {what} | {figures} | {max(nbytes) / 2**10:,.0f} KiB |", flush=True)
 
-    far = _opened(url)
+    remote = _opened(url)
     random = np.random.default_rng(0)
     print("| read | time | requests | bytes | largest |\n| --- | --- | --- | --- | --- |")
     row("open", lambda: open_store(url))
-    row(f"index, {len(far._reader.arrays)} columns", lambda: open_store(url).index)
-    few, many = (random.choice(far.n_rows, count, replace=False) for count in (50, 1_000))
-    row("50 rows, one layer", lambda: far.gather(few, 1))
-    for gap in (0, 16, object_reader.GAP_KIB):
+    row(f"index, {len(remote._reader.arrays)} columns", lambda: open_store(url).index)
+    few, many = (random.choice(remote.n_rows, count, replace=False) for count in (50, 1_000))
+    row("50 rows, one layer", lambda: remote.gather(few, 1))
+    for gap in (0, 16, GAP_KIB):
         os.environ["EMBSTORE_GAP_KIB"] = str(gap)
-        far = _opened(url)
-        row(f"1,000 rows, one layer, gaps of {gap} KiB", partial(far.gather, many, 1))
-    row("1,000 rows, three layers", lambda: far.gather_layers(many))
-    row("scan of a layer", lambda: [None for _ in far.scan(1)])
+        remote = _opened(url)
+        row(f"1,000 rows, one layer, gaps of {gap} KiB", partial(remote.gather, many, 1))
+    row("1,000 rows, three layers", lambda: remote.gather_layers(many))
+    row("scan of a layer", lambda: [None for _ in remote.scan(1)])
 
 
 def _opened(url: str) -> Store:
     """Open a store whose shards' indexes are known."""
-    far = open_store(url)
-    far.gather(np.arange(0, far.n_rows, far.layout.partition_rows), 0)
-    return far
+    remote = open_store(url)
+    remote.gather(np.arange(0, remote.n_rows, remote.layout.partition_rows), 0)
+    return remote
 
 
 def _serve() -> tuple[Bucket, Callable[[], None]]:

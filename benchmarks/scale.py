@@ -128,10 +128,10 @@ def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
     from synthetic import metadata_of
 
     from embstore.store import Layout
-    from embstore.store.arrays import frozen_spec
+    from embstore.store.arrays import frozen_spec, no_records
     from embstore.store.metadata import StoredArray
-    from embstore.store.zarr.format import NODE, chunk_file, commits_node, frozen_nodes
-    from embstore.store.zarr.writer import column_end
+    from embstore.store.zarr.format import COMMITS_CHUNK, all_nodes, column_key
+    from embstore.store.zarr.shards import column_end
 
     watch, began = Watch(), time.perf_counter()
     layout = Layout.of(n_rows=arguments.rows, layers=LAYERS, hidden_size=arguments.width, dtype="float16")
@@ -149,13 +149,13 @@ def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
         "layer": len(LAYERS),
     }
     arrays = {name: StoredArray((size,), 0) for name, size in sizes.items()}
-    nodes = frozen_nodes(metadata, arrays) | {f"commits/{NODE}": commits_node(layout.n_partitions, folded=False)}
-    for name, node in nodes.items():
+    objects = {**all_nodes(metadata, arrays), COMMITS_CHUNK: no_records(layout.n_partitions).tobytes()}
+    for name, node in objects.items():
         (store / name).parent.mkdir(parents=True, exist_ok=True)
         (store / name).write_bytes(node)
     for name, array in arrays.items():
         spec = frozen_spec(name, array.shape)
-        file, end = store / chunk_file(spec), column_end(spec)
+        file, end = store / column_key(spec), column_end(spec)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as open_file:
             open_file.seek(array.shape[0] * spec.dtype.itemsize)

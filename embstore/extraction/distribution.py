@@ -16,7 +16,7 @@ from embstore.extraction.piece import Piece, cut_pieces
 from embstore.extraction.plan import Plan
 from embstore.store import Store, StoreWriter
 from embstore.store.backend import open_reader
-from embstore.store.zarr.shard_writer import place_mark
+from embstore.store.writer import place_mark
 
 NAMED = 4  # failed partitions that are told in full
 GIVEN_UP_AFTER = 8  # failed partitions in a row, more where there are many workers

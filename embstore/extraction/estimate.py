@@ -17,7 +17,7 @@ from embstore.extraction.survey import Survey
 from embstore.extraction.workload import count_windows, first_sentences, positions_a_second, windows_of_typical_lengths
 from embstore.models.encoder import Encoder
 from embstore.store import Index, Layout, Metadata
-from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.storage.location import ObjectPath, parse_location
 
 BUFFERS = 2  # a partition is filled while the one before it is written
 MOST_BUFFERED_NBYTES = 2**30  # of several stores together; beyond it each has one buffer
@@ -94,7 +94,7 @@ def estimate(
 ) -> Estimate:
     """Project the bytes of a store, and memory and time of an extraction into `stores` of its shape at once."""
     layout = metadata.layout
-    place = None if store is None else place_of(store)
+    place = None if store is None else parse_location(store)
     folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
     size = options.batch_subwords
     if options.cuts_windows:

@@ -28,7 +28,7 @@ from embstore.extraction.versions import software
 from embstore.models.encoder import Encoder
 from embstore.store import Layout
 from embstore.store.storage.location import ObjectPath
-from embstore.store.zarr.shard_writer import PartitionWriter, Record, sees_mark
+from embstore.store.writer import PartitionWriter, Record, sees_mark
 
 PIECES_AT_A_TIME = 2  # one is written as the next is encoded
 EXACT = "embstore"

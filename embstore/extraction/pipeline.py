@@ -39,9 +39,9 @@ from embstore.store import (
     repair_layout,
     verify,
 )
-from embstore.store.backend import open_reader, stands
-from embstore.store.storage.location import ObjectPath, place_of
-from embstore.store.storage.lock import StoreLock, old_path
+from embstore.store.backend import exists, open_reader
+from embstore.store.storage.location import ObjectPath, parse_location
+from embstore.store.storage.lock import StoreLock
 from embstore.store.writer import remove_store
 
 ONE_PROCESS = (
@@ -98,7 +98,7 @@ def extract(
     ExecutorError where an executor's workers are gone; what is committed by then stays.
     """
     return extract_together(
-        [plan], [place_of(store)], repair=repair, executor=executor, progress=progress, timings=timings
+        [plan], [parse_location(store)], repair=repair, executor=executor, progress=progress, timings=timings
     )[0]
 
 
@@ -118,8 +118,6 @@ def extract_together(
     """
     if executor is not None and len(plans) > 1:
         raise InvalidValueError(ONE_PROCESS)
-    for path in paths:
-        _undo_swap(path)
     _refuse_others(plans, paths)
     standing = [_stand(plan, path, repair=repair) for plan, path in zip(plans, paths, strict=True)]
     open_ones = [store for store in standing if not store.at_rest]
@@ -146,13 +144,6 @@ def extract_together(
     if timings is not None:
         timings.wall = time.perf_counter() - began
     return [open_store(path) for path in paths]
-
-
-def _undo_swap(path: Path | ObjectPath) -> None:
-    """Take the lock where a repair was killed as it put a new store in the old one's place, which undoes that."""
-    if isinstance(path, Path) and os.path.lexists(old_path(path)):
-        with StoreLock(path):
-            pass
 
 
 def _refuse_others(plans: Sequence[Plan], paths: Sequence[Path | ObjectPath]) -> None:
@@ -191,7 +182,7 @@ def _stand(plan: Plan, path: Path | ObjectPath, *, repair: bool) -> _Standing:
 
 
 def _stands(path: Path | ObjectPath) -> bool:
-    return os.path.exists(path) if isinstance(path, Path) else stands(path)
+    return os.path.exists(path) if isinstance(path, Path) else exists(path)
 
 
 def _create(plan: Plan, path: Path | ObjectPath) -> bool:

@@ -17,9 +17,9 @@ from embstore.extraction.survey import Survey, survey
 from embstore.models import load_encoder
 from embstore.models.encoder import Encoder
 from embstore.store import Index
-from embstore.store.backend import open_reader, stands
+from embstore.store.backend import exists, open_reader
 from embstore.store.metadata import Dropped
-from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.storage.location import ObjectPath, parse_location
 
 CHECK_SENTENCES = 8
 
@@ -111,9 +111,9 @@ def _standing_batch(store: str | Path | ObjectPath | None, encoder: Encoder) -> 
     """The batches of the store that stands there; None where there is none, or the encoder's own never change."""
     if store is None or not encoder.batch_depends_on_memory:
         return None
-    place = place_of(store)
+    place = parse_location(store)
     with suppress(EmbstoreError):  # what cannot be read is said when it is written to
-        if stands(place):
+        if exists(place):
             return int(open_reader(place).metadata.extraction["batch_subwords"])
     return None
 

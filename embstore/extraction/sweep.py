@@ -19,8 +19,8 @@ from embstore.extraction.reading import read
 from embstore.extraction.windows import Context
 from embstore.models.encoder import Encoder, Pooling
 from embstore.store import Store
-from embstore.store.backend import stands
-from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.backend import exists
+from embstore.store.storage.location import ObjectPath, parse_location
 
 PLACE = "{window}"
 
@@ -67,7 +67,7 @@ def store_path(store: str | Path | ObjectPath, *, kind: str, window: Context) ->
 
     Otherwise x.zarr becomes x-k2.zarr, x-a2.zarr for an attention window, and x-full.zarr.
     """
-    path = place_of(store)
+    path = parse_location(store)
     if PLACE in path.name:
         return path.with_name(path.name.replace(PLACE, window_name(window)))
     letter = {"context": "k", "attention": "a"}[kind] if window is not None else ""
@@ -141,8 +141,8 @@ def extract_windows(
     paths = plan.paths(store)
     if len(set(paths.values())) < len(paths):
         raise InvalidValueError(f"the name {store} gives several windows one store: put {PLACE} in it, or leave it out")
-    if isinstance(place_of(store), Path):
-        plan.estimate.require_space(fresh=sum(not stands(path) for path in paths.values()) / len(paths))
+    if isinstance(parse_location(store), Path):
+        plan.estimate.require_space(fresh=sum(not exists(path) for path in paths.values()) / len(paths))
     options: dict[str, Any] = {"repair": repair, "executor": executor, "timings": timings}
     if plan.kind == "context":
         stores = extract_together(list(plan.plans.values()), list(paths.values()), progress=progress, **options)

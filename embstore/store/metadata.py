@@ -12,7 +12,7 @@ import numpy as np
 
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError
 from embstore.store.layout import CHUNK_ROWS, ITEM_NBYTES, Layout
-from embstore.store.storage.files import MEND, crc32c
+from embstore.store.storage.files import REPAIR_HINT, crc32c
 
 FORMAT_VERSION = 1
 MAX_PARTITIONS = 2**24
@@ -121,13 +121,13 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
         )
     crc = _crc32c_or_none(fields)
     if crc is None or fields.get("crc32c") != crc:
-        raise StoreDamagedError(f"the metadata of {path} was changed: {MEND}")
+        raise StoreDamagedError(f"the metadata of {path} was changed: {REPAIR_HINT}")
     try:
         metadata, arrays = _parse(fields)
         check_metadata(metadata)
         return metadata, arrays
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreDamagedError(f"the metadata of {path} is incomplete ({error}): {MEND}") from error
+        raise StoreDamagedError(f"the metadata of {path} is incomplete ({error}): {REPAIR_HINT}") from error
 
 
 def _crc32c_or_none(fields: Mapping[str, Any]) -> int | None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, UnfinishedStoreWarning
+from embstore.store.arrays import committed
 from embstore.store.backend import Reader, open_reader
 from embstore.store.conditions import Condition, checked_rows, parse_conditions
 from embstore.store.index import Index, Labels, TypeIndex
@@ -25,11 +26,9 @@ from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
 from embstore.store.reading.gather import RESUME, Gatherer
 from embstore.store.reading.scan import BLOCK_NBYTES, DENSE, Snapshot, scan_blocks
-from embstore.store.storage.files import MEND
-from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.storage.files import REPAIR_HINT
+from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.vectors import VALUE_DTYPE
-from embstore.store.writer import committed
-from embstore.store.zarr.remote_rows import FarColumns
 
 if TYPE_CHECKING:
     import polars as pl
@@ -48,7 +47,7 @@ def open_store(path: str | os.PathLike[str] | ObjectPath, *, cache: str | os.Pat
     Raises StoreNotFoundError, StoreFormatError for a path that is no store or one of a newer format,
     StoreDamagedError, StorageError.
     """
-    store = Store(open_reader(place_of(path), cache=cache_folder(cache)))
+    store = Store(open_reader(parse_location(path), cache=cache_folder(cache)))
     if store.n_committed_rows < store.n_rows:
         missing = int((~store.committed).sum())
         warnings.warn(
@@ -75,7 +74,7 @@ class Store:
         self._added_labels: dict[str, Labels] = {}
         self._records: NDArray[np.uint64] | None = None
         self.path: Path | ObjectPath = reader.path
-        self.cache: Path | None = getattr(reader, "cache", None)
+        self.cache: Path | None = reader.cache
         self.metadata: Metadata = reader.metadata
         self.layout: Layout = reader.metadata.layout
         self.layers: tuple[int, ...] = self.layout.layers
@@ -113,7 +112,7 @@ class Store:
     @property
     def finished(self) -> bool:
         """Whether every row is written and the writer has completed the store."""
-        return self.n_committed_rows == self.n_rows and self._reader.settled()
+        return self.n_committed_rows == self.n_rows and self._reader.is_tidy()
 
     @property
     def digest(self) -> str:
@@ -132,11 +131,10 @@ class Store:
     def index(self) -> Index:
         """Words, sentences, positions and labels of the rows, as memory-mapped columns."""
         try:
-            if isinstance(self._reader, FarColumns):
-                self._reader.fetch_columns(self._reader.arrays)
+            self._reader.fetch_columns(self._reader.arrays)
             index = Index.of_arrays({name: self._reader.column(name) for name in sorted(self._reader.arrays)})
         except KeyError as error:
-            raise StoreDamagedError(f"{self.path} has no array {error}: {MEND}") from None
+            raise StoreDamagedError(f"{self.path} has no array {error}: {REPAIR_HINT}") from None
         return replace(index, labels={**index.labels, **self._added_labels})
 
     @cached_property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError
+from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError, StorageError
 from embstore.store.arrays import (
     check_center,
     check_columns,
@@ -33,6 +35,8 @@ from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock, new_path
 from embstore.store.vectors import INT8_FILL
 from embstore.store.zarr.format import NODE
+
+MARK_SECONDS = 5.0  # how long a network disk may take to show what another machine has written
 
 
 def create_store(
@@ -154,6 +158,37 @@ class PartitionWriter:
             return Record(n_rows, self._backend.write(partition, arrays))
 
 
+def place_mark(path: Path | ObjectPath) -> str:
+    """Write a new secret into the lock file of a store, whose lock is held; "" for a bucket, which is the same to all.
+
+    Workers look for it with `sees_mark` to know the store from one at the same path on a disk of their own.
+    """
+    if isinstance(path, ObjectPath):
+        return ""
+    mark = uuid.uuid4().hex
+    with storing(path):
+        StoreLock(path).file.write_text(mark)
+    return mark
+
+
+def sees_mark(path: Path | ObjectPath, mark: str) -> bool:
+    """Return whether `path` is, on this machine, the store for which `place_mark` made the mark."""
+    if isinstance(path, ObjectPath):
+        return True
+    deadline = time.monotonic() + MARK_SECONDS
+    while True:
+        try:
+            if StoreLock(path).file.read_text() == mark:
+                return True
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            raise StorageError(f"cannot read {StoreLock(path).file}: {error.strerror}") from error
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+
+
 class StoreWriter:
     """Writes and commits the partitions of a store; a context manager. The one process that commits.
 
@@ -217,8 +252,7 @@ class StoreWriter:
     def commit(self, partition: int, record: Record) -> None:
         """Commit a partition that `write_partition`, here or on another machine, has written.
 
-        Raises InvalidValueError for a record of another partition, a committed partition, or where the partition's
-        shards do not exist here, as when a worker has written to a disk of its own.
+        Raises InvalidValueError for a record of another partition, or a committed partition.
         """
         start, stop = self.metadata.layout.span(partition)
         if record.n_rows != stop - start or not 0 <= record.crc32c < 2**32:
@@ -227,11 +261,6 @@ class StoreWriter:
             )
         with self._mutex, storing(self.path):
             self._require_missing(partition)
-            if not self._backend.has_shards(partition):
-                raise InvalidValueError(
-                    f"partition {partition} was written, but its shard is not in {self.path}: all workers must share "
-                    "its disk, or use a store in a bucket"
-                )
             self._commit(partition, record)
 
     def discard(self, partitions: Iterable[int]) -> None:

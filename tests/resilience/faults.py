@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 
 from embstore.store.arrays import COMMITS
-from embstore.store.hdf5.offsets import CHECKSUM
-from embstore.store.hdf5.reader import read_places
+from embstore.store.hdf5.addresses import CHECKSUM
+from embstore.store.hdf5.reader import read_addresses
 
 Inject = Callable[[Path], tuple[int, ...] | None]
 
@@ -143,7 +143,7 @@ def zarr_injuries() -> Iterator[tuple[str, Injury]]:
     yield "edited checksum of the metadata", Injury(at("zarr.json", _edit_crc32c))
     yield "edited shape", Injury(at("hidden_states/zarr.json", lambda file: edit(file, b"1199", b"1198")))
     yield "edited fill value", Injury(at("hidden_states/zarr.json", lambda file: edit(file, b'"NaN"', b"  0.0")))
-    records = "commits/c.0.0"
+    records = "commits/c/0/0"
     yield "edited rows of a commit", in_partition(at(records, flip, 1 * 16), 1)
     yield "edited checksum of a commit", in_partition(at(records, flip, 3 * 16 + 8), 3)
     yield "checksum of a commit beyond 32 bits", in_partition(at(records, flip, 2 * 16 + 12), 2)
@@ -153,7 +153,7 @@ def zarr_injuries() -> Iterator[tuple[str, Injury]]:
     yield "missing commits", Injury(at(records, Path.unlink), ALL, ALL)
     yield "foreign file", Injury(lambda path: _write(path / "occurrence/notes.txt"))
     yield "shard past the last", Injury(lambda path: _write(path / "hidden_states/c/0/5/0"))
-    yield "stale commit", Injury(lambda path: _write(path / "commits/c/1/0"))
+    yield "file next to the commits", Injury(lambda path: _write(path / "commits/c/1/0"))
 
 
 def chunk_of(column: str) -> str:
@@ -239,12 +239,12 @@ def _hdf5_structure() -> Iterator[tuple[str, Injury]]:
 
 def chunk(path: Path, layer: int, partition: int) -> int:
     """Where the rows of a partition begin."""
-    return int(read_places(path)[2].chunks["hidden_states"][layer, partition])
+    return int(read_addresses(path)[2].chunks["hidden_states"][layer, partition])
 
 
 def records(path: Path, partition: int) -> int:
     """Where the commit record of a partition begins."""
-    return read_places(path)[2].spans[COMMITS][0] + 16 * partition
+    return read_addresses(path)[2].spans[COMMITS][0] + 16 * partition
 
 
 def _header(path: Path, name: str) -> int:
@@ -254,7 +254,7 @@ def _header(path: Path, name: str) -> int:
 
 
 def _flip_in(array: str) -> Inject:
-    return lambda path: flip(path, sum(read_places(path)[2].spans[array]) // 2)
+    return lambda path: flip(path, sum(read_addresses(path)[2].spans[array]) // 2)
 
 
 def _swap_chunks(path: Path) -> None:
@@ -266,7 +266,7 @@ def _swap_chunks(path: Path) -> None:
 
 def _cut_rows(path: Path, keep: int) -> tuple[int, ...]:
     """Cut the file; lost are the partitions with a row past its end."""
-    places = read_places(path)[2]
+    places = read_addresses(path)[2]
     ends = places.chunks["hidden_states"] + CHUNK_NBYTES
     ends[:, -1] -= CHUNK_NBYTES - (1199 - 4 * 256) * 32
     lost = tuple(np.flatnonzero((ends > keep).any(axis=0)).tolist())

@@ -83,7 +83,7 @@ def test_there_are_sixty_faults_and_every_file_has_one(reference: Get) -> None:
     assert all(len(injuries) >= 30 for injuries in INJURIES.values())
     files = {name for name, data in reference(".zarr").tree.items() if data is not None}
     shards = {f"hidden_states/c/0/{partition}/0" for partition in range(5)}
-    assert files == {*NODES, *map(chunk_of, COLUMNS), *shards, "commits/c.0.0"}
+    assert files == {*NODES, *map(chunk_of, COLUMNS), *shards, "commits/c/0/0"}
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)

@@ -1,4 +1,4 @@
-"""Stores of many partitions: the commits are listed and read once, not once a partition, whatever else stands there."""
+"""Stores of many partitions: the commits are read once, not once per partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from embstore.errors import MissingRowsError
 from embstore.store import StoreWriter, open_store
-from embstore.store.zarr import reader as zarr_reader
 from embstore.store.zarr import writer as zarr_writer
 from tests.store.example import SUFFIXES, Example, example
 
@@ -39,7 +38,7 @@ def test_a_writer_reads_the_commits_once_however_much_it_writes(
     tmp_path: Path, many: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = many.create(tmp_path / "a.zarr")
-    read = counted(monkeypatch, zarr_writer, "read_commits")
+    read = counted(monkeypatch, zarr_writer, "read_records")
     with StoreWriter(path) as writer:
         assert writer.missing() == list(range(PARTITIONS))
         before = len(read)
@@ -49,34 +48,6 @@ def test_a_writer_reads_the_commits_once_however_much_it_writes(
         writer.discard([3])
         writer.write(3, many.partition(3))
         assert len(read) <= before + 1
-
-
-def test_a_partition_without_a_commit_is_not_looked_for(
-    tmp_path: Path, many: Example, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = many.create(tmp_path / "a.zarr")
-    many.fill(path, [2, 10])
-    opened = counted(monkeypatch, zarr_reader, "_small_file")
-    records = zarr_reader.read_commits(path, PARTITIONS)
-    assert len(opened) == 2
-    assert np.flatnonzero(records[:, 0] == 256).tolist() == [2, 10]
-
-
-def test_names_that_are_no_partition_are_passed_over(tmp_path: Path, many: Example) -> None:
-    path = many.create(tmp_path / "a.zarr")
-    many.fill(path, [1, 2, 10])
-    commits = path / "commits/c"
-    for name in ("007", "-1", "x", "²", "1e1", str(PARTITIONS), "99999999999999999999"):
-        (commits / name).mkdir()
-        (commits / name / "0").write_bytes((commits / "1/0").read_bytes())
-    (commits / "4").write_bytes(b"a file in the place of a folder")
-    (commits / "5").mkdir()
-    (commits / "6").mkdir()
-    (commits / "6/0").write_bytes(bytes(17))
-    (commits / "2/0").write_bytes((commits / "2/0").read_bytes()[:15])
-    with pytest.warns(UserWarning, match="not finished"):
-        store = open_store(path)
-    assert np.flatnonzero(store.committed).tolist() == [1, 10]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

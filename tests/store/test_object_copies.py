@@ -49,7 +49,7 @@ def test_an_interrupted_copy_goes_on(memory: MemoryBucket, tmp_path: Path) -> No
     written: list[str] = []
 
     def step(when: str, kind: str, name: str) -> None:
-        if when == "begin" and kind == "put":
+        if when == "begin" and kind == "put_new":
             if name == "hidden_states/c/0/2/0" and name not in written:
                 written.append(name)
                 raise Killed
@@ -71,10 +71,10 @@ def test_what_was_changed_is_not_copied(memory: MemoryBucket, tmp_path: Path) ->
     export(local, URL)
     for name in ("hidden_states/c/0/1/0", "occurrence/position/c/0"):
         whole = memory.files()[name]
-        memory.objects.put(name, whole[:9] + bytes([whole[9] ^ 1]) + whole[10:])
+        memory.storage.put(name, [whole[:9] + bytes([whole[9] ^ 1]) + whole[10:]])
         with pytest.raises(StoreDamagedError):
             export(URL, tmp_path / f"{name.replace('/', '_')}.zarr")
-        memory.objects.put(name, whole)
+        memory.storage.put(name, [whole])
 
 
 def test_what_a_failed_copy_began_is_removed(memory: MemoryBucket, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from embstore.errors import (
     UnfinishedStoreWarning,
 )
 from embstore.store import Store, open_store
-from embstore.store.zarr import object_scan
-from embstore.store.zarr.object_reader import runs_of
+from embstore.store.zarr import remote
+from embstore.store.zarr.remote import runs_of
 from tests.object_server import Bucket, Fault
 from tests.store.example import DTYPES, Example, example
 
@@ -134,8 +134,7 @@ def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> No
     far = open_store(f"{bucket.url}/{KEY}")
     opening = [request.key.removeprefix(f"{KEY}/") for request in bucket.proxy.requests]
     assert sorted(set(opening)) == [
-        "commits/c.0.0",
-        "commits/zarr.json",
+        "commits/c/0/0",
         "hidden_states/zarr.json",
         "scale/zarr.json",
         "zarr.json",
@@ -154,7 +153,7 @@ def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> No
 def test_a_scan_reads_windows_ahead_and_no_other_layer(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_scan, "WINDOW_NBYTES", 4096)
+    monkeypatch.setattr(remote, "WINDOW_NBYTES", 4096)
     near, far = upload(bucket, example(rows=2000, partition_rows=512), tmp_path)
     bucket.proxy.reset()
     for (_, mine), (_, theirs) in zip(
@@ -244,7 +243,7 @@ def test_what_is_no_store_is_refused_in_one_line(bucket: Bucket) -> None:
         ("s3://no-such-bucket/x.zarr", StoreNotFoundError, "there is no bucket 'no-such-bucket'"),
         (f"{bucket.url}/other", StoreFormatError, "has no attribute 'embstore'"),
         (f"{bucket.url}/x.h5", InvalidValueError, "a store in a bucket is a .zarr"),
-        ("ftp://host/x.zarr", InvalidValueError, "ftp:// is no place for a store"),
+        ("ftp://host/x.zarr", InvalidValueError, "ftp:// is not supported"),
     ):
         with pytest.raises(kind) as raised:
             open_store(address)

@@ -53,9 +53,9 @@ def test_whatever_is_damaged_is_mended(
     assert memory.files() == expected
     for name in sorted(expected)[::stride]:
         if damage is not None:
-            memory.objects.put(name, damage(expected[name]))
+            memory.storage.put(name, [damage(expected[name])])
         elif name != "zarr.json":
-            memory.objects.delete(name)
+            memory.storage.delete(name)
         missing = repair(made)
         vectors = {f"{array}/c/0/{k}": k for k in (0, 1) for array in ("hidden_states", "scale")}
         of_shard = [k for prefix, k in vectors.items() if name.startswith(prefix)]
@@ -70,8 +70,8 @@ def test_what_belongs_to_no_store_is_removed(memory: MemoryBucket, tmp_path: Pat
     made = small("float16")
     create_store(PLACE, metadata=made.metadata, index=made.index)
     fill(made)
-    memory.objects.put("hidden_states/c/0/9/0", b"junk")
-    memory.objects.put("hidden_states/.index/x", b"an index")
+    memory.storage.put("hidden_states/c/0/9/0", [b"junk"])
+    memory.storage.put("hidden_states/.index/x", [b"an index"])
     assert repair(made) == []
     files = memory.files()
     assert files.pop("hidden_states/.index/x") == b"an index"
@@ -87,9 +87,9 @@ def test_another_plan_mends_nothing(memory: MemoryBucket) -> None:
     before = memory.files()
     with pytest.raises(StoreMismatchError, match="was made with another"):
         repair(other)
-    memory.objects.put("zarr.json", b"junk")
-    with pytest.raises(StoreDamagedError, match="nothing else in it says that this plan made it"):
+    memory.storage.put("zarr.json", [b"junk"])
+    with pytest.raises(StoreDamagedError, match="nothing else in it shows that this plan made it"):
         repair(other)
     assert memory.files() == {**before, "zarr.json": b"junk"}
-    with pytest.raises(InvalidValueError, match="can only be read"):
+    with pytest.raises(InvalidValueError, match="are read-only"):
         repair_layout("https://host/x.zarr", metadata=made.metadata, index=made.index)

@@ -13,8 +13,9 @@ import zarr
 
 from embstore.errors import StoreDamagedError
 from embstore.store import Store, open_store, verify
+from embstore.store.backend import open_reader
 from embstore.store.reading.mapped import MappedRows
-from embstore.store.zarr.reader import ZarrReader, ZarrRows
+from embstore.store.zarr.reader import ZarrRows
 from tests.store.example import DTYPES, Example, example
 
 
@@ -48,7 +49,7 @@ def write_again(path: Path, name: str, **options: Any) -> None:
 
 
 def kind_of_rows(path: Path) -> type:
-    return type(ZarrReader(path).rows("hidden_states", 0, 0))
+    return type(open_reader(path).rows("hidden_states", 0, 0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -25,6 +25,7 @@ from embstore.errors import (
     UnfinishedStoreWarning,
 )
 from embstore.store import Index, Metadata, StoreWriter, Strings, create_store, open_store, verify
+from embstore.store.arrays import commit_record, committed, record_crc32c
 from tests.store.example import SUFFIXES, all_files, example
 from tests.store.killed import killed_at_each_step
 
@@ -130,7 +131,7 @@ def test_what_cannot_be_laid_out_leaves_nothing(tmp_path: Path) -> None:
         ({"hidden_size": 0}, "hidden_size must be at least 1"),
         ({"partition_rows": 100}, "multiple of 256, not 100"),
         ({"partition_rows": 0}, "multiple of 256, not 0"),
-        ({"dtype": "int8"}, "a centre [layer, feature] is needed for int8"),
+        ({"dtype": "int8"}, "a centre [layer, feature] is required for int8"),
         ({"center": np.zeros((3, 16), np.float32)}, "for int8 only"),
         ({"dtype": "int8", "center": np.zeros((2, 16), np.float32)}, "of the shape (3, 16), not (2, 16)"),
         ({"dtype": "int8", "center": np.full((3, 16), np.nan, np.float32)}, "must be finite"),
@@ -195,7 +196,7 @@ def test_partitions_that_are_refused(tmp_path: Path, suffix: str) -> None:
         writer.write(0, good)
         with pytest.raises(InvalidValueError, match="partition 0 is committed already"):
             writer.write(0, good)
-        with pytest.raises(MissingRowsError, match="lacks 2 partitions, the first is 1"):
+        with pytest.raises(MissingRowsError, match="has 2 uncommitted partitions, the first is 1"):
             writer.finish()
         writer.discard([0])
         assert writer.missing() == [0, 1, 2]
@@ -217,6 +218,24 @@ def test_discarding_in_a_finished_store(tmp_path: Path, suffix: str) -> None:
     assert verify(store.path).ok
     made.fill(store.path)
     assert all_files(store.path) == before
+
+
+def test_a_torn_record_is_not_committed() -> None:
+    """Any mixture of a record's bytes, or bits, with what was there before counts as not written."""
+    layout = example().metadata.layout
+    random = np.random.default_rng(0)
+    for crc in [0, 2**32 - 1, 0x00FF00FF, *random.integers(0, 2**32, 20).tolist()]:
+        record = commit_record(256, crc).tobytes()
+        records = np.tile(np.frombuffer(record, np.uint64), (3, 1))
+        assert committed(records, layout).tolist() == [True, True, False]
+        assert record_crc32c(records[0]) == crc
+        masks = [bytes([255] * n + [0] * (16 - n)) for n in range(17)]  # torn after n bytes
+        masks += [bytes([0] * n + [255] * (16 - n)) for n in range(17)]
+        masks += [random.integers(0, 256, 16, np.uint8).tobytes() for _ in range(50)]
+        for mask in masks:
+            torn = bytes(byte | bits for byte, bits in zip(record, mask, strict=True))
+            records = np.tile(np.frombuffer(torn, np.uint64), (3, 1))
+            assert committed(records, layout)[0] == (torn == record)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from embstore.store.arrays import (
     COMMIT_DTYPE,
     ArraySpec,
     Records,
-    commits_spec,
     committed,
     frozen_spec,
     no_records,
@@ -39,10 +38,8 @@ def verify_zarr(storage: Storage, findings: Findings) -> int:
     checks = _Checks(storage, sizes, findings)
     root = checks.get(NODE)
     attribute = None
-    try:
+    with suppress(StoreDamagedError, StoreFormatError):  # reported below
         attribute = root_attribute(root, storage)
-    except (StoreDamagedError, StoreFormatError):
-        pass  # reported below
     parsed = check_attribute(attribute, storage.path, findings)
     if parsed is None:
         return 0
@@ -96,10 +93,10 @@ class _Checks:
 
     def get(self, key: str) -> bytes | None:
         """Return a small object, None with a fault where it cannot be read."""
-        with_faults = self._reading(key, lambda: self._storage.get(key))
-        if with_faults is not None:
-            self._findings.checked(len(with_faults))
-        return with_faults
+        data: bytes | None = self._reading(key, lambda: self._storage.get(key))
+        if data is not None:
+            self._findings.checked(len(data))
+        return data
 
     def _reading(self, key: str, read: Callable[[], Any], partition: int | None = None) -> Any:
         """Return what `read` returns; None with a fault where the key is missing, damaged or cannot be read."""
@@ -149,7 +146,7 @@ class _Checks:
         return records
 
     def partitions(self, specs: list[ArraySpec], layout: Layout, records: Records) -> None:
-        """Check the shards of every committed partition: size and index against the layout, bytes against the commit."""
+        """Check the shards of every committed partition: size and index by the layout, bytes by the commit record."""
         for partition in np.flatnonzero(committed(records, layout)).tolist():
             start, stop = layout.span(partition)
             faults = list(self._shard_faults(specs, partition, stop - start))

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.progress import Progress
 from embstore.store.backend import Reader, open_reader
+from embstore.store.check.verify import require_intact_index, require_intact_partition
 from embstore.store.conditions import checked_rows
 from embstore.store.convert.filling import (
     PartitionBuffer,
@@ -27,8 +28,7 @@ from embstore.store.layers import chosen_layers
 from embstore.store.layout import Layout
 from embstore.store.metadata import Dropped, Metadata
 from embstore.store.reading.scan import SequentialReader, Snapshot
-from embstore.store.storage.checksums import require_whole_index, require_whole_partition
-from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Layers, Selection, Store, cache_folder
 from embstore.store.vectors import STORAGE_DTYPE, dequantize, float32_of_bfloat16
 
@@ -60,12 +60,12 @@ def export(
     Raises MissingRowsError for a store that is not finished, InvalidValueError for a layer, word or row that does not
     exist and for a path that is taken, NonFiniteError for values beyond the dtype, StoreDamagedError, StorageError.
     """
-    path = place_of(out)
+    path = parse_location(out)
     if isinstance(data, Selection):
         if not (layers is None and words is None and rows is None):
             raise InvalidValueError("a selection is exported as it is: choose layers, words and rows with `select`")
         layers, rows, data = data.layers, data.rows, data.store
-    location = (data.path, data.cache) if isinstance(data, Store) else (place_of(data), cache_folder(None))
+    location = (data.path, data.cache) if isinstance(data, Store) else (parse_location(data), cache_folder(None))
     reader = open_reader(location[0], cache=location[1])
     source = Store(reader)
     missing = source.n_rows - source.n_committed_rows
@@ -160,7 +160,7 @@ class _Copy:
         self._snapshot = Snapshot(reader, source.layout, source.committed, source.center)
         self._checked: set[int] | None = set() if check else None
         if check:
-            require_whole_index(reader)
+            require_intact_index(reader)
         self.center = self._center()
         self._buffer: PartitionBuffer | None = None
 
@@ -220,7 +220,7 @@ class _Copy:
         needed = np.unique(partitions) if self._rows is not None else np.arange(partitions[0], partitions[1] + 1)
         for partition in needed.tolist():
             if partition not in self._checked:
-                require_whole_partition(self._reader, partition, int(self._records[partition, 1]))
+                require_intact_partition(self._reader, partition, self._records)
                 self._checked.add(partition)
 
     def _center(self) -> NDArray[np.float32] | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, NonFiniteError, StorageError
 from embstore.progress import Progress, reporting
-from embstore.store.backend import Reader, open_reader, require_place, stands
+from embstore.store.backend import Reader, exists, open_reader, require_writable
 from embstore.store.index import Index
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray
@@ -64,7 +64,7 @@ def fill_store(
             report(done)
         except Exception as error:
             if created and not isinstance(error, StorageError):
-                remove_store(path, filled=True)
+                remove_store(path)
             raise
         writer.finish()
     return open_store(path)
@@ -72,8 +72,8 @@ def fill_store(
 
 def require_free_path(path: Path | ObjectPath) -> None:
     """Raise InvalidValueError where no store can be made at `path`: no folder, or a finished store or another file."""
-    require_place(path)
-    if stands(path) and _unfinished(path) is None:
+    require_writable(path)
+    if exists(path) and _unfinished(path) is None:
         raise _exists_already(path)
 
 
@@ -81,7 +81,7 @@ def _create_or_resume(
     path: Path | ObjectPath, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None
 ) -> bool:
     """Create the store; return False where an unfinished one with the same contents exists."""
-    if not stands(path):
+    if not exists(path):
         if isinstance(path, Path):
             _require_space(path, metadata, index)
         create_store(path, metadata=metadata, index=index, center=center)

@@ -26,7 +26,7 @@ from embstore.store.index import Index, IndexBuilder
 from embstore.store.layers import chosen_layers
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
-from embstore.store.storage.location import ObjectPath, place_of
+from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Layers, Store
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def import_store(
     from embstore.store.convert.sentence_file import SentenceFile
 
     require_dtype(dtype)
-    path = place_of(out)
+    path = parse_location(out)
     require_free_path(path)
     with SentenceFile(Path(source)) as file:
         chosen = chosen_layers(layers, range(file.n_layers))

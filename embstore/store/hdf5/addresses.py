@@ -117,7 +117,9 @@ def frozen_crc32c(descriptor: int, addresses: Addresses) -> int:
     return crc
 
 
-def row_offsets(addresses: Addresses, spec: ArraySpec, layer: int, start: int, stop: int) -> tuple[NDArray[np.int64], int]:
+def row_offsets(
+    addresses: Addresses, spec: ArraySpec, layer: int, start: int, stop: int
+) -> tuple[NDArray[np.int64], int]:
     """Return the offsets of rows `[start, stop)` of one layer, one for every `step` rows, and `step`.
 
     A step is a chunk, or a common divisor where the partition begins inside a chunk (chunks of another tool, or an

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError
 from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, Records, committed, frozen_spec, payload_specs
-from embstore.store.hdf5.format import read_attribute
 from embstore.store.hdf5.addresses import (
     Addresses,
     find_addresses,
@@ -22,6 +21,7 @@ from embstore.store.hdf5.addresses import (
     read_span,
     row_offsets,
 )
+from embstore.store.hdf5.format import read_attribute
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.reading.mapped import ChunkedRows, MappedRows, Read, RowSource, TakeSource, runs_of_chunks
 from embstore.store.storage.files import REPAIR_HINT, map_file, opened, reading
@@ -30,8 +30,8 @@ from embstore.store.storage.files import REPAIR_HINT, map_file, opened, reading
 class HDF5Reader:
     """The arrays of an HDF5 store. The library is used once, at opening, for the metadata and the addresses."""
 
-    remote = None
-    cache = None
+    remote: None = None
+    cache: None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -153,7 +153,7 @@ class HDF5Reader:
         with open_file(self.path) as file:
             expected = get_dataset(file, spec)[0, start]
         if row.tobytes() != expected.tobytes():
-            raise StoreDamagedError(f"{self.path} has its chunks at other addresses than the HDF5 library reports: {REPAIR_HINT}")
+            raise StoreDamagedError(f"the HDF5 library reports wrong addresses for {self.path}: {REPAIR_HINT}")
 
 
 class HDF5Rows:

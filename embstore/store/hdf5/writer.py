@@ -47,10 +47,6 @@ class HDF5Writer:
         os.fsync(self._descriptor)
         return crc
 
-    def has_shards(self, partition: int) -> bool:
-        """Return whether the space of a partition exists: always, as the file is created whole."""
-        return True
-
     def recover(self) -> None:
         """Begin committing; an interrupted write leaves nothing that must be removed."""
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.store.reading.mapped import TakeSource
 from embstore.store.reading.scan import Snapshot
+from embstore.store.storage.base import wait_all
 from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, dequantize, float32_of_bfloat16
-from embstore.store.zarr.remote_rows import FarRows, Part, end_all
+from embstore.store.zarr.remote import Part, RemoteRows
 
 RESUME = "resume the extraction by repeating the call or the `embstore extract` command that began it"
 
@@ -28,7 +29,7 @@ class Gatherer:
     def __init__(self, snapshot: Snapshot) -> None:
         layout = snapshot.layout
         self._reader = snapshot.reader
-        self._remote = self._reader if isinstance(self._reader, FarRows) else None
+        self._remote = self._reader.remote
         self._layout = layout
         self._committed = snapshot.committed
         self._all_committed = bool(snapshot.committed.all())
@@ -91,7 +92,7 @@ class Gatherer:
             elif values is not target:
                 target[...] = values
 
-    def _take_remote(self, remote: FarRows, rows: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any]) -> None:
+    def _take_remote(self, remote: RemoteRows, rows: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any]) -> None:
         """Request the rows of all layers and partitions at once, then decode."""
         parts, inverse = self._split(rows)
         stored = np.empty((len(layers), len(rows), self._layout.hidden_size), self._storage)
@@ -100,7 +101,7 @@ class Gatherer:
         if self._center is not None:
             scales = np.empty(stored.shape[:2], SCALE_DTYPE)
             begun += remote.begin("scale", layers, parts, scales)
-        end_all(begun)
+        wait_all(begun)
         for number, layer in enumerate(layers):
             values = self._decoded(layer, stored[number], None if scales is None else scales[number])
             out[number] = values if inverse is None else values[inverse]

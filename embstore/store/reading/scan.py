@@ -16,7 +16,7 @@ from embstore.store.backend import Reader
 from embstore.store.layout import Layout
 from embstore.store.reading.mapped import Read
 from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, dequantize, float32_of_bfloat16
-from embstore.store.zarr.remote_rows import Ahead, FarRows
+from embstore.store.zarr.remote import ReadAhead
 
 BLOCK_NBYTES = 2 * 2**20
 DENSE = 0.1  # above this share of the rows, reading everything in order is faster than gathering
@@ -50,8 +50,8 @@ class SequentialReader:
         self._partition = -1
         self._files = ExitStack()
         self._read_rows: Read | None = None
-        self._remote = self._reader if isinstance(self._reader, FarRows) else None
-        self._ahead: Ahead | None = None
+        self._remote = self._reader.remote
+        self._ahead: ReadAhead | None = None
         self._stop = snapshot.layout.n_rows if stop is None else stop
 
     def __enter__(self) -> SequentialReader:
@@ -66,7 +66,7 @@ class SequentialReader:
         """Read rows `[start, stop)` into `out` [n, ...], which is contiguous and has the stored dtype."""
         if self._remote is not None:
             if self._ahead is None:
-                self._ahead = self._remote.ahead(self._array, self._layer, self._stop)
+                self._ahead = self._remote.read_ahead(self._array, self._layer, self._stop)
             self._ahead.read(start, stop, out)
             return
         size = self._partition_rows

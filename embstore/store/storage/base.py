@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from concurrent.futures import FIRST_EXCEPTION
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,7 +89,7 @@ class Storage(ABC):
         """Return local files that hold the keys, downloaded and checked if necessary; only where `is_mapped`."""
         raise NotImplementedError
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027
         """Remove what interrupted writes left behind."""
 
     def is_tidy(self) -> bool:

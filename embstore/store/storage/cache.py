@@ -7,11 +7,11 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Iterator, TypeVar
+from typing import TypeVar
 
 from embstore.errors import StoreDamagedError
 from embstore.store.storage.base import Expected, KeyNotFoundError, Parts, Storage

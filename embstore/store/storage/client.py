@@ -166,7 +166,7 @@ def translated(error: Exception, verb: str, path: ObjectPath, key: str) -> Embst
         return StorageError(f"{failed}: permission denied ({answer or 'refused'}); check {check}")
     if kind == "NotSupportedError" and "ange" in text:
         return StorageError(f"{failed}: the server does not serve ranges of files, which reading rows needs")
-    if number == 416:
+    if number == 416 or "Invalid range" in text:
         return StoreDamagedError(f"{url} is cut short: {REPAIR_HINT}")
     if number >= 500 or number in (408, 429):
         return StorageError(f"{failed}: the server answers {answer}{tries}; try again later")

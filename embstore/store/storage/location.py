@@ -87,7 +87,5 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
             f"a {scheme}:// URL may not contain a user name, ? or #: credentials come from the environment only"
         )
     if not bucket or any(part in ("", ".", "..") for part in (key.split("/") if key else ())):
-        raise InvalidValueError(
-            f"{text} is not the URL of a store; expected {scheme}://{bucket or 'bucket'}/name.zarr"
-        )
+        raise InvalidValueError(f"{text} is not the URL of a store; expected {scheme}://{bucket or 'bucket'}/name.zarr")
     return ObjectPath(f"{scheme}://{rest}")

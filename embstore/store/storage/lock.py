@@ -58,4 +58,3 @@ class StoreLock:
 def new_path(path: Path) -> Path:
     """Return where a store is built before it is renamed to `path`."""
     return path.with_name(f".{path.name}.new")
-

@@ -144,9 +144,13 @@ class ObjectStorage(Storage):
         flat = [as_bytes(part) for part in parts]
         nbytes = sum(map(len, flat))
         if nbytes <= PART_NBYTES:
-            return self._create("write", key, lambda name: obstore().put(
-                self._client, name, np.concatenate(flat), mode="create", use_multipart=False
-            ))
+            return self._create(
+                "write",
+                key,
+                lambda name: obstore().put(
+                    self._client, name, np.concatenate(flat), mode="create", use_multipart=False
+                ),
+            )
         if self.size(key) is not None:
             return False
         if nbytes > COPY_NBYTES:  # an index column of 6 * 10^8 words and more: no shard is so large
@@ -155,9 +159,9 @@ class ObjectStorage(Storage):
         temporary = f"{self._temporary}/{uuid.uuid4().hex}"
         try:
             self._upload(temporary, flat)
-            return self._create("copy", key, lambda name: obstore().copy(
-                self._client, self._prefix + temporary, name, overwrite=False
-            ))
+            return self._create(
+                "copy", key, lambda name: obstore().copy(self._client, self._prefix + temporary, name, overwrite=False)
+            )
         finally:
             with suppress(EmbstoreError):  # what remains is removed by `finish`
                 self.delete(temporary)

@@ -103,8 +103,11 @@ class ZarrReader:
         return column
 
     def _open_column(self, spec: ArraySpec) -> NDArray[Any]:
-        if self._is_folder and self.storage.get_or_none(f"{spec.path}/{NODE}") != array_node(spec):
-            return self._column_by_zarr(spec)
+        if self._is_folder:
+            with reading(self.storage.url(f"{spec.path}/{NODE}")):
+                node = (Path(str(self.path)) / spec.path / NODE).read_bytes()
+            if node != array_node(spec):
+                return self._column_by_zarr(spec)
         if 0 in spec.shape:
             return np.empty(spec.shape, spec.dtype)
         key, expected = column_key(spec), self.arrays[spec.path].crc32c
@@ -168,7 +171,7 @@ class ZarrReader:
         return crc
 
     def _shard_files(self, partition: int) -> dict[str, Path]:
-        """Return the local files of a partition's shards, by array; downloaded together, as one checksum covers them."""
+        """Return the local files of a partition's shards, by array; one checksum covers all of them."""
         if self._records is None:
             self.commits()
         assert self._records is not None

@@ -78,7 +78,7 @@ class RemoteRows:
     def begin(
         self, array: str, positions: Sequence[int], parts: Sequence[Part], out: NDArray[Any]
     ) -> list[Future[None]]:
-        """Start reading rows of layers (by their positions) into `out` [layer, row, ...], which the futures complete."""
+        """Start reading rows of layers (by position) into `out` [layer, row, ...], complete when all futures are."""
         if not out.size:
             return []
         shards = self._open(array, [part.partition for part in parts])

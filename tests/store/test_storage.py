@@ -1,0 +1,214 @@
+"""What every storage must do; each kind inherits the same tests."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from embstore.errors import StoreDamagedError
+from embstore.store.storage.base import Expected, KeyNotFoundError, Storage, wait_all
+from embstore.store.storage.cache import CachedStorage
+from embstore.store.storage.local import LocalStorage
+from embstore.store.storage.location import ObjectPath
+from embstore.store.storage.objects import ObjectStorage
+
+BODY = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8).tobytes()
+
+
+class Conformance:
+    """The tests that each storage inherits; `storage` is a fixture of the subclass."""
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        raise NotImplementedError
+
+    def test_what_is_put_is_read_back(self, storage: Storage) -> None:
+        array = np.arange(6, dtype="<f4").reshape(2, 3)[:, ::2]
+        storage.put("a/b", [array, b"xyz"])
+        data = np.ascontiguousarray(array).tobytes() + b"xyz"
+        assert storage.get("a/b") == storage.get_or_none("a/b") == data
+        assert (storage.size("a/b"), storage.sizes()) == (len(data), {"a/b": len(data)})
+        storage.put("a/b", [b"shorter"])
+        assert storage.get("a/b") == b"shorter"
+        storage.finish()
+        assert storage.is_tidy()
+        assert storage.sizes() == {"a/b": 7}
+
+    def test_ranges(self, storage: Storage) -> None:
+        storage.put("a", [BODY])
+        starts, stops = [0, 10, 19_000], [10, 5_000, 20_000]
+        found = storage.get_ranges("a", starts, stops)
+        assert [part.tobytes() for part in found] == [BODY[a:b] for a, b in zip(starts, stops, strict=True)]
+        assert storage.read("a", 15_000).tobytes() == BODY[:15_000]
+        assert b"".join(part.tobytes() for part in storage.iter_parts("a", len(BODY))) == BODY
+        tail, size = storage.tail("a", 100)
+        assert (tail.tobytes(), size) == (BODY[-100:], len(BODY))
+        assert storage.tail("a", 10**6)[0].tobytes() == BODY
+        for start, stop in ((19_990, 20_010), (30_000, 30_010)):
+            with pytest.raises(StoreDamagedError, match="cut short"):
+                storage.get_range("a", start, stop)
+
+    def test_checksums(self, storage: Storage) -> None:
+        storage.put("a", [BODY])
+        assert storage.crc32c("a", len(BODY)) == google_crc32c.value(BODY)
+        assert storage.crc32c("a", len(BODY), 7) == google_crc32c.extend(7, BODY)
+        assert storage.holds("a", [BODY[:9], BODY[9:]])
+        assert not storage.holds("a", [BODY[:-1]])
+        assert not storage.holds("a", [BODY[:-1] + bytes([BODY[-1] ^ 1])])
+        assert not storage.holds("b", [BODY])
+
+    def test_keys_that_do_not_exist(self, storage: Storage) -> None:
+        storage.put("a/b", [b"1"])
+        for key in ("none", "a", "a/b/c"):
+            assert (storage.size(key), storage.get_or_none(key)) == (None, None)
+            for read in (storage.get, lambda key: storage.get_range(key, 0, 1), lambda key: storage.tail(key, 1)):
+                with pytest.raises(KeyNotFoundError, match=f"{key} does not exist"):
+                    read(key)
+        assert storage.get_many(["a/b", "none"]) == [b"1", None]
+        storage.delete("none")
+
+    def test_listing_below_a_folder_and_deleting(self, storage: Storage) -> None:
+        for key in ("a/b", "a/c/d", "ab", "z"):
+            storage.put(key, [key.encode()])
+        assert storage.sizes("a") == {"a/b": 3, "a/c/d": 5}
+        assert storage.sizes("none") == {}
+        storage.delete("a/b")
+        assert sorted(storage.sizes()) == ["a/c/d", "ab", "z"]
+
+    def test_a_key_is_created_once(self, storage: Storage) -> None:
+        with ThreadPoolExecutor(8) as threads:
+            created = list(threads.map(lambda number: storage.put_new("key", [bytes([number])]), range(8)))
+        assert sum(created) == 1
+        assert storage.get("key") == bytes([created.index(True)])
+        storage.delete("key")
+        assert storage.put_new("key", [b"again"])
+        storage.finish()
+        assert storage.sizes() == {"key": 5}
+
+    def test_a_write_that_fails_changes_nothing(self, storage: Storage) -> None:
+        storage.put("key", [b"before"])
+        for write in (lambda: storage.put("key", [b"x", object()]), lambda: storage.put_new("new", [b"x", object()])):  # type: ignore[list-item]
+            with pytest.raises((TypeError, ValueError)):
+                write()
+        storage.finish()
+        assert storage.get("key") == b"before"
+        assert sorted(storage.sizes()) == ["key"]
+
+    def test_bytes_in_place(self, storage: Storage) -> None:
+        storage.put("key", [b"0123456789"])
+        if storage.is_in_place:
+            storage.write_at("key", b"abc", 4)
+            assert storage.get("key") == b"0123abc789"
+        else:
+            with pytest.raises(NotImplementedError):
+                storage.write_at("key", b"abc", 4)
+
+    def test_local_files(self, storage: Storage) -> None:
+        storage.put("a", [b"12345"])
+        storage.put("b", [b"67"])
+        expected = Expected("both", ("a", "b"), (4, 2), google_crc32c.value(b"123467"), "1")
+        if not storage.is_mapped:
+            with pytest.raises(NotImplementedError):
+                storage.files(expected)
+            return
+        a, b = storage.files(expected)
+        assert (a.read_bytes()[:4], b.read_bytes()) == (b"1234", b"67")
+
+
+class TestLocal(Conformance):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return LocalStorage(tmp_path / "store", temporary="t/.tmp")
+
+    def test_without_hard_links_a_key_is_still_created_once(
+        self, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*arguments: object) -> None:
+            raise OSError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+        assert storage.put_new("key", [b"1"])
+        assert not storage.put_new("key", [b"2"])
+        assert storage.get("key") == b"1"
+
+    def test_without_pread_and_pwrite(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As on Windows."""
+        for name in ("pwrite", "preadv", "posix_fadvise"):
+            monkeypatch.delattr(os, name)
+        self.test_ranges(storage)
+        self.test_bytes_in_place(storage)
+
+    def test_a_write_is_durable_before_its_name(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Data, fsync, name, fsync of the folder; in place: data, fsync."""
+        calls: list[str] = []
+        for name in ("pwrite", "fsync", "link", "replace"):
+            real = getattr(os, name)
+
+            def noted(*arguments: object, name: str = name, real=real, **options: object) -> object:  # type: ignore[no-untyped-def]
+                calls.append(
+                    "fsync folder" if name == "fsync" and Path(f"/proc/self/fd/{arguments[0]}").is_dir() else name
+                )
+                return real(*arguments, **options)
+
+            monkeypatch.setattr(os, name, noted)
+        storage.put("key", [b"1"])
+        assert calls == ["pwrite", "fsync", "replace", "fsync folder"]
+        calls.clear()
+        storage.put_new("new", [b"1"])
+        assert calls == ["pwrite", "fsync", "link", "fsync folder"]
+        calls.clear()
+        storage.write_at("key", b"2", 0)
+        assert calls == ["pwrite", "fsync"]
+
+
+class TestObjects(Conformance):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        memory = pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'").store.MemoryStore
+        return ObjectStorage(ObjectPath("s3://bucket/x.zarr"), memory())
+
+
+class TestLargeObjects(TestObjects):
+    """Every object is uploaded in parts and copied."""
+
+    @pytest.fixture(autouse=True)
+    def small_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("embstore.store.storage.objects.PART_NBYTES", 1)
+
+
+class TestCached(Conformance):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        remote = pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'").store.MemoryStore
+        return CachedStorage(ObjectStorage(ObjectPath("s3://bucket/x.zarr"), remote()), tmp_path / "cache")
+
+    def test_copies_are_checked_and_belong_to_a_version(self, storage: Storage, tmp_path: Path) -> None:
+        storage.put("a", [b"12345"])
+        wrong = Expected("column a", ("a",), (5,), 1, "1")
+        with pytest.raises(StoreDamagedError, match=r"^column a of s3://bucket/x\.zarr was changed"):
+            storage.files(wrong)
+        assert not any((tmp_path / "cache").iterdir())
+        for version in ("1", "2"):
+            storage.files(Expected("a", ("a",), (5,), google_crc32c.value(b"12345"), version))
+        storage.put("a", [b"54321"])
+        (file,) = storage.files(Expected("a", ("a",), (5,), google_crc32c.value(b"54321"), "2"))
+        assert file.read_bytes() == b"54321"
+        assert len(list((tmp_path / "cache").iterdir())) == 3
+        storage.delete("a")
+        (file,) = storage.files(Expected("a", ("a",), (5,), google_crc32c.value(b"12345"), "1"))
+        assert file.read_bytes() == b"12345"
+        with pytest.raises(StoreDamagedError, match="does not exist, a: run"):
+            storage.files(Expected("a", ("a",), (5,), 3, "1"))
+
+
+def test_the_first_error_is_raised_and_the_rest_cancelled() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        futures = [threads.submit(lambda number=number: 1 // number) for number in (1, 0, *range(1, 50))]  # type: ignore[misc]
+        with pytest.raises(ZeroDivisionError):
+            wait_all(futures)
+        assert all(future.done() for future in futures)
