@@ -138,7 +138,7 @@ class TestLocal(Conformance):
 
     def test_without_pread_and_pwrite(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         """As on Windows."""
-        for name in ("pwrite", "preadv", "posix_fadvise"):
+        for name in ("pwrite", "preadv"):
             monkeypatch.delattr(os, name)
         self.test_ranges(storage)
         self.test_bytes_in_place(storage)

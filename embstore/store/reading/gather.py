@@ -92,7 +92,9 @@ class Gatherer:
             elif values is not target:
                 target[...] = values
 
-    def _take_remote(self, remote: RemoteRows, rows: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any]) -> None:
+    def _take_remote(
+        self, remote: RemoteRows, rows: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any]
+    ) -> None:
         """Request the rows of all layers and partitions at once, then decode."""
         parts, inverse = self._split(rows)
         stored = np.empty((len(layers), len(rows), self._layout.hidden_size), self._storage)

@@ -196,18 +196,6 @@ def map_file(path: str | os.PathLike[str], *, random: bool = False) -> mmap.mmap
     return mapped
 
 
-def will_need(mapped: mmap.mmap, start: int, nbytes: int) -> None:
-    """Ask the kernel to read a range of pages of a map; does nothing where there is no such call."""
-    if hasattr(mmap, "MADV_WILLNEED"):
-        mapped.madvise(mmap.MADV_WILLNEED, start, nbytes)
-
-
-def read_sequentially(descriptor: int) -> None:
-    """Ask the kernel to read ahead in an open file; does nothing where there is no such call."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-
-
 def crc32c_of_file(path: str | os.PathLike[str], crc: int = 0) -> tuple[int, int]:
     """Extend a CRC32C by a file's bytes; returns it with the file's size."""
     buffer = np.empty(_PART_NBYTES, np.uint8)
