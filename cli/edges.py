@@ -148,9 +148,7 @@ def edges(
     if out is not None:
         write_table(frame, out)
     if plot is not None:
-        from embstore.plot.edges import edge_layers
-
-        es.plot.save(edge_layers(summary(frame)), plot)
+        es.plot.save(es.plot.edge_layers(summary(frame)), plot)
     for note in notes:
         typer.echo(f"embstore: {note}", err=True)
     if as_json:

@@ -150,9 +150,7 @@ def _draw(
 ) -> None:
     if not first:
         raise InvalidValueError(f"no sentence has more than one edge of {limit:g} or less to draw: give --sentence")
-    from embstore.plot.traces import trace_figure
-
-    es.plot.save(trace_figure(_chosen(traces, first[0], limit, rule, every=every)), plot)
+    es.plot.save(es.plot.trace_figure(_chosen(traces, first[0], limit, rule, every=every)), plot)
 
 
 def _rows(trace: SentenceTrace) -> list[dict[str, Any]]:

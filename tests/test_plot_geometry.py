@@ -1,7 +1,9 @@
-"""Figures of geometry: what is drawn is what the frames and similarities say."""
+"""Figures show the values of their frames and leave the process as it is."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,6 @@ from embstore.analysis.similarity.sentence import SentenceSimilarity
 from embstore.errors import InvalidValueError
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Any:
-    yield
-    from matplotlib import pyplot
-
-    pyplot.close("all")
 
 
 def similarity(words: int, layers: int, *, seed: int = 0) -> SentenceSimilarity:
@@ -73,7 +67,7 @@ def test_a_heat_map_has_a_panel_a_layer(words: int, layers: int, tmp_path: Path)
         np.testing.assert_array_equal(axis.images[0].get_array(), values)
     assert [label.get_text() for label in panels[-1].get_xticklabels()] == list(found.words)
     assert [label.get_text() for label in panels[0].get_yticklabels()] == list(found.words)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     assert len([axis for axis in figure.axes if axis.get_visible()]) == layers + 1  # one colour bar
     for suffix in plot.SUFFIXES if layers == 3 else (".png",):
         plot.save(plot.heat_map(found), tmp_path / f"map{suffix}")
@@ -82,7 +76,7 @@ def test_a_heat_map_has_a_panel_a_layer(words: int, layers: int, tmp_path: Path)
 
 def test_the_words_of_a_heat_map_do_not_overlap() -> None:
     figure = plot.heat_map(similarity(30, 13))
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     first = shown(figure)[0]
     boxes = [label.get_window_extent() for label in first.get_yticklabels() if label.get_visible()]
     centers = [(box.y0 + box.y1) / 2 for box in boxes]
@@ -155,10 +149,10 @@ def test_other_metrics_are_not_drawn() -> None:
     (axis,) = shown(
         plot.geometry_figure({"one": frame.with_columns(pl.col("metric").cast(pl.Enum(["mev", "mean_norm"])))})
     )
-    assert "explainable variance" in axis.get_ylabel()
+    assert axis.get_title() == "Maximum explainable variance"
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_frames_that_cannot_be_drawn_are_refused() -> None:
     frame = geometry_frame(("selfsim",), 4)
     with pytest.raises(
         InvalidValueError, match="no metric to draw: give frames with one or more of anisotropy, selfsim"
@@ -192,3 +186,13 @@ def test_recall_curve_draws_each_index_and_exact_search() -> None:
     assert [text.get_text() for text in axis.texts][:2] == ["nprobe=4", "nprobe=16"]
     with pytest.raises(InvalidValueError, match="the frame of ivf has no column 'recall'"):
         plot.recall_curve({"ivf": frame.drop("recall")})
+
+
+def test_figures_do_not_touch_pyplot(tmp_path: Path) -> None:
+    code = (
+        "import sys, polars as pl; from embstore import plot;"
+        "frame = pl.DataFrame({'metric': ['mev'], 'layer': [0], 'adjusted': [0.5]});"
+        "plot.save(plot.geometry_figure({'a': frame}), sys.argv[1]);"
+        "sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.png")], check=True)

@@ -1,4 +1,4 @@
-"""What every figure is drawn with: colours that are told apart, files, legends."""
+"""What all figures share: how they are made and saved, colors, axes, lines and legends."""
 
 from __future__ import annotations
 
@@ -15,63 +15,113 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-
 SUFFIXES = (".png", ".svg", ".pdf")
-# Okabe and Ito's palette: told apart by every kind of colour vision, and in print.
+# The palette of Okabe and Ito, distinguishable with every kind of color vision and in print.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
+GRID = "#eeeeee"
 
 
-def pyplot() -> Any:
+def subplots(n_rows: int = 1, n_columns: int = 1, *, figsize: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    """Make a figure with a grid of axes; returns the Figure and the axes, object [rows, columns].
+
+    `options`: further arguments of `Figure.subplots`, and `layout` ("constrained" by default). The figure does not
+    belong to pyplot, so that neither its backend nor its list of open figures changes. Raises MissingPackageError
+    without matplotlib.
+    """
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingPackageError('figures need matplotlib: pip install "embstore[plots]"') from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    figure = Figure(figsize=figsize, layout=options.pop("layout", "constrained"))
+    return figure, figure.subplots(n_rows, n_columns, squeeze=False, **options)
 
-    return pyplot
+
+def shades(count: int) -> NDArray[np.float64]:
+    """Return ordered colors from dark to light for this number of lines, RGBA [count, 4]."""
+    import matplotlib
+
+    return np.asarray(matplotlib.colormaps["viridis"](np.linspace(0, 0.9, count)))
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure to a .png, .svg or .pdf file."""
+    """Write a figure to a .png, .svg or .pdf file.
+
+    Raises InvalidValueError for another suffix and StorageError if the file cannot be written.
+    """
     if Path(path).suffix not in SUFFIXES:
         raise InvalidValueError(f"figure {path} has no known suffix: choose {', '.join(SUFFIXES)}")
     try:
         figure.savefig(path, dpi=160, bbox_inches="tight")
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
-    pyplot().close(figure)
 
 
-def plain(text: str) -> str:
-    """Text as it is: dollars would begin a formula."""
+def literal(text: str) -> str:
+    """Return text that matplotlib draws as it is, without formulas between dollars."""
     return text.replace("$", r"\$")
 
 
 def layer_name(layer: int) -> str:
+    """Return the title of a layer."""
     return "layer 0 (no context)" if layer == 0 else f"layer {layer}"
 
 
-def floats(part: pl.DataFrame, name: str) -> NDArray[np.float64]:
-    """A column as numbers, NaN where there is none."""
-    if name not in part.columns:
-        return np.full(len(part), np.nan)
-    return np.array([np.nan if value is None else value for value in part[name].to_list()], np.float64)
-
-
-def legend(figure: Any, axes: Any) -> None:
-    """One legend over all panels; a store that only some panels have is there once."""
-    lines: dict[str, Any] = {}
-    for axis in axes.flat:
-        for line, name in zip(*axis.get_legend_handles_labels(), strict=True):
-            lines.setdefault(name, line)
-    figure.legend(
-        lines.values(), lines.keys(), loc="outside upper center", ncols=min(len(lines), 4), frameon=False, fontsize=10
-    )
+def floats(frame: pl.DataFrame, name: str) -> NDArray[np.float64]:
+    """Return a column as float64 [rows], NaN for nulls and for a missing column."""
+    if name not in frame.columns:
+        return np.full(len(frame), np.nan)
+    return np.array([np.nan if value is None else value for value in frame[name].to_list()], np.float64)
 
 
 def require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> None:
+    """Raise InvalidValueError if a frame, called `what` in the message, has not all these columns."""
     for name in names:
         if name not in frame.columns:
             raise InvalidValueError(f"{what} has no column {name!r}: it has {', '.join(frame.columns) or 'none'}")
+
+
+def style(axis: Any, *, title: str = "", x: str = "", y: str = "", layers: Sequence[int] = ()) -> None:
+    """Give an axis its title, labels, ticks at `layers` (whole numbers by default), grid and open frame."""
+    axis.set_title(title, fontsize=11)
+    axis.set_xlabel(x, fontsize=9)
+    axis.set_ylabel(y, fontsize=9)
+    if layers:
+        axis.set_xticks(sorted(set(layers)))
+    else:
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.tick_params(labelsize=8)
+    axis.grid(axis="y", color=GRID)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_line(
+    axis: Any,
+    layers: pl.Series,
+    value: NDArray[np.float64],
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+    *,
+    number: int,
+    label: str,
+    linestyle: str = "-",
+) -> None:
+    """Draw values by layer in the color and marker of this number, with a band from `low` to `high`."""
+    color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+    line = {"marker": marker, "markersize": 4.5, "linewidth": 1.6, "linestyle": linestyle}
+    axis.plot(layers, value, color=color, label=literal(label), **line)
+    axis.fill_between(layers, low, high, color=color, alpha=0.18, linewidth=0)
+
+
+def add_legend(figure: Any, axes: Any) -> None:
+    """Add one legend above all panels, with each label once."""
+    handles: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        columns = min(len(handles), 4)
+        figure.legend(
+            handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=10
+        )

@@ -264,19 +264,14 @@ def clusters_of(store: Store, **options: object) -> Clusters:
 
 
 def test_a_map_has_each_occurrence_once_a_panel(store: Store) -> None:
-    from matplotlib import pyplot
-
     for found, panels in ((clusters_of(store), 1), (clusters_of(store, label="class"), 2)):
         figure = es.plot.cluster_map(found)
         assert len(figure.axes) == panels
         for axis in figure.axes:
             assert sum(len(part.get_offsets()) for part in axis.collections) == 29
-        pyplot.close(figure)
 
 
 def test_a_map_of_more_labels_than_colours(tmp_path: Path) -> None:
-    from matplotlib import pyplot
-
     rng = np.random.default_rng(0)
     told = [("$ank", f"label{n % 11}" if n % 12 else None, rng.normal(size=4).tolist()) for n in range(60)]
     store = write_senses(tmp_path / "store.zarr", told)
@@ -286,7 +281,6 @@ def test_a_map_of_more_labels_than_colours(tmp_path: Path) -> None:
     assert len(names) == 9
     assert names[7].startswith("4 others")
     assert names[8] == "no label (5)"
-    pyplot.close(figure)
 
 
 def test_an_unknown_map_is_refused(store: Store) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
 from embstore import plot
@@ -46,8 +45,8 @@ def uncontextual(result: Zhao2020) -> Any:
     names = [*plain["store"], *(f"AVG {layer}" for layer in averaged["layer"])]
     values = [*plain["value"], *averaged["value"]]
     errors = [0.0 if each is None else each for each in (*plain["deviation"], *averaged["deviation"])]
-    pyplot = plot.pyplot()
-    figure, axis = pyplot.subplots(figsize=(1.5 + 0.55 * len(names), 3.6))
+    figure, axes = plot.subplots(figsize=(1.5 + 0.55 * len(names), 3.6))
+    axis = axes[0, 0]
     colors = [BARS] * len(plain) + [plot.PALETTE[0]] * len(averaged)
     axis.bar(range(len(names)), values, yerr=errors if any(errors) else None, color=colors, width=0.72)
     for place, value in enumerate(values):
@@ -71,7 +70,8 @@ def contextual(result: Zhao2020) -> Any:
     """Lines: micro F1 by layer, and of each bag of context across."""
     frame = f1(result.contexts, split="test", task="class")
     bert = frame.filter(pl.col("store") == "BERT").sort("layer")
-    figure, axis = plot.pyplot().subplots(figsize=(5.6, 3.8))
+    figure, axes = plot.subplots(figsize=(5.6, 3.8))
+    axis = axes[0, 0]
     axis.plot(bert["layer"], bert["value"], marker="o", color=plot.PALETTE[0], label="BERT")
     if bert["deviation"].is_not_null().any():
         low, high = bert["value"] - bert["deviation"], bert["value"] + bert["deviation"]
@@ -100,10 +100,10 @@ def context_sizes(result: Zhao2020) -> Any:
     frame = by_window(result)
     windows = list(result.scale.context_windows)
     order = {window: place for place, window in enumerate(windows)}
-    pyplot = plot.pyplot()
-    figure, axis = pyplot.subplots(figsize=(6.2, 4.2))
+    figure, axes = plot.subplots(figsize=(6.2, 4.2))
+    axis = axes[0, 0]
     layers = sorted(frame.filter(pl.col("store") == "BERT")["layer"].unique().to_list())
-    shades = pyplot.get_cmap("viridis")(np.linspace(0, 0.9, len(layers)))
+    shades = plot.shades(len(layers))
     for layer, shade in zip(layers, shades, strict=True):
         line = frame.filter((pl.col("store") == "BERT") & (pl.col("layer") == layer))
         _line(axis, line, order, color=shade, marker="o", markersize=4, label=f"BERT, layer {layer}")
@@ -134,9 +134,7 @@ def finetuned(result: Zhao2020) -> Any:
     after = f1(result.finetuned, split="dev", task="class")
     tasks = after["model"].unique(maintain_order=True).to_list()
     before = f1(result.contexts, split="dev", task="class", store="BERT").sort("layer")
-    figure, axes = plot.pyplot().subplots(
-        1, len(tasks), figsize=(3.6 * len(tasks) + 0.4, 3.4), squeeze=False, sharey=True
-    )
+    figure, axes = plot.subplots(1, len(tasks), figsize=(3.6 * len(tasks) + 0.4, 3.4), sharey=True)
     for task, axis in zip(tasks, axes[0], strict=True):
         axis.plot(before["layer"], before["value"], color="black", linestyle=":", marker="o", label="pretrained")
         for setup, color in (("a", plot.PALETTE[1]), ("b", plot.PALETTE[2])):
@@ -159,9 +157,7 @@ def attention(result: Zhao2020) -> Any:
     assert result.attention is not None
     tasks = result.attention["task"].unique(maintain_order=True).to_list()
     lowest = min(0.9, result.attention["value"].min())  # type: ignore[type-var]
-    figure, axes = plot.pyplot().subplots(
-        1, len(tasks), figsize=(3.6 * len(tasks) + 0.8, 3.2), squeeze=False, layout="constrained"
-    )
+    figure, axes = plot.subplots(1, len(tasks), figsize=(3.6 * len(tasks) + 0.8, 3.2))
     for task, axis in zip(tasks, axes[0], strict=True):
         frame = result.attention.filter(pl.col("task") == task).sort("layer", "head")
         layers, heads = frame["layer"].n_unique(), frame["head"].n_unique()
@@ -187,5 +183,4 @@ def _finished(figure: Any, axes: list[Any], title: str | None) -> Any:
         axis.set_axisbelow(True)
         if title:
             axis.set_title(title, fontsize=11)
-    figure.tight_layout()
     return figure
