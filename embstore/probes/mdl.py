@@ -19,7 +19,7 @@ from embstore.probes.edges.metrics import ProbeGrid
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.probe import EdgeProbe
 from embstore.probes.edges.splits import EdgeSplit
-from embstore.probes.edges.tasks import Edges, control_split, join_task, require_unit
+from embstore.probes.edges.tasks import Edges, control_task, join_task, require_unit
 from embstore.probes.edges.training import EdgeSettings, EdgeStream, iter_logits, train_edges
 from embstore.probes.reading import store_of
 from embstore.probes.result import ProbeResult, Row
@@ -102,21 +102,19 @@ def code_length(
     bank = kind.initial(probe.shape(task.labels, grid, store), grid.allowed[chosen], grid.seed_of[chosen])
     ends = block_ends(fractions, task.train.n_sentences)
     order = np.random.default_rng((probe.seed, task.train.n_sentences)).permutation(int(ends[-1]))
-    splits = [(task.train, task.dev)]
+    tasks = [task]
     if probe.control:
-        drawn = ControlTask.of(task.train.gold, probe.seed)
-        control_dev = None if task.dev is None else control_split(task.dev, store, drawn)
-        splits.append((control_split(task.train, store, drawn), control_dev))
+        tasks.append(control_task(task, store, ControlTask.of(task.train.gold, probe.seed)))
     n_each = settings.schedule.epochs * int(_n_read(ends[:-1]).sum())
     coder = OnlineCoder(bank, probe.stream(store, grid.layers), settings, single=task.labels.single)
     codes = []
-    with reporting(progress, total=len(splits) * n_each, unit="sentences", label=f"code {task.labels.name}") as report:
-        for number, (own, own_dev) in enumerate(splits):
+    with reporting(progress, total=len(tasks) * n_each, unit="sentences", label=f"code {task.labels.name}") as report:
+        for number, own in enumerate(tasks):
 
             def advance(done: int, before: int = number * n_each) -> None:
                 report(before + done)
 
-            codes.append(coder.code(own, own_dev, order=order, ends=ends, advance=advance))
+            codes.append(coder.code(own.train, own.dev, order=order, ends=ends, advance=advance))
     notes = (*task.notes, f"{task.labels.name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
     rows = _rows(grid, chosen, codes, cumulative=cumulative)
     return ProbeResult.of(rows, notes, store=store.path.stem, task=task.labels.name, split="train")

@@ -111,7 +111,7 @@ def test_bad_input_is_one_line(saved: Work) -> None:
         (("trace", "made.zarr", "kept", "--targets", "kept"), "there are no dev targets of colours at kept"),
         (("trace", "made.zarr", "kept", *targets, "--split", "x"), "there are no x targets of colours at tasks"),
         (("trace", "made.zarr", "kept", *targets, "--sentence", "99"), "there is no sentence 99"),
-        (("trace", "made.zarr", "kept", *targets, "--sentence", "a b"), "'a b' is none of the 4 sentences"),
+        (("trace", "made.zarr", "kept", *targets, "--sentence", "a b"), "no sentence of the 4 is or contains 'a b'"),
         (("trace", "made.zarr", "kept", *targets, "--sentence", "1", "--ambiguous", "2"), "are both given"),
         (("trace", "made.zarr", "kept", *targets, "--seed", "3"), "the probes of colours have no seed 3"),
         (("trace", "made.zarr", "kept", *targets, "--limit", "2"), "limit 2.0 is not allowed"),

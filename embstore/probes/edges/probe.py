@@ -22,9 +22,11 @@ from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import (
     EdgeLabels,
     Edges,
+    EdgeTask,
     JoinedEdges,
     Sample,
     control_split,
+    control_task,
     join_edges,
     join_task,
     require_unit,
@@ -33,7 +35,6 @@ from embstore.probes.edges.training import EdgeSettings, EdgeStream, iter_logits
 from embstore.probes.reading import layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.saved import SavedProbe, made_by
-from embstore.probes.training import Trained
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
@@ -47,10 +48,6 @@ class TrainedBank:
     bank: EdgeBank
     epochs: NDArray[np.int64]
     dev_loss: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, untrained: EdgeBank, trained: Trained) -> TrainedBank:
-        return cls(replace(untrained, weights=trained.weights), trained.epochs, trained.dev_loss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +144,7 @@ class EdgeProbe(Probe):
         sentence, a layer that is not stored, early stopping without dev targets, too little memory or a checkpoint of
         another training; MissingRowsError, NonFiniteError, StorageError.
         """
-        settings = self.edge_settings()
-        settings.schedule.require_dev(dev is not None, "targets")
+        self.edge_settings().schedule.require_dev(dev is not None, "targets")
         store = store_of(data)
         require_unit(store)
         task = join_task(store, train, dev, name=name, sample=self._sample())
@@ -156,34 +152,21 @@ class EdgeProbe(Probe):
         stream = self.stream(store, grid.layers)
         bank = EdgeBank.initial(self.shape(task.labels, grid, store), grid.allowed, grid.seed_of)
         path = None if checkpoint is None else Path(checkpoint)
-        total = 2 if self.control else 1
+        n_parts = 2 if self.control else 1
         with reporting(progress, unit="sentences", label=task.labels.name) as report:
 
             def part(number: int) -> Progress:
-                return lambda done, of: report(number * (of or 0) + done, total * (of or 0))
+                return lambda done, total: report(number * (total or 0) + done, n_parts * (total or 0))
 
-            own = train_edges(bank, stream, task.train, task.dev, settings=settings, checkpoint=path, progress=part(0))
-            control = None
+            own, control = self._train(bank, stream, task, path, part(0)), None
             if self.control:
                 drawn = ControlTask.of(task.train.gold, self.seed)
-                splits = [
-                    None if each is None else control_split(each, store, drawn) for each in (task.train, task.dev)
-                ]
                 path = None if path is None else path.with_name(f"{path.stem}.control{path.suffix}")
-                trained = train_edges(
-                    bank,
-                    stream,
-                    splits[0] or task.train,
-                    splits[1],
-                    settings=settings,
-                    checkpoint=path,
-                    progress=part(1),
-                )
-                control = drawn, TrainedBank.of(bank, trained)
+                control = drawn, self._train(bank, stream, control_task(task, store, drawn), path, part(1))
         self._fitted = FittedEdges(
             labels=task.labels,
             grid=grid,
-            own=TrainedBank.of(bank, own),
+            own=own,
             control=control,
             majority=majority(task.train, single=task.labels.single),
             store=made_by(store),
@@ -191,6 +174,20 @@ class EdgeProbe(Probe):
             notes=task.notes,
         )
         return self
+
+    def _train(
+        self, bank: EdgeBank, stream: EdgeStream, task: EdgeTask, checkpoint: Path | None, progress: Progress
+    ) -> TrainedBank:
+        trained = train_edges(
+            bank,
+            stream,
+            task.train,
+            task.dev,
+            settings=self.edge_settings(),
+            checkpoint=checkpoint,
+            progress=progress,
+        )
+        return TrainedBank(replace(bank, weights=trained.weights), trained.epochs, trained.dev_loss)
 
     def grid(self, data: Store | Selection) -> ProbeGrid:
         """The probes that are trained on a store."""

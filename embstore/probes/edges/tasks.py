@@ -152,6 +152,12 @@ def join_edges(
     return JoinedEdges(joined, tuple(found.sentences), tuple(found.targets), tuple(notes))
 
 
+def control_task(task: EdgeTask, store: Store, control: ControlTask) -> EdgeTask:
+    """Return the task with the labels of a control task."""
+    dev = None if task.dev is None else control_split(task.dev, store, control)
+    return replace(task, train=control_split(task.train, store, control), dev=dev)
+
+
 def control_split(split: EdgeSplit, store: Store, control: ControlTask) -> EdgeSplit:
     """Return the same targets with the labels of a control task, which depend on the forms of their spans only."""
     words = StoredSentences(store, ())

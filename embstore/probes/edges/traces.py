@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from embstore.corpus.formats.edge import EdgeTarget
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.join import shown
-from embstore.probes.edges.probe import EdgeProbe
+from embstore.probes.edges.probe import EdgeProbe, FittedEdges
 from embstore.probes.edges.tasks import Edges, JoinedEdges, Sample
 from embstore.probes.edges.training import iter_logits
 from embstore.probes.reading import store_of
@@ -217,16 +217,7 @@ def trace(
     if not tasks:
         raise InvalidValueError("there are no probes to trace: give one or more tasks")
     first = tasks[0][0].fitted
-    for number, (probe, _) in enumerate(tasks):
-        own = probe.fitted
-        if own.grid.layers != first.grid.layers:
-            known, other = (", ".join(map(str, each.grid.layers)) for each in (own, first))
-            raise InvalidValueError(
-                f"the probes of {own.labels.name} are over layers {known}, those of {first.labels.name} over {other}: "
-                "give probes of the same layers"
-            )
-        if own.labels.name in (before.fitted.labels.name for before, _ in tasks[:number]):
-            raise InvalidValueError(f"two tasks are called {own.labels.name}: give each once")
+    _require_same_layers([probe.fitted for probe, _ in tasks])
     sample = Sample(sentences, sample_seed)
     joined = [probe.join(edges, data=data, split=split, sample=sample) for probe, edges in tasks]
     numbers: dict[tuple[str, ...], int] = {}
@@ -259,6 +250,21 @@ def trace(
         **{name: np.concatenate([getattr(edges, name) for edges in parts])[order] for name in _BY_EDGE},
         notes=tuple(note for each in joined for note in each.notes),
     )
+
+
+def _require_same_layers(fitted: Sequence[FittedEdges]) -> None:
+    """Raise InvalidValueError for probes of different layers, or two tasks of one name."""
+    first = fitted[0]
+    for number, own in enumerate(fitted):
+        name = own.labels.name
+        if own.grid.layers != first.grid.layers:
+            known, other = (", ".join(map(str, each.grid.layers)) for each in (own, first))
+            raise InvalidValueError(
+                f"the probes of {name} are over layers {known}, those of {first.labels.name} over {other}: give probes "
+                "of the same layers"
+            )
+        if name in (before.labels.name for before in fitted[:number]):
+            raise InvalidValueError(f"two tasks are called {name}: give each once")
 
 
 def ambiguous_sentences(
