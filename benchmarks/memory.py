@@ -1,4 +1,4 @@
-"""Peak memory of extractions of different size, each in a fresh process, against the plan's projection.
+"""Peak memory of extractions of different size, each in a fresh process, compared with the plan's estimate.
 
 python benchmarks/memory.py --model MODEL_DIR --texts FOLDER --small 1023_bleak_house.txt
 """
@@ -20,7 +20,7 @@ GROWTH_ALLOWED = 1.10
 
 
 def child(arguments: argparse.Namespace) -> None:
-    """Plan and extract in this process and print what it took."""
+    """Plan and extract in this process and print the figures."""
     import embstore as es
 
     paths = [Path(path) for path in arguments.files]
@@ -48,7 +48,7 @@ def child(arguments: argparse.Namespace) -> None:
 
 
 class Some:
-    """The first sentences of a corpus, which can be read again."""
+    """The first sentences of a corpus, as an iterable that can be read repeatedly."""
 
     def __init__(self, paths: list[Path], count: int) -> None:
         self._paths = paths
@@ -124,13 +124,13 @@ def targets_of(runs: dict[str, Any]) -> list[Target]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of a Hugging Face model")
-    parser.add_argument("--texts", help="folder of .txt files, a sentence a line")
-    parser.add_argument("--small", default="1023_bleak_house.txt", help="the one text held against all of them")
+    parser.add_argument("--texts", help="folder of .txt files with one sentence a line")
+    parser.add_argument("--small", default="1023_bleak_house.txt", help="the one text compared with all of them")
     parser.add_argument("--layers", default="all", help="fewer for a quick look; all for the figures")
     parser.add_argument("--max-sentences", type=int, default=0, help="0: all")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--suffix", choices=[".zarr", ".h5"], default=".zarr")
-    parser.add_argument("--tmp", help="folder for the stores written (default: the system's)")
+    parser.add_argument("--tmp", help="folder for temporary stores (default: the system's)")
     parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--files", nargs="*", help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""Open a store in a process that has done nothing else: `open_child.py STORE`, JSON of milliseconds on stdout."""
+"""Time importing, opening and a first gather in a fresh process: `open_child.py STORE` prints milliseconds as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bringing files into the page cache, throwing them out of it, and looking whether they went."""
+"""Read files into the page cache, evict them from it, and measure how much of them is in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def files_of(path: Path) -> Iterator[Path]:
 
 
 def evict(path: Path) -> None:
-    """Ask the kernel to drop the clean pages of all files; pages that a process has mapped stay."""
+    """Ask the kernel to drop the clean pages of all files; pages that a process has mapped remain."""
     for file in files_of(path):
         descriptor = os.open(file, os.O_RDONLY)
         try:
@@ -30,7 +30,7 @@ def evict(path: Path) -> None:
 
 
 def bring_in(path: Path) -> None:
-    """Read the files once unless every page is in memory already: others on the machine may have driven some out."""
+    """Read the files once, unless every page is in memory already (other processes may have evicted some)."""
     if resident_share(path) == 1.0:
         return
     buffer = bytearray(READ_NBYTES)
@@ -41,7 +41,7 @@ def bring_in(path: Path) -> None:
 
 
 def resident_share(path: Path) -> float:
-    """The share of the files' pages that is in memory."""
+    """Return the share of the files' pages that is in memory."""
     resident = total = 0
     for file in files_of(path):
         size = file.stat().st_size

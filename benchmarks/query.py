@@ -1,4 +1,4 @@
-"""Reading side by side, in one run: embstore, numpy in memory, zarr-python, TensorStore, h5py; warm and cold.
+"""Compare reading in one run: embstore, numpy in memory, zarr-python, TensorStore, h5py; warm and cold.
 
 python benchmarks/query.py --rows 200000 --out benchmarks/results/query.json
 """
@@ -35,7 +35,7 @@ Open = Callable[[], Gather]
 NUMPY, ZARR_PYTHON, TENSORSTORE = "numpy x[rows] in memory", "zarr-python oindex", "TensorStore"
 H5PY_AUTO, H5PY_ROWS = "h5py, its own chunks", "h5py, chunks of whole rows"
 COUNTS = (50, 1_000, 100_000)
-PROMISED = 1_000  # the count that the targets speak of
+TARGET_COUNT = 1_000  # the count that the targets refer to
 REPEATS = {50: 41, 1_000: 41, 100_000: 9}
 COLD_REPEATS = 3
 
@@ -46,32 +46,32 @@ def ours(path: Path) -> str:
 
 @dataclass
 class Bench:
-    """The files to read, the layer read (its number and its place on disk), and that layer in memory."""
+    """The files to read, the layer (its number and its position among the stored ones), and its vectors in memory."""
 
     stores: list[Path]
     chunked: dict[str, Path]
     layer: int
-    place: int
-    held: NDArray[Any]
+    position: int
+    vectors: NDArray[Any]
     seed: int
     budget: float
 
     def openers(self) -> dict[str, tuple[Path, Open]]:
-        """How every peer opens its file; opening is not timed where gathering is."""
+        """Return how every tool opens its file; gathers are timed without opening."""
         found: dict[str, tuple[Path, Open]] = {}
         for path in self.stores:
             found[ours(path)] = (path, partial(_open_ours, path, self.layer))
         for path in self.stores:
             if path.suffix == ".zarr":
-                found[ZARR_PYTHON] = (path, partial(_open_zarr, path, self.place))
-                found[TENSORSTORE] = (path, partial(_open_tensorstore, path, self.place))
+                found[ZARR_PYTHON] = (path, partial(_open_zarr, path, self.position))
+                found[TENSORSTORE] = (path, partial(_open_tensorstore, path, self.position))
         for name, path in self.chunked.items():
-            found[name] = (path, partial(_open_h5py, path, self.place))
+            found[name] = (path, partial(_open_h5py, path, self.position))
         return found
 
     def rows(self, count: int, number: int) -> NDArray[np.int64]:
-        """Rows in no order, others in every round."""
-        return np.random.default_rng((self.seed, count, number + 1000)).integers(0, len(self.held), count)
+        """Return random rows, different ones in every round."""
+        return np.random.default_rng((self.seed, count, number + 1000)).integers(0, len(self.vectors), count)
 
 
 def _open_ours(path: Path, layer: int) -> Gather:
@@ -79,29 +79,29 @@ def _open_ours(path: Path, layer: int) -> Gather:
     return lambda rows: store.gather(rows, layer)
 
 
-def _open_zarr(path: Path, place: int) -> Gather:
+def _open_zarr(path: Path, position: int) -> Gather:
     array: Any = zarr.open_group(path, mode="r")["hidden_states"]
-    return lambda rows: np.asarray(array.oindex[place, rows])
+    return lambda rows: np.asarray(array.oindex[position, rows])
 
 
-def _open_tensorstore(path: Path, place: int) -> Gather:
+def _open_tensorstore(path: Path, position: int) -> Gather:
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path / 'hidden_states'}/"}}
     array = tensorstore.open(spec, open=True, read=True).result()
-    return lambda rows: np.asarray(array[place, rows].read().result())
+    return lambda rows: np.asarray(array[position, rows].read().result())
 
 
-def _open_h5py(path: Path, place: int) -> Gather:
+def _open_h5py(path: Path, position: int) -> Gather:
     dataset = h5py.File(path, "r")["hidden_states"]
 
     def gather(rows: NDArray[np.int64]) -> NDArray[Any]:
         distinct, inverse = np.unique(rows, return_inverse=True)  # h5py takes ascending, distinct rows only
-        return np.asarray(dataset[place, distinct])[inverse]
+        return np.asarray(dataset[position, distinct])[inverse]
 
     return gather
 
 
 def gathers(bench: Bench, count: int) -> dict[str, Times]:
-    """Time every peer, warm, the same rows for all in a round; the first round's values are checked."""
+    """Time every tool, warm, with the same rows in a round; the values of the first round are checked."""
     peers = {name: (path, opener()) for name, (path, opener) in bench.openers().items()}
 
     def case(path: Path | None, gather: Gather, number: int) -> float:
@@ -111,17 +111,17 @@ def gathers(bench: Bench, count: int) -> dict[str, Times]:
         start = time.perf_counter()
         found = gather(rows)
         seconds = time.perf_counter() - start
-        if number <= 0 and found.tobytes() != bench.held[rows].tobytes():
+        if number <= 0 and found.tobytes() != bench.vectors[rows].tobytes():
             raise SystemExit(f"wrong values from {gather} for {count} rows")
         return seconds
 
-    cases: dict[str, Callable[[int], float]] = {NUMPY: partial(case, None, bench.held.__getitem__)}
+    cases: dict[str, Callable[[int], float]] = {NUMPY: partial(case, None, bench.vectors.__getitem__)}
     cases |= {name: partial(case, path, gather) for name, (path, gather) in peers.items()}
     return interleaved(cases, repeats=REPEATS[count], budget=bench.budget, warm=1)
 
 
 def cold_gathers(bench: Bench, count: int) -> tuple[dict[str, Times], float]:
-    """Time every peer on files thrown out of the page cache; also the share of pages that had stayed."""
+    """Time every tool on files evicted from the page cache; also return the share of pages that stayed."""
     stayed = 0.0
 
     def case(path: Path, opener: Open, number: int) -> float:
@@ -138,16 +138,16 @@ def cold_gathers(bench: Bench, count: int) -> tuple[dict[str, Times], float]:
 
 
 def scans(bench: Bench) -> dict[str, Times]:
-    target = np.empty_like(bench.held)
+    target = np.empty_like(bench.vectors)
     target[...] = 0
     cases: dict[str, Callable[[int], float]] = {
-        "np.copyto, both arrays resident": lambda _: timed(lambda: np.copyto(target, bench.held)),
-        "x.copy(), a new array": lambda _: timed(bench.held.copy),
+        "np.copyto, both arrays resident": lambda _: timed(lambda: np.copyto(target, bench.vectors)),
+        "x.copy(), a new array": lambda _: timed(bench.vectors.copy),
     }
     stores = [es.open(path) for path in bench.stores]
     for store in stores:
         for first, vectors in store.scan(bench.layer):
-            if vectors.tobytes() != bench.held[first : first + len(vectors)].tobytes():
+            if vectors.tobytes() != bench.vectors[first : first + len(vectors)].tobytes():
                 raise SystemExit(f"wrong values from a scan at row {first}")
         cases[f"{ours(store.path)} scan"] = partial(_timed_scan, store, bench.layer)
     return interleaved(cases, repeats=31, warm=1)
@@ -164,7 +164,7 @@ def _timed_scan(store: es.Store, layer: int, number: int) -> float:
 
 
 def cold_scans(bench: Bench) -> dict[str, Times]:
-    """Scan after eviction, beside reading as many bytes of the same file from its start."""
+    """Time scans after eviction, and reading the same number of bytes of the file from its start."""
 
     def scan(path: Path, number: int) -> float:
         gc.collect()
@@ -174,7 +174,7 @@ def cold_scans(bench: Bench) -> dict[str, Times]:
     def read(path: Path, number: int) -> float:
         gc.collect()
         evict(path)
-        return timed(lambda: _read_bytes(path, bench.held.nbytes))
+        return timed(lambda: _read_bytes(path, bench.vectors.nbytes))
 
     cases: dict[str, Callable[[int], float]] = {}
     for path in bench.stores:
@@ -192,7 +192,7 @@ def _read_bytes(path: Path, nbytes: int) -> None:
 
 
 def openings(bench: Bench) -> dict[str, Any]:
-    """Open every file again and again in this process, and embstore's in fresh ones, warm and cold."""
+    """Time opening every file in this process, and embstore's in fresh processes, warm and cold."""
     cases = {name: partial(_timed_open, opener) for name, (_, opener) in bench.openers().items()}
     here = interleaved(cases, repeats=21, warm=1)
     fresh: dict[str, Any] = {}
@@ -227,12 +227,12 @@ def gather_table(results: Mapping[int, dict[str, Times]]) -> str:
     return table(header, rows)
 
 
-def scan_table(times: dict[str, Times], nbytes: int, beside: str) -> str:
+def scan_table(times: dict[str, Times], nbytes: int, reference: str) -> str:
     rows = [
-        (name, 1000 * t.median, nbytes / t.median / 1e9, f"{100 * times[beside].median / t.median:.0f} %")
+        (name, 1000 * t.median, nbytes / t.median / 1e9, f"{100 * times[reference].median / t.median:.0f} %")
         for name, t in times.items()
     ]
-    return table(["one layer, all rows", "ms", "GB/s", f"of {beside}"], rows)
+    return table(["one layer, all rows", "ms", "GB/s", f"of {reference}"], rows)
 
 
 def targets_of(
@@ -258,11 +258,11 @@ def targets_of(
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    counts = [count for count in COUNTS if count <= len(bench.held)]
+    counts = [count for count in COUNTS if count <= len(bench.vectors)]
     warm = {count: gathers(bench, count) for count in counts}
     print("gather from one layer, warm, other random rows every time\n" + gather_table(warm))
     scanned = scans(bench)
-    print("\n" + scan_table(scanned, bench.held.nbytes, "np.copyto, both arrays resident"))
+    print("\n" + scan_table(scanned, bench.vectors.nbytes, "np.copyto, both arrays resident"))
     opened = openings(bench)
     print("\n" + opening_table(opened))
     cold, stayed = {}, 0.0
@@ -272,8 +272,8 @@ def run(bench: Bench) -> dict[str, Any]:
     works = "" if stayed < 0.01 else f": NOT cold, {100 * stayed:.0f} % of the pages stayed in memory"
     print(f"\ngather from one layer, cold (evicted from the page cache){works}\n" + gather_table(cold))
     cold_scanned = cold_scans(bench)
-    print("\ncold\n" + scan_table(cold_scanned, bench.held.nbytes, list(cold_scanned)[1]))
-    targets = targets_of(bench, warm[PROMISED], scanned, opened) if PROMISED in warm else []
+    print("\ncold\n" + scan_table(cold_scanned, bench.vectors.nbytes, list(cold_scanned)[1]))
+    targets = targets_of(bench, warm[TARGET_COUNT], scanned, opened) if TARGET_COUNT in warm else []
     print("\n" + targets_table(targets))
     return {
         "gather_warm": {str(count): _json(times) for count, times in warm.items()},
@@ -307,8 +307,14 @@ def prepared(arguments: argparse.Namespace, folder: Path) -> tuple[Bench, dict[s
         stores = [Path(arguments.store)]
     else:
         stores = [folder / "synthetic.zarr", folder / "synthetic.h5"]
-        shape = {"rows": arguments.rows, "layers": arguments.layers, "hidden_size": arguments.hidden_size}
-        write_stores(stores, **shape, dtype=arguments.dtype, seed=arguments.seed)
+        write_stores(
+            stores,
+            n_rows=arguments.rows,
+            n_layers=arguments.layers,
+            hidden_size=arguments.hidden_size,
+            dtype=arguments.dtype,
+            seed=arguments.seed,
+        )
     store = es.open(stores[0])
     chunked = {H5PY_AUTO: folder / "auto.h5", H5PY_ROWS: folder / "rows.h5"}
     chunks = {
@@ -317,14 +323,14 @@ def prepared(arguments: argparse.Namespace, folder: Path) -> tuple[Bench, dict[s
     }
     os.sync()
     layer = store.layers[len(store.layers) // 2]
-    held = np.array(store.gather(np.arange(store.n_rows), layer))
-    bench = Bench(stores, chunked, layer, store.layers.index(layer), held, arguments.seed, arguments.budget)
+    vectors = np.array(store.gather(np.arange(store.n_rows), layer))
+    bench = Bench(stores, chunked, layer, store.layers.index(layer), vectors, arguments.seed, arguments.budget)
     described = {
-        "rows": store.n_rows,
-        "layers": len(store.layers),
+        "n_rows": store.n_rows,
+        "n_layers": len(store.layers),
         "hidden_size": store.hidden_size,
         "dtype": store.dtype,
-        "partitions": store.layout.n_partitions,
+        "n_partitions": store.layout.n_partitions,
         "chunks": {name: list(shape) for name, shape in chunks.items()},
     }
     return bench, described
@@ -338,8 +344,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hidden-size", type=int, default=384)
     parser.add_argument("--dtype", choices=["float16", "float32"], default="float16")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=float, default=60, help="seconds for one peer at one number of rows")
-    parser.add_argument("--tmp", help="folder for the files written (default: the system's); 4x the store")
+    parser.add_argument("--budget", type=float, default=60, help="seconds for one tool and number of rows")
+    parser.add_argument("--tmp", help="folder for temporary files (default: the system's); needs 4 times the store")
     parser.add_argument("--out", help="JSON file to write")
     return parser.parse_args()
 
@@ -351,8 +357,8 @@ def main() -> None:
         bench, shape = prepared(arguments, Path(folder))
         chunks = "; ".join(f"{name}: {tuple(chunk)}" for name, chunk in shape["chunks"].items())
         print(
-            f"{shape['rows']:,} rows x {shape['layers']} layers x {shape['hidden_size']} {shape['dtype']}, "
-            f"{shape['partitions']} partitions; {chunks}\n"
+            f"{shape['n_rows']:,} rows x {shape['n_layers']} layers x {shape['hidden_size']} {shape['dtype']}, "
+            f"{shape['n_partitions']} partitions; {chunks}\n"
         )
         result = run(bench)
         with suppress(OSError):

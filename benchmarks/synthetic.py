@@ -1,4 +1,4 @@
-"""Stores of random vectors, in embstore's formats and as they are usually kept in HDF5."""
+"""Stores of random vectors, in embstore's formats and as plain HDF5 datasets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import embstore as es
 from embstore.store import Index, Layout, Metadata, StoreWriter, Strings, create_store
 
 SENTENCE_WORDS = 20
-TYPES = 30_000
+N_TYPES = 30_000
 
 
 def metadata_of(layout: Layout) -> Metadata:
@@ -61,26 +61,26 @@ def metadata_of(layout: Layout) -> Metadata:
     )
 
 
-def index_of(rows: int, *, seed: int) -> Index:
+def index_of(n_rows: int, *, seed: int) -> Index:
     """Sentences of 20 words drawn from a Zipf law."""
     rng = np.random.default_rng(seed)
-    types = np.minimum(rng.zipf(1.1, rows) - 1, TYPES - 1).astype(np.int32)
-    sentence = np.arange(rows, dtype=np.int64) // SENTENCE_WORDS
-    sentences = int(sentence[-1]) + 1
-    words = [f"w{number}" for number in range(TYPES)]
+    types = np.minimum(rng.zipf(1.1, n_rows) - 1, N_TYPES - 1).astype(np.int32)
+    sentence = np.arange(n_rows, dtype=np.int64) // SENTENCE_WORDS
+    n_sentences = int(sentence[-1]) + 1
+    words = [f"w{number}" for number in range(N_TYPES)]
     texts = (
         " ".join(words[type_] for type_ in types[start : start + SENTENCE_WORDS])
-        for start in range(0, rows, SENTENCE_WORDS)
+        for start in range(0, n_rows, SENTENCE_WORDS)
     )
     return Index(
         type=types,
         sentence=sentence,
-        position=(np.arange(rows) % SENTENCE_WORDS).astype(np.int32),
-        subwords=np.ones(rows, np.int16),
+        position=(np.arange(n_rows) % SENTENCE_WORDS).astype(np.int32),
+        subwords=np.ones(n_rows, np.int16),
         words=Strings.of(words),
         texts=Strings.of(texts),
-        indptr=np.minimum(np.arange(sentences + 1, dtype=np.int64) * SENTENCE_WORDS, rows),
-        source=np.arange(sentences, dtype=np.int64),
+        indptr=np.minimum(np.arange(n_sentences + 1, dtype=np.int64) * SENTENCE_WORDS, n_rows),
+        source=np.arange(n_sentences, dtype=np.int64),
     )
 
 
@@ -92,10 +92,10 @@ def partitions_of(layout: Layout, *, seed: int) -> Iterator[tuple[int, NDArray[A
         yield partition, rng.standard_normal(shape, np.float32).astype(layout.dtype)
 
 
-def write_stores(paths: list[Path], *, rows: int, layers: int, hidden_size: int, dtype: str, seed: int) -> None:
+def write_stores(paths: list[Path], *, n_rows: int, n_layers: int, hidden_size: int, dtype: str, seed: int) -> None:
     """Write the same random vectors to every path."""
-    layout = Layout.of(n_rows=rows, layers=tuple(range(layers)), hidden_size=hidden_size, dtype=dtype)
-    index = index_of(rows, seed=seed)
+    layout = Layout.of(n_rows=n_rows, layers=tuple(range(n_layers)), hidden_size=hidden_size, dtype=dtype)
+    index = index_of(n_rows, seed=seed)
     for path in paths:
         create_store(path, metadata=metadata_of(layout), index=index)
     with ExitStack() as stack:
@@ -108,17 +108,17 @@ def write_stores(paths: list[Path], *, rows: int, layers: int, hidden_size: int,
 
 
 def write_chunked(store: es.Store, path: Path, *, chunks: tuple[int, int, int] | bool) -> tuple[int, ...]:
-    """Write a store's vectors to one h5py dataset [layer, row, feature]; `chunks` True: h5py's own choice.
+    """Write a store's vectors to one h5py dataset [layer, row, feature] and return the shape of its chunks.
 
-    Returns the chunk's shape.
+    `chunks`: the shape, or True for h5py's own choice.
     """
     shape = (len(store.layers), store.n_rows, store.hidden_size)
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("hidden_states", shape, store.vector_dtype, chunks=chunks)
         block = 16 * dataset.chunks[1]
-        for place, layer in enumerate(store.layers):
+        for position, layer in enumerate(store.layers):
             for first, vectors in store.scan(layer, block_rows=block):
-                dataset[place, first : first + len(vectors)] = vectors
+                dataset[position, first : first + len(vectors)] = vectors
         chosen: tuple[int, ...] = dataset.chunks
     with path.open("rb+") as written:
         os.fsync(written.fileno())

@@ -2,7 +2,7 @@
 
     python examples/extract_and_select.py CORPUS.conllu STORE.zarr MODEL
 
-CORPUS is a file in CoNLL-U, so that its words have parts of speech; MODEL a folder or a name on the Hugging Face hub.
+CORPUS is a CoNLL-U file, whose words have parts of speech; MODEL a folder or a name on the Hugging Face hub.
 """
 
 import sys
@@ -14,30 +14,28 @@ import embstore as es
 
 
 def main(corpus: str, path: str, model: str) -> None:
-    # What it will cost, then the extraction; the same script again finds the store there and goes on.
+    # The cost first, then the extraction; running the script again resumes it.
     plan = es.plan(corpus, model=model, pooling="mean", store=path)
     print(plan, end="\n\n")
     store = es.extract(plan, path)
 
-    # The most frequent verb, by any Polars expression over the table of occurrences.
+    # The most frequent verb, by Polars expressions over the occurrence table.
     verbs = store.table().filter(pl.col("upos") == "VERB")
     verb = verbs.group_by("word").len().sort("len", "word", descending=[True, False])["word"][0]
 
-    # A selection reads nothing until it is asked: by words, by labels, by any condition, of any layers.
-    chosen = store.select(
-        words=verb, labels={"upos": "VERB"}, where=pl.col("position") > 0, layers=[0, store.layers[-1]]
-    )
+    # A selection by words, labels or any condition, and of some layers; vectors are read when they are needed.
+    chosen = store.select(words=verb, labels={"upos": "VERB"}, where=pl.col("position") > 0, layers=[0, "last"])
     vectors = chosen.vectors(dtype="float32")  # [layer, occurrence, feature]
     print(f"{verb!r}: {vectors.shape[1]} occurrences x {vectors.shape[2]} features in layers {list(chosen.layers)}")
     print(chosen.table().select("occurrence", "word", "position", "text").head(5))
 
-    # How alike a word's occurrences are: the mean cosine of all pairs, from the sum of the unit vectors.
+    # Self-similarity of a word: the mean cosine of all pairs of its occurrences, from the sum of their unit vectors.
     unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     n = unit.shape[1]
     for layer, total in zip(chosen.layers, unit.sum(1), strict=True):
         print(f"layer {layer}: self-similarity of {verb!r} {(total @ total - n) / (n * n - n):.3f}")
 
-    # All words of a layer, block after block, in bounded memory.
+    # All words of a layer, block by block, in bounded memory.
     mean = sum(block.vectors.sum(0, dtype="float64") for block in store.select(layers=0).iter_blocks()) / store.n_rows
     print(f"the mean vector of layer 0 has norm {np.linalg.norm(mean):.3f}")
 

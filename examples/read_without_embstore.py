@@ -1,8 +1,8 @@
-"""Open a store with the tools that everybody has: zarr-python and xarray, or h5py. No embstore is imported.
+"""Read a store with zarr-python and xarray, or with h5py: embstore is not imported.
 
     python examples/read_without_embstore.py STORE.zarr|STORE.h5 WORD
 
-See docs/format.md for every array.
+docs/format.md describes every array.
 """
 
 import sys
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def strings(bytes_: np.ndarray, offsets: np.ndarray) -> list[str]:
-    """Strings in Arrow's layout: UTF-8 bytes, and where each begins."""
+    """Decode strings in Arrow's layout: UTF-8 bytes, and the offset of each string."""
     text = bytes_.tobytes()
     return [text[start:stop].decode() for start, stop in pairwise(offsets)]
 
@@ -29,16 +29,16 @@ def main(path: str, word: str) -> np.ndarray:
         root = zarr.open_group(path, mode="r")
         print(xarray.open_zarr(path, consolidated=False)["hidden_states"].sizes)
 
-    # A word's rows: its number among the types, then the CSR of types to occurrences.
+    # The rows of a word: its number among the types, then the rows of each type in CSR form.
     words = strings(root["type/form_bytes"][:], root["type/form_offsets"][:])
     if word not in words:
         sys.exit(f"the store has no word {word!r}")
     start, stop = root["type/indptr"][words.index(word) : words.index(word) + 2]
     rows = root["type/occurrences"][start:stop]
 
-    # Its vectors, one array a layer. A row that was never written is NaN in Zarr; /commits says which were.
+    # Its vectors, layer by layer. Rows that are not written yet are NaN in Zarr; /commits lists the written partitions.
     layers = root["layer"][:]
-    vectors = np.stack([root["hidden_states"][at, :, :][rows] for at in range(len(layers))])
+    vectors = np.stack([root["hidden_states"][number, :, :][rows] for number in range(len(layers))])
     print(f"{word!r}: {len(rows)} occurrences in layers {layers.tolist()}, vectors {vectors.shape} {vectors.dtype}")
     for row in rows[:5]:
         print(

@@ -1,4 +1,4 @@
-"""Train a linear probe on the labels of a store, streamed from disk.
+"""Train a linear probe in PyTorch on the labels of a store, streamed from disk.
 
     python examples/train_with_torch.py STORE.zarr LABEL-COLUMN [LAYER]
 
@@ -20,13 +20,12 @@ def accuracy(probe: torch.nn.Module, batches: es.TorchDataset) -> float:
     return float(torch.cat(right).mean())
 
 
-def main(path: str, label: str, layer: int | None = None) -> float:
+def main(path: str, label: str, layer: int = -1) -> float:
     torch.manual_seed(0)
     store = es.open(path)
-    layer = store.layers[-1] if layer is None else layer
     classes = list(store.index.labels[label].names)
 
-    # Every fifth sentence is for testing, so that no sentence is on both sides.
+    # Every fifth sentence is held out, so that no sentence is in both parts.
     labelled = pl.col(label).is_not_null()
     train = store.select(where=[labelled, pl.col("sentence") % 5 != 0], layers=layer)
     test = store.select(where=[labelled, pl.col("sentence") % 5 == 0], layers=layer)
@@ -36,7 +35,7 @@ def main(path: str, label: str, layer: int | None = None) -> float:
     probe = torch.nn.Linear(store.hidden_size, len(classes))
     optimizer = torch.optim.AdamW(probe.parameters(), lr=1e-2)
     for epoch in range(EPOCHS):
-        batches.set_epoch(epoch)  # another order each time, and the same one when run again
+        batches.set_epoch(epoch)  # another order in each epoch, the same ones in each run
         for batch in batches:
             loss = torch.nn.functional.cross_entropy(probe(batch.vectors[:, 0]), batch.labels)
             optimizer.zero_grad()
@@ -44,7 +43,9 @@ def main(path: str, label: str, layer: int | None = None) -> float:
             optimizer.step()
 
     found = accuracy(probe, held_out)
-    print(f"layer {layer}: {found:.3f} of {len(test):,} held-out words get the right one of {len(classes)} classes")
+    print(
+        f"layer {train.layers[0]}: {found:.3f} of {len(test):,} held-out words right, of {len(classes)} labels"
+    )
     return found
 
 
