@@ -43,9 +43,7 @@ def main(path: str, label: str, layer: int = -1) -> float:
             optimizer.step()
 
     found = accuracy(probe, held_out)
-    print(
-        f"layer {train.layers[0]}: {found:.3f} of {len(test):,} held-out words right, of {len(classes)} labels"
-    )
+    print(f"layer {train.layers[0]}: {found:.3f} of {len(test):,} held-out words right, of {len(classes)} labels")
     return found
 
 
