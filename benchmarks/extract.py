@@ -88,8 +88,7 @@ def run_ours(setting: Setting, number: int) -> float:
     made = es.plan(
         setting.sentences,
         model=setting.encoder,
-        dtype=setting.dtype,
-        batch_subwords=setting.batch_subwords,
+        options=es.ExtractionOptions(dtype=setting.dtype, batch_subwords=setting.batch_subwords),
         store=setting.store,
         calibrate=False,
     )
@@ -99,7 +98,7 @@ def run_ours(setting: Setting, number: int) -> float:
     setting.processor[OURS].append(time.process_time() - processor)
     if number >= 0:
         setting.rates.append(
-            ExtractionRate(made.words, timings.subwords, timings.nbytes, ended - planned, planned - start, timings)
+            ExtractionRate(made.n_words, timings.n_subwords, timings.nbytes, ended - planned, planned - start, timings)
         )
     setting.plan = made
     return ended - start

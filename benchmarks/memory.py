@@ -30,7 +30,12 @@ def child(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         store = Path(folder) / f"memory{arguments.suffix}"
         began = time.perf_counter()
-        made = es.plan(corpus, model=arguments.model, layers=arguments.layers, dtype=arguments.dtype, store=store)
+        made = es.plan(
+            corpus,
+            model=arguments.model,
+            options=es.ExtractionOptions(layers=arguments.layers, dtype=arguments.dtype),
+            store=store,
+        )
         planned = time.perf_counter()
         after_plan = peak_nbytes()
         projected = made.estimate.memory_nbytes

@@ -72,7 +72,7 @@ def child(model: str, corpus: str, dtype: str) -> None:
     ended = threading.Event()
     watcher = threading.Thread(target=partial(_watch, anonymous, ended), daemon=True)
     watcher.start()
-    made = es.plan(corpus, model=encoder, dtype=dtype, calibrate=False)
+    made = es.plan(corpus, model=encoder, options=es.ExtractionOptions(dtype=dtype), calibrate=False)
     seconds = time.perf_counter() - loaded
     ended.set()
     watcher.join()

@@ -100,6 +100,7 @@ def lay_out_whole(arguments: argparse.Namespace, store: Path, *, plan_alone: boo
     from made_models import made_words
 
     import embstore as es
+    from embstore.extraction.partition import Part
     from embstore.store import create_store
 
     words = made_words(arguments.types)
@@ -114,9 +115,9 @@ def lay_out_whole(arguments: argparse.Namespace, store: Path, *, plan_alone: boo
         create_store(store, metadata=made.metadata, index=made.index)
         began = watch.phase("lay out", began)
     chosen = np.linspace(0, made.layout.n_partitions - 1, PASSAGE_PARTITIONS).astype(int).tolist()
-    reader, subwords = made.reader(), 0
+    subwords = 0
     for partition in chosen:
-        for passage in reader.passages(*made.layout.span(partition), encoder):
+        for passage in Part.of(made.index, *made.layout.span(partition)).passages(encoder, made.text):
             subwords += len(passage.tokenized.ids)
     watch.phase("text of 20 partitions", began, subwords=subwords)
     assert made.layout.n_rows == arguments.rows

@@ -24,8 +24,8 @@ from measure import Target, Times, interleaved, machine, paired_ratios, table, t
 
 import embstore as es
 from embstore.extraction.options import parse_windows, window_name
-from embstore.extraction.pipeline import Timings
-from embstore.extraction.sweep import extract_windows, plan_windows
+from embstore.extraction.window_plan import extract_windows, plan_windows
+from embstore.extraction.worker import Timings
 from embstore.store import Store
 
 SHARED, ALONE, PLAIN = "embstore, one sweep", "embstore, once a window", "plain script, once a window"
@@ -68,7 +68,7 @@ def run_shared(setting: Setting, number: int) -> float:
         setting.sentences,
         model=setting.encoder,
         context_windows=setting.windows,
-        keep=es.Keep(labelled=True),
+        options=es.ExtractionOptions(keep=es.Keep(labelled=True)),
         calibrate=False,
     )
     timings = Timings()
@@ -76,7 +76,7 @@ def run_shared(setting: Setting, number: int) -> float:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     extract_windows(plan, place / "x.zarr", timings=timings)
-    setting.subwords[SHARED] = timings.subwords
+    setting.subwords[SHARED] = timings.n_subwords
     return time.perf_counter() - start
 
 
@@ -90,13 +90,12 @@ def run_alone(setting: Setting, number: int) -> float:
         plan = es.plan(
             setting.sentences,
             model=setting.encoder,
-            context_window=window,
-            keep=es.Keep(labelled=True),
+            options=es.ExtractionOptions(context_window=window, keep=es.Keep(labelled=True)),
             calibrate=False,
         )
         timings = Timings()
         es.extract(plan, place / f"{window_name(window)}.zarr", timings=timings)
-        subwords += timings.subwords
+        subwords += timings.n_subwords
         setting.seconds[ALONE][window_name(window)].append(time.perf_counter() - start)
     setting.subwords[ALONE] = subwords
     return time.perf_counter() - began
@@ -249,7 +248,12 @@ def prepared(arguments: argparse.Namespace, folder: Path) -> Setting:
         windows=parse_windows(arguments.windows, name="context"),
         folder=folder,
     )
-    rows = es.plan(setting.sentences, model=setting.encoder, keep=es.Keep(labelled=True), layers=[0], calibrate=False)
+    rows = es.plan(
+        setting.sentences,
+        model=setting.encoder,
+        options=es.ExtractionOptions(keep=es.Keep(labelled=True), layers=[0]),
+        calibrate=False,
+    )
     setting.targets = targets_of(es.extract(rows, folder / "targets.zarr"))
     return setting
 

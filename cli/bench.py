@@ -32,7 +32,12 @@ def extract(
     temporary folder and removed.
     """
     result = es.extraction.bench_extract(
-        corpus, model=model, sentences=sentences, layers=layers_of(layers) or "all", device=device, folder=folder
+        corpus,
+        model=model,
+        sentences=sentences,
+        options=es.ExtractionOptions(layers=layers_of(layers) or "all"),
+        device=device,
+        folder=folder,
     )
     if as_json:
         print_json(result.as_json())

@@ -27,7 +27,7 @@ from embstore_cli.output import counted, print_json
 from embstore_cli.workers import executor_of
 
 if TYPE_CHECKING:
-    from embstore.extraction.sweep import WindowPlan
+    from embstore.extraction import WindowPlan
 
 KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
 SENTENCES_COMPARED = 1000  # of a corpus with an existing store, before the model is loaded
@@ -180,8 +180,6 @@ def extract(
     for path in paths.values():
         _check_destination(path, prepared, repair=repair)
     executor = executor_of(cluster, workers, devices)
-    if executor is not None and kind == "context" and len(windows) > 1:
-        raise InvalidValueError("several context windows run in one process: leave --devices and --cluster out")
     first_device = devices.split(",")[0] if devices is not None and device == "auto" else device
     given["device"] = f"cuda:{first_device}" if first_device.isdecimal() else first_device
     made = _plan(given, prepared, store=store)
@@ -236,16 +234,15 @@ def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plan(given: Mapping[str, Any], prepared: Mapping[str, Any], *, store: str | None) -> es.Plan | WindowPlan:
     kind, windows = prepared["windows"]
-    options: dict[str, Any] = {
-        "model": given["model"],
-        "device": given["device"],
-        "layers": layers_of(given["layers"]) or "all",
-        "store": store,
-        **prepared["options"],
-    }
+    where: dict[str, Any] = {"model": given["model"], "device": given["device"], "store": store}
+    options = {"layers": layers_of(given["layers"]) or "all", **prepared["options"]}
+    if "compute_dtype" in options:
+        where["compute_dtype"] = options.pop("compute_dtype")
     if len(windows) > 1:
-        return es.extraction.plan_windows(prepared["corpus"], **{f"{kind}_windows": windows}, **options)
-    return es.plan(prepared["corpus"], **{f"{kind}_window": windows[0]}, **options)
+        where["options"] = es.ExtractionOptions(**options)
+        return es.extraction.plan_windows(prepared["corpus"], **{f"{kind}_windows": windows}, **where)
+    where["options"] = es.ExtractionOptions(**options, **{f"{kind}_window": windows[0]})
+    return es.plan(prepared["corpus"], **where)
 
 
 def _windows(context: str | None, attention: str | None) -> tuple[str, tuple[int | None, ...]]:

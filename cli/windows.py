@@ -51,9 +51,9 @@ def windows_asked(context: str | None, attention: str | None) -> tuple[str, tupl
 
 def places(store: Path | ObjectPath, asked: tuple[str, tuple[int | None, ...]]) -> dict[int | None, Path | ObjectPath]:
     """Where each window's store will stand: STORE itself where it is the only one and its name holds no {window}."""
-    from embstore.extraction.sweep import PLACE, store_path
+    from embstore.extraction.window_plan import PLACEHOLDER, store_path
 
     kind, windows = asked
-    if len(windows) == 1 and PLACE not in store.name:
+    if len(windows) == 1 and PLACEHOLDER not in store.name:
         return {windows[0]: store}
     return {window: store_path(store, kind=kind, window=window) for window in windows}

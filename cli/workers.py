@@ -1,17 +1,15 @@
-"""The options that say where work is done: here, in processes of this machine, or on a cluster."""
+"""The options that say where an extraction runs: this process, processes of this machine, or a cluster."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from concurrent.futures import Executor
+from typing import Annotated
 
 import typer
 
 from embstore.errors import InvalidValueError
 
-if TYPE_CHECKING:
-    from embstore.executor import Executor
-
-PLACE = "Where the work is done"
+PLACE = "Where the work runs"
 RAY = "ray"
 
 Cluster = Annotated[
@@ -40,25 +38,19 @@ Devices = Annotated[
 
 
 def executor_of(cluster: str | None, workers: int | None, devices: str | None) -> Executor | None:
-    """Return what the options ask for, None for this process alone; a cluster that does not answer is refused."""
+    """Return the executor of the options, None for this process alone; raises ExecutorError if no cluster answers."""
     if workers is not None and cluster is None:
-        raise InvalidValueError(f"workers {workers} are of a cluster: give --cluster ray too, or --devices instead")
-    if devices is not None:
-        if cluster is not None:
-            raise InvalidValueError(
-                "devices are of this machine, --cluster takes what the cluster has: give one of them"
-            )
-        from embstore.cluster.processes import Processes
-
-        return Processes(devices.split(","))
-    if cluster is None:
+        raise InvalidValueError(f"--workers {workers} is for a cluster: give --cluster ray too, or --devices instead")
+    if devices is not None and cluster is not None:
+        raise InvalidValueError("--devices and --cluster exclude each other: give one of them")
+    if devices is None and cluster is None:
         return None
-    address = ray_address(cluster)
-    from embstore.cluster.ray import RayExecutor
+    from embstore.executors import Processes, RayExecutor
 
-    executor = RayExecutor(address, workers=workers)
-    executor.reach()
-    return executor
+    if devices is not None:
+        return Processes(devices=devices.split(","))
+    assert cluster is not None
+    return RayExecutor(ray_address(cluster), n_workers=workers)
 
 
 def ray_address(cluster: str) -> str | None:
@@ -69,19 +61,10 @@ def ray_address(cluster: str) -> str | None:
     return address or None
 
 
-def require_one_pass(asked: tuple[str, tuple[int | None, ...]]) -> None:
-    """Refuse several context windows, before the corpus is read for them."""
-    from embstore.extraction.pipeline import ONE_PROCESS
-
-    kind, windows = asked
-    if kind == "context" and len(windows) > 1:
-        raise InvalidValueError(ONE_PROCESS)
-
-
 def planning_device(device: str, devices: str | None) -> str:
-    """Return the device that the plan is made on: of those of the work, where no other is asked for."""
+    """Return the device that the plan is made on: the first of the workers' devices, unless another one is given."""
     if devices is None or device != "auto":
         return device
-    from embstore.cluster.processes import device_name
+    from embstore.executors import device_name
 
     return device_name(devices.split(",")[0])

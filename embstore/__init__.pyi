@@ -22,7 +22,8 @@ from .corpus import Keep as Keep
 from .corpus import Sentence as Sentence
 from .corpus import open_corpus as open_corpus
 from .errors import EmbstoreError as EmbstoreError
-from .extraction.pipeline import extract as extract
+from .extraction.extract import extract as extract
+from .extraction.options import ExtractionOptions as ExtractionOptions
 from .extraction.plan import Plan as Plan
 from .extraction.plan import plan as plan
 from .models import load_encoder as load_encoder

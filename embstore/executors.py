@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from importlib.util import find_spec
 from multiprocessing import connection, get_context, parent_process
@@ -27,6 +27,7 @@ __all__ = ["Processes", "RayExecutor"]
 
 T = TypeVar("T")
 
+DEVICE_VARIABLE = "EMBSTORE_WORKER_DEVICE"  # "cpu" or "cuda" in a worker process
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 DEFAULT_WORKERS = 8  # of an executor that does not say how many it has
 CONNECT_SECONDS = 5.0
@@ -98,12 +99,17 @@ def worker_environment(device: str, devices: Sequence[str], base: Mapping[str, s
     if device == "cpu":
         share = str(max(1, _n_cores() // devices.count("cpu")))
         threads = {} if any(name in base for name in THREAD_VARIABLES) else dict.fromkeys(THREAD_VARIABLES, share)
-        return {"CUDA_VISIBLE_DEVICES": "", **threads}
+        return {DEVICE_VARIABLE: "cpu", "CUDA_VISIBLE_DEVICES": "", **threads}
     number = int(device.removeprefix("cuda:"))
     visible = [name.strip() for name in base.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     if "CUDA_VISIBLE_DEVICES" in base and number >= len(visible):
         raise InvalidValueError(f"device {device} does not exist: CUDA_VISIBLE_DEVICES shows {len(visible)} GPUs")
-    return {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number)}
+    return {DEVICE_VARIABLE: "cuda", "CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number)}
+
+
+def worker_device() -> str:
+    """Return the device that this worker was given: "cpu", "cuda", or "auto" in any other process."""
+    return os.environ.get(DEVICE_VARIABLE, "auto")
 
 
 def _n_cores() -> int:
@@ -184,7 +190,7 @@ class RayExecutor(Executor):
             scheduling_strategy="SPREAD",
         )
         self._ray = api
-        self._workers = [kind.remote() for _ in range(self.n_workers)]
+        self._workers = [kind.remote("cuda" if gpus > 0 else "cpu") for _ in range(self.n_workers)]
         self._pending: dict[Future[Any], int] = {}
         self._closed = False
         ready = [worker.is_ready.remote() for worker in self._workers]
@@ -230,6 +236,9 @@ class _RayWorker:
 
     Calls and results are pickled here: Ray itself would return arrays that are read-only.
     """
+
+    def __init__(self, device: str) -> None:
+        os.environ[DEVICE_VARIABLE] = device
 
     def is_ready(self) -> bool:
         return True
@@ -306,7 +315,7 @@ def n_workers_of(executor: Executor) -> int:
     return found if isinstance(found, int) else DEFAULT_WORKERS
 
 
-def iter_results(executor: Executor, calls: Iterable[Callable[[], T]], *, in_flight: int | None = None) -> Iterator[T]:
+def iter_results(executor: Executor, calls: Iterable[Callable[[], T]], *, in_flight: int | None = None) -> Generator[T]:
     """Run calls without arguments on an executor and yield their results in the order of the calls.
 
     At most `in_flight` calls (by default two a worker) are submitted and not yet yielded, so that few results wait in
@@ -327,7 +336,7 @@ def iter_results(executor: Executor, calls: Iterable[Callable[[], T]], *, in_fli
             future.cancel()
 
 
-def iter_completed(executor: Executor, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+def iter_completed(executor: Executor, calls: Iterable[Callable[[], T]]) -> Generator[T]:
     """Run calls as `iter_results` does and yield their results as they complete."""
     most = 2 * n_workers_of(executor)
     futures: set[Future[T]] = set()

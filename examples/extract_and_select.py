@@ -15,7 +15,7 @@ import embstore as es
 
 def main(corpus: str, path: str, model: str) -> None:
     # The cost first, then the extraction; running the script again resumes it.
-    plan = es.plan(corpus, model=model, pooling="mean", store=path)
+    plan = es.plan(corpus, model=model, options=es.ExtractionOptions(pooling="mean"), store=path)
     print(plan, end="\n\n")
     store = es.extract(plan, path)
 

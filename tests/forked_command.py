@@ -47,7 +47,7 @@ def serve() -> None:
     """Fork for each line of standard input and answer with the exit status."""
     import transformers.models.bert.modeling_bert  # noqa: F401
 
-    import embstore.extraction.pipeline
+    import embstore.extraction.extract
     import embstore.models.transformer.encoder
     import embstore.store.hdf5.writer  # noqa: F401
 

@@ -212,7 +212,9 @@ def storing(setting: Setting, shape: str) -> dict[str, Any]:
     shutil.rmtree(store, ignore_errors=True)
     timings = es.extraction.Timings()
     began = time.perf_counter()
-    made = es.plan(sentences, model=encoder, batch_subwords=size, calibrate=False, store=store)
+    made = es.plan(
+        sentences, model=encoder, options=es.ExtractionOptions(batch_subwords=size), calibrate=False, store=store
+    )
     planned = time.perf_counter()
     es.extract(made, store, timings=timings)
     extracting, both = time.perf_counter() - planned, time.perf_counter() - began

@@ -1,6 +1,10 @@
 from .bench import bench_extract as bench_extract
-from .pipeline import Progress as Progress
-from .pipeline import Timings as Timings
-from .sweep import extract_windows as extract_windows
-from .sweep import plan_windows as plan_windows
-from .sweep import store_path as store_path
+from .options import ExtractionOptions as ExtractionOptions
+from .options import parse_windows as parse_windows
+from .options import window_name as window_name
+from .plan import Plan as Plan
+from .window_plan import WindowPlan as WindowPlan
+from .window_plan import extract_windows as extract_windows
+from .window_plan import plan_windows as plan_windows
+from .window_plan import store_path as store_path
+from .worker import Timings as Timings

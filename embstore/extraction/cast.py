@@ -1,4 +1,4 @@
-"""From the model's floats to the numbers that a store keeps, checked on the way."""
+"""Vectors of the model as the numbers of a store: checked, cast and placed into the buffers of a partition."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ADVICE = {
 class Cast:
     """Casts pooled vectors into the buffers of a partition.
 
-    `center`: float32 [layer, feature], the mean taken from the vectors before they are quantised to int8.
+    `center`: float32 [layer, feature], the mean taken from the vectors before they are quantized to int8.
     """
 
     def __init__(self, layout: Layout, *, center: NDArray[np.float32] | None) -> None:
@@ -41,25 +41,25 @@ class Cast:
         self._center = center
 
     def buffer(self) -> dict[str, torch.Tensor]:
-        """Room for the arrays of one partition."""
+        """Return a buffer for the arrays of one partition."""
         layout = self._layout
-        rows = min(layout.partition_rows, layout.n_rows)
+        n_rows = min(layout.partition_rows, layout.n_rows)
         itemsize = self._dtype.itemsize
-        room = np.empty(len(layout.layers) * rows * layout.hidden_size * itemsize, np.uint8)  # in huge pages
-        vectors = torch.from_numpy(room).view(self._dtype).view(len(layout.layers), rows, layout.hidden_size)
+        memory = np.empty(len(layout.layers) * n_rows * layout.hidden_size * itemsize, np.uint8)  # in huge pages
+        vectors = torch.from_numpy(memory).view(self._dtype).view(len(layout.layers), n_rows, layout.hidden_size)
         buffer = {"hidden_states": vectors}
         if layout.dtype == "int8":
-            buffer["scale"] = torch.empty(len(layout.layers), rows, dtype=torch.float32)
+            buffer["scale"] = torch.empty(len(layout.layers), n_rows, dtype=torch.float32)
         return buffer
 
     def check(self, pooled: Pooled, passage: Passage) -> None:
-        """Raise NonFiniteError for vectors that cannot be kept; what the device found of them is not sought again."""
+        """Raise NonFiniteError for vectors that cannot be stored; extremes that the device found are used."""
         if pooled.extremes is None:
             low, high = (end.item() for end in torch.aminmax(pooled.vectors))
         else:
             low, high = pooled.extremes[0].min().item(), pooled.extremes[1].max().item()
         if not (-self._largest <= low and high <= self._largest):
-            raise NonFiniteError(self._complaint(pooled, passage))
+            raise NonFiniteError(self._message(pooled, passage))
 
     def into(
         self,
@@ -68,7 +68,7 @@ class Cast:
         rows: NDArray[np.int64],
         sources: NDArray[np.int64] | None,
     ) -> None:
-        """Put vectors into rows of a buffer; `sources`: which vector each row gets, None for one each."""
+        """Write vectors into rows of a buffer; `sources`: which vector each row gets, None for one each."""
         if not len(rows):
             return
         chosen = vectors if sources is None else vectors.index_select(1, torch.from_numpy(sources))
@@ -81,13 +81,13 @@ class Cast:
         arrays = quantize(vectors.float().numpy(), self._center)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def arrays(self, buffer: Mapping[str, torch.Tensor], rows: int) -> dict[str, NDArray[Any]]:
-        """The first `rows` rows of a buffer as the store's writer takes them."""
+    def arrays(self, buffer: Mapping[str, torch.Tensor], n_rows: int) -> dict[str, NDArray[Any]]:
+        """Return the first `n_rows` rows of a buffer as the store's writer takes them."""
         if self._dtype == torch.bfloat16:
-            return {"hidden_states": buffer["hidden_states"][:, :rows].view(torch.uint16).numpy()}
-        return {name: array[:, :rows].numpy() for name, array in buffer.items()}
+            return {"hidden_states": buffer["hidden_states"][:, :n_rows].view(torch.uint16).numpy()}
+        return {name: array[:, :n_rows].numpy() for name, array in buffer.items()}
 
-    def _complaint(self, pooled: Pooled, passage: Passage) -> str:
+    def _message(self, pooled: Pooled, passage: Passage) -> str:
         ends = pooled.extremes
         if ends is None:
             ends = torch.stack([pooled.vectors.amin((1, 2)), pooled.vectors.amax((1, 2))])
@@ -96,19 +96,19 @@ class Cast:
         value = max((end for end in ends[:, layer].tolist() if not abs(end) <= self._largest), key=abs)
         sizes = pooled.vectors[layer].float().abs().nan_to_num(torch.inf, torch.inf).amax(1)  # cast, perhaps infinite
         row = int(sizes.argmax())
-        place = passage.row_of(int(pooled.rows[row]))
-        sentence = int(passage.sentence_of_row[place])
-        where = f"layer {self._layout.layers[layer]}, sentence {sentence}, row {passage.first_row + place}"
+        at = passage.row_of(int(pooled.rows[row]))
+        sentence = int(passage.sentence_of_row[at])
+        where = f"layer {self._layout.layers[layer]}, sentence {sentence}, row {passage.first_row + at}"
         if np.isfinite(value):
             return f"{where}: {value:,.0f} is beyond float16's 65,504: choose dtype float32 or bfloat16"
         computed = str(pooled.computed or pooled.vectors.dtype).removeprefix("torch.")
-        return f"{where}: the model gives {value} in {computed}: {ADVICE[computed]}"
+        return f"{where}: the model computes {value} in {computed}: {ADVICE[computed]}"
 
 
-def leaving_as(encoder: Encoder, dtype: str) -> dict[str, Any]:
-    """What an encoder on a card is told beside the rest: what its vectors are kept as, for fewer bytes to copy.
+def device_cast(encoder: Encoder, dtype: str) -> dict[str, Any]:
+    """Return the argument of `encode` that lets a GPU cast vectors to the stored dtype, for fewer bytes to copy.
 
-    For int8 they leave as they were computed, as quantising is done here.
+    For int8 they are not cast there, since the CPU quantizes them.
     """
     if not encoder.casts_on_device:
         return {}

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embstore.errors import StorageError
-from embstore.extraction.options import Options
-from embstore.extraction.partition import PartitionReader, passage_nbytes, passage_words, truncated
+from embstore.extraction.options import ExtractionOptions, Window
+from embstore.extraction.partition import Part, Passage, TextOptions, passage_nbytes, passage_words, truncated
 from embstore.extraction.survey import Survey
-from embstore.extraction.workload import count_windows, first_sentences, positions_a_second, windows_of_typical_lengths
-from embstore.models.encoder import Encoder
-from embstore.store import Index, Layout, Metadata
+from embstore.extraction.windows import select_sentences
+from embstore.models.encoder import Encoder, Spans, Tokenized
+from embstore.store import Index, Layout
 from embstore.store.storage.location import ObjectPath, parse_location
 
-BUFFERS = 2  # a partition is filled while the one before it is written
+BUFFERS = 2  # a partition is filled while the previous one is written
 MOST_BUFFERED_NBYTES = 2**30  # of several stores together; beyond it each has one buffer
-PASSAGE_FACTOR = 40  # bytes held a byte of text: words as objects, subword ids, spans
-WINDOW_WORD_NBYTES = 160  # held a word of the windows of a passage: what is cut, what is run, what waits
+PASSAGE_FACTOR = 40  # bytes in memory for each byte of text: words as objects, subword ids, spans
+WINDOW_WORD_NBYTES = 160  # bytes in memory for each word of the windows of a passage
+SAMPLED_PASSAGES = 3
+CALIBRATION_BATCHES = 3
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`store_nbytes` on disk, `memory_nbytes` at the peak (main memory), `free_nbytes` where the store will stand,
-    None in a bucket, which is never full.
+    """The cost of an extraction.
 
-    `seconds`: time of the forward passes from a calibration, None where none was made. `subwords_to_run`: what the
-    model is given, equal windows once, special subwords not counted; `counted`: not projected from a sample.
+    `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `free_nbytes` in `folder`, None for a bucket,
+    which has no limit. `seconds`: time of the forward passes, None without a calibration. `subwords_to_run`: what the
+    model is given, equal windows once, without special subwords; `counted`: whether that is exact and not projected
+    from a sample.
     """
 
     store_nbytes: int
@@ -55,63 +61,59 @@ class Estimate:
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        told = [
+        """Return the estimate as lines of text, each a name and a value."""
+        free = "" if self.free_nbytes is None else f" of {format_nbytes(self.free_nbytes)} free"
+        lines = [
             ("to run", f"{self.subwords_to_run:,} subwords" + ("" if self.counted else ", projected from a sample")),
-            ("on disk", self._room()),
-            ("peak memory", size(self.memory_nbytes)),
+            ("on disk", f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"),
+            ("peak memory", format_nbytes(self.memory_nbytes)),
         ]
         if self.seconds is not None and self.subwords_per_second is not None:
-            told.append(("time", f"{duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
-        return told
+            lines.append(("time", f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
+        return lines
 
-    def _room(self) -> str:
-        if self.free_nbytes is None:
-            return f"{size(self.store_nbytes)} in {self.folder}"
-        return f"{size(self.store_nbytes)} of {size(self.free_nbytes)} free in {self.folder}"
-
-    def require_space(self, *, fresh: float = 1.0) -> None:
-        """Raise StorageError where the store would not fit; `fresh`: the share of it that does not stand yet."""
-        needed = round(fresh * self.store_nbytes)
+    def require_space(self, *, share: float = 1.0) -> None:
+        """Raise StorageError if the store would not fit; `share`: the part of it that does not exist yet."""
+        needed = round(share * self.store_nbytes)
         if self.free_nbytes is not None and needed > self.free_nbytes:
             raise StorageError(
-                f"the store needs {size(needed)}, but {self.folder} has {size(self.free_nbytes)} free: "
-                "choose fewer layers or words, or another folder"
+                f"the store needs {format_nbytes(needed)}, but {self.folder} has {format_nbytes(self.free_nbytes)} "
+                "free: choose fewer layers or words, or another folder"
             )
 
 
 def estimate(
-    metadata: Metadata,
     found: Survey,
-    encoder: Encoder,
-    options: Options,
-    *,
     index: Index,
-    reader: PartitionReader,
-    limit: int,
+    encoder: Encoder,
+    options: ExtractionOptions,
+    *,
+    layout: Layout,
+    text: TextOptions,
     store: str | Path | ObjectPath | None,
     calibrate: bool,
-    stores: int = 1,
+    n_stores: int = 1,
 ) -> Estimate:
-    """Project the bytes of a store, and memory and time of an extraction into `stores` of its shape at once."""
-    layout = metadata.layout
+    """Project the size of a store, and memory and time of an extraction into `n_stores` of its shape at once."""
     place = None if store is None else parse_location(store)
     folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
-    size = options.batch_subwords
-    if options.cuts_windows:
-        work = count_windows(reader, layout, encoder, seed=options.seed)
-        subwords, positions, counted = work.subwords, work.positions, work.counted
-        sample = windows_of_typical_lengths(work.sample, specials=encoder.n_specials, batch_subwords=size)
+    if text.cuts_windows:
+        work = count_windows(index, layout, encoder, text, seed=options.seed)
+        subwords, positions, counted = work.n_subwords, work.n_positions, work.counted
+        sample = sample_typical_lengths(work.sample, n_specials=encoder.n_specials, batch_subwords=text.batch_subwords)
     else:
-        chosen = len(index.texts.data) / max(1, found.spool.length("text"))  # sentences without a row are not run
-        subwords, counted = round(found.subwords * chosen), len(index.texts) == found.sentences
+        share = len(index.texts.data) / max(1, found.spool.length("text"))  # sentences without a row are not run
+        subwords, counted = round(found.n_subwords * share), len(index.texts) == found.n_sentences
         positions = subwords + len(index.texts) * encoder.n_specials
-        sample = first_sentences(truncated(encoder.tokenize(found.sample), limit), batch_subwords=size)
+        sample = first_sentences(
+            truncated(encoder.tokenize(found.sample), text.limit), batch_subwords=text.batch_subwords
+        )
     seconds = None
     if calibrate:
-        seconds = positions / positions_a_second(encoder, sample, layers=layout.layers, options=options)
+        seconds = positions / positions_per_second(encoder, sample, layers=layout.layers, options=options)
     return Estimate(
         store_nbytes=layout.n_rows * layout.row_nbytes + index_nbytes(index),
-        memory_nbytes=memory_nbytes(metadata, encoder, options, stores=stores, longest=found.longest),
+        memory_nbytes=peak_memory_nbytes(layout, encoder, text, n_stores=n_stores, longest=found.longest),
         free_nbytes=shutil.disk_usage(folder).free if isinstance(folder, Path) else None,
         folder=str(folder),
         subwords_per_second=None if seconds is None else subwords / seconds,
@@ -121,40 +123,117 @@ def estimate(
     )
 
 
+@dataclass(frozen=True)
+class Workload:
+    """The size of the windows of an extraction: `n_subwords`, and `n_positions` with the special ones.
+
+    `counted`: whether all rows were counted; otherwise it is projected from `sample`, the distinct windows of some
+    passages.
+    """
+
+    n_subwords: int
+    n_positions: int
+    counted: bool
+    sample: Tokenized
+
+
+def count_windows(index: Index, layout: Layout, encoder: Encoder, text: TextOptions, *, seed: int) -> Workload:
+    """Cut the windows of the first passages of up to three partitions, drawn by `seed`; exact if that is all."""
+    drawn = np.random.default_rng(seed).permutation(layout.n_partitions)[:SAMPLED_PASSAGES]
+    passages: list[Passage] = []
+    for partition in np.sort(drawn).tolist():
+        some = Part.of(index, *layout.span(partition)).passages(encoder, text)
+        passages.extend(passage for _, passage in zip(range(SAMPLED_PASSAGES // len(drawn)), some, strict=False))
+    n_rows = sum(passage.n_rows for passage in passages)
+    subwords = sum(len(passage.tokenized.ids) for passage in passages)
+    windows = sum(len(passage.tokenized.sentence_indptr) - 1 for passage in passages)
+    factor = layout.n_rows / n_rows
+    positions = subwords + windows * encoder.n_specials
+    return Workload(round(subwords * factor), round(positions * factor), n_rows == layout.n_rows, passages[0].tokenized)
+
+
+def first_sentences(tokenized: Tokenized, *, batch_subwords: int) -> Tokenized:
+    """Return as many sentences, in corpus order, as fill the batches of a calibration."""
+    base = tokenized.word_indptr[tokenized.sentence_indptr]
+    count = int(np.searchsorted(np.cumsum(np.diff(base)), CALIBRATION_BATCHES * batch_subwords)) + 1
+    last = min(count, len(base) - 1)
+    return Tokenized(
+        tokenized.ids[: base[last]],
+        tokenized.word_indptr[: tokenized.sentence_indptr[last] + 1],
+        tokenized.sentence_indptr[: count + 1],
+    )
+
+
+def sample_typical_lengths(tokenized: Tokenized, *, n_specials: int, batch_subwords: int) -> Tokenized:
+    """Return a batch of windows from each third of the work, shortest first, each of about one length."""
+    lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr]) + n_specials
+    order = np.argsort(lengths, kind="stable")
+    ends = np.cumsum(lengths[order])
+    chosen = []
+    for batch in range(CALIBRATION_BATCHES):
+        middle = ends[-1] * (2 * batch + 1) // (2 * CALIBRATION_BATCHES)
+        first, last = np.searchsorted(ends, [middle - batch_subwords // 2, middle + batch_subwords // 2])
+        chosen.append(order[first : last + 1])
+    return select_sentences(tokenized, np.unique(np.concatenate(chosen)))
+
+
+def positions_per_second(
+    encoder: Encoder, sample: Tokenized, *, layers: Sequence[int], options: ExtractionOptions
+) -> float:
+    """Measure positions per second of the encoder over some sentences, special subwords included, after a warm-up."""
+    lengths = np.diff(sample.word_indptr[sample.sentence_indptr])
+    sentences = np.flatnonzero(lengths)
+    spans = Spans(sentences, np.zeros(len(sentences), np.int64), np.ones(len(sentences), np.int64))
+    seconds = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        for _pooled in encoder.encode(sample, spans, layers=layers, **options.encoding):
+            pass
+        seconds = time.perf_counter() - start
+    return float(lengths.sum() + len(sentences) * encoder.n_specials) / seconds
+
+
 def index_nbytes(index: Index) -> int:
-    """Bytes of all index arrays on disk, the words' occurrences included."""
+    """Return the bytes of all index arrays on disk, the occurrences of each word included."""
     by_word = 8 * (len(index.words) + 1 + len(index.type))
     return sum(column.nbytes for column in index.arrays().values()) + by_word
 
 
-def buffers_of(layout: Layout, *, stores: int) -> int:
-    """How many buffers each store has: one is filled while the other is written, where memory allows it."""
-    if stores > 1 and BUFFERS * stores * layout.partition_nbytes > MOST_BUFFERED_NBYTES:
+def buffers_of(layout: Layout, *, n_stores: int) -> int:
+    """Return how many buffers each store has: one is filled while the other is written, if memory allows it."""
+    if n_stores > 1 and BUFFERS * n_stores * layout.partition_nbytes > MOST_BUFFERED_NBYTES:
         return 1
     return BUFFERS
 
 
-def memory_nbytes(metadata: Metadata, encoder: Encoder, options: Options, *, stores: int, longest: int) -> int:
-    """The peak: what the process holds now, the partition buffers, a passage of text and the batch in work."""
-    layout = metadata.layout
-    buffers = stores * min(buffers_of(layout, stores=stores), layout.n_partitions) * layout.partition_nbytes
-    batch = encoder.projected_nbytes(layers=layout.layers, batch_subwords=options.batch_subwords)
-    growing = buffers + batch + PASSAGE_FACTOR * passage_nbytes(options.batch_subwords)
-    if options.cuts_windows:
-        cut = sum(longest if width is None else min(2 * width + 1, longest) for width in options.contexts)
-        rows = min(layout.n_rows, layout.partition_rows)
-        growing += WINDOW_WORD_NBYTES * min(rows * cut, passage_words(options.batch_subwords))
-    return max(peak_nbytes(), resident_nbytes() + growing)
+def peak_memory_nbytes(layout: Layout, encoder: Encoder, text: TextOptions, *, n_stores: int, longest: int) -> int:
+    """Return the peak: what the process holds now, the partition buffers, a passage of text and a batch."""
+    buffers = n_stores * min(buffers_of(layout, n_stores=n_stores), layout.n_partitions) * layout.partition_nbytes
+    batch = encoder.projected_nbytes(layers=layout.layers, batch_subwords=text.batch_subwords)
+    growth = buffers + batch + PASSAGE_FACTOR * passage_nbytes(text.batch_subwords)
+    if text.cuts_windows:
+        cut = sum(_window_words(width, longest) for width in text.contexts)
+        n_rows = min(layout.n_rows, layout.partition_rows)
+        growth += WINDOW_WORD_NBYTES * min(n_rows * cut, passage_words(text.batch_subwords))
+    return max(peak_nbytes(), resident_nbytes() + growth)
+
+
+def _window_words(width: Window, longest: int) -> int:
+    return longest if width is None else min(2 * width + 1, longest)
 
 
 def peak_nbytes() -> int:
-    """The largest resident size of this process so far."""
+    """Return the largest resident size of this process so far; 0 on Windows, where it is not measured."""
+    try:
+        import resource
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def resident_nbytes() -> int:
-    """The resident size of this process now (its peak where the system does not tell)."""
+    """Return the resident size of this process now, or its peak on systems without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -163,15 +242,15 @@ def resident_nbytes() -> int:
 
 
 def existing_folder(path: str | Path | None) -> Path:
-    """The nearest folder that exists above the store to be."""
+    """Return the nearest existing folder above a path, or the current folder."""
     folder = Path(path).absolute().parent if path is not None else Path.cwd()
     while not folder.is_dir():
         folder = folder.parent
     return folder
 
 
-def size(nbytes: int) -> str:
-    """Bytes in the unit that reads best, 1024 to a step."""
+def format_nbytes(nbytes: int) -> str:
+    """Format bytes in the largest binary unit below them."""
     amount, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if amount < 1024:
@@ -180,8 +259,8 @@ def size(nbytes: int) -> str:
     return f"{amount:,.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:,.1f} {unit}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+def format_duration(seconds: float) -> str:
+    """Format seconds as seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

@@ -1,30 +1,31 @@
-"""One partition of a store, from the index alone: its sentences, their subwords, the spans of its rows."""
+"""The rows of a partition as text for the model: a part of the index, and its sentences in passages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
-from embstore.extraction.windows import Context, Fan, Targets, cut_windows
-from embstore.models.encoder import Encoder, Spans, Tokenized
-from embstore.store.index import Index, Strings
+from embstore.extraction.options import Window
+from embstore.extraction.windows import Fan, Targets, cut_windows
+from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, ragged_indices
+from embstore.store import Index, Strings
 
-PASSAGE_NBYTES = 2**20  # text tokenised and batched at a time, in batches of up to so many subwords:
+PASSAGE_NBYTES = 2**20  # text tokenized and batched at a time, for batches of up to PASSAGE_BATCH subwords
 PASSAGE_BATCH = 8192
-PASSAGE_WORDS = 2**20  # words of all windows cut from a passage, no more than about
-BATCHES_OF_A_LENGTH = 128  # a passage is as many batches long, so that windows of one length fill some
+PASSAGE_WORDS = 2**20  # the words of all windows cut from a passage, at most
+BATCHES_OF_A_LENGTH = 128  # a passage is this many batches long, so that windows of one length fill some
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Some consecutive sentences of a partition, ready for the encoder, and the rows that their vectors belong to.
+    """Consecutive sentences of a partition, tokenized, with the spans to pool and the rows that get their vectors.
 
-    `sentence_of_row`: int64 [rows], its sentence in the store. `fans`: for each store that is written which of its
-    rows, counted from `first_row`, has which span; None where span i belongs to row i.
+    `sentence_of_row`: int64 [n_rows], counted over the store. `fans`: for each context window which of the rows,
+    counted from `first_row`, has which span; None if span i belongs to row i.
     """
 
     first_row: int
@@ -34,131 +35,164 @@ class Passage:
     fans: tuple[Fan, ...] | None = None
 
     @property
-    def rows(self) -> int:
+    def n_rows(self) -> int:
         return len(self.sentence_of_row)
 
-    def rows_of(self, store: int, spans: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
-        """Return the rows of a store that have some spans, and the place of each one's span (None: one row each)."""
-        return (None, spans) if self.fans is None else self.fans[store].rows_of(spans)
+    def rows_of(self, window: int, spans: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+        """Return the rows of some spans for a context window, and the index of each in `spans` (None: one row each)."""
+        return (None, spans) if self.fans is None else self.fans[window].rows_of(spans)
 
     def row_of(self, span: int) -> int:
-        """The first row that has a span."""
+        """Return the first row of a span."""
         if self.fans is None:
             return span
         rows = [fan.rows_of(np.array([span]))[1] for fan in self.fans]
         return int(min(int(some[0]) for some in rows if len(some)))
 
 
-class PartitionReader:
-    """Turns rows of an index back into sentences and spans.
+@dataclass(frozen=True)
+class TextOptions:
+    """What decides how rows become passages, besides the encoder.
 
-    Everything depends on the index, the encoder and `limit` (subwords, specials not counted) alone, so that any
-    process that has the store and the model makes the same batches. `contexts`: the context windows wanted, one a
-    store, the whole sentence where it is (None,); `batch_subwords` decides how much text a passage has. Where the
-    index is a part of another, its first row and sentence are the other's `first_row` and `first_sentence`.
+    `limit`: the longest sentence in subwords, without special ones. `contexts`: the context windows, one for each
+    store; (None,) if sentences are not cut into windows. `batch_subwords` decides how much text a passage has.
     """
 
-    def __init__(
-        self,
-        index: Index,
-        *,
-        unit: str,
-        limit: int,
-        contexts: tuple[Context, ...] = (None,),
-        causal: bool = False,
-        batch_subwords: int = 0,
-        first_row: int = 0,
-        first_sentence: int = 0,
-    ) -> None:
-        self._index = index
-        self._first_row = first_row
-        self._first_sentence = first_sentence
-        self._contexts = contexts
-        self._causal = causal
-        self._most_words = passage_words(batch_subwords)
-        self._most_nbytes = passage_nbytes(batch_subwords)
-        self._unit = unit
-        self._limit = limit
-        self._widths = _word_counts(index.words) if unit == "word" else None
-
-    def passages(self, start: int, stop: int, encoder: Encoder) -> Iterator[Passage]:
-        """Yield the rows `[start, stop)` passage by passage."""
-        index = self._index
-        origin, last = int(index.sentence[start]), int(index.sentence[stop - 1]) + 1
-        offsets = index.texts.offsets[origin : last + 1]
-        words = self._words_by_then(origin, last)
-        first = origin
-        while first < last:
-            reach = int(offsets[first - origin]) + self._most_nbytes
-            end = origin + int(np.searchsorted(offsets, reach, "right")) - 1
-            if words is not None:
-                most = int(words[first - origin]) + self._most_words
-                end = min(end, origin + int(np.searchsorted(words, most, "right")) - 1)
-            end = max(first + 1, end)
-            yield self._passage(first, end, start, stop, encoder)
-            first = end
-
-    def _words_by_then(self, first: int, last: int) -> NDArray[np.int64] | None:
-        """How many words the windows of sentences have at most, added up; None where none are cut."""
-        if not self._windowed:
-            return None
-        rows = np.diff(self._index.indptr[first : last + 1])
-        longest = np.diff(self._index.texts.offsets[first : last + 1]) // 2 + 1
-        words = np.zeros(last - first + 1, np.int64)
-        for context in self._contexts:
-            if context is not None:
-                words[1:] += rows * np.minimum(2 * context + 1, longest)
-        return np.cumsum(words)
+    unit: str
+    limit: int
+    contexts: tuple[Window, ...] = (None,)
+    batch_subwords: int = 0
 
     @property
-    def _windowed(self) -> bool:
-        return self._contexts != (None,)
+    def cuts_windows(self) -> bool:
+        return self.contexts != (None,)
 
-    def _passage(self, first: int, last: int, start: int, stop: int, encoder: Encoder) -> Passage:
-        index = self._index
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive rows `[start, stop)` of a store with all that is needed to encode them again.
+
+    `index`: that of the sentences that contain these rows, counted from row `first_row` and sentence `first_sentence`
+    of the store. A part depends on the index alone and can be sent to any process; with the same model and options
+    it gives the same batches there.
+    """
+
+    start: int
+    stop: int
+    first_row: int
+    first_sentence: int
+    index: Index
+
+    @classmethod
+    def of(cls, index: Index, start: int, stop: int) -> Part:
+        """Copy the rows `[start, stop)` out of the index of a store."""
+        first, last = int(index.sentence[start]), int(index.sentence[stop - 1]) + 1
         rows = slice(int(index.indptr[first]), int(index.indptr[last]))
-        words = [text.split(" ") for text in index.texts.slice(first, last)]
-        tokenized = encoder.tokenize(words)
+        types, renumbered = np.unique(np.asarray(index.type[rows]), return_inverse=True)
+        own = Index(
+            type=renumbered.astype(np.int32),
+            sentence=np.asarray(index.sentence[rows]) - first,
+            position=np.array(index.position[rows]),
+            subwords=np.array(index.subwords[rows]),
+            words=_select_strings(index.words, types.astype(np.int64)),
+            texts=_slice_strings(index.texts, first, last),
+            indptr=np.asarray(index.indptr[first : last + 1]) - rows.start,
+            source=np.array(index.source[first:last]),
+        )
+        return cls(start, stop, rows.start, first, own)
+
+    @property
+    def n_rows(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def sentences(self) -> tuple[int, int]:
+        """The sentences `[first, last)` of the store that contain the rows."""
+        return self.first_sentence, self.first_sentence + len(self.index.texts)
+
+    def passages(self, encoder: Encoder, options: TextOptions) -> Iterator[Passage]:
+        """Yield the rows passage by passage."""
+        index = self.index
+        offsets, n_sentences = index.texts.offsets, len(index.texts)
+        widths = _word_counts(index.words) if options.unit == "word" else None
+        window_words = self._cumulative_window_words(options.contexts) if options.cuts_windows else None
+        most_nbytes, most_words = passage_nbytes(options.batch_subwords), passage_words(options.batch_subwords)
+        first = 0
+        while first < n_sentences:
+            last = int(np.searchsorted(offsets, int(offsets[first]) + most_nbytes, "right")) - 1
+            if window_words is not None:
+                most = int(window_words[first]) + most_words
+                last = min(last, int(np.searchsorted(window_words, most, "right")) - 1)
+            last = max(first + 1, last)
+            yield self._passage(first, last, encoder, options, widths)
+            first = last
+
+    def _cumulative_window_words(self, contexts: Sequence[Window]) -> NDArray[np.int64]:
+        """Return how many words the windows of the sentences have at most, as cumulative sums."""
+        n_rows = np.diff(self.index.indptr)
+        longest = np.diff(self.index.texts.offsets) // 2 + 1
+        return indptr(sum(n_rows * np.minimum(2 * context + 1, longest) for context in contexts if context is not None))
+
+    def _passage(
+        self, first: int, last: int, encoder: Encoder, options: TextOptions, widths: NDArray[np.int64] | None
+    ) -> Passage:
+        index = self.index
+        rows = slice(int(index.indptr[first]), int(index.indptr[last]))
+        tokenized = encoder.tokenize([text.split(" ") for text in index.texts.slice(first, last)])
         sentence = np.asarray(index.sentence[rows]) - first
-        targets = self._targets(rows, sentence, tokenized)
-        self._check(rows, targets.start, targets.stop)
+        targets = self._targets(rows, sentence, tokenized, widths)
+        self._check(rows, targets, options.limit)
+        start, stop = self.start - self.first_row, self.stop - self.first_row
         own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
-        targets, cut = targets[own], truncated(tokenized, self._limit)
-        first_row = self._first_row + rows.start + own.start
-        sentence_of_row = targets.sentence + first + self._first_sentence
-        if not self._windowed:
+        targets, cut = targets[own], truncated(tokenized, options.limit)
+        first_row = self.first_row + rows.start + own.start
+        sentence_of_row = targets.sentence + first + self.first_sentence
+        if not options.cuts_windows:
             spans = Spans(targets.sentence, targets.start, targets.stop)
             return Passage(first_row, sentence_of_row, cut, spans)
-        made = cut_windows(cut, targets, self._contexts, causal=self._causal)
+        made = cut_windows(cut, targets, options.contexts, causal=encoder.causal)
         return Passage(first_row, sentence_of_row, made.tokenized, made.spans, made.fans)
 
-    def _targets(self, rows: slice, sentence: NDArray[np.int64], tokenized: Tokenized) -> Targets:
-        index = self._index
+    def _targets(
+        self, rows: slice, sentence: NDArray[np.int64], tokenized: Tokenized, widths: NDArray[np.int64] | None
+    ) -> Targets:
+        index = self.index
         word = tokenized.sentence_indptr[sentence] + index.position[rows]
         base = tokenized.word_indptr[tokenized.sentence_indptr[sentence]]
         begin = tokenized.word_indptr[word] - base
-        if self._widths is not None:
-            after = word + self._widths[index.type[rows]]
+        if widths is not None:
+            after = word + widths[index.type[rows]]
             return Targets(sentence, begin, tokenized.word_indptr[after] - base, word, after)
         places, counts = _places_in_runs(sentence, index.position[rows])
         after = np.searchsorted(tokenized.word_indptr, base + begin + counts, "left")
         return Targets(sentence, begin + places, begin + places + 1, word, after)
 
-    def _check(self, rows: slice, begin: NDArray[np.int64], end: NDArray[np.int64]) -> None:
-        """The tokenizer must make of the stored text what it made of the corpus."""
-        wrong = np.flatnonzero((end - begin != self._index.subwords[rows]) | (end > self._limit))
+    def _check(self, rows: slice, targets: Targets, limit: int) -> None:
+        """Check that the tokenizer still returns the subword counts recorded by the plan."""
+        found, recorded = targets.stop - targets.start, self.index.subwords[rows]
+        wrong = np.flatnonzero((found != recorded) | (targets.stop > limit))
         if len(wrong):
             row = rows.start + int(wrong[0])
-            sentence = int(self._index.sentence[row])
             raise StoreDamagedError(
-                f"row {self._first_row + row} (sentence {self._first_sentence + sentence}) has "
-                f"{int(end[wrong[0]] - begin[wrong[0]])} subwords, the index says {int(self._index.subwords[row])}: "
+                f"row {self.first_row + row} (sentence {self.first_sentence + int(self.index.sentence[row])}) has "
+                f"{int(found[wrong[0]])} subwords, the index says {int(recorded[wrong[0]])}: "
                 "the index is damaged or the tokenizer has changed; run embstore verify"
             )
 
 
+def _slice_strings(strings: Strings, first: int, last: int) -> Strings:
+    offsets = np.asarray(strings.offsets[first : last + 1])
+    return Strings(offsets - offsets[0], np.array(strings.data[offsets[0] : offsets[-1]]))
+
+
+def _select_strings(strings: Strings, chosen: NDArray[np.int64]) -> Strings:
+    starts = strings.offsets[chosen]
+    lengths = strings.offsets[chosen + 1] - starts
+    return Strings(indptr(lengths), np.asarray(strings.data[ragged_indices(starts, lengths)]))
+
+
 def _word_counts(forms: Strings) -> NDArray[np.int64]:
-    """How many words each form has: its inner spaces and one."""
+    """Return how many words each form has: its inner spaces and one."""
     spaces = np.zeros(len(forms.data) + 1, np.int64)
     np.cumsum(forms.data == ord(" "), out=spaces[1:])
     counts: NDArray[np.int64] = spaces[forms.offsets[1:]] - spaces[forms.offsets[:-1]] + 1
@@ -168,7 +202,7 @@ def _word_counts(forms: Strings) -> NDArray[np.int64]:
 def _places_in_runs(
     sentence: NDArray[np.int64], position: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The place of each row among the rows of its word, equal in sentence and position, and how many they are."""
+    """Return the place of each row among the rows of its word (equal sentence and position), and how many they are."""
     places = np.arange(len(sentence), dtype=np.int64)
     begins = np.ones(len(sentence), bool)
     begins[1:] = (np.diff(sentence) != 0) | (np.diff(position) != 0)
@@ -178,27 +212,24 @@ def _places_in_runs(
 
 
 def passage_words(batch_subwords: int) -> int:
-    """How many words the windows of a passage have at most, but for a sentence that alone has more."""
+    """Return how many words the windows of a passage have at most, unless a single sentence has more."""
     return max(PASSAGE_WORDS, BATCHES_OF_A_LENGTH * batch_subwords)
 
 
 def passage_nbytes(batch_subwords: int) -> int:
-    """How much text a passage has: enough for many batches, since a device idles between two passages."""
+    """Return the size of a passage's text: enough for many batches, since a device idles between two passages."""
     return PASSAGE_NBYTES * max(1, batch_subwords // PASSAGE_BATCH)
 
 
 def truncated(tokenized: Tokenized, limit: int) -> Tokenized:
-    """Cut every sentence to its first `limit` subwords; words beyond are left with none."""
+    """Cut every sentence to its first `limit` subwords; words beyond are left without subwords."""
     base = tokenized.word_indptr[tokenized.sentence_indptr]
     lengths = np.diff(base)
     if not len(lengths) or int(lengths.max()) <= limit:
         return tokenized
-    words = np.diff(tokenized.sentence_indptr)
-    start = np.repeat(base[:-1], words)
-    inner = np.minimum(tokenized.word_indptr[1:] - start, limit)
-    kept = np.minimum(lengths, limit)
-    before = np.zeros(len(kept) + 1, np.int64)
-    np.cumsum(kept, out=before[1:])
-    word_indptr = np.append(np.int64(0), inner + np.repeat(before[:-1], words))
+    n_words = np.diff(tokenized.sentence_indptr)
+    inner = np.minimum(tokenized.word_indptr[1:] - np.repeat(base[:-1], n_words), limit)
+    before = indptr(np.minimum(lengths, limit))[:-1]
+    word_indptr = np.append(np.int64(0), inner + np.repeat(before, n_words))
     place = np.arange(len(tokenized.ids), dtype=np.int64) - np.repeat(base[:-1], lengths)
     return Tokenized(tokenized.ids[place < limit], word_indptr, tokenized.sentence_indptr)

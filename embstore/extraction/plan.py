@@ -1,63 +1,121 @@
-"""The plan of an extraction: which occurrences get which row, what it will cost, before any compute."""
+"""The plan of an extraction: which occurrences get which row and what it will cost, before anything is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from embstore.corpus import Corpus
-from embstore.corpus.keep import Keep
-from embstore.extraction.encoder_recipe import settle
+from embstore.corpus import Corpus, open_corpus
+from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
+from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, estimate
-from embstore.extraction.options import Options, window_name
-from embstore.extraction.partition import PartitionReader
-from embstore.extraction.reading import Reading, read
-from embstore.extraction.versions import software
-from embstore.extraction.windows import Context
-from embstore.models.encoder import Encoder, Pooling
-from embstore.store import Index, Layout, Metadata
-from embstore.store.storage.location import ObjectPath
+from embstore.extraction.options import ExtractionOptions, Window, parse_layers, window_name
+from embstore.extraction.partition import TextOptions
+from embstore.extraction.resume import check_labels, check_store
+from embstore.extraction.rows import make_index
+from embstore.extraction.spool import Spool
+from embstore.extraction.survey import Survey, survey
+from embstore.models import load_encoder
+from embstore.models.encoder import Encoder
+from embstore.progress import Progress, reporting
+from embstore.store import Dropped, Index, Layout, Metadata
+from embstore.store.backend import open_reader, exists
+from embstore.store.storage.location import ObjectPath, parse_location
+
+UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
+CHECK_SENTENCES = 8
+MAX_NAME_WIDTH = 34
 
 
 @dataclass
-class Plan:
-    """What `extract` will do: `metadata` and `index` of the store to be, and `estimate`, what it will cost.
+class Reading:
+    """A corpus read for an encoder: what all plans of several windows share, since rows do not depend on windows.
 
-    The index is memory-mapped from a temporary folder that lives as long as the plan.
+    `options.batch_subwords` is known. `limit`: the longest sentence in subwords, without special ones. The index is
+    memory-mapped from a temporary folder that exists as long as this object.
+    """
+
+    corpus: Corpus
+    encoder: Encoder
+    options: ExtractionOptions
+    layers: tuple[int, ...]
+    limit: int
+    survey: Survey
+    index: Index
+    dropped: tuple[Dropped, ...]
+
+    def check_sentences(self) -> list[list[str]]:
+        """Return a few sentences of every length for the encoder's self-check."""
+        ordered = sorted(self.survey.sample, key=len)
+        step = max(1, len(ordered) // CHECK_SENTENCES)
+        return ordered[::-1][::step][:CHECK_SENTENCES]
+
+
+@dataclass(repr=False)
+class Plan:
+    """What `extract` will do, made by `plan`: the rows of the store, the batches, and the cost.
+
+    `metadata` and `index` are those of the store; `estimate` is the cost; `contexts` are the context windows that are
+    extracted together. Printing a plan shows its figures.
     """
 
     metadata: Metadata
     index: Index
-    options: Options
+    options: ExtractionOptions
     estimate: Estimate
-    encoder: Encoder
-    sentences: int
-    words: int
-    subwords: int
-    limit: int
+    contexts: tuple[Window, ...]
     reading: Reading
 
     @cached_property
     def layout(self) -> Layout:
         return self.metadata.layout
 
-    def reader(self, contexts: tuple[Context, ...] | None = None) -> PartitionReader:
-        """What makes sentences and spans of the rows; `contexts`: other windows than those of the plan."""
-        return reader_of(self.index, self.encoder, self.options, contexts=contexts, limit=self.limit)
+    @property
+    def encoder(self) -> Encoder:
+        return self.reading.encoder
+
+    @property
+    def n_sentences(self) -> int:
+        return self.reading.survey.n_sentences
+
+    @property
+    def n_words(self) -> int:
+        return self.reading.survey.n_words
+
+    @property
+    def n_subwords(self) -> int:
+        return self.reading.survey.n_subwords
+
+    @property
+    def text(self) -> TextOptions:
+        """How the rows become passages of text."""
+        return text_options(self.reading, self.options, self.contexts)
+
+    @property
+    def encoder_spec(self) -> EncoderSpec:
+        """How another process loads the encoder."""
+        return EncoderSpec.of(
+            self.encoder,
+            self.reading.check_sentences(),
+            batching=self.metadata.extraction["batching"],
+            windowed=self.text.cuts_windows,
+        )
 
     def as_json(self) -> dict[str, Any]:
-        """The plan's figures, valid against `schemas/plan.schema.json`."""
+        """Return the figures of the plan, valid against `schemas/plan.schema.json`."""
         return {
             "model": self.encoder.info.name,
             "architecture": self.encoder.info.architecture,
             "batching": self.encoder.batching,
             "corpus": self.metadata.corpus["name"],
-            "sentences": self.sentences,
-            "words": self.words,
-            "subwords": self.subwords,
+            "sentences": self.n_sentences,
+            "words": self.n_words,
+            "subwords": self.n_subwords,
             "occurrences": self.layout.n_rows,
             "types": len(self.index.words),
             "layers": list(self.layout.layers),
@@ -74,193 +132,229 @@ class Plan:
             **self.estimate.as_json(),
         }
 
-    def __str__(self) -> str:
-        return self.described(self._windows_told(), self.estimate)
+    def __repr__(self) -> str:
+        return as_text(self.lines())
 
-    def described(self, windows: list[tuple[str, str]], estimate: Estimate) -> str:
-        """The plan as lines of text, with what is said of its windows and its cost."""
-        layout = self.layout
-        lines = [
-            (
-                "model",
-                f"{self.encoder.info.name} ({self.encoder.info.architecture}, {self.encoder.batching})",
-            ),
+    def _repr_html_(self) -> str:
+        return as_html(self.lines())
+
+    def lines(
+        self, windows: Sequence[tuple[str, str]] | None = None, cost: Estimate | None = None
+    ) -> list[tuple[str, str]]:
+        """Return the plan as lines, each a name and a value; `windows` and `cost` replace the plan's own."""
+        options, layout, info = self.options, self.layout, self.encoder.info
+        if windows is None:
+            given = {"attention": options.attention_window}
+            if self.text.cuts_windows:
+                given["context"] = options.context_window
+            windows = [
+                (f"{kind} window", f"{window_name(window)} words left and right")
+                for kind, window in given.items()
+                if kind == "context" or window is not None
+            ]
+        return [
+            ("model", f"{info.name} ({info.architecture}, {self.encoder.batching})"),
             ("corpus", f"{self.metadata.corpus['name']} ({self.metadata.corpus['format']})"),
-            ("sentences", f"{self.sentences:,}"),
-            ("words", f"{self.words:,}"),
-            ("subwords", f"{self.subwords:,}"),
+            ("sentences", f"{self.n_sentences:,}"),
+            ("words", f"{self.n_words:,}"),
+            ("subwords", f"{self.n_subwords:,}"),
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
             *windows,
-            *((f"dropped: {drop.reason}", _named(drop.count, drop.examples)) for drop in self.metadata.dropped),
+            *((f"dropped: {drop.reason}", _with_examples(drop)) for drop in self.metadata.dropped),
             ("layers", f"{', '.join(map(str, layout.layers))} x {layout.hidden_size} {layout.dtype}"),
             ("partitions", f"{layout.n_partitions:,} of {layout.partition_rows:,} rows"),
-            *estimate.lines(),
+            *(cost or self.estimate).lines(),
         ]
-        width = min(34, max(len(name) for name, _ in lines))
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
-
-    def _windows_told(self) -> list[tuple[str, str]]:
-        options = self.options
-        told = []
-        if options.attention_window is not None:
-            told.append(("attention window", f"{options.attention_window} words left and right"))
-        if options.cuts_windows:
-            told.append(("context window", f"{window_name(options.context_window)} words left and right"))
-        return told
 
 
-def _named(count: int, examples: tuple[str, ...]) -> str:
-    return f"{count:,}" + (f", such as {'; '.join(examples[:3])}" if examples else "")
+def _with_examples(drop: Dropped) -> str:
+    return f"{drop.count:,}" + (f", such as {'; '.join(drop.examples[:3])}" if drop.examples else "")
+
+
+def as_text(lines: Sequence[tuple[str, str]]) -> str:
+    """Format names and values in two columns."""
+    width = min(MAX_NAME_WIDTH, max(len(name) for name, _ in lines))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def as_html(lines: Sequence[tuple[str, str]]) -> str:
+    """Format names and values as an HTML table."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(value)}</td></tr>"
+        for name, value in lines
+    )
+    return f"<table>{rows}</table>"
 
 
 def plan(
     corpus: str | Path | Corpus | Iterable[Any],
     *,
     model: str | Path | Encoder,
-    layers: str | Iterable[int] = "all",
-    unit: str = "word",
-    pooling: Pooling = "mean",
-    context_window: int | None = None,
-    attention_window: int | None = None,
-    keep: Keep | None = None,
-    dtype: str = "float16",
-    max_length: int | None = None,
-    batch_subwords: int | None = None,
-    format: str | None = None,
-    split: str | None = None,
-    normalize: str | None = None,
-    columns: str | None = None,
-    encoding: str | None = None,
+    options: ExtractionOptions | None = None,
     device: str = "auto",
     compute_dtype: str = "auto",
     store: str | Path | ObjectPath | None = None,
     calibrate: bool = True,
-    seed: int = 0,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress = None,
 ) -> Plan:
-    """Read a corpus once and fix every row, partition and batch of its extraction.
+    """Fix every row, partition and batch of an extraction, and estimate its cost, in one pass over the corpus.
 
-    `corpus`: a path, an open corpus, or an iterable of sentences. `model`: a local folder, a hub name, or an
-    encoder. `layers`: "all", "last", "0,6-12" or numbers. `keep`: which occurrences get a row (default: all).
-    `context_window`: give the model only so many words left and right of each target; `attention_window`: give it
-    the sentence, each word of which attends to the words so many words away; None: all of the sentence.
-    `max_length` and `batch_subwords` count subwords, special ones included; by default a batch is what suits the
-    device, on a card what its free memory takes, or what the store that stands at `store` has. `store`: where the
-    store will stand, for the free space; `calibrate`: time a batch to project the whole.
+    Parameters
+    ----------
+    corpus:
+        A corpus from `open_corpus`, a path, or an iterable of sentences.
+    model:
+        A model folder, the name of a model of the Hugging Face hub, or an encoder from `load_encoder`.
+    options:
+        What the store holds; by default all layers of all words as float16.
+    device, compute_dtype:
+        Those of `load_encoder`.
+    store:
+        Where the store will be written: the free space there is reported, and a store that exists there and has
+        another corpus or other options is refused before the model is loaded.
+    calibrate:
+        Whether to time a few batches, to project the time of the whole.
+    progress:
+        None for a progress bar, False for none, or a function called with (sentences, None).
 
-    Raises CorpusError, ModelError or InvalidValueError where an input cannot be used.
+    Raises
+    ------
+    CorpusError, ModelError, InvalidValueError, StoreMismatchError
+        If an input cannot be used.
     """
-    options = Options(
-        unit=unit,
-        pooling=pooling,
-        keep=keep or Keep(),
-        dtype=dtype,
-        max_length=max_length,
-        seed=seed,
-        context_window=context_window,
-        attention_window=attention_window,
-    )
-    reading = read(
-        corpus,
-        model=model,
-        options=options,
-        layers=layers,
-        batch_subwords=batch_subwords,
-        store=store,
-        masks_words=attention_window is not None,
-        format=format,
-        split=split,
-        normalize=normalize,
-        columns=columns,
-        encoding=encoding,
-        device=device,
-        compute_dtype=compute_dtype,
-        progress=progress,
-    )
-    return planned(reading, reading.options, store=store, calibrate=calibrate)
+    options = options or ExtractionOptions()
+    source, contexts = open_corpus(corpus), (options.context_window,)
+    check_labels(source, options)
+    if store is not None:
+        check_store(parse_location(store), source, options, contexts)
+    reading = read(source, model, options, device=device, compute_dtype=compute_dtype, store=store, progress=progress)
+    return make_plan(reading, reading.options, contexts, store=store, calibrate=calibrate)
 
 
-def planned(
+def read(
+    corpus: Corpus,
+    model: str | Path | Encoder,
+    options: ExtractionOptions,
+    *,
+    device: str,
+    compute_dtype: str,
+    store: str | Path | ObjectPath | None,
+    progress: Progress,
+) -> Reading:
+    """Load the model and read the corpus.
+
+    A store that exists at `store` is resumed with its recorded batch size, if the size would otherwise depend on the
+    memory that is free now.
+    """
+    encoder = model
+    if isinstance(encoder, str | Path):
+        encoder = load_encoder(encoder, device=device, compute_dtype=compute_dtype)
+    if options.attention_window is not None and not encoder.masks_attention:
+        raise InvalidValueError(
+            f"attention windows need a transformer, whose attention can be masked; {encoder.info.architecture} has "
+            "none: use context windows"
+        )
+    if options.batch_subwords is None:
+        size = _recorded_batch(store, encoder) or encoder.default_batch_subwords
+        options = replace(options, batch_subwords=size)
+    layers = parse_layers(options.layers, num_hidden_layers=encoder.info.num_hidden_layers)
+    limit = _length_limit(encoder, options.max_length)
+    with reporting(progress, unit="sentences", label="plan") as report:
+        found = survey(corpus, encoder, limit=limit, keep_ids=options.unit == "subword", spool=Spool(), report=report)
+    index, dropped = make_index(found, keep=options.keep, unit=options.unit, encoder=encoder)
+    if not len(index.type):
+        reasons = "; ".join(f"{drop.count:,} {drop.reason}" for drop in dropped)
+        raise CorpusError(f"{corpus.name}: no word is left to extract of {found.n_words:,} ({reasons})")
+    return Reading(corpus, encoder, options, layers, limit, found, index, dropped)
+
+
+def _recorded_batch(store: str | Path | ObjectPath | None, encoder: Encoder) -> int | None:
+    """Return the batch size of the store that exists, if the encoder's own size varies."""
+    if store is None or not encoder.batch_depends_on_memory:
+        return None
+    with suppress(EmbstoreError):  # what cannot be read is reported when it is written to
+        if exists(parse_location(store)):
+            return int(open_reader(parse_location(store)).metadata.extraction["batch_subwords"])
+    return None
+
+
+def _length_limit(encoder: Encoder, max_length: int | None) -> int:
+    """Return the longest sentence in subwords, without special ones."""
+    own, n_specials = encoder.info.max_subwords, encoder.n_specials
+    if max_length is None:
+        return UNLIMITED_LENGTH if own is None else own
+    limit = max_length - n_specials
+    if limit < 1:
+        raise InvalidValueError(
+            f"max length {max_length} leaves no space for words: the model adds {n_specials} special subwords to a "
+            f"sentence; give {n_specials + 1} or more"
+        )
+    if own is not None and limit > own:
+        raise InvalidValueError(
+            f"max length {max_length} is more than the model accepts: give {own + n_specials} or less"
+        )
+    return limit
+
+
+def text_options(reading: Reading, options: ExtractionOptions, contexts: tuple[Window, ...]) -> TextOptions:
+    assert options.batch_subwords is not None
+    return TextOptions(options.unit, reading.limit, contexts, options.batch_subwords)
+
+
+def make_plan(
     reading: Reading,
-    options: Options,
+    options: ExtractionOptions,
+    contexts: tuple[Window, ...],
     *,
     store: str | Path | ObjectPath | None,
     calibrate: bool,
-    stores: int = 1,
-    settled: bool = False,
+    checked: bool = False,
 ) -> Plan:
-    """Make a plan of what was read; `stores`: how many are filled together, for the memory.
-
-    `settled`: the encoder has checked itself for such a plan.
-    """
-    encoder, index = reading.encoder, reading.index
-    if not settled:
-        settle(encoder, reading.check_sentences(), reading.layers, options)
-    metadata = _metadata(reading, options)
+    """Make a plan of a corpus that was read; `checked`: the encoder has already checked itself for such a plan."""
+    encoder = reading.encoder
+    text = text_options(reading, options, contexts)
+    if not checked:
+        self_check(encoder, reading.check_sentences(), reading.layers, options, windowed=text.cuts_windows)
+    metadata = _metadata(reading, options, contexts)
     cost = estimate(
-        metadata,
-        reading.found,
+        reading.survey,
+        reading.index,
         encoder,
         options,
-        index=index,
-        reader=reader_of(index, encoder, options, contexts=None, limit=reading.limit),
-        limit=reading.limit,
+        layout=metadata.layout,
+        text=text,
         store=store,
         calibrate=calibrate,
-        stores=stores,
+        n_stores=len(contexts),
     )
-    return Plan(
-        metadata=metadata,
-        index=index,
-        options=options,
-        estimate=cost,
-        encoder=encoder,
-        sentences=reading.found.sentences,
-        words=reading.found.words,
-        subwords=reading.found.subwords,
-        limit=reading.limit,
-        reading=reading,
-    )
+    return Plan(metadata, reading.index, options, cost, contexts, reading)
 
 
-def reader_of(
-    index: Index, encoder: Encoder, options: Options, *, contexts: tuple[Context, ...] | None, limit: int
-) -> PartitionReader:
-    return PartitionReader(
-        index,
-        unit=options.unit,
-        limit=limit,
-        contexts=options.contexts if contexts is None else contexts,
-        causal=encoder.causal,
-        batch_subwords=options.batch_subwords,
-    )
-
-
-def _metadata(reading: Reading, options: Options) -> Metadata:
-    encoder, found, source = reading.encoder, reading.found, reading.source
-    info, rows = encoder.info, len(reading.index.type)
-    layout = Layout.of(n_rows=rows, layers=reading.layers, hidden_size=info.hidden_size, dtype=options.dtype)
+def _metadata(reading: Reading, options: ExtractionOptions, contexts: tuple[Window, ...]) -> Metadata:
+    encoder, found, corpus = reading.encoder, reading.survey, reading.corpus
+    info, n_rows = encoder.info, len(reading.index.type)
+    layout = Layout.of(n_rows=n_rows, layers=reading.layers, hidden_size=info.hidden_size, dtype=options.dtype)
     return Metadata(
-        n_rows=rows,
+        n_rows=n_rows,
         layers=reading.layers,
         hidden_size=info.hidden_size,
         dtype=options.dtype,
         partition_rows=layout.partition_rows,
         model={field: getattr(info, field) for field in info.__dataclass_fields__},
         corpus={
-            "name": source.name,
-            "format": source.format,
-            "options": source.options,
-            "n_sentences": found.sentences,
-            "n_words": found.words,
+            "name": corpus.name,
+            "format": corpus.format,
+            "options": corpus.options,
+            "n_sentences": found.n_sentences,
+            "n_words": found.n_words,
             "sha256": found.sha256,
         },
         extraction={
-            **options.as_json(),
+            **options.as_json(contexts),
             "max_length": reading.limit + encoder.n_specials,
             "batching": encoder.batching,
             "compute_dtype": encoder.compute_dtype,
         },
         dropped=reading.dropped,
-        software=software(),
+        software=software_versions(),
     )

@@ -1,4 +1,4 @@
-"""From a survey to the index of a store: which candidates get a row, and which row."""
+"""From a survey to the index of a store: which units get a row, and in which order."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.corpus.keep import Keep
+from embstore.corpus import Keep
 from embstore.extraction.spool import BLOCK, Spool
-from embstore.extraction.survey import NOT_CHOSEN, Survey, ranges
-from embstore.models.encoder import Encoder
-from embstore.store.index import Index, Labels, Strings
-from embstore.store.metadata import Dropped
+from embstore.extraction.survey import NOT_CHOSEN, Survey, blocks_of
+from embstore.models.encoder import Encoder, ragged_indices
+from embstore.store import Dropped, Index, Labels, Strings
+
+TEXT_BLOCK = 2**14
 
 
-def index_of(found: Survey, *, keep: Keep, unit: str, encoder: Encoder) -> tuple[Index, tuple[Dropped, ...]]:
-    """Choose the rows and number words and sentences anew, so that only those with a row are in the store.
+def make_index(found: Survey, *, keep: Keep, unit: str, encoder: Encoder) -> tuple[Index, tuple[Dropped, ...]]:
+    """Choose the rows and renumber words and sentences, so that only those with a row are stored.
 
     Returns the index, its columns memory-mapped from the spool, and what was dropped.
     """
-    rows = _kept_rows(found, keep)
+    rows = _chosen_rows(found, keep)
     dropped = dict(found.dropped)
-    left_out = found.spool.length("type") - (found.spool.length("type") if rows is None else len(rows))
-    if left_out:
-        dropped[NOT_CHOSEN] = Dropped(NOT_CHOSEN, left_out, ())
+    n_units = found.spool.length("type")
+    if rows is not None and len(rows) < n_units:
+        dropped[NOT_CHOSEN] = Dropped(NOT_CHOSEN, n_units - len(rows), ())
     columns = _Columns(found.spool)
     columns.take("subwords", rows, np.int16)
     columns.take("position", rows, np.int32)
     for label in found.labels:
         columns.take(f"label/{label}", rows, np.int32)
-    chosen = columns.renumber("sentence", rows, found.sentences, np.int64)
-    used = columns.renumber("type", rows, len(found.types), np.int32)
-    words: Iterable[str] = found.types if len(used) == len(found.types) else _chosen(found.types, used)
+    sentences = columns.renumber("sentence", rows, found.n_sentences, np.int64)
+    types = columns.renumber("type", rows, len(found.types), np.int32)
+    words: Iterable[str] = found.types
+    if len(types) < len(found.types):
+        names = list(found.types)
+        words = [names[number] for number in types.tolist()]
     if unit == "subword":
         words = _expand(columns, found, rows, encoder)
     index = Index(
@@ -42,9 +46,9 @@ def index_of(found: Survey, *, keep: Keep, unit: str, encoder: Encoder) -> tuple
         position=columns.read("position", np.int32),
         subwords=columns.read("subwords", np.int16),
         words=Strings.of(words),
-        texts=_texts(columns, found, chosen),
-        indptr=columns.made("sentence/indptr", _starts(columns.read("sentence", np.int64)), np.int64),
-        source=chosen,
+        texts=_texts(columns, found, sentences),
+        indptr=columns.add("sentence/indptr", _starts(columns.read("sentence", np.int64)), np.int64),
+        source=sentences,
         labels={
             label: Labels(columns.read(f"label/{label}", np.int32), Strings.of(names))
             for label, names in found.labels.items()
@@ -53,81 +57,76 @@ def index_of(found: Survey, *, keep: Keep, unit: str, encoder: Encoder) -> tuple
     return index, tuple(dropped.values())
 
 
-def _kept_rows(found: Survey, keep: Keep) -> NDArray[np.int64] | None:
-    """The candidates that get a row, ascending, memory-mapped; None for all of them."""
+def _chosen_rows(found: Survey, keep: Keep) -> NDArray[np.int64] | None:
+    """Return the units that get a row, ascending and memory-mapped; None for all of them."""
     if keep == Keep(seed=keep.seed):
         return None
     spool = found.spool
-    kept = keep.mask(
+    mask = keep.mask(
         types=spool.read("type", np.int32),
         sentences=spool.read("sentence", np.int64),
         contexts=spool.read("context", np.uint64),
         labels={name: spool.read(f"label/{name}", np.int32) for name in found.labels},
         forms=list(found.types),
     )
-    return _Columns(spool).made("rows", _places(kept), np.int64)
+    return _Columns(spool).add("rows", _true_positions(mask), np.int64)
 
 
 class _Columns:
-    """The kept part of a survey's columns: theirs where all is kept, else beside them under names of their own."""
+    """The chosen part of the columns of a survey: the column itself if all is chosen, else a new one next to it."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._own: set[str] = set()
 
     def read(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
-        return self._spool.read(f"kept/{name}" if name in self._own else name, dtype)
+        return self._spool.read(f"chosen/{name}" if name in self._own else name, dtype)
 
     def replace(self, name: str, values: Iterable[NDArray[Any]]) -> None:
-        """Put values that come block after block, and may come from the column itself, in its place."""
+        """Replace a column by values that come in blocks and may be computed from the column itself."""
         for block in values:
             self._spool.append(f"new/{name}", block)
-        self._spool.rename(f"new/{name}", f"kept/{name}")
+        self._spool.rename(f"new/{name}", f"chosen/{name}")
         self._own.add(name)
 
-    def made(self, name: str, values: Iterable[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
-        """Make a column and map it."""
+    def add(self, name: str, values: Iterable[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
+        """Write a column and map it."""
         self.replace(name, values)
         return self.read(name, dtype)
 
     def take(self, name: str, rows: NDArray[np.int64] | None, dtype: DTypeLike) -> None:
-        """Keep the rows of a column."""
+        """Reduce a column to some rows."""
         if rows is not None:
             values = self._spool.read(name, dtype)
-            self.replace(name, (values[rows[block]] for block in _blocks(len(rows))))
+            self.replace(name, (values[rows[block]] for block in blocks_of(len(rows), BLOCK)))
 
-    def renumber(self, name: str, rows: NDArray[np.int64] | None, numbers: int, dtype: DTypeLike) -> NDArray[np.int64]:
-        """Keep the rows of a column of numbers, counted anew over those that occur; returns these, ascending."""
+    def renumber(self, name: str, rows: NDArray[np.int64] | None, size: int, dtype: DTypeLike) -> NDArray[np.int64]:
+        """Reduce a column of numbers below `size` and renumber those that occur; returns them, ascending."""
         self.take(name, rows, dtype)
         values = self.read(name, dtype)
-        occurs = _occurring(values, numbers)
-        used = self.made(f"{name}/used", _places(occurs), np.int64)
-        if len(used) < numbers:
-            anew = self.made(f"{name}/anew", _bounds(occurs[block] for block in _blocks(numbers)), np.int64)
-            self.replace(name, (anew[values[block]].astype(dtype) for block in _blocks(len(values))))
+        occurs = _occurring(values, size)
+        used = self.add(f"{name}/used", _true_positions(occurs), np.int64)
+        if len(used) < size:
+            new = self.add(f"{name}/new", _bounds(occurs[block] for block in blocks_of(size, BLOCK)), np.int64)
+            self.replace(name, (new[values[block]].astype(dtype) for block in blocks_of(len(values), BLOCK)))
         return used
 
 
-def _blocks(length: int) -> Iterator[slice]:
-    for start in range(0, length, BLOCK):
-        yield slice(start, min(start + BLOCK, length))
-
-
-def _places(mask: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
-    for block in _blocks(len(mask)):
+def _true_positions(mask: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
+    for block in blocks_of(len(mask), BLOCK):
         yield np.flatnonzero(mask[block]) + block.start
 
 
-def _occurring(values: NDArray[np.integer], numbers: int) -> NDArray[np.bool_]:
-    """Say of each number below `numbers` whether it is among the values."""
-    occurs = np.zeros(numbers, bool)
-    for block in _blocks(len(values)):
+def _occurring(values: NDArray[np.integer], size: int) -> NDArray[np.bool_]:
+    """Return for each number below `size` whether it is among the values."""
+    occurs = np.zeros(size, bool)
+    for block in blocks_of(len(values), BLOCK):
         occurs[values[block]] = True
     return occurs
 
 
 def _bounds(blocks: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.int64]]:
-    """0, and then what numbers that come block after block add up to by each of them."""
+    """Yield 0 and the cumulative sums of numbers that come in blocks."""
     total = 0
     yield np.zeros(1, np.int64)
     for block in blocks:
@@ -136,51 +135,47 @@ def _bounds(blocks: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.int64]]:
         yield sums
 
 
-def _chosen(types: Iterable[str], used: NDArray[np.int64]) -> list[str]:
-    names = list(types)
-    return [names[number] for number in used.tolist()]
-
-
 def _expand(columns: _Columns, found: Survey, rows: NDArray[np.int64] | None, encoder: Encoder) -> list[str]:
-    """Give every subword of the kept words a row of its own; returns the spellings of the subwords in use."""
-    many = columns.read("subwords", np.int16)
-    of_all = found.spool.read("subwords", np.int16)
-    bounds = columns.made("ids/bounds", _bounds(of_all[block] for block in _blocks(len(of_all))), np.int64)
+    """Give every subword of the chosen units a row of its own; returns the spellings of the subwords in use."""
+    sizes = columns.read("subwords", np.int16)
+    all_sizes = found.spool.read("subwords", np.int16)
+    bounds = columns.add(
+        "ids/bounds", _bounds(all_sizes[block] for block in blocks_of(len(all_sizes), BLOCK)), np.int64
+    )
     all_ids = found.spool.read("ids", np.int32)
 
     def ids_of(block: slice) -> NDArray[np.int32]:
-        first = np.arange(block.start, block.stop) if rows is None else rows[block]
-        return all_ids[ranges(bounds[first], bounds[first + 1])]
+        units = np.arange(block.start, block.stop) if rows is None else rows[block]
+        return np.asarray(all_ids[ragged_indices(bounds[units], bounds[units + 1] - bounds[units])])
 
-    ids = columns.made("ids", (ids_of(block) for block in _blocks(len(many))), np.int32)
-    occurs = _occurring(ids, 1 + max((int(ids[block].max()) for block in _blocks(len(ids))), default=-1))
-    anew = np.cumsum(occurs, dtype=np.int32) - 1
-    columns.replace("type", (anew[ids[block]].astype(np.int32) for block in _blocks(len(ids))))
-    spread = [("sentence", np.int64), ("position", np.int32), *((f"label/{label}", np.int32) for label in found.labels)]
-    for name, dtype in spread:
+    ids = columns.add("ids", (ids_of(block) for block in blocks_of(len(sizes), BLOCK)), np.int32)
+    occurs = _occurring(ids, 1 + max((int(ids[block].max()) for block in blocks_of(len(ids), BLOCK)), default=-1))
+    new = np.cumsum(occurs, dtype=np.int32) - 1
+    columns.replace("type", (new[ids[block]].astype(np.int32) for block in blocks_of(len(ids), BLOCK)))
+    repeated = [("sentence", np.int64), ("position", np.int32), *((f"label/{name}", np.int32) for name in found.labels)]
+    for name, dtype in repeated:
         values = columns.read(name, dtype)
-        columns.replace(name, (np.repeat(values[block], many[block]) for block in _blocks(len(many))))
-    columns.replace("subwords", (np.ones(block.stop - block.start, np.int16) for block in _blocks(len(ids))))
+        columns.replace(name, (np.repeat(values[block], sizes[block]) for block in blocks_of(len(sizes), BLOCK)))
+    columns.replace("subwords", (np.ones(block.stop - block.start, np.int16) for block in blocks_of(len(ids), BLOCK)))
     return [encoder.subword_text(number) for number in np.flatnonzero(occurs).tolist()]
 
 
-def _texts(columns: _Columns, found: Survey, chosen: NDArray[np.int64]) -> Strings:
+def _texts(columns: _Columns, found: Survey, sentences: NDArray[np.int64]) -> Strings:
     lengths = found.spool.read("text_bytes", np.int32)
     data = found.spool.read("text", np.uint8)
-    bounds = columns.made("text/bounds", _bounds(lengths[block] for block in _blocks(len(lengths))), np.int64)
-    if len(chosen) == found.sentences:
+    bounds = columns.add("text/bounds", _bounds(lengths[block] for block in blocks_of(len(lengths), BLOCK)), np.int64)
+    if len(sentences) == found.n_sentences:
         return Strings(bounds, data)
-    kept = _bounds(lengths[chosen[block]] for block in _blocks(len(chosen)))
-    step = 2**14
-    parts = (chosen[first : first + step] for first in range(0, len(chosen), step))
-    columns.replace("text", (data[ranges(bounds[part], bounds[part + 1])] for part in parts))
-    return Strings(columns.made("text/offsets", kept, np.int64), columns.read("text", np.uint8))
+    offsets = _bounds(lengths[sentences[block]] for block in blocks_of(len(sentences), BLOCK))
+    parts = (sentences[block] for block in blocks_of(len(sentences), TEXT_BLOCK))
+    columns.replace("text", (data[ragged_indices(bounds[part], bounds[part + 1] - bounds[part])] for part in parts))
+    return Strings(columns.add("text/offsets", offsets, np.int64), columns.read("text", np.uint8))
 
 
 def _starts(sentence: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """The first row of each sentence, and the number of rows; sentences ascend from 0 and each has a row."""
+    """Yield the first row of each sentence, and the number of rows; sentences ascend from 0 and each has a row."""
     before = -1
-    for block in _blocks(len(sentence)):
+    for block in blocks_of(len(sentence), BLOCK):
         numbers = sentence[block]
         yield np.flatnonzero(np.diff(numbers, prepend=before)) + block.start
         before = int(numbers[-1])

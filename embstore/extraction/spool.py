@@ -17,7 +17,7 @@ BLOCK = 2**20
 
 
 class Spool:
-    """Named columns in temporary files without a name, which go away with the object, even where it is killed.
+    """Named columns in temporary files without a name, which vanish with the object or its process.
 
     Columns are appended to block by block and then read back memory-mapped.
     """
@@ -44,12 +44,12 @@ class Spool:
             yield
         except OSError as error:
             raise StorageError(
-                f"the plan's columns do not fit into {self._folder}: {error.strerror}; "
+                f"the columns of the plan do not fit into {self._folder}: {error.strerror}; "
                 "make space there or set TMPDIR to a larger folder"
             ) from error
 
     def fill(self, column: str, value: int, count: int, dtype: DTypeLike) -> None:
-        """Add one value many times."""
+        """Append one value `count` times."""
         for start in range(0, count, BLOCK):
             self.append(column, np.full(min(BLOCK, count - start), value, dtype))
 
@@ -57,7 +57,7 @@ class Spool:
         return self._lengths.get(column, 0)
 
     def read(self, column: str, dtype: DTypeLike) -> NDArray[Any]:
-        """Map a column; one never written is empty."""
+        """Map a column; a column that was never written is empty."""
         if not self.length(column):
             return np.empty(0, dtype)
         file = self._files[column]
@@ -66,7 +66,7 @@ class Spool:
         return np.memmap(file, self._dtypes[column], "r", shape=(self.length(column),)).view(np.ndarray)
 
     def rename(self, column: str, name: str) -> None:
-        """Call a column by another name, in place of the one that had it; arrays read before stay as they are."""
+        """Rename a column, replacing one of the new name; arrays read before stay valid."""
         for table in (self._files, self._dtypes, self._lengths):
             table.pop(name, None)
         if column in self._files:

@@ -1,4 +1,4 @@
-"""One reading of a corpus: every word that may get a row, spooled to disk as columns."""
+"""One pass over a corpus: the columns of every word that may get a row, spooled to disk."""
 
 from __future__ import annotations
 
@@ -14,40 +14,39 @@ from numpy.typing import NDArray
 
 from embstore.corpus import Sentence
 from embstore.extraction.spool import Spool
-from embstore.models.encoder import Encoder, Spans, Tokenized
-from embstore.store.metadata import Dropped
+from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
+from embstore.store import Dropped
 
 BLOCK_SENTENCES = 4096
-NO_SUBWORD = "no subword: the tokenizer makes nothing of the word"
+SAMPLE_SENTENCES = 256
+NO_SUBWORD = "no subword: the tokenizer returns nothing for the word"
 TOO_LONG = "beyond the length limit"
 NO_VECTOR = "no vector: the table of words has none"
-NOT_CHOSEN = "not chosen: left out by the options that say which occurrences to keep"
-EXAMPLES = 5
+NOT_CHOSEN = "not chosen: excluded by the options that select occurrences"
+MAX_EXAMPLES = 5
 
 
 def numbering() -> defaultdict[str, int]:
-    """A table that numbers strings in the order in which they are first seen."""
+    """Return a table that numbers strings in the order in which they are first looked up."""
     return defaultdict(count().__next__)
 
 
 @dataclass
 class Survey:
-    """What a corpus holds, in columns of the spool, one entry a candidate (a word or a target of several words).
+    """The content of a corpus, as columns of the spool with one entry for each unit (a word or a phrase).
 
-    `type`, `sentence` (its number in the corpus), `position`, `subwords` and `label/<column>`; of every sentence
+    `type`, `sentence` (its number in the corpus), `position`, `subwords` and `label/<column>`; for each sentence
     `context` (a hash of its words), `text_bytes` and its share of `text`; for the unit subword also `ids`, the
-    subwords of the candidates one after the other.
+    subwords of all units one after another. `sample`: the first sentences.
     """
 
     spool: Spool
     types: defaultdict[str, int] = field(default_factory=numbering)
     labels: dict[str, defaultdict[str, int]] = field(default_factory=dict)
-    sentences: int = 0
-    words: int = 0
-    candidates: int = 0
-    subwords: int = 0
+    n_sentences: int = 0
+    n_words: int = 0
+    n_subwords: int = 0
     longest: int = 0
-    cut_sentences: int = 0
     dropped: dict[str, Dropped] = field(default_factory=dict)
     sample: list[list[str]] = field(default_factory=list)
     digest: Any = field(default_factory=hashlib.sha256)
@@ -64,88 +63,88 @@ def survey(
     limit: int,
     keep_ids: bool,
     spool: Spool,
-    progress: Callable[[int], object] | None = None,
+    report: Callable[[int], object],
 ) -> Survey:
-    """Read the corpus once; `limit` is the longest sentence in subwords, specials not counted."""
+    """Read a corpus once; `limit`: the longest sentence in subwords, without special ones.
+
+    `report`: called with the number of sentences read.
+    """
     found = Survey(spool)
-    for block in _blocks(corpus, BLOCK_SENTENCES):
+    sentences = iter(corpus)
+    while block := list(islice(sentences, BLOCK_SENTENCES)):
         _survey_block(found, block, encoder, limit=limit, keep_ids=keep_ids)
-        if progress is not None:
-            progress(len(block))
+        report(found.n_sentences)
     for column, names in found.labels.items():
         found.digest.update("\0".join([column, *names]).encode())
     return found
-
-
-def _blocks(corpus: Iterable[Sentence], size: int) -> Iterator[list[Sentence]]:
-    sentences = iter(corpus)
-    while block := list(islice(sentences, size)):
-        yield block
 
 
 def _survey_block(found: Survey, block: Sequence[Sentence], encoder: Encoder, *, limit: int, keep_ids: bool) -> None:
     tokenized = encoder.tokenize([sentence.words for sentence in block])
     units = _Units.of(block, tokenized)
     _spool_sentences(found, block, units)
-    usable = (units.stop > units.start) & (units.stop <= limit)
     forms = _forms(block, units)
-    _count_dropped(found, units, forms, (units.stop <= units.start) & (units.stop <= limit), NO_SUBWORD)
-    _count_dropped(found, units, forms, units.stop > limit, TOO_LONG)
-    lacking = _lacking(encoder, tokenized, units, usable)
-    _count_dropped(found, units, forms, lacking, NO_VECTOR)
-    usable &= ~lacking
+    empty, long = units.stop <= units.start, units.stop > limit
+    usable = ~empty & ~long
+    spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
+    unknown = np.zeros(len(usable), np.bool_)
+    unknown[usable] = encoder.without_vector(tokenized, spans)
+    for mask, reason in ((empty & ~long, NO_SUBWORD), (long, TOO_LONG), (unknown, NO_VECTOR)):
+        _count_dropped(found, units, forms, mask, reason)
+    usable &= ~unknown
     lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr])
-    found.subwords += int(np.minimum(lengths, limit).sum())
+    found.n_subwords += int(np.minimum(lengths, limit).sum())
     found.longest = max(found.longest, int(lengths.max(initial=0)))
-    found.cut_sentences += int((lengths > limit).sum())
-    if len(found.sample) < 256:
-        found.sample.extend([list(s.words) for s in block[: 256 - len(found.sample)]])
+    found.sample.extend([list(sentence.words) for sentence in block[: SAMPLE_SENTENCES - len(found.sample)]])
 
     spool = found.spool
     types = np.fromiter(map(found.types.__getitem__, forms), np.int32, len(forms))
     spool.append("type", types[usable])
-    spool.append("sentence", (units.sentence + found.sentences)[usable])
+    spool.append("sentence", (units.sentence + found.n_sentences)[usable])
     spool.append("position", units.position[usable].astype(np.int32))
     spool.append("subwords", (units.stop - units.start)[usable].astype(np.int16))
     _spool_labels(found, block, units, usable)
     if keep_ids:
         base = tokenized.word_indptr[tokenized.sentence_indptr[units.sentence]]
-        spool.append("ids", tokenized.ids[ranges((base + units.start)[usable], (base + units.stop)[usable])])
-    found.sentences += len(block)
-    found.words += int(tokenized.sentence_indptr[-1])
-    found.candidates += len(units.sentence)
+        first, size = (base + units.start)[usable], (units.stop - units.start)[usable]
+        spool.append("ids", tokenized.ids[ragged_indices(first, size)])
+    found.n_sentences += len(block)
+    found.n_words += int(tokenized.sentence_indptr[-1])
 
 
 @dataclass(frozen=True)
 class _Units:
-    """The words and targets of a block of sentences: the subwords `[start, stop)` of each in its sentence."""
+    """The words and phrases of a block of sentences: the subwords `[start, stop)` of each in its sentence.
 
-    first_word: NDArray[np.int64]  # among the block's words
-    sentence: NDArray[np.int64]  # in the block
+    `first_word`: counted over the block; `sentence`: counted in the block; `n_words`: of the unit.
+    """
+
+    first_word: NDArray[np.int64]
+    sentence: NDArray[np.int64]
     position: NDArray[np.int64]
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
-    words: NDArray[np.int64]
+    n_words: NDArray[np.int64]
 
     @classmethod
     def of(cls, block: Sequence[Sentence], tokenized: Tokenized) -> _Units:
         sentence_indptr, word_indptr = tokenized.sentence_indptr, tokenized.word_indptr
         inside = np.zeros(int(sentence_indptr[-1]), bool)
-        for begins, read in zip(sentence_indptr.tolist(), block, strict=False):
-            for start, stop in read.targets:
-                inside[begins + start + 1 : begins + stop] = True
+        for begin, sentence in zip(sentence_indptr.tolist(), block, strict=False):
+            for start, stop in sentence.targets:
+                inside[begin + start + 1 : begin + stop] = True
         first = np.flatnonzero(~inside).astype(np.int64)
         last = np.append(first[1:], len(inside))
         of_word = np.repeat(np.arange(len(block), dtype=np.int64), np.diff(sentence_indptr))
-        sentence = of_word[first]
-        base = word_indptr[sentence_indptr[sentence]]
+        numbers = of_word[first]
+        base = word_indptr[sentence_indptr[numbers]]
         return cls(
             first_word=first,
-            sentence=sentence,
-            position=first - sentence_indptr[sentence],
+            sentence=numbers,
+            position=first - sentence_indptr[numbers],
             start=word_indptr[first] - base,
             stop=word_indptr[last] - base,
-            words=last - first,
+            n_words=last - first,
         )
 
 
@@ -153,36 +152,25 @@ def _forms(block: Sequence[Sentence], units: _Units) -> Sequence[str]:
     words = list(chain.from_iterable(sentence.words for sentence in block))
     if len(words) == len(units.first_word):
         return words
-    spans = zip(units.first_word.tolist(), units.words.tolist(), strict=True)
-    return [words[first] if many == 1 else " ".join(words[first : first + many]) for first, many in spans]
+    spans = zip(units.first_word.tolist(), units.n_words.tolist(), strict=True)
+    return [words[first] if size == 1 else " ".join(words[first : first + size]) for first, size in spans]
 
 
 def _spool_sentences(found: Survey, block: Sequence[Sentence], units: _Units) -> None:
     texts = [" ".join(sentence.words).encode() for sentence in block]
     joined = b"".join(texts)
-    spool = found.spool
-    spool.append("text", np.frombuffer(joined, np.uint8))
+    found.spool.append("text", np.frombuffer(joined, np.uint8))
     lengths = np.fromiter(map(len, texts), np.int32, len(texts))
-    spool.append("text_bytes", lengths)
+    found.spool.append("text_bytes", lengths)
     hashes = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    spool.append("context", np.frombuffer(hashes, np.uint64))
-    found.digest.update(lengths.tobytes())
-    found.digest.update(joined)
-    found.digest.update(units.words.tobytes())
-
-
-def _lacking(encoder: Encoder, tokenized: Tokenized, units: _Units, usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Say which usable units the encoder has no vector for."""
-    lacking = np.zeros(len(usable), np.bool_)
-    spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
-    lacking[usable] = encoder.without_vector(tokenized, spans)
-    return lacking
+    found.spool.append("context", np.frombuffer(hashes, np.uint64))
+    for data in (lengths.tobytes(), joined, units.n_words.tobytes()):
+        found.digest.update(data)
 
 
 def _spool_labels(found: Survey, block: Sequence[Sentence], units: _Units, usable: NDArray[np.bool_]) -> None:
-    columns = dict.fromkeys(chain.from_iterable(sentence.labels for sentence in block))
     before = found.spool.length("type") - int(usable.sum())
-    for column in columns:
+    for column in dict.fromkeys(chain.from_iterable(sentence.labels for sentence in block)):
         if column not in found.labels:
             found.labels[column] = numbering()
             found.spool.fill(f"label/{column}", -1, before, np.int32)
@@ -190,29 +178,24 @@ def _spool_labels(found: Survey, block: Sequence[Sentence], units: _Units, usabl
         labels = chain.from_iterable(
             sentence.labels[column] if column in sentence.labels else [None] * len(sentence.words) for sentence in block
         )
-        codes = [-1 if label is None else names[label] for label in labels]
-        kept = np.array(codes, np.int32)[units.first_word]
-        found.spool.append(f"label/{column}", kept[usable])
-        found.digest.update(kept.tobytes())
+        codes = np.array([-1 if label is None else names[label] for label in labels], np.int32)[units.first_word]
+        found.spool.append(f"label/{column}", codes[usable])
+        found.digest.update(codes.tobytes())
 
 
 def _count_dropped(found: Survey, units: _Units, forms: Sequence[str], mask: NDArray[np.bool_], reason: str) -> None:
-    many = int(mask.sum())
-    if not many:
+    n_dropped = int(mask.sum())
+    if not n_dropped:
         return
-    places = np.flatnonzero(mask)[:EXAMPLES]
-    named = [
-        f"{forms[at]!r} (sentence {units.sentence[at] + found.sentences}, position {units.position[at]})"
-        for at in places.tolist()
+    examples = [
+        f"{forms[at]!r} (sentence {units.sentence[at] + found.n_sentences}, position {units.position[at]})"
+        for at in np.flatnonzero(mask)[:MAX_EXAMPLES].tolist()
     ]
     before = found.dropped.get(reason, Dropped(reason, 0, ()))
-    found.dropped[reason] = Dropped(reason, before.count + many, (*before.examples, *named)[:EXAMPLES])
+    found.dropped[reason] = Dropped(reason, before.count + n_dropped, (*before.examples, *examples)[:MAX_EXAMPLES])
 
 
-def ranges(start: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers of many half-open ranges, one after the other."""
-    lengths = stop - start
-    ends = np.cumsum(lengths)
-    numbers = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
-    numbers += np.repeat(start - (ends - lengths), lengths)
-    return numbers
+def blocks_of(length: int, size: int) -> Iterator[slice]:
+    """Yield slices of up to `size` that cover `length` entries."""
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))

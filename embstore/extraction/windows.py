@@ -1,17 +1,15 @@
-"""Context windows: the words around each target as sentences of their own, those that are equal only once."""
+"""Context windows: the words around each target as sentences of their own, equal ones once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.models.encoder import Spans, Tokenized
-
-Context: TypeAlias = int | None  # words left and right of the target; None: the whole sentence
+from embstore.extraction.options import Window
+from embstore.models.encoder import Spans, Tokenized, indptr, ragged_indices
 
 _Numbers = NDArray[np.int64]
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2**64
@@ -38,37 +36,37 @@ class Targets:
 
 @dataclass(frozen=True)
 class Fan:
-    """Which rows of a store get the vector of a span; many where windows are equal. `span_of_row`: int64 [rows]."""
+    """Which rows of a store get the vector of a span; several if windows are equal. `span_of_row`: int64 [n_rows]."""
 
     span_of_row: _Numbers
     _rows: _Numbers
     _indptr: _Numbers
 
     @classmethod
-    def of(cls, span_of_row: _Numbers, spans: int) -> Fan:
+    def of(cls, span_of_row: _Numbers, n_spans: int) -> Fan:
         rows = np.argsort(span_of_row, kind="stable")
-        return cls(span_of_row, rows, np.searchsorted(span_of_row[rows], np.arange(spans + 1)))
+        return cls(span_of_row, rows, np.searchsorted(span_of_row[rows], np.arange(n_spans + 1)))
 
     def rows_of(self, spans: _Numbers) -> tuple[_Numbers, _Numbers]:
-        """Return, for all rows of some spans, the place of its span among them, and the row."""
+        """Return for each row of some spans the index of its span in `spans`, and the row."""
         counts = self._indptr[spans + 1] - self._indptr[spans]
-        return np.repeat(np.arange(len(spans)), counts), self._rows[_runs(self._indptr[spans], counts)]
+        return np.repeat(np.arange(len(spans)), counts), self._rows[ragged_indices(self._indptr[spans], counts)]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Distinct windows as sentences, the spans in them, and for each width asked for which row has which span."""
+    """Distinct windows as sentences, the spans in them, and for each width which row has which span."""
 
     tokenized: Tokenized
     spans: Spans
     fans: tuple[Fan, ...]
 
 
-def cut_windows(tokenized: Tokenized, targets: Targets, widths: Sequence[Context], *, causal: bool) -> Windows:
-    """Cut the window of every target and width; equal ones become one, whatever target and width they come from.
+def cut_windows(tokenized: Tokenized, targets: Targets, widths: Sequence[Window], *, causal: bool) -> Windows:
+    """Cut the window of every target and width; equal windows of any targets and widths become one.
 
-    Equal are windows of the same subwords, split into words alike. For a `causal` model what stands right of a
-    target says nothing, so that windows that begin at one place become one, which ends with the last target.
+    Windows are equal if they have the same subwords, split into words alike. For a `causal` model the words right of
+    a target do not matter: windows that begin at one place become one, which ends with the last target.
     """
     base = tokenized.word_indptr[tokenized.sentence_indptr[targets.sentence]]
     start, stop = base + targets.start, base + targets.stop
@@ -84,19 +82,19 @@ def cut_windows(tokenized: Tokenized, targets: Targets, widths: Sequence[Context
         size = len(tokenized.ids) + 1
         places, place = np.unique(begin * size + end, return_inverse=True)
         begins, ends = places // size, places % size
-    kept, same = _equal_runs(tokenized, begins, ends)
+    distinct, same = _equal_runs(tokenized, begins, ends)
     window = same[place]
     longest = int((ends - begins).max(initial=0)) + 1
-    many = len(widths)
-    from_start, from_stop = np.tile(start, many) - begins[place], np.tile(stop, many) - begins[place]
+    n_widths = len(widths)
+    from_start, from_stop = np.tile(start, n_widths) - begins[place], np.tile(stop, n_widths) - begins[place]
     keys, span = np.unique((window * longest + from_start) * longest + from_stop, return_inverse=True)
     spans = Spans(keys // longest**2, keys // longest % longest, keys % longest)
-    fans = tuple(Fan.of(rows, len(keys)) for rows in np.split(span, many))
-    return Windows(_as_sentences(tokenized, begins[kept], ends[kept]), spans, fans)
+    fans = tuple(Fan.of(rows, len(keys)) for rows in np.split(span, n_widths))
+    return Windows(_as_sentences(tokenized, begins[distinct], ends[distinct]), spans, fans)
 
 
-def _bounds(tokenized: Tokenized, targets: Targets, width: Context) -> tuple[_Numbers, _Numbers]:
-    """The words `[first, last)` of each target's window."""
+def _bounds(tokenized: Tokenized, targets: Targets, width: Window) -> tuple[_Numbers, _Numbers]:
+    """Return the words `[first, last)` of each target's window."""
     first = tokenized.sentence_indptr[targets.sentence]
     last = tokenized.sentence_indptr[targets.sentence + 1]
     if width is None:
@@ -107,8 +105,8 @@ def _bounds(tokenized: Tokenized, targets: Targets, width: Context) -> tuple[_Nu
 def _equal_runs(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers]:
     """Find equal runs of subwords: the first of each kind, ascending, and for every run which of these it equals.
 
-    Runs are told apart by a polynomial in their subwords, which prefix sums give for all runs at once; those that
-    agree in it are then compared in full.
+    Runs are compared by a polynomial in their subwords, which prefix sums give for all runs at once; runs with the
+    same value are then compared in full.
     """
     content = 2 * tokenized.ids.astype(np.int64)
     heads = tokenized.word_indptr[:-1][np.diff(tokenized.word_indptr) > 0]
@@ -120,15 +118,15 @@ def _equal_runs(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> tuple
     doubtful = np.flatnonzero((lengths != lengths[like]) & (like != np.arange(len(like))))
     like[doubtful] = doubtful
     others = np.flatnonzero(like != np.arange(len(like)))
-    ours, theirs = _runs(begins[others], lengths[others]), _runs(begins[like[others]], lengths[others])
-    differs = np.add.reduceat(content[ours] != content[theirs], _starts(lengths[others])) if len(others) else others
+    ours, theirs = (ragged_indices(begins[which], lengths[others]) for which in (others, like[others]))
+    differs = np.add.reduceat(content[ours] != content[theirs], indptr(lengths[others])[:-1]) if len(others) else others
     wrong = others[np.flatnonzero(differs)]
     like[wrong] = wrong
     return np.unique(like, return_inverse=True)
 
 
 def _fingerprints(content: _Numbers, begins: _Numbers, ends: _Numbers) -> NDArray[np.uint64]:
-    """A number for each run that equal runs share: the sum of mixed content times powers of a factor."""
+    """Return a hash of each run: the sum of mixed content times powers of a factor."""
     powers = np.full(len(content) + 1, _FACTOR, np.uint64)
     powers[0] = 1
     np.multiply.accumulate(powers, out=powers)
@@ -151,11 +149,11 @@ def _as_sentences(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> Tok
     """Copy runs of subwords, each of whole words, as sentences of their own."""
     first = np.searchsorted(tokenized.word_indptr, begins, "right") - 1
     last = np.searchsorted(tokenized.word_indptr, ends, "left")
-    words = _runs(first, last - first)
+    words = ragged_indices(first, last - first)
     return Tokenized(
-        ids=tokenized.ids[_runs(begins, ends - begins)],
-        word_indptr=_indptr(tokenized.word_indptr[words + 1] - tokenized.word_indptr[words]),
-        sentence_indptr=_indptr(last - first),
+        ids=tokenized.ids[ragged_indices(begins, ends - begins)],
+        word_indptr=indptr(tokenized.word_indptr[words + 1] - tokenized.word_indptr[words]),
+        sentence_indptr=indptr(last - first),
     )
 
 
@@ -163,18 +161,3 @@ def select_sentences(tokenized: Tokenized, chosen: _Numbers) -> Tokenized:
     """Copy some sentences that have subwords."""
     base = tokenized.word_indptr[tokenized.sentence_indptr]
     return _as_sentences(tokenized, base[chosen], base[chosen + 1])
-
-
-def _starts(lengths: _Numbers) -> _Numbers:
-    return np.cumsum(lengths) - lengths
-
-
-def _runs(starts: _Numbers, lengths: _Numbers) -> _Numbers:
-    """The numbers of runs `[start, start + length)`, one run after the other."""
-    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - _starts(lengths), lengths)
-
-
-def _indptr(lengths: _Numbers) -> _Numbers:
-    bounds = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=bounds[1:])
-    return bounds

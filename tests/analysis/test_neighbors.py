@@ -40,7 +40,7 @@ def store(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.
                 tag = "NOUN" if word in ("bank", "river", "mill") else "X"
                 print(number, word, word, tag, "_", "_", 0, "root", "_", "_", sep="\t", file=file)
             print(file=file)
-    plan = es.plan(conllu, model=model, dtype="float32", calibrate=False)
+    plan = es.plan(conllu, model=model, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
     return es.extract(plan, folder / f"store.{request.param}")
 
 

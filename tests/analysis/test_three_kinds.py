@@ -22,7 +22,10 @@ def test_stores_of_three_kinds_stand_in_one_figure(tmp_path: Path) -> None:
     corpus = tiny.random_sentences(80, seed=1)
     summaries, anisotropy = {}, {}
     for name, model in models.items():
-        store = es.extract(es.plan(corpus, model=model, dtype="float32", calibrate=False), tmp_path / f"{name}.zarr")
+        store = es.extract(
+            es.plan(corpus, model=model, options=es.ExtractionOptions(dtype="float32"), calibrate=False),
+            tmp_path / f"{name}.zarr",
+        )
         table = es.geometry(store, min_contexts=3)
         summaries[name] = es.analysis.summarize_geometry(table)
         vectors = store.select(layers=store.layers[-1]).vectors(dtype="float64")[0]

@@ -43,7 +43,7 @@ def store(
     request: pytest.FixtureRequest, conllu: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     path = tmp_path_factory.mktemp("stores") / f"made.{request.param}"
-    es.extract(es.plan(conllu, model=tiny_model, dtype="float32", calibrate=False), path)
+    es.extract(es.plan(conllu, model=tiny_model, options=es.ExtractionOptions(dtype="float32"), calibrate=False), path)
     return path
 
 
@@ -76,7 +76,9 @@ def test_train_with_torch(store: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.slow
 def test_train_with_torch_on_the_demo_s_senses(minilm: Path, tmp_path: Path) -> None:
-    plan = es.plan(str(files("embstore_cli") / "demo_sentences.txt"), model=minilm, format="pse", calibrate=False)
+    plan = es.plan(
+        es.open_corpus(str(files("embstore_cli") / "demo_sentences.txt"), format="pse"), model=minilm, calibrate=False
+    )
     es.extract(plan, tmp_path / "demo.zarr")
     main = runpy.run_path(str(EXAMPLES / "train_with_torch.py"))["main"]
     assert main(str(tmp_path / "demo.zarr"), "class") > 0.7

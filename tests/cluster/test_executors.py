@@ -1,44 +1,133 @@
-"""Executors of this machine: in this process, and processes beside it."""
+"""The executors of this machine, and how results are taken from any executor."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+
 import pytest
 
-from embstore.cluster.processes import Processes, device_name, environment
-from embstore.errors import InvalidValueError
-from embstore.executor import Executor, InProcess
-from tests.cluster.conformance import ATTEMPTS, ExecutorTests, SeveralWorkerTests, WorkerTests
+from embstore.errors import ExecutorError, InvalidValueError
+from embstore.executors import (
+    Processes,
+    device_name,
+    iter_completed,
+    iter_results,
+    n_workers_of,
+    one_line,
+    worker_device,
+    worker_environment,
+)
 
 
-class TestInProcess(ExecutorTests):
-    @pytest.fixture
-    def executor(self) -> Executor:
-        return InProcess(attempts=ATTEMPTS)
+def square(number: int) -> tuple[int, int]:
+    if number == 13:
+        raise ValueError("13 is refused")
+    return number * number, os.getpid()
 
 
-@pytest.mark.slow
-class TestOneProcess(WorkerTests):
-    @pytest.fixture
-    def executor(self) -> Executor:
-        return Processes(["cpu"], attempts=ATTEMPTS)
+class Unpicklable(Exception):
+    """An error that cannot be made again from its message."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
 
 
-class TestTwoProcesses(SeveralWorkerTests):
-    @pytest.fixture
-    def executor(self) -> Executor:
-        return Processes(["cpu", "cpu"], attempts=ATTEMPTS)
+def raise_unpicklable() -> None:
+    raise Unpicklable("this", "that")
+
+
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def fail_in_the_block_of(executor: Executor) -> None:
+    with executor:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Executor]:
+    with Processes(2) as executor:
+        yield executor
+
+
+class TestProcesses:
+    def test_tasks_run_in_other_processes_and_in_order(self, processes: Executor) -> None:
+        results = list(iter_results(processes, (partial(square, number) for number in range(9))))
+        assert [result for result, _ in results] == [number * number for number in range(9)]
+        assert os.getpid() not in {process for _, process in results}
+
+    def test_a_worker_sees_its_device(self, processes: Executor) -> None:
+        assert processes.submit(worker_device).result() == "cpu"
+        assert processes.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result() == ""
+        assert worker_device() == "auto"
+
+    def test_an_error_that_cannot_be_pickled_keeps_its_text(self, processes: Executor) -> None:
+        with pytest.raises(ExecutorError, match=r"^Unpicklable: this and that$"):
+            list(iter_results(processes, [raise_unpicklable]))
+
+    def test_a_killed_worker_is_reported_in_one_line(self) -> None:
+        with Processes(1) as executor:
+            calls = [partial(square, 1), kill_this_process, partial(square, 2)]
+            results = iter_results(executor, calls, in_flight=1)
+            assert next(results)[0] == 1
+            with pytest.raises(ExecutorError, match="a worker process ended abruptly") as caught:
+                list(results)
+        assert "\n" not in str(caught.value)
+
+    def test_an_error_in_the_block_ends_the_processes(self) -> None:
+        executor = Processes(1)
+        _, number = executor.submit(square, 1).result()
+        asleep = executor.submit(time.sleep, 600)
+        with pytest.raises(KeyboardInterrupt):
+            fail_in_the_block_of(executor)
+        assert asleep.exception() is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+
+
+def test_results_of_threads() -> None:
+    with ThreadPoolExecutor(3) as executor:
+        calls = [partial(square, number) for number in (3, 1, 2)]
+        assert [result for result, _ in iter_results(executor, calls)] == [9, 1, 4]
+        assert sorted(result for result, _ in iter_completed(executor, calls)) == [1, 4, 9]
+        with pytest.raises(ValueError, match="13 is refused"):
+            list(iter_completed(executor, [partial(square, number) for number in range(20)]))
+
+
+@pytest.mark.parametrize("take", [iter_results, iter_completed])
+def test_calls_are_taken_as_workers_are_free(take: object) -> None:
+    taken: list[int] = []
+
+    def calls() -> Iterator[partial[tuple[int, int]]]:
+        for number in range(14, 1000):
+            taken.append(number)
+            yield partial(square, number)
+
+    with ThreadPoolExecutor(3) as executor:
+        assert n_workers_of(executor) == 3
+        results = take(executor, calls())  # type: ignore[operator]
+        for _ in range(5):
+            next(results)
+        results.close()
+    assert len(taken) <= 5 + 2 * 3 + 1
 
 
 def test_a_device_is_the_only_one_that_its_process_sees() -> None:
     devices = ["cuda:0", "cuda:1", "cpu", "cpu"]
-    assert environment("cuda:1", devices, {})["CUDA_VISIBLE_DEVICES"] == "1"
-    assert environment("cuda:1", devices, {"CUDA_VISIBLE_DEVICES": "4, GPU-abc"})["CUDA_VISIBLE_DEVICES"] == "GPU-abc"
-    assert environment("cpu", devices, {"OMP_NUM_THREADS": "3"}) | {"OMP_NUM_THREADS": "3"} == environment(
-        "cpu", devices, {"OMP_NUM_THREADS": "3"}
-    )
-    assert environment("cpu", devices, {})["CUDA_VISIBLE_DEVICES"] == ""
+    assert worker_environment("cuda:1", devices, {})["CUDA_VISIBLE_DEVICES"] == "1"
+    visible = worker_environment("cuda:1", devices, {"CUDA_VISIBLE_DEVICES": "4, GPU-abc"})
+    assert visible["CUDA_VISIBLE_DEVICES"] == "GPU-abc"
+    assert "OMP_NUM_THREADS" not in worker_environment("cpu", devices, {"OMP_NUM_THREADS": "3"})
+    assert int(worker_environment("cpu", devices, {})["OMP_NUM_THREADS"]) >= 1
     with pytest.raises(InvalidValueError, match="CUDA_VISIBLE_DEVICES shows 1 GPUs"):
-        environment("cuda:1", devices, {"CUDA_VISIBLE_DEVICES": "4"})
+        worker_environment("cuda:1", devices, {"CUDA_VISIBLE_DEVICES": "4"})
 
 
 @pytest.mark.parametrize(("given", "name"), [("cpu", "cpu"), (0, "cuda:0"), ("1", "cuda:1"), ("cuda:12", "cuda:12")])
@@ -47,6 +136,21 @@ def test_devices_by_name(given: str | int, name: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "tpu", "-1", "cuda", "1.5"])
-def test_a_device_that_is_none_is_refused(given: str) -> None:
+def test_an_unknown_device_is_refused(given: str) -> None:
     with pytest.raises(InvalidValueError, match="give numbers of GPUs"):
         device_name(given)
+
+
+def test_workers_and_devices_that_do_not_fit() -> None:
+    with pytest.raises(InvalidValueError, match="3 workers do not fit 2 devices"):
+        Processes(3, devices=["cpu", "cpu"])
+    with pytest.raises(InvalidValueError, match="n_workers 0 is not allowed"):
+        Processes(0)
+    with pytest.raises(InvalidValueError, match="no device is given"):
+        Processes(devices=[])
+
+
+def test_an_error_in_one_line() -> None:
+    assert one_line(ValueError("a\nb")) == "ValueError: a b"
+    assert one_line(InvalidValueError("a")) == "a"
+    assert one_line(KeyError()) == "KeyError"

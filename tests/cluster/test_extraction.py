@@ -1,8 +1,8 @@
-"""Extractions by executors: the bytes of one process, whatever befalls the workers."""
+"""Extraction on executors: the bytes of one process, whatever happens to the workers."""
 
 from __future__ import annotations
 
-import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,18 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.cluster.processes import Processes
 from embstore.corpus import Sentence
-from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError, WorkerWarning
-from embstore.executor import InProcess
-from embstore.extraction import distribution
-from embstore.extraction.distribution import job_of
-from embstore.extraction.encoder_recipe import with_absolute_path
-from embstore.extraction.piece import cut_pieces
-from embstore.store import StoreWriter, create_store
-from tests.cluster.troubles import Troubled, Troubles, quick_workers
+from embstore.errors import ExecutorError, NonFiniteError, StorageError, StoreMismatchError, WorkerWarning
+from embstore.executors import Processes
+from embstore.extraction import extract_windows
+from embstore.extraction.encoder_spec import EncoderSpec, compare_software, software_versions, with_absolute_path
+from embstore.extraction.partition import Part
+from embstore.store import StoreWriter
+from tests.cluster.specs import use_fake_specs
 from tests.extraction.fake import FakeEncoder
+from tests.extraction.plans import plan_of, window_plan_of
 from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
 from tests.models import tiny
-
-__all__ = ["quick_workers"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,178 +30,225 @@ def partitions_of_256_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     small_partitions(monkeypatch)
 
 
-def made(sentences: list[Sentence] | None = None, **options: Any) -> es.Plan:
-    given: dict[str, Any] = {"model": FakeEncoder(), "calibrate": False, "dtype": "float32"}
-    return es.plan(many(220) if sentences is None else sentences, **(given | options))
+def make_plan(sentences: list[Sentence] | None = None, **options: Any) -> es.Plan:
+    given = {"model": FakeEncoder(), "dtype": "float32"} | options
+    return plan_of(many(220) if sentences is None else sentences, **given)
+
+
+def n_missing(path: Path) -> tuple[int, int]:
+    """Return how many partitions of a store are missing, and how many there are."""
+    with StoreWriter(path) as writer:
+        return len(writer.missing()), writer.metadata.layout.n_partitions
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 @pytest.mark.parametrize(
     "options", [{"dtype": "float16"}, {"dtype": "int8"}, {"unit": "subword"}, {"context_window": 1}]
 )
-def test_in_process_writes_the_same_bytes(tmp_path: Path, suffix: str, options: dict[str, Any]) -> None:
-    es.extract(made(**options), tmp_path / f"plain{suffix}")
-    seen: list[es.extraction.Progress] = []
-    plan = made(**options)
-    store = es.extract(plan, tmp_path / f"s{suffix}", executor=InProcess(), progress=seen.append)
+def test_threads_write_the_same_bytes(
+    tmp_path: Path, suffix: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_fake_specs(monkeypatch)
+    es.extract(make_plan(**options), tmp_path / f"plain{suffix}")
+    seen: list[int] = []
+    plan = make_plan(**options)
+    with ThreadPoolExecutor(2) as executor:
+        store = es.extract(
+            plan, tmp_path / f"s{suffix}", executor=executor, progress=lambda done, total: seen.append(done)
+        )
     assert plan.layout.n_partitions >= 4
     assert store.finished
     assert tree_bytes(tmp_path / f"s{suffix}") == tree_bytes(tmp_path / f"plain{suffix}")
-    assert [state.rows for state in seen] == [plan.layout.span(k)[1] for k in range(plan.layout.n_partitions)]
+    assert seen == sorted(seen)
+    assert seen[-1] == store.n_rows
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"plain{suffix}", f"s{suffix}"]
+
+
+def test_several_context_windows_on_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_specs(monkeypatch)
+    plan = window_plan_of(many(150), model=FakeEncoder(), context_windows=[0, 2, None])
+    plain = extract_windows(plan, tmp_path / "plain.zarr", progress=False)
+    with ThreadPoolExecutor(2) as executor:
+        stores = extract_windows(plan, tmp_path / "s.zarr", executor=executor, progress=False)
+    for window, store in stores.items():
+        assert tree_bytes(Path(str(store.path))) == tree_bytes(Path(str(plain[window].path)))
 
 
 @pytest.mark.parametrize("unit", ["word", "subword"])
 @pytest.mark.parametrize("window", [None, 2])
-def test_a_piece_has_the_passages_of_the_whole_index(
+def test_a_part_has_the_passages_of_the_whole_index(
     monkeypatch: pytest.MonkeyPatch, unit: str, window: int | None
 ) -> None:
     monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 300)
-    sentences = [*many(120), Sentence(["new", "york", "is", "large"], {}, [(0, 2)]), *many(60)]
-    plan = made(sentences, unit=unit, context_window=window)
-    reader, passages = plan.reader(), 0
-    for piece in cut_pieces(plan.index, plan.layout, range(plan.layout.n_partitions)):
-        whole = list(reader.passages(*plan.layout.span(piece.partition), plan.encoder))
-        ours = list(piece.passages(plan.encoder, plan.options, limit=plan.limit))
-        for one, other in zip(ours, whole, strict=True):
-            assert one.first_row == other.first_row
-            np.testing.assert_array_equal(one.sentence_of_row, other.sentence_of_row)
-            for name in ("tokenized", "spans"):
-                for field, array in vars(getattr(one, name)).items():
-                    np.testing.assert_array_equal(array, getattr(getattr(other, name), field))
-        passages += len(ours)
-    assert passages > plan.layout.n_partitions
+    plan = make_plan(many(120), unit=unit, context_window=window)
+    rows: list[np.ndarray] = []
+    for partition in range(plan.layout.n_partitions):
+        start, stop = plan.layout.span(partition)
+        part = Part.of(plan.index, start, stop)
+        passages = list(part.passages(plan.encoder, plan.text))
+        assert len(passages) > 1
+        assert passages[0].first_row == start
+        assert sum(passage.n_rows for passage in passages) == stop - start == part.n_rows
+        rows.extend(passage.sentence_of_row for passage in passages)
+        assert part.sentences[0] == int(plan.index.sentence[start])
+    np.testing.assert_array_equal(np.concatenate(rows), plan.index.sentence)
 
 
 def poisoned() -> list[Sentence]:
-    return [*many(100), Sentence(["a", "zzz"]), *many(120)]
+    return [*many(150), Sentence(["zzz", "poison"]), *many(60)]
 
 
-def test_a_poisoned_sentence_is_named_and_the_rest_is_committed(tmp_path: Path) -> None:
-    encoder = FakeEncoder()
-    plan = made(poisoned(), model=encoder)
-    encoder.poison = "zzz"
-    with pytest.raises(NonFiniteError) as raised:
-        es.extract(plan, tmp_path / "s.zarr", executor=InProcess(attempts=2))
-    message = str(raised.value)
-    (row,) = (row for row in range(plan.layout.n_rows) if plan.index.words[int(plan.index.type[row])] == "zzz")
-    partition = row // plan.layout.partition_rows
-    start, stop = plan.layout.span(partition)
-    first, last = int(plan.index.sentence[start]), int(plan.index.sentence[stop - 1])
-    assert f"1 of {plan.layout.n_partitions} partitions of {tmp_path / 's.zarr'} could not be written" in message
-    assert (
-        f"partition {partition} (rows {start}-{stop - 1}, sentences {first}-{last}): layer 0, sentence 100" in message
-    )
-    assert "the last of 2 attempts" in message
-    assert "the same command again goes on with the rest" in message
-    assert "\n" not in message
-    with StoreWriter(tmp_path / "s.zarr") as writer:
-        assert writer.missing() == [partition]
-    es.extract(made(poisoned()), tmp_path / "s.zarr", executor=InProcess())
-    es.extract(made(poisoned()), tmp_path / "plain.zarr")
-    assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
+def partition_of(plan: es.Plan, word: str) -> int:
+    (row,) = (row for row in range(plan.layout.n_rows) if plan.index.words[int(plan.index.type[row])] == word)
+    return row // plan.layout.partition_rows
 
 
-def test_it_gives_up_where_all_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distribution, "GIVEN_UP_AFTER", 2)
-    encoder = FakeEncoder()
-    plan = made([Sentence([*sentence.words, "zzz"]) for sentence in many(220)], model=encoder)
-    encoder.poison = "zzz"
-    with pytest.raises(NonFiniteError, match=rf"{plan.layout.n_partitions - 2} more were then not tried"):
-        es.extract(plan, tmp_path / "s.zarr", executor=InProcess())
-    assert list(tmp_path.iterdir()) == [], "a store that this call began and in which nothing can be is removed"
-
-
-def test_several_context_windows_are_refused(tmp_path: Path) -> None:
-    plan = es.extraction.plan_windows(many(20), model=FakeEncoder(), calibrate=False, context_windows=[0, 1])
-    with pytest.raises(InvalidValueError, match="several context windows share one pass"):
-        es.extraction.extract_windows(plan, tmp_path / "s.zarr", executor=InProcess())
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_not_like_the_coordinator_says_so(tmp_path: Path, model: Path) -> None:
-    plan = made([Sentence(words) for words in tiny.random_sentences(20, seed=1)], model=model)
-    path = tmp_path / "s.zarr"
-    create_store(path, metadata=plan.metadata, index=plan.index)
-    with StoreWriter(path) as writer:
-        job = replace(job_of(plan, writer), encoder=None)
-        assert job.begin() is not None
-        versions = dict(job.software)
-        for changed, told in (
-            (
-                {"software": versions | {"embstore": "0.0.9"}},
-                r"embstore .* is here, 0\.0\.9 made the plan: install the same",
-            ),
-            ({"mark": "0" * 32}, "the store .*s.zarr is not to be seen here"),
-            ({"path": tmp_path / "t.zarr"}, "the store .*t.zarr is not to be seen here"),
-            ({"recipe_sha256": "0" * 64}, "the store .*s.zarr is not to be seen here"),
-            (
-                {"recipe": replace(job.recipe, model=str(tmp_path / "none"))},
-                f"there is no model folder '{tmp_path}/none'",
-            ),
-            ({"recipe": replace(job.recipe, weights_sha256="0" * 64)}, "has other weights here"),
-            ({"recipe": replace(job.recipe, tokenizer_sha256="0" * 64)}, "has other tokenizer"),
-        ):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("embstore.store.zarr.shard_writer.MARK_SECONDS", 0.0)
-                with pytest.raises(ExecutorError, match=told) as raised:
-                    replace(job, **changed).begin()
-            assert "\n" not in str(raised.value)
-        with pytest.warns(WorkerWarning, match=r"torch .* \(the plan's is 1\.0\): the last bits of vectors may differ"):
-            replace(job, software=versions | {"torch": "1.0"}).begin()
-
-
-def test_a_relative_name_of_a_model_is_the_same_folder_elsewhere(
+def test_a_partition_that_fails_is_named_and_the_others_are_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "v.vec").touch()
-    for name, absolute in (
-        ("model", f"{tmp_path}/model"),
-        ("subwords:model", f"subwords:{tmp_path}/model"),
-        ("bag:vectors:v.vec?seed=1", f"bag:vectors:{tmp_path}/v.vec?seed=1"),
-        ("v.vec", f"{tmp_path}/v.vec"),
-        ("random:8?seed=1", "random:8?seed=1"),
-        ("bert-base-uncased", "bert-base-uncased"),
-    ):
-        assert with_absolute_path(name) == absolute
-
-
-@pytest.mark.slow
-def test_a_process_with_a_model_writes_the_same_bytes(tmp_path: Path, model: Path) -> None:
-    sentences = [Sentence(words) for words in tiny.random_sentences(120, seed=1)]
-    es.extract(made(sentences, model=model, dtype="float16"), tmp_path / "plain.zarr")
-    plan = made(sentences, model=model, dtype="float16")
-    assert plan.layout.n_partitions >= 4
-    es.extract(plan, tmp_path / "s.zarr", executor=Processes(["cpu"]))
+    es.extract(make_plan(poisoned()), tmp_path / "plain.zarr")
+    plan = make_plan(poisoned())
+    left, n_partitions = partition_of(plan, "zzz"), plan.layout.n_partitions
+    use_fake_specs(monkeypatch, poison="zzz")
+    with ThreadPoolExecutor(2) as executor:
+        with pytest.raises(NonFiniteError) as caught:
+            es.extract(plan, tmp_path / "s.zarr", executor=executor)
+        message = str(caught.value)
+        assert "\n" not in message
+        assert f"1 of {n_partitions} partitions" in message
+        assert f"partition {left} (rows" in message
+        assert f"{n_partitions - 1} of {n_partitions} partitions were committed: the same command continues" in message
+        assert n_missing(tmp_path / "s.zarr") == (1, n_partitions)
+        use_fake_specs(monkeypatch)
+        es.extract(make_plan(poisoned()), tmp_path / "s.zarr", executor=executor)
     assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
 
 
+def test_many_failures_end_the_extraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.extraction.extract.MAX_FAILURES", 2)
+    sentences = [Sentence(["zzz", *sentence.words]) for sentence in many(400)]
+    use_fake_specs(monkeypatch, poison="zzz")
+    with ThreadPoolExecutor(1) as executor, pytest.raises(NonFiniteError, match="more were not tried"):
+        es.extract(make_plan(sentences), tmp_path / "s.zarr", executor=executor)
+    assert not (tmp_path / "s.zarr").exists()  # nothing can be written into it
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_a_killed_worker_ends_in_one_line_and_the_same_call_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    es.extract(make_plan(poisoned()), tmp_path / f"plain{suffix}")
+    use_fake_specs(monkeypatch, word="zzz", fault="killed", folder=tmp_path)
+    with (
+        Processes(1) as executor,
+        pytest.raises(ExecutorError, match=r"ended abruptly.*were committed: the same") as caught,
+    ):
+        es.extract(make_plan(poisoned()), tmp_path / f"s{suffix}", executor=executor)
+    assert "\n" not in str(caught.value)
+    missing, n_partitions = n_missing(tmp_path / f"s{suffix}")
+    assert 0 < missing < n_partitions
+    es.extract(make_plan(poisoned()), tmp_path / f"s{suffix}")
+    assert tree_bytes(tmp_path / f"s{suffix}") == tree_bytes(tmp_path / f"plain{suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_a_full_disk_on_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    es.extract(make_plan(poisoned()), tmp_path / f"plain{suffix}")
+    use_fake_specs(monkeypatch, word="zzz", fault="full disk", folder=tmp_path)
+    with Processes(1) as executor, pytest.raises(StorageError, match="the disk is full"):
+        es.extract(make_plan(poisoned()), tmp_path / f"s{suffix}", executor=executor)
+    missing, n_partitions = n_missing(tmp_path / f"s{suffix}")
+    assert 0 < missing < n_partitions
+    es.extract(make_plan(poisoned()), tmp_path / f"s{suffix}")
+    assert tree_bytes(tmp_path / f"s{suffix}") == tree_bytes(tmp_path / f"plain{suffix}")
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_workers")
-def test_processes_through_all_that_may_go_wrong(tmp_path: Path) -> None:
-    """A worker killed, one with a full disk and a poisoned sentence leave one partition; it is then done."""
-    folder, executor, name = tmp_path, Processes(["cpu", "cpu"]), "s.h5"
-    sentences = poisoned()
-    es.extract(made(sentences), folder / f"plain{name}")
-    plan = made(sentences)
-    (row,) = (row for row in range(plan.layout.n_rows) if plan.index.words[int(plan.index.type[row])] == "zzz")
-    left = row // plan.layout.partition_rows
-    killed_at = next(partition for partition in range(plan.layout.n_partitions) if partition != left)
-    troubles = Troubles(folder, poison="zzz", killed_at=killed_at, full_disk=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with pytest.raises(NonFiniteError, match=rf"1 of {plan.layout.n_partitions} partitions .* partition {left} \("):
-            es.extract(plan, folder / name, executor=Troubled(executor, troubles))  # type: ignore[arg-type]
-    told = [str(one.message) for one in caught if issubclass(one.category, WorkerWarning)]
-    assert any("was done again" in line and "the disk is full" in line for line in told)
-    assert any(f"partition {killed_at} was done again" in line and "the worker was lost" in line for line in told)
-    es.extract(made(sentences), folder / name, executor=InProcess())
-    assert tree_bytes(folder / name) == tree_bytes(folder / f"plain{name}")
+def test_processes_load_the_model_and_write_the_same_bytes(tmp_path: Path) -> None:
+    folder = tiny.save("bert", tmp_path / "model")
+    sentences = tiny.random_sentences(60, seed=4)
+    plan = plan_of(sentences, model=folder)
+    es.extract(plan, tmp_path / "plain.zarr")
+    windows = window_plan_of(sentences, model=folder, context_windows=[0, 3])
+    plain = extract_windows(windows, tmp_path / "plainw.zarr")
+    with Processes(2) as executor:
+        es.extract(plan, tmp_path / "s.zarr", executor=executor)
+        stores = extract_windows(windows, tmp_path / "w.zarr", executor=executor)
+    assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
+    for window, store in stores.items():
+        assert tree_bytes(Path(str(store.path))) == tree_bytes(Path(str(plain[window].path)))
+
+
+def test_another_model_on_a_worker_is_refused(tmp_path: Path) -> None:
+    folder = tiny.save("bert", tmp_path / "model")
+    plan = plan_of(tiny.random_sentences(5, seed=4), model=folder)
+    for part in ("weights", "tokenizer"):
+        spec = replace(plan.encoder_spec, **{f"{part}_sha256": "0" * 64})
+        with pytest.raises(ExecutorError, match=f"has other {part} on this worker"):
+            spec.load(plan.layout.layers, plan.options)
+    spec = replace(plan.encoder_spec, model=str(tmp_path / "nowhere"))
+    with pytest.raises(ExecutorError, match="cannot load the model of the plan"):
+        spec.load(plan.layout.layers, plan.options)
+
+
+def test_other_software_on_a_worker() -> None:
+    ours = software_versions()
+    assert compare_software(ours) == ()
+    with pytest.raises(ExecutorError, match=r"the worker has embstore .* plan was made with 0\.0\.0: install"):
+        compare_software({**ours, "embstore": "0.0.0"})
+    (warning,) = compare_software({**ours, "torch": "1.0"})
+    assert "instead of 1.0: the last bits of vectors may differ" in warning
+
+
+def test_warnings_of_workers_are_shown_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_specs(monkeypatch)
+    plan = make_plan()
+    plan.metadata.software["torch"] = "1.0"  # type: ignore[index]
+    with ThreadPoolExecutor(1) as executor, pytest.warns(WorkerWarning) as caught:
+        es.extract(plan, tmp_path / "s.zarr", executor=executor)
+    assert len([one for one in caught if issubclass(one.category, WorkerWarning)]) == 1
+
+
+def test_a_model_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    assert with_absolute_path("model") == str(tmp_path / "model")
+    assert with_absolute_path("bag:vectors:model?missing=drop") == f"bag:vectors:{tmp_path / 'model'}?missing=drop"
+    assert with_absolute_path("bert-base-uncased") == "bert-base-uncased"
+    assert isinstance(EncoderSpec, type)
+
+
+def test_a_store_of_another_corpus_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = tmp_path / "one.txt", tmp_path / "other.txt"
+    one.write_text("the bank of the river\na new bank\n")
+    other.write_text("the bank of the river\nan old bank\n")
+    es.extract(plan_of(one, model=FakeEncoder()), tmp_path / "s.zarr")
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr("embstore.extraction.plan.load_encoder", refuse)
+    for corpus, options, message in (
+        (other, {}, "made from another corpus: sentence 1 is not that of other.txt"),
+        (one, {"pooling": "last"}, "extraction.pooling 'mean', this plan has 'last'"),
+        (one, {"layers": [0]}, "layers"),
+        (one, {"dtype": "float32"}, "dtype 'float16', this plan has 'float32'"),
+        (es.open_corpus(one, split="punctuation"), {}, "corpus.options.split"),
+    ):
+        with pytest.raises(StoreMismatchError, match=message):
+            plan_of(corpus, model="a-model", store=tmp_path / "s.zarr", **options)
+    with pytest.raises(AssertionError, match="the model is loaded"):
+        plan_of(one, model="a-model", store=tmp_path / "s.zarr")
+    with pytest.raises(es.errors.InvalidValueError, match=r"no label column 'class' in one\.txt; there are: none"):
+        plan_of(one, model="a-model", keep=es.Keep(labelled="class"))
+    with pytest.raises(es.errors.InvalidValueError, match="there is no folder"):
+        plan_of(one, model="a-model", store=tmp_path / "nowhere" / "s.zarr")
+
+
+def test_a_plan_shows_itself() -> None:
+    plan = make_plan(many(10))
+    assert repr(plan).startswith("model")
+    assert str(plan) == repr(plan)
+    assert "<th style='text-align:left'>occurrences</th>" in plan._repr_html_()

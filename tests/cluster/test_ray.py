@@ -2,112 +2,98 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import embstore as es
-from embstore.cluster.ray import RayExecutor
-from embstore.errors import ExecutorError, InvalidValueError, MissingPackageError
-from embstore.executor import Executor
-from embstore.store import StoreWriter
-from tests.cluster import jobs
-from tests.cluster.conformance import ATTEMPTS, AllAtOnceTests
+from embstore.errors import ExecutorError, InvalidValueError, MissingPackageError, NonFiniteError
+from embstore.executors import RayExecutor, iter_completed, iter_results
 from tests.cluster.ray_head import RayHead, free_port
-from tests.cluster.test_extraction import made
-from tests.cluster.troubles import Troubled, Troubles, quick_workers
+from tests.cluster.specs import first, use_fake_specs
+from tests.cluster.test_executors import raise_unpicklable, square
+from tests.cluster.test_extraction import make_plan, poisoned
 from tests.extraction.test_pipeline import small_partitions, tree_bytes
 from tests.object_server import Bucket, Proxy, bucket_environment
 
-__all__ = ["quick_workers"]
-
 
 @pytest.fixture(scope="module")
-def head(object_server: tuple[Proxy, Any]) -> Iterator[RayHead]:
-    """A head whose workers find the bucket."""
+def executor(object_server: tuple[Proxy, Any]) -> Iterator[RayExecutor]:
+    """Three workers of a cluster of its own, which find the bucket."""
     pytest.importorskip("ray")
-    with RayHead(bucket_environment(object_server[0])) as head:
-        yield head
+    with RayHead(bucket_environment(object_server[0])) as head, RayExecutor(head.address, n_workers=3) as executor:
+        yield executor
+
+
+def die_once(folder: Path, number: int) -> int:
+    if number == 5 and first(folder / "died"):
+        os._exit(1)
+    return number
 
 
 @pytest.mark.slow
-class TestThreeRayWorkers(AllAtOnceTests):
-    @pytest.fixture
-    def executor(self, head: RayHead) -> Executor:
-        return RayExecutor(head.address, workers=3, attempts=ATTEMPTS)
+def test_tasks_of_three_workers(executor: RayExecutor, tmp_path: Path) -> None:
+    results = list(iter_results(executor, (partial(square, number) for number in range(12))))
+    assert [result for result, _ in results] == [number * number for number in range(12)]
+    assert len({process for _, process in results}) == 3
+    with pytest.raises(ValueError, match="13 is refused"):
+        list(iter_completed(executor, (partial(square, number) for number in range(20))))
+    with pytest.raises(ExecutorError, match="Unpicklable: this and that"):
+        list(iter_results(executor, [raise_unpicklable]))
+    array = executor.submit(np.arange, 5).result()
+    array += 1  # results can be written to
+    assert list(iter_results(executor, (partial(die_once, tmp_path, number) for number in range(9)))) == list(range(9))
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_workers")
-@pytest.mark.parametrize("workers", [1, 3])
 def test_workers_write_the_same_bytes_on_a_disk_and_into_a_bucket(
-    head: RayHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Bucket, workers: int
+    executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Bucket
 ) -> None:
     small_partitions(monkeypatch)
-    es.extract(made(), tmp_path / "plain.zarr")
-    executor: Any = Troubled(RayExecutor(head.address, workers=workers), Troubles(tmp_path))
-    es.extract(made(), tmp_path / "s.zarr", executor=executor)
+    es.extract(make_plan(), tmp_path / "plain.zarr")
+    use_fake_specs(monkeypatch)
+    es.extract(make_plan(), tmp_path / "s.zarr", executor=executor)
     assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
-    es.extract(made(), f"{bucket.url}/s.zarr", executor=executor)
+    es.extract(make_plan(), f"{bucket.url}/s.zarr", executor=executor)
     keys = bucket.keys()
     assert {key.removeprefix("s.zarr/"): bucket.get(key) for key in keys} == tree_bytes(tmp_path / "plain.zarr")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_workers")
-def test_a_head_that_is_stopped_and_started_again(
-    head: RayHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_that_dies_and_a_partition_that_fails(
+    executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_partitions(monkeypatch)
-    es.extract(made(), tmp_path / "plain.zarr")
-    stopped = False
-
-    def stop(state: es.extraction.Progress) -> None:
-        nonlocal stopped
-        if not stopped:
-            head.stop()
-            stopped = True
-
-    executor = RayExecutor(head.address, workers=3)
-    slowly = Troubled(executor, Troubles(tmp_path, seconds=1.0))
-    with pytest.raises(
-        ExecutorError, match=r"is gone, its head was stopped .* the same command again goes on"
-    ) as raised:
-        es.extract(made(), tmp_path / "s.zarr", executor=slowly, progress=stop)  # type: ignore[arg-type]
-    assert "\n" not in str(raised.value)
-    with StoreWriter(tmp_path / "s.zarr") as writer:
-        assert 0 < len(writer.missing()) < writer.metadata.layout.n_partitions
-    with pytest.raises(ExecutorError, match="no Ray cluster answers"):
-        es.extract(made(), tmp_path / "s.zarr", executor=executor)
-    head.start()
-    es.extract(made(), tmp_path / "s.zarr", executor=Troubled(executor, Troubles(tmp_path)))  # type: ignore[arg-type]
+    es.extract(make_plan(poisoned()), tmp_path / "plain.zarr")
+    use_fake_specs(monkeypatch, word="zzz", fault="killed", folder=tmp_path)
+    es.extract(make_plan(poisoned()), tmp_path / "s.zarr", executor=executor)  # Ray starts the worker again
     assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
+    use_fake_specs(monkeypatch, poison="zzz")
+    with pytest.raises(NonFiniteError, match=r"1 of 5 partitions .*: the same command continues"):
+        es.extract(make_plan(poisoned()), tmp_path / "t.zarr", executor=executor)
 
 
-def test_an_address_of_no_cluster_is_refused_at_once() -> None:
+def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
     pytest.importorskip("ray")
     address = f"127.0.0.1:{free_port()}"
     for given in (address, f"ray://{address}"):
         with pytest.raises(ExecutorError, match=f"no Ray cluster answers at {given}: Connection refused"):
-            list(RayExecutor(given).run(jobs.Squares(), range(3)))
+            RayExecutor(given)
 
 
 @pytest.mark.parametrize("address", ["here", "host:", ":10", "host:99999", "http://host:10", "ray://host"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_a_malformed_address_is_refused(address: str) -> None:
     pytest.importorskip("ray")
     with pytest.raises(InvalidValueError, match="give host:port"):
         RayExecutor(address)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embstore.cluster.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("embstore.executors.find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"pip install 'embstore\[ray\]'"):
         RayExecutor()
-
-
-def test_nothing_to_do_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    monkeypatch.setattr("embstore.cluster.ray.sys.executable", str(Path("/no/python")))
-    assert list(RayExecutor("local").run(jobs.Squares(), [])) == []

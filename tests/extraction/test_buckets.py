@@ -12,6 +12,7 @@ import embstore as es
 from embstore.corpus import Sentence
 from embstore.errors import InvalidValueError, NonFiniteError, StoreMismatchError
 from tests.extraction.fake import FakeEncoder
+from tests.extraction.plans import plan_of
 from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
 from tests.store.memory_bucket import URL, MemoryBucket
 
@@ -31,8 +32,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
 
 
 def plan(sentences: list[Sentence], *, model: FakeEncoder | None = None, **options: Any) -> es.Plan:
-    given = {"dtype": "float32", "calibrate": False} | options
-    return es.plan(sentences, model=model or FakeEncoder(), **given)
+    return plan_of(sentences, model=model or FakeEncoder(), **({"dtype": "float32"} | options))
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
@@ -107,7 +107,7 @@ def test_what_cannot_be_stored_leaves_nothing(memory: MemoryBucket) -> None:
 
 
 def test_several_windows_into_a_bucket(memory: MemoryBucket, tmp_path: Path) -> None:
-    from embstore.extraction.sweep import store_path
+    from embstore.extraction.window_plan import store_path
 
     assert str(store_path(URL, kind="context", window=2)) == "s3://bucket/x-k2.zarr"
     assert store_path("a/x.zarr", kind="attention", window=None) == Path("a/x-full.zarr")

@@ -12,7 +12,7 @@ import torch
 
 import embstore as es
 from embstore.errors import NonFiniteError
-from embstore.extraction.cast import Cast, leaving_as
+from embstore.extraction.cast import Cast, device_cast
 from embstore.models import load_encoder
 from embstore.models.transformer.encoder import TransformerEncoder
 from tests.extraction.fake import FakeEncoder
@@ -58,17 +58,17 @@ def planned(encoder: TransformerEncoder, monkeypatch: pytest.MonkeyPatch, dtype:
     """A plan whose self-check has not seen what is planted."""
     monkeypatch.setattr(encoder, "self_check", lambda *args, **options: 0.0)
     corpus = [*SENTENCES, ["the", "zebra", "sat"]]
-    return es.plan(corpus, model=encoder, dtype=dtype, pooling="first", calibrate=False)
+    return es.plan(corpus, model=encoder, options=es.ExtractionOptions(dtype=dtype, pooling="first"), calibrate=False)
 
 
 @pytest.mark.parametrize("card", [True, False])
 @pytest.mark.parametrize(
     ("value", "compute", "dtype", "told"),
     [
-        (float("inf"), "float32", "float16", "the model gives inf in float32: check its weights"),
-        (float("inf"), "bfloat16", "bfloat16", "the model gives inf in bfloat16: check its weights, or compute in"),
-        (float("-inf"), "float16", "float16", "the model gives -inf in float16: .* compute in bfloat16 or float32"),
-        (float("nan"), "float16", "float32", "the model gives nan in float16"),
+        (float("inf"), "float32", "float16", "the model computes inf in float32: check its weights"),
+        (float("inf"), "bfloat16", "bfloat16", "the model computes inf in bfloat16: check its weights, or compute in"),
+        (float("-inf"), "float16", "float16", "the model computes -inf in float16: .* compute in bfloat16 or float32"),
+        (float("nan"), "float16", "float32", "the model computes nan in float16"),
         (-70000.0, "float32", "float16", "-70,000 is beyond float16's 65,504"),
         (65510.0, "float32", "float16", "65,510 is beyond float16's 65,504"),  # the cast alone would round it down
         (98304.0, "bfloat16", "float16", "98,304 is beyond float16's 65,504"),
@@ -108,7 +108,7 @@ def test_the_store_is_the_same_wherever_the_cast_is_made(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: str, dtype: str
 ) -> None:
     encoder = load_encoder(folder, compute_dtype=compute)
-    plan = es.plan(SENTENCES, model=encoder, dtype=dtype, calibrate=False)
+    plan = es.plan(SENTENCES, model=encoder, options=es.ExtractionOptions(dtype=dtype), calibrate=False)
     plain = es.extract(plan, tmp_path / "plain.zarr")
     monkeypatch.setattr(TransformerEncoder, "casts_on_device", True)
     came = []
@@ -129,9 +129,9 @@ def test_the_store_is_the_same_wherever_the_cast_is_made(
 
 def test_only_a_card_is_told(folder: Path, on_a_card: None) -> None:
     encoder = load_encoder(folder)
-    assert leaving_as(encoder, "float16") == {"dtype": torch.float16}
-    assert leaving_as(encoder, "int8") == {"dtype": torch.float32}
-    assert leaving_as(FakeEncoder(), "float16") == {}
+    assert device_cast(encoder, "float16") == {"dtype": torch.float16}
+    assert device_cast(encoder, "int8") == {"dtype": torch.float32}
+    assert device_cast(FakeEncoder(), "float16") == {}
 
 
 def test_a_card_goes_on_with_the_next_partition_while_vectors_are_cast(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import embstore as es
-from embstore.extraction.pipeline import extract_together
+from embstore.extraction.extract import extract_together
 from embstore.store import Store
 
 
@@ -56,8 +56,8 @@ def test_both_backends_hold_the_same(stores: tuple[es.Plan, Store, Store]) -> No
 @pytest.mark.slow
 def test_every_word_is_there_or_counted(stores: tuple[es.Plan, Store, Store]) -> None:
     plan, zarr, _ = stores
-    assert plan.sentences == 12_544
-    assert zarr.n_rows + sum(drop.count for drop in plan.metadata.dropped) == plan.words
+    assert plan.n_sentences == 12_544
+    assert zarr.n_rows + sum(drop.count for drop in plan.metadata.dropped) == plan.n_words
     words = [text.split(" ") for text in zarr.index.texts]
     for row in np.random.default_rng(3).integers(0, zarr.n_rows, 5_000).tolist():
         sentence, position = int(zarr.index.sentence[row]), int(zarr.index.position[row])
@@ -74,7 +74,10 @@ def test_vectors_equal_the_plain_pass(stores: tuple[es.Plan, Store, Store], mini
     tokenizer.backend_tokenizer.no_truncation()
     chosen = np.sort(np.random.default_rng(7).choice(len(half.index.texts), 500, replace=False)).tolist()
     sentences = [half.index.texts[sentence].split(" ") for sentence in chosen]
-    single = es.extract(es.plan(sentences, model=minilm, dtype="float32", calibrate=False), tmp_path / "single.zarr")
+    single = es.extract(
+        es.plan(sentences, model=minilm, options=es.ExtractionOptions(dtype="float32"), calibrate=False),
+        tmp_path / "single.zarr",
+    )
     worst = {"float32": 0.0, "float16": 0.0}
     for number, (sentence, words) in enumerate(zip(chosen, sentences, strict=True)):
         expected = plain_sentence(model, tokenizer, words)

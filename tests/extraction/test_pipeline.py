@@ -29,6 +29,7 @@ from embstore.models.encoder import Pooled, Spans, Tokenized
 from embstore.store import Store
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.oracle import Row, expected_rows
+from tests.extraction.plans import plan_of
 
 SENTENCES = [
     Sentence(["the", "bank", "of", "the", "river"], {"class": [None, "nature", None, None, "nature"]}),
@@ -79,8 +80,7 @@ def assert_rows(found: Sequence[Row], expected: Sequence[Row], *, atol: float = 
 
 
 def extracted(path: Path, sentences: Sequence[Sentence] = SENTENCES, **options: object) -> tuple[es.Plan, Store]:
-    options = {"model": FakeEncoder(), "dtype": "float32", "calibrate": False} | options
-    plan = es.plan(list(sentences), **options)  # type: ignore[arg-type]
+    plan = plan_of(list(sentences), **({"model": FakeEncoder(), "dtype": "float32"} | options))
     return plan, es.extract(plan, path)
 
 
@@ -193,16 +193,17 @@ def test_a_failed_run_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, mon
     small_partitions(monkeypatch)
     sentences = [*many(150), Sentence(["zzz", "poison"]), *many(30)]
     encoder = FakeEncoder()
-    plan = es.plan(sentences, model=encoder, dtype="float32", calibrate=False)
+    plan = es.plan(sentences, model=encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
     encoder.poison = "zzz"
-    with pytest.raises(NonFiniteError, match=r"layer 0, sentence 150, row \d+: the model gives nan"):
+    with pytest.raises(NonFiniteError, match=r"layer 0, sentence 150, row \d+: the model computes nan"):
         es.extract(plan, tmp_path / f"s{suffix}")
-    with pytest.warns(es.errors.UnfinishedStoreWarning, match="same"):
+    with pytest.warns(es.errors.UnfinishedStoreWarning, match="resume"):
         begun = es.open(tmp_path / f"s{suffix}")
     assert 0 < begun.n_committed_rows < begun.n_rows
     encoder.poison = None
     whole = es.extract(
-        es.plan(sentences, model=FakeEncoder(), dtype="float32", calibrate=False), tmp_path / f"s{suffix}"
+        es.plan(sentences, model=FakeEncoder(), options=es.ExtractionOptions(dtype="float32"), calibrate=False),
+        tmp_path / f"s{suffix}",
     )
     assert whole.finished
     _, straight = extracted(tmp_path / f"t{suffix}", sentences)
@@ -259,19 +260,19 @@ def test_the_same_call_on_a_finished_store_changes_nothing(tmp_path: Path) -> No
         ({"layers": "0,9"}, "layer 9 does not exist: the model has layers 0"),
         ({"layers": [-4]}, "layer -4 does not exist"),
         ({"layers": "a"}, "layers 'a' cannot be read"),
-        ({"layers": []}, "layers [] choose none: give some of 0 to 2"),
-        ({"unit": "byte"}, "unit 'byte' is not known: choose one of word, subword"),
-        ({"pooling": "sum"}, "pooling 'sum' is not known"),
-        ({"dtype": "float8"}, "dtype 'float8' is not known"),
+        ({"layers": []}, "layers () select no layer: give some of 0 to 2"),
+        ({"unit": "byte"}, "unknown unit 'byte': choose one of word, subword"),
+        ({"pooling": "sum"}, "unknown pooling 'sum'"),
+        ({"dtype": "float8"}, "unknown dtype 'float8'"),
         ({"max_length": 0}, "max length 0 is not allowed"),
-        ({"max_length": 2}, "max length 2 leaves no room for words"),
-        ({"max_length": 99}, "max length 99 is more than the model takes: give 26 or less"),
+        ({"max_length": 2}, "max length 2 leaves no space for words"),
+        ({"max_length": 99}, "max length 99 is more than the model accepts: give 26 or less"),
         ({"batch_subwords": -1}, "batch size -1 is not allowed"),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
-        es.plan(SENTENCES, **({"model": FakeEncoder(), "calibrate": False} | options))  # type: ignore[arg-type]
+        plan_of(SENTENCES, **({"model": FakeEncoder()} | options))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

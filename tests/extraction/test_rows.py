@@ -9,7 +9,7 @@ import pytest
 
 from embstore.corpus import Keep, Sentence
 from embstore.extraction import rows as rows_module
-from embstore.extraction.rows import index_of
+from embstore.extraction.rows import make_index
 from embstore.extraction.spool import Spool
 from embstore.extraction.survey import Survey, survey
 from embstore.store.check.consistency import index_faults
@@ -34,19 +34,21 @@ def surveyed(*, keep_ids: bool) -> tuple[Survey, FakeEncoder]:
         tags = random.choice(np.array(["NOUN", "VERB", ""]), len(chosen)).tolist()
         sentences.append(Sentence(tuple(chosen), labels={"tag": tuple(tag or None for tag in tags)}))
     encoder = FakeEncoder()
-    return survey(sentences, encoder, limit=24, keep_ids=keep_ids, spool=Spool()), encoder
+    return survey(
+        sentences, encoder, limit=24, keep_ids=keep_ids, spool=Spool(), report=lambda n_sentences: None
+    ), encoder
 
 
 @pytest.mark.parametrize("unit", ["word", "subword"])
 @pytest.mark.parametrize("keep", KEEPS, ids=["all", "words", "labelled", "frequent", "none"])
 def test_any_block_gives_the_same_index(keep: Keep, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, encoder = surveyed(keep_ids=unit == "subword")
-    whole, dropped = index_of(found, keep=keep, unit=unit, encoder=encoder)
+    whole, dropped = make_index(found, keep=keep, unit=unit, encoder=encoder)
     assert not len(whole.type) or not list(index_faults(whole, len(whole.type)))
     for block in (1, 3, 50):
         monkeypatch.setattr(rows_module, "BLOCK", block)
         found, encoder = surveyed(keep_ids=unit == "subword")
-        index, same = index_of(found, keep=keep, unit=unit, encoder=encoder)
+        index, same = make_index(found, keep=keep, unit=unit, encoder=encoder)
         assert same == dropped
         expected = whole.arrays()
         for name, column in index.arrays().items():
@@ -65,7 +67,7 @@ def test_memory_does_not_grow_with_the_rows(keep: Keep, monkeypatch: pytest.Monk
     found = Survey(Spool())
     for number in range(100):
         _ = found.types[f"w{number}"]
-    found.sentences = sentences
+    found.n_sentences = sentences
     columns = {
         "type": np.arange(count, dtype=np.int32) % 100,
         "sentence": np.arange(count) // 2,
@@ -80,7 +82,7 @@ def test_memory_does_not_grow_with_the_rows(keep: Keep, monkeypatch: pytest.Monk
     kept = int((columns["type"] < 90).sum()) if keep.words else count
     del columns
     tracemalloc.start()
-    index, _ = index_of(found, keep=keep, unit="word", encoder=FakeEncoder())
+    index, _ = make_index(found, keep=keep, unit="word", encoder=FakeEncoder())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(index.type) == kept

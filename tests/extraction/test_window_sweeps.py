@@ -14,10 +14,11 @@ import pytest
 import embstore as es
 from embstore.errors import InvalidValueError, StorageError, StoreMismatchError
 from embstore.extraction.options import parse_windows
-from embstore.extraction.pipeline import Timings
-from embstore.extraction.sweep import extract_windows, plan_windows, store_path
+from embstore.extraction.window_plan import extract_windows, plan_windows, store_path
+from embstore.extraction.worker import Timings
 from embstore.store import Store, StoreWriter
 from tests.extraction.fake import FakeEncoder
+from tests.extraction.plans import plan_of
 from tests.extraction.test_pipeline import SENTENCES as FAKE_SENTENCES
 from tests.extraction.test_pipeline import small_partitions, tree_bytes
 from tests.extraction.window_scene import CORPUS, Scene, occurrences, relative, scenes, sweep, vectors_of
@@ -37,7 +38,11 @@ def test_a_sweep_gives_what_each_window_gives_alone(tmp_path: Path, scene: Calla
     stores = extract_windows(sweep(used), tmp_path / "x.zarr")
     for width in (0, 2):
         alone = es.plan(
-            list(CORPUS), model=used.encoder, dtype="float32", calibrate=False, context_window=width, store=tmp_path
+            list(CORPUS),
+            model=used.encoder,
+            options=es.ExtractionOptions(dtype="float32", context_window=width),
+            calibrate=False,
+            store=tmp_path,
         )
         store = es.extract(alone, tmp_path / f"alone{width}.zarr")
         np.testing.assert_array_equal(store.index.type, stores[width].index.type)
@@ -62,8 +67,8 @@ def test_what_is_run_is_every_different_window_once(tmp_path: Path, scene: Calla
     tokenized = used.encoder.tokenize([list(words) for words in wanted.values()])
     runs = np.split(tokenized.ids, tokenized.word_indptr[tokenized.sentence_indptr[1:-1]])
     different = {run.tobytes(): len(run) for run in runs}
-    assert counted.subwords == sum(different.values())
-    assert plan.estimate.subwords_to_run == counted.subwords
+    assert counted.n_subwords == sum(different.values())
+    assert plan.estimate.subwords_to_run == counted.n_subwords
     assert plan.estimate.counted
 
 
@@ -103,13 +108,13 @@ def test_a_killed_sweep_resumes_to_the_same_bytes(
     with pytest.raises(_Killed):
         extract_windows(plan, tmp_path / f"x{suffix}")
     monkeypatch.setattr(StoreWriter, "write", write)
-    seen: list[es.extraction.Progress] = []
+    seen: list[tuple[int, int | None]] = []
     resumed = extract_windows(
         sweep(scene("bert"), sentences, context_windows=widths, dtype=dtype, layers=[0, 2]),
         tmp_path / f"x{suffix}",
-        progress=seen.append,
+        progress=lambda done, total: seen.append((done, total)),
     )
-    assert seen[-1].rows == seen[-1].total_rows == 3 * resumed[0].n_rows
+    assert seen[-1] == (3 * resumed[0].n_rows,) * 2
     for width in widths:
         assert resumed[width].finished
         assert tree_bytes(resumed[width].path) == tree_bytes(straight[width].path)
@@ -120,7 +125,7 @@ def test_another_window_is_refused_by_name(tmp_path: Path, scene: Callable[[str]
     encoder, path = scene("bert").encoder, tmp_path / f"x{suffix}"
 
     def extracted(**windows: int | None) -> Store:
-        return es.extract(es.plan(list(CORPUS[:3]), model=encoder, calibrate=False, **windows), path)  # type: ignore[arg-type]
+        return es.extract(plan_of(list(CORPUS[:3]), model=encoder, **windows), path)
 
     extracted(context_window=2)
     with pytest.raises(StoreMismatchError, match=r"was made with extraction.context_window 2, this plan has 3"):
@@ -145,7 +150,7 @@ def test_the_estimate_is_projected_from_a_sample_of_a_larger_corpus(
     counted = Timings()
     extract_windows(plan, tmp_path / "x.zarr", timings=counted)
     assert not plan.estimate.counted
-    assert plan.estimate.subwords_to_run == pytest.approx(counted.subwords, rel=0.15)
+    assert plan.estimate.subwords_to_run == pytest.approx(counted.n_subwords, rel=0.15)
     assert plan.estimate.seconds is not None
     assert plan.estimate.seconds > 0
     assert "projected from a sample" in str(plan)
@@ -155,14 +160,18 @@ def test_plans_are_valid_against_their_schema(scene: Callable[[str], Scene]) -> 
     schema = json.loads((Path(__file__).parents[2] / "schemas" / "plan.schema.json").read_text())
     for windows in ({"context_windows": [0, None]}, {"attention_windows": [1, 2]}):
         jsonschema.validate(json.loads(json.dumps(sweep(scene("bert"), CORPUS[:3], **windows).as_json())), schema)
-    plan = es.plan(list(CORPUS[:3]), model=scene("bert").encoder, calibrate=False, context_window=3)
+    plan = es.plan(
+        list(CORPUS[:3]), model=scene("bert").encoder, calibrate=False, options=es.ExtractionOptions(context_window=3)
+    )
     jsonschema.validate(json.loads(json.dumps(plan.as_json())), schema)
 
 
 def test_an_encoder_takes_the_batching_of_the_plan_at_hand(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
     encoder = scene("bert").encoder
-    packed = es.plan(list(CORPUS), model=encoder, dtype="float32", calibrate=False)
-    es.plan(list(CORPUS), model=encoder, dtype="float32", calibrate=False, context_window=1)
+    packed = es.plan(list(CORPUS), model=encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
+    es.plan(
+        list(CORPUS), model=encoder, options=es.ExtractionOptions(dtype="float32", context_window=1), calibrate=False
+    )
     assert encoder.batching == "equal"
     es.extract(packed, tmp_path / "x.zarr")
     assert encoder.batching == "packed"
@@ -180,13 +189,13 @@ def test_too_little_space_is_told_before_the_first_store(
 
 def test_bad_sweeps(tmp_path: Path) -> None:
     for windows, message in (
-        ({}, "give context windows or attention windows, one of the two"),
+        ({}, "give several context windows or several attention windows, one of the two"),
         ({"context_windows": [0], "attention_windows": [0]}, "one of the two"),
         ({"context_windows": []}, "no context window is given"),
         ({"context_windows": [0, -3]}, "context window -3 is not allowed"),
     ):
         with pytest.raises(InvalidValueError, match=message):
-            plan_windows(FAKE_SENTENCES, model=FakeEncoder(), calibrate=False, **windows)  # type: ignore[arg-type]
+            plan_windows(FAKE_SENTENCES, model=FakeEncoder(), calibrate=False, **windows)
 
 
 def test_windows_as_text_and_as_names() -> None:

@@ -12,9 +12,10 @@ import pytest
 import embstore as es
 from embstore.corpus import Sentence
 from embstore.errors import InvalidValueError, ModelError
-from embstore.extraction.pipeline import Timings
-from embstore.extraction.sweep import extract_windows, plan_windows
+from embstore.extraction.window_plan import extract_windows, plan_windows
+from embstore.extraction.worker import Timings
 from tests.extraction.fake import FakeEncoder, span_vector
+from tests.extraction.plans import plan_of
 from tests.extraction.test_pipeline import SENTENCES as FAKE_SENTENCES
 from tests.extraction.test_pipeline import small_partitions
 from tests.extraction.window_scene import CORPUS, WIDTHS, Scene, occurrences, relative, scenes, sweep, vectors_of
@@ -53,14 +54,20 @@ def test_a_context_window_is_a_pass_over_the_truncated_words(
 def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
     used = scene("bert")
     ordinary = es.extract(
-        es.plan(list(CORPUS), model=used.encoder, dtype="float32", calibrate=False), tmp_path / "x.zarr"
+        es.plan(list(CORPUS), model=used.encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False),
+        tmp_path / "x.zarr",
     )
-    wide = es.plan(list(CORPUS), model=used.encoder, dtype="float32", calibrate=False, context_window=1000)
+    wide = es.plan(
+        list(CORPUS),
+        model=used.encoder,
+        options=es.ExtractionOptions(dtype="float32", context_window=1000),
+        calibrate=False,
+    )
     assert ordinary.metadata.extraction["batching"] == "packed"
     assert wide.metadata.extraction["batching"] == "equal"
     counted = Timings()
     store = es.extract(wide, tmp_path / "wide.zarr", timings=counted)
-    assert counted.subwords == wide.subwords  # each sentence once, however many targets it has
+    assert counted.n_subwords == wide.n_subwords  # each sentence once, however many targets it has
     assert relative(vectors_of(store), vectors_of(ordinary)) < 2e-5
 
 
@@ -101,7 +108,12 @@ def test_what_lies_beyond_an_attention_window_changes_nothing(
     used, reach, changed = scene(kind), 2, 10
     words = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r", "s", "t"]
     sentences = [words, [*words[:changed], "z", *words[changed + 1 :]]]
-    plan = es.plan(sentences, model=used.encoder, dtype="float32", calibrate=False, attention_window=reach)
+    plan = es.plan(
+        sentences,
+        model=used.encoder,
+        options=es.ExtractionOptions(dtype="float32", attention_window=reach),
+        calibrate=False,
+    )
     vectors = vectors_of(es.extract(plan, tmp_path / "x.zarr"))
     before, after = vectors[:, : len(words)], vectors[:, len(words) :]
     apart = np.abs(before - after).max(axis=2)
@@ -114,8 +126,18 @@ def test_what_lies_beyond_an_attention_window_changes_nothing(
 
 def test_both_kinds_of_window_differ(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
     used = scene("bert")
-    one = es.plan(list(CORPUS), model=used.encoder, dtype="float32", calibrate=False, context_window=1)
-    other = es.plan(list(CORPUS), model=used.encoder, dtype="float32", calibrate=False, attention_window=1)
+    one = es.plan(
+        list(CORPUS),
+        model=used.encoder,
+        options=es.ExtractionOptions(dtype="float32", context_window=1),
+        calibrate=False,
+    )
+    other = es.plan(
+        list(CORPUS),
+        model=used.encoder,
+        options=es.ExtractionOptions(dtype="float32", attention_window=1),
+        calibrate=False,
+    )
     first, second = es.extract(one, tmp_path / "c.zarr"), es.extract(other, tmp_path / "a.zarr")
     assert np.abs(vectors_of(first) - vectors_of(second)).max() > 0.1
 
@@ -131,7 +153,11 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
     encoder, limit = FakeEncoder(), 24
     sentences = [*FAKE_SENTENCES, *[Sentence(words) for words in random_sentences(40, seed=2)]]
     plan = plan_windows(
-        sentences, model=encoder, context_windows=[0, 2, None], unit=unit, dtype="float32", calibrate=False
+        sentences,
+        model=encoder,
+        context_windows=[0, 2, None],
+        options=es.ExtractionOptions(unit=unit, dtype="float32"),
+        calibrate=False,
     )
     for width, store in extract_windows(plan, tmp_path / "x.zarr").items():
         vectors, index = vectors_of(store), store.index
@@ -166,7 +192,7 @@ def test_a_model_that_does_not_keep_to_a_mask_of_pairs_is_refused(scene: Callabl
     with pytest.raises(
         ModelError, match=r"does not keep to a mask of pairs of subwords.*use context windows"
     ) as caught:
-        es.plan(list(CORPUS), model=encoder, calibrate=False, attention_window=2)
+        es.plan(list(CORPUS), model=encoder, calibrate=False, options=es.ExtractionOptions(attention_window=2))
     assert str(caught.value).endswith("use context windows")
     assert "\n" not in str(caught.value)
 
@@ -181,7 +207,12 @@ def test_other_architectures_bear_attention_windows(tmp_path: Path, scene: Calla
     split = np.diff(used.encoder.tokenize([words]).word_indptr)
     alike = words[int(np.flatnonzero(split[:-1] == split[-1])[0])]  # so that nothing moves
     sentences = [words, [*words[:-1], alike]]
-    plan = es.plan(sentences, model=used.encoder, dtype="float32", calibrate=False, attention_window=reach)
+    plan = es.plan(
+        sentences,
+        model=used.encoder,
+        options=es.ExtractionOptions(dtype="float32", attention_window=reach),
+        calibrate=False,
+    )
     vectors = vectors_of(es.extract(plan, tmp_path / "x.zarr"))
     before, after = vectors[1, : len(words)], vectors[1, len(words) :]
     np.testing.assert_allclose(before[: -reach - 1], after[: -reach - 1], atol=1e-5)
@@ -197,14 +228,14 @@ def test_other_architectures_bear_attention_windows(tmp_path: Path, scene: Calla
         ({"context_window": 1.5}, "context window 1.5 is not allowed"),
         (
             {"context_window": 1, "attention_window": 2},
-            "context window 1 and attention window 2 cannot be had together",
+            "context window 1 and attention window 2 exclude each other",
         ),
         ({"attention_window": 2}, "attention windows need a transformer, whose attention can be masked; Fake has none"),
     ],
 )
 def test_bad_windows(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
-        es.plan(FAKE_SENTENCES, model=FakeEncoder(), calibrate=False, **options)
+        plan_of(FAKE_SENTENCES, model=FakeEncoder(), **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -212,10 +243,14 @@ def test_bad_windows(options: dict[str, Any], message: str) -> None:
 def test_elmo_has_context_windows_and_no_attention_windows(tmp_path: Path) -> None:
     folder = save_elmo(tmp_path / "elmo")
     sentences = [list(words) for words in TINY_SENTENCES[:3]]
-    plan = es.plan(sentences, model=folder, dtype="float32", calibrate=False, context_window=1)
+    plan = es.plan(
+        sentences, model=folder, options=es.ExtractionOptions(dtype="float32", context_window=1), calibrate=False
+    )
     store = es.extract(plan, tmp_path / "x.zarr")
     cut = [words[max(0, place - 1) : place + 2] for words in sentences for place in range(len(words))]
-    alone = es.extract(es.plan(cut, model=folder, dtype="float32", calibrate=False), tmp_path / "y.zarr")
+    alone = es.extract(
+        es.plan(cut, model=folder, options=es.ExtractionOptions(dtype="float32"), calibrate=False), tmp_path / "y.zarr"
+    )
     rows, at = [], 0
     for words in sentences:
         for place in range(len(words)):
@@ -223,4 +258,4 @@ def test_elmo_has_context_windows_and_no_attention_windows(tmp_path: Path) -> No
             at += min(len(words), place + 2) - max(0, place - 1)
     assert relative(vectors_of(store), vectors_of(alone)[:, rows]) < 2e-5
     with pytest.raises(InvalidValueError, match="attention windows need a transformer"):
-        es.plan(sentences, model=folder, calibrate=False, attention_window=1)
+        es.plan(sentences, model=folder, calibrate=False, options=es.ExtractionOptions(attention_window=1))

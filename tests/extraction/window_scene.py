@@ -12,9 +12,10 @@ import torch
 
 import embstore as es
 from embstore.corpus import Sentence
-from embstore.extraction.sweep import WindowPlan, plan_windows
+from embstore.extraction.window_plan import WindowPlan
 from embstore.models.encoder import Encoder
 from embstore.store import Store
+from tests.extraction.plans import window_plan_of
 from tests.models.oracle import PlainScript
 from tests.models.tiny import SENTENCES as TINY_SENTENCES
 from tests.models.tiny import random_sentences, save
@@ -81,7 +82,7 @@ def sweep(scene: Scene, sentences: Sequence[Any] = CORPUS, **options: Any) -> Wi
     options = {"model": scene.encoder, "dtype": "float32", "calibrate": False} | options
     if "attention_windows" not in options:
         options.setdefault("context_windows", WIDTHS)
-    return plan_windows(list(sentences), **options)
+    return window_plan_of(list(sentences), **options)
 
 
 def occurrences(store: Store) -> list[tuple[list[str], int, int]]:

@@ -102,7 +102,7 @@ def assert_same(found: dict[tuple[int, int], np.ndarray], wanted: dict[tuple[int
 @pytest.mark.parametrize("bag", [False, True])
 def test_a_store_of_word_vectors(file: Path, tmp_path: Path, suffix: str, missing: str, bag: bool) -> None:
     name = f"{'bag:' if bag else ''}vectors:{file}?missing={missing}&seed=7"
-    plan = es.plan(SENTENCES, model=name, dtype="float32", calibrate=False)
+    plan = es.plan(SENTENCES, model=name, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
     store = es.extract(plan, tmp_path / f"store{suffix}")
     wanted = expected(missing=missing, bag=bag, pooling="mean", seed=7)
     assert_same(stored(store), wanted)
@@ -116,7 +116,12 @@ def test_a_store_of_word_vectors(file: Path, tmp_path: Path, suffix: str, missin
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("missing", ["random", "drop"])
 def test_phrases_are_pooled_like_any_target(file: Path, tmp_path: Path, missing: str, pooling: str) -> None:
-    plan = es.plan(SENTENCES, model=f"{file}?missing={missing}", dtype="float32", pooling=pooling, calibrate=False)
+    plan = es.plan(
+        SENTENCES,
+        model=f"{file}?missing={missing}",
+        options=es.ExtractionOptions(dtype="float32", pooling=pooling),
+        calibrate=False,
+    )
     assert_same(stored(es.extract(plan, tmp_path / "s.zarr")), expected(missing=missing, bag=False, pooling=pooling))
 
 
@@ -160,7 +165,12 @@ def test_a_span_without_a_vector_is_not_a_number(file: Path) -> None:
 
 def test_bags_see_a_context_window_alone(file: Path, tmp_path: Path) -> None:
     for window in (0, 1, 100):
-        plan = es.plan(SENTENCES, model=f"bag:{file}", dtype="float32", context_window=window, calibrate=False)
+        plan = es.plan(
+            SENTENCES,
+            model=f"bag:{file}",
+            options=es.ExtractionOptions(dtype="float32", context_window=window),
+            calibrate=False,
+        )
         found = stored(es.extract(plan, tmp_path / f"{window}.zarr"))
         for (number, position), vector in found.items():
             sentence = SENTENCES[number]
@@ -171,14 +181,14 @@ def test_bags_see_a_context_window_alone(file: Path, tmp_path: Path) -> None:
 
 
 def test_drawn_words_have_one_vector_each(tmp_path: Path) -> None:
-    plan = es.plan(SENTENCES, model="random:9?seed=3", dtype="float32", calibrate=False)
+    plan = es.plan(SENTENCES, model="random:9?seed=3", options=es.ExtractionOptions(dtype="float32"), calibrate=False)
     found = stored(es.extract(plan, tmp_path / "s.zarr"))
     drawn = RandomVectors(9, seed=3)
     assert (found[0, 0] != found[0, 3]).any()  # The, the
     np.testing.assert_array_equal(found[0, 3], drawn.vectors_of(["the"])[0])
     np.testing.assert_array_equal(found[1, 0], drawn.vectors_of(["new_york"])[0])
     np.testing.assert_array_equal(found[4, 0], found[4, 39])
-    bag = es.plan(SENTENCES, model="bag:random:9", dtype="float32", calibrate=False)
+    bag = es.plan(SENTENCES, model="bag:random:9", options=es.ExtractionOptions(dtype="float32"), calibrate=False)
     bags = stored(es.extract(bag, tmp_path / "b.zarr"))
     words = RandomVectors(9).vectors_of(SENTENCES[1].words)
     np.testing.assert_allclose(bags[1, 0], words.mean(0), rtol=1e-5, atol=1e-6)
@@ -229,9 +239,16 @@ def test_a_models_own_subwords(bert: Path, pooling: str) -> None:
 
 
 def test_one_subword_a_row(bert: Path, file: Path, tmp_path: Path) -> None:
-    plan = es.plan([["the", "bank"]], model=f"subwords:{bert}", unit="subword", dtype="float32", calibrate=False)
+    plan = es.plan(
+        [["the", "bank"]],
+        model=f"subwords:{bert}",
+        options=es.ExtractionOptions(unit="subword", dtype="float32"),
+        calibrate=False,
+    )
     assert plan.layout.n_rows >= 2
-    plan = es.plan(SENTENCES[:2], model=file, unit="subword", dtype="float32", calibrate=False)
+    plan = es.plan(
+        SENTENCES[:2], model=file, options=es.ExtractionOptions(unit="subword", dtype="float32"), calibrate=False
+    )
     store = es.extract(plan, tmp_path / "s.zarr")
     words = [store.index.words[int(number)] for number in store.index.type]
     assert words == [word for sentence in SENTENCES[:2] for word in sentence.words]
@@ -276,7 +293,7 @@ def test_resuming(file: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.M
     sentences = [rng.choice(words, 30).tolist() for _ in range(60)]
 
     def plan(model: str) -> es.Plan:
-        return es.plan(sentences, model=model, calibrate=False, dtype="bfloat16")
+        return es.plan(sentences, model=model, calibrate=False, options=es.ExtractionOptions(dtype="bfloat16"))
 
     whole, parts = tmp_path / f"whole{suffix}", tmp_path / f"parts{suffix}"
     es.extract(plan(str(file)), whole)

@@ -42,7 +42,9 @@ def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, 
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)
     text = corpus(tmp_path / "corpus.txt")
-    plan = es.plan(text, model=folder, dtype="float32", unit=unit, device="cpu", batch_subwords=64)
+    plan = es.plan(
+        text, model=folder, options=es.ExtractionOptions(dtype="float32", unit=unit, batch_subwords=64), device="cpu"
+    )
     store = es.extract(plan, tmp_path / f"store{suffix}")
     assert plan.layout.n_partitions > 1
     assert es.verify(store.path).ok
@@ -63,7 +65,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(folder, tmp_path, suffix, 
     text = corpus(tmp_path / "corpus.txt")
 
     def plan():
-        return es.plan(text, model=folder, layers=[1, 2], device="cpu", calibrate=False)
+        return es.plan(text, model=folder, options=es.ExtractionOptions(layers=[1, 2]), device="cpu", calibrate=False)
 
     straight = es.extract(plan(), tmp_path / f"straight{suffix}")
     stopped = plan()
@@ -85,7 +87,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(folder, tmp_path, suffix, 
     resumed = es.extract(plan(), tmp_path / f"resumed{suffix}")
     assert tree_bytes(resumed.path) == tree_bytes(straight.path)
     other = save_elmo(tmp_path / "other", lstm={"cell_clip": 2.0})
-    changed = es.plan(text, model=other, layers=[1, 2], device="cpu", calibrate=False)
+    changed = es.plan(text, model=other, options=es.ExtractionOptions(layers=[1, 2]), device="cpu", calibrate=False)
     with pytest.raises(StoreMismatchError, match=r"was made with model.weights_sha256"):
         es.extract(changed, resumed.path)
 

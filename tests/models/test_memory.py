@@ -16,6 +16,7 @@ from embstore.models.transformer.batches import BATCHINGS, halves, lay_out
 from embstore.models.transformer.encoder import TransformerEncoder
 from embstore.models.transformer.memory import SIZES, fitting_batch, means_out_of_memory
 from embstore.models.transformer.plain import plain_vectors
+from tests.extraction.plans import plan_of
 from tests.models.oracle import gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, random_sentences, save
 
@@ -107,7 +108,9 @@ def test_one_sentence_that_does_not_fit_is_named(encoder):
 
 def test_an_extraction_that_runs_short_ends_whole(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(TransformerEncoder, "batchings", ("packed",))
-    plan = es.plan(sentences(), model=encoder, batch_subwords=512, dtype="float32", calibrate=False)
+    plan = es.plan(
+        sentences(), model=encoder, options=es.ExtractionOptions(batch_subwords=512, dtype="float32"), calibrate=False
+    )
     whole = es.extract(plan, tmp_path / "whole.zarr")
     Card(encoder, 200)
     with pytest.warns(SmallerBatchesWarning):
@@ -208,7 +211,7 @@ def test_a_store_is_gone_on_with_in_batches_of_its_size(encoder, tmp_path, monke
     monkeypatch.setattr(TransformerEncoder, "default_batch_subwords", property(lambda encoder: today[0]))
 
     def plan(store, **options):
-        made = es.plan(SENTENCES, model=encoder, store=store, calibrate=False, **options)
+        made = plan_of(SENTENCES, model=encoder, store=store, **options)
         return made, made.metadata.extraction["batch_subwords"]
 
     first, size = plan(tmp_path / "s.zarr")

@@ -197,12 +197,12 @@ def test_an_attention_window_has_its_mask(encoder, as_on_a_card):
 
 
 def test_a_store_keeps_the_batching_it_was_begun_with(encoder, tmp_path, monkeypatch, as_on_a_card):
-    plan = es.plan(SENTENCES, model=encoder, dtype="float32", calibrate=False)
+    plan = es.plan(SENTENCES, model=encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
     assert plan.metadata.extraction["batching"] == plan.as_json()["batching"] == "varlen"
     encoder.use_batching("packed")  # as another plan might
     store = es.extract(plan, tmp_path / "s.zarr")
     assert store.metadata.extraction["batching"] == encoder.batching == "varlen"
     monkeypatch.setattr(TransformerEncoder, "batchings", ("packed",))
-    other = es.plan(SENTENCES, model=encoder, dtype="float32", calibrate=False)
+    other = es.plan(SENTENCES, model=encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
     with pytest.raises(es.errors.StoreMismatchError, match=r"extraction\.batching 'varlen', this plan has 'packed'"):
         es.extract(other, tmp_path / "s.zarr")

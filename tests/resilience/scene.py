@@ -18,6 +18,7 @@ from embstore.models.encoder import Pooled, Pooling, Spans, Tokenized
 from embstore.store import Store
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.oracle import expected_rows
+from tests.extraction.plans import plan_of
 
 ROWS = 1200
 BACKENDS = (".zarr", ".h5")
@@ -63,7 +64,7 @@ def sentences(*, seed: int = 1, rows: int = ROWS) -> list[Sentence]:
 def make_plan(*, dtype: str = "float32", encoder: FakeEncoder | None = None, **options: object) -> es.Plan:
     """The plan; partitions are of 256 rows where `embstore.store.layout.SHARD_NBYTES` is 1."""
     corpus = options.pop("corpus", None) or sentences()
-    made = es.plan(corpus, model=encoder or FakeEncoder(), dtype=dtype, calibrate=False, **options)  # type: ignore[arg-type]
+    made = plan_of(corpus, model=encoder or FakeEncoder(), dtype=dtype, **options)
     assert made.layout.n_partitions == 5
     return made
 

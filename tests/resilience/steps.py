@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import embstore as es
-from embstore.extraction.pipeline import Progress
 from tests.resilience.scene import make_plan
 
 WRITING = ("open", "mkdir", "pwrite", "fsync", "rename", "replace", "link", "unlink", "rmdir")
@@ -154,11 +153,11 @@ def _extract(
     began = time.perf_counter()
     told = set()
 
-    def progress(state: Progress) -> None:
+    def progress(done: int, total: int | None) -> None:
         if "created" not in told:
             told.add("created")
             messages.send(("created", time.perf_counter() - began))
-        if state.rows == state.total_rows and "encoded" not in told:
+        if done == total and "encoded" not in told:
             told.add("encoded")
             messages.send(("encoded", time.perf_counter() - began))
         time.sleep(pause)

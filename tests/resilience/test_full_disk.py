@@ -75,7 +75,7 @@ def needed(disk: Disk, suffix: str, dtype: str) -> int:
     disk.resize(2**24)
     most = 0
 
-    def look(_: object) -> None:
+    def look(_done: int, _total: int | None) -> None:
         nonlocal most
         most = max(most, disk.used())
 

@@ -135,7 +135,7 @@ def test_a_store_made_by_another_in_the_meantime_is_gone_on_with(
         create_store(*args, **options)  # the other, between our look at the path and our lock
         create_store(*args, **options)
 
-    monkeypatch.setattr("embstore.extraction.pipeline.create_store", second)
+    monkeypatch.setattr("embstore.extraction.extract.create_store", second)
     es.extract(make_plan(), path)
     assert_whole(path, reference(suffix))
 

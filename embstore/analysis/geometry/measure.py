@@ -13,7 +13,6 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from embstore.allocator import freed_memory_kept, freed_memory_returned
 from embstore.analysis.geometry.cosines import FusedCosines
 from embstore.analysis.geometry.moments import LayerMoments, Moments
 from embstore.analysis.geometry.spectra import explained_shares, sample_mev
@@ -38,7 +37,6 @@ METRICS = (*PAPER_METRICS, *LAYER_METRICS)
 BASELINES = ("exact", "sample")
 DEFAULT_MEMORY = 2**30
 PART_TIMES = 16  # a part has so many times the occurrences of the words whose sums it makes
-TIGHT_MEMORY = 2**28  # below it what the C library keeps of freed memory counts
 SCHEMA: dict[str, Any] = {
     "metric": pl.Enum(METRICS),
     "layer": pl.Int64,
@@ -102,8 +100,7 @@ def geometry(
         progress=progress or (lambda done, total: None),
         executor=executor,
     )
-    with freed_memory_returned() if study.memory < TIGHT_MEMORY else freed_memory_kept():
-        return pl.concat(list(study.frames()))
+    return pl.concat(list(study.frames()))
 
 
 def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:

@@ -62,7 +62,8 @@ def encode_word(
 
     `text` has the word in [brackets], or `word` says which it is and stands in it once.
     """
-    from embstore.extraction.pipeline import extract
+    from embstore.extraction.extract import extract
+    from embstore.extraction.options import ExtractionOptions
     from embstore.extraction.plan import plan
     from embstore.models import load_encoder
 
@@ -79,10 +80,9 @@ def encode_word(
         settled = plan(
             [sentence],
             model=encoder,
-            layers=[layer],
-            pooling=made["pooling"],
-            max_length=made["max_length"],
-            dtype="float32",
+            options=ExtractionOptions(
+                layers=[layer], pooling=made["pooling"], max_length=made["max_length"], dtype="float32"
+            ),
             calibrate=False,
         )
         path = Path(folder) / "text.zarr"

@@ -13,7 +13,8 @@ import polars as pl
 
 from embstore.corpus.sentence import Sentence
 from embstore.errors import InvalidValueError
-from embstore.extraction.pipeline import extract
+from embstore.extraction.extract import extract
+from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.plan import plan
 from embstore.models.elmo.weights import find_elmo
 from embstore.models.loading import open_checkpoint
@@ -125,8 +126,7 @@ def _store(setting: Setting, name: str, model: str, *, layers: str) -> Store:
         planned = plan(
             Sentences(setting.tasks, scale.sentences, scale.seed),
             model=model,
-            layers=layers,
-            unit=scale.unit,
+            options=ExtractionOptions(layers=layers, unit=scale.unit),
             device=setting.device,
             store=path,
             calibrate=False,

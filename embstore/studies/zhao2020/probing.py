@@ -12,9 +12,10 @@ import polars as pl
 from embstore.analysis.scan import selected
 from embstore.corpus import Keep, open_corpus
 from embstore.errors import InvalidValueError
-from embstore.extraction.pipeline import extract
+from embstore.extraction.extract import extract
+from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.plan import plan
-from embstore.extraction.sweep import extract_windows, plan_windows
+from embstore.extraction.window_plan import extract_windows, plan_windows
 from embstore.probes import ClassProbe, ProbeResult, Training, WordSplit, load
 from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
 from embstore.probes.splits import SPLITS
@@ -128,10 +129,9 @@ def extracted_once(setting: Setting, name: str, model: str | Path) -> Store:
 
     def make() -> Store:
         planned = plan(
-            setting.corpus,
-            format="pse",
+            open_corpus(setting.corpus, format="pse"),
             model=model,
-            keep=setting.keep,
+            options=ExtractionOptions(keep=setting.keep),
             device=setting.device,
             store=path,
             calibrate=False,
@@ -147,11 +147,10 @@ def _windowed(setting: Setting, name: str, model: str) -> Mapping[int | None, St
 
     def make() -> Mapping[int | None, Store]:
         planned = plan_windows(
-            setting.corpus,
-            format="pse",
+            open_corpus(setting.corpus, format="pse"),
             model=model,
             context_windows=setting.scale.context_windows,
-            keep=setting.keep,
+            options=ExtractionOptions(keep=setting.keep),
             device=setting.device,
             store=path,
             calibrate=False,

@@ -1,1 +1,0 @@
-"""The same extraction and queries on many processes or machines."""

@@ -1,0 +1,132 @@
+"""The encoder of a plan in another process: what to load, how it computes, and what its files must be."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from embstore.errors import EmbstoreError, ExecutorError
+from embstore.executors import worker_device
+from embstore.extraction.options import ExtractionOptions
+from embstore.models import load_encoder
+from embstore.models.encoder import Encoder
+
+PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy")
+
+_PREFIX = re.compile(r"(?:bag:)?(?:vectors:|subwords:)?")
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """A serializable description of an encoder: its name, how it computes, and the hashes that a worker verifies.
+
+    `check_sentences`: what the encoder of the plan checked itself on. `windowed`: whether it was checked for
+    sentences of equal lengths.
+    """
+
+    model: str
+    revision: str | None
+    compute_dtype: str
+    batching: str
+    weights_sha256: str
+    tokenizer_sha256: str
+    check_sentences: tuple[tuple[str, ...], ...]
+    windowed: bool
+
+    @classmethod
+    def of(
+        cls, encoder: Encoder, check_sentences: Sequence[Sequence[str]], *, batching: str, windowed: bool
+    ) -> EncoderSpec:
+        info = encoder.info
+        return cls(
+            model=with_absolute_path(info.name),
+            revision=info.revision,
+            compute_dtype=encoder.compute_dtype,
+            batching=batching,
+            weights_sha256=info.weights_sha256,
+            tokenizer_sha256=info.tokenizer_sha256,
+            check_sentences=tuple(tuple(words) for words in check_sentences),
+            windowed=windowed,
+        )
+
+    def load(self, layers: Sequence[int], options: ExtractionOptions) -> Encoder:
+        """Load the encoder and choose the batching of the plan; raises ExecutorError if it is another encoder."""
+        try:
+            encoder = load_encoder(
+                self.model, device=worker_device(), compute_dtype=self.compute_dtype, revision=self.revision
+            )
+        except EmbstoreError as error:
+            raise ExecutorError(
+                f"cannot load the model of the plan: {error}; workers need it at the same path, or from the hub"
+            ) from error
+        for part in ("weights", "tokenizer"):
+            if getattr(encoder.info, f"{part}_sha256") != getattr(self, f"{part}_sha256"):
+                raise ExecutorError(
+                    f"{self.model!r} has other {part} on this worker than where the plan was made: copy the model's "
+                    "files again"
+                )
+        self_check(encoder, self.check_sentences, layers, options, windowed=self.windowed)
+        if encoder.batching != self.batching:
+            encoder.use_batching(self.batching)
+        return encoder
+
+
+def self_check(
+    encoder: Encoder,
+    sentences: Sequence[Sequence[str]],
+    layers: Sequence[int],
+    options: ExtractionOptions,
+    *,
+    windowed: bool,
+) -> None:
+    """Have the encoder check its batchings against the plain pass and choose one; `windowed`: for context windows."""
+    encoder.self_check(
+        encoder.tokenize(sentences),
+        layers=layers,
+        pooling=options.pooling,
+        attention_window=options.attention_window,
+        equal_lengths=windowed,
+    )
+
+
+def software_versions() -> dict[str, str]:
+    """Return package name -> version of the packages that decide what a store holds."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def compare_software(planned: Mapping[str, str]) -> tuple[str, ...]:
+    """Raise ExecutorError for another embstore than that of the plan; return a warning if other packages differ."""
+    ours = software_versions()
+    if ours.get("embstore") != planned.get("embstore"):
+        raise ExecutorError(
+            f"the worker has embstore {ours.get('embstore')}, the plan was made with {planned.get('embstore')}: "
+            "install the same version"
+        )
+    other = [
+        f"{package} {ours.get(package, 'none')} instead of {version}"
+        for package, version in planned.items()
+        if ours.get(package) != version
+    ]
+    if not other:
+        return ()
+    return (f"a worker has {', '.join(other)}: the last bits of vectors may differ between workers",)
+
+
+def with_absolute_path(model: str) -> str:
+    """Return the name of a model with its path, if it has one, made absolute."""
+    prefix = _PREFIX.match(model)
+    head = "" if prefix is None else prefix[0]
+    rest = model[len(head) :]
+    for path, tail in ((rest, ""), (rest.rpartition("?")[0], f"?{rest.rpartition('?')[2]}")):
+        if path and os.path.exists(os.path.expanduser(path)):
+            return head + os.path.abspath(os.path.expanduser(path)) + tail
+    return model

@@ -1,0 +1,102 @@
+"""Whether an existing store was made by the plan at hand; what can be checked without a model is checked first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from embstore.corpus import Corpus
+from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError, StoreMismatchError
+from embstore.extraction.options import ExtractionOptions, Window, parse_layers
+from embstore.extraction.survey import BLOCK_SENTENCES
+from embstore.store import Metadata, Store
+from embstore.store.backend import open_reader, require_writable, exists
+from embstore.store.storage.location import ObjectPath
+
+# Names may differ between machines; the hashes next to them may not.
+IGNORED = {"model.name", "model.revision", "corpus.name"}
+
+
+def require_same_plan(planned: Metadata, stored: Metadata, *, path: Path | ObjectPath) -> None:
+    """Raise StoreMismatchError, naming the first difference, if the store was made by another plan."""
+    for part in ("corpus", "model", "extraction"):
+        _require_equal(part, getattr(planned, part), getattr(stored, part), path)
+    for part in ("dtype", "layers", "hidden_size", "n_rows", "partition_rows", "format_version"):
+        _require_equal(part, getattr(planned, part), getattr(stored, part), path)
+
+
+def _require_equal(name: str, planned: Any, stored: Any, path: Path | ObjectPath) -> None:
+    for key, now, then in _differences(name, planned, stored):
+        if key not in IGNORED:
+            raise StoreMismatchError(
+                f"{path} was made with {key} {then!r}, this plan has {now!r}: "
+                "give the same options again, or another path for the store"
+            )
+
+
+def _differences(name: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted key, planned, stored) for all values that differ."""
+    if isinstance(now, Mapping) and isinstance(then, Mapping):
+        for key in (*now, *(key for key in then if key not in now)):
+            yield from _differences(f"{name}.{key}", now.get(key), then.get(key))
+    elif now != then:
+        yield name, now, then
+
+
+def check_labels(corpus: Corpus, options: ExtractionOptions) -> None:
+    """Raise InvalidValueError if a small corpus has no label column that the options name."""
+    named = [column for column in (options.keep.labelled, options.keep.per) if isinstance(column, str)]
+    if not named or not corpus.paths:
+        return
+    sentences = list(islice(corpus, BLOCK_SENTENCES))
+    columns = dict.fromkeys(column for sentence in sentences for column in sentence.labels)
+    for column in named:
+        if column not in columns and len(sentences) < BLOCK_SENTENCES:
+            raise InvalidValueError(
+                f"there is no label column {column!r} in {corpus.name}; there are: {', '.join(columns) or 'none'}"
+            )
+
+
+def check_store(
+    path: Path | ObjectPath, corpus: Corpus, options: ExtractionOptions, contexts: tuple[Window, ...]
+) -> None:
+    """Refuse a path that no store can have, and a store of another corpus or of other options, without a model.
+
+    Raises InvalidValueError and StoreMismatchError. A damaged store passes, since it may be repaired.
+    """
+    require_writable(path)
+    if not exists(path):
+        return
+    with suppress(StoreDamagedError, StoreFormatError):
+        store = Store(open_reader(path))
+        metadata = store.metadata
+        known = options.as_json(contexts)
+        for name in ("max_length", "batch_subwords"):  # those of the store, unless given
+            known[name] = known[name] or metadata.extraction.get(name)
+        for name in ("batching", "compute_dtype"):
+            known[name] = metadata.extraction.get(name)
+        _require_equal("extraction", known, metadata.extraction, path)
+        if (depth := metadata.model.get("num_hidden_layers")) is not None:
+            _require_equal("layers", parse_layers(options.layers, num_hidden_layers=depth), metadata.layers, path)
+        _require_equal("dtype", options.dtype, metadata.dtype, path)
+        for name in ("format", "options"):
+            _require_equal(f"corpus.{name}", getattr(corpus, name), metadata.corpus.get(name), path)
+        if corpus.paths:
+            _check_first_sentences(store, corpus, path)
+
+
+def _check_first_sentences(store: Store, corpus: Corpus, path: Path | ObjectPath) -> None:
+    """Compare the first sentences of the corpus with those of the store; the plan compares hashes of all."""
+    index = store.index
+    sentences = [" ".join(sentence.words) for sentence in islice(corpus, BLOCK_SENTENCES)]
+    for number, source in enumerate(index.source[:BLOCK_SENTENCES].tolist()):
+        if source >= BLOCK_SENTENCES:
+            return
+        if source >= len(sentences) or index.texts[number] != sentences[source]:
+            raise StoreMismatchError(
+                f"{path} was made from another corpus: sentence {source} is not that of {corpus.name}; "
+                "give the same corpus again, or another path for the store"
+            )
