@@ -54,7 +54,7 @@ from embstore.store import (
     repair_layout,
     verify,
 )
-from embstore.store.backend import open_reader, exists
+from embstore.store.backend import exists, open_reader
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
 from embstore.store.writer import place_mark, remove_store

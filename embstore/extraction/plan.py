@@ -24,7 +24,7 @@ from embstore.models import load_encoder
 from embstore.models.encoder import Encoder
 from embstore.progress import Progress, reporting
 from embstore.store import Dropped, Index, Layout, Metadata
-from embstore.store.backend import open_reader, exists
+from embstore.store.backend import exists, open_reader
 from embstore.store.storage.location import ObjectPath, parse_location
 
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own

@@ -13,7 +13,7 @@ from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatErr
 from embstore.extraction.options import ExtractionOptions, Window, parse_layers
 from embstore.extraction.survey import BLOCK_SENTENCES
 from embstore.store import Metadata, Store
-from embstore.store.backend import open_reader, require_writable, exists
+from embstore.store.backend import exists, open_reader, require_writable
 from embstore.store.storage.location import ObjectPath
 
 # Names may differ between machines; the hashes next to them may not.
