@@ -5,8 +5,8 @@ from .curves import recall_curve as recall_curve
 from .drawing import MARKERS as MARKERS
 from .drawing import PALETTE as PALETTE
 from .drawing import SUFFIXES as SUFFIXES
+from .drawing import colormap as colormap
 from .drawing import save as save
-from .drawing import shades as shades
 from .drawing import subplots as subplots
 from .edges import edge_layers as edge_layers
 from .edges import edge_summary as edge_summary

@@ -37,11 +37,11 @@ def subplots(n_rows: int = 1, n_columns: int = 1, *, figsize: tuple[float, float
     return figure, figure.subplots(n_rows, n_columns, squeeze=False, **options)
 
 
-def shades(count: int) -> NDArray[np.float64]:
-    """Return ordered colors from dark to light for this number of lines, RGBA [count, 4]."""
+def colormap(name: str) -> Any:
+    """Return a colormap of matplotlib, a function from numbers in [0, 1] to colors RGBA [n, 4]."""
     import matplotlib
 
-    return np.asarray(matplotlib.colormaps["viridis"](np.linspace(0, 0.9, count)))
+    return matplotlib.colormaps[name]
 
 
 def save(figure: Figure, path: str | Path) -> None:

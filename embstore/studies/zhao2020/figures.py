@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from embstore import plot
@@ -103,7 +104,7 @@ def context_sizes(result: Zhao2020) -> Any:
     figure, axes = plot.subplots(figsize=(6.2, 4.2))
     axis = axes[0, 0]
     layers = sorted(frame.filter(pl.col("store") == "BERT")["layer"].unique().to_list())
-    shades = plot.shades(len(layers))
+    shades = plot.colormap("viridis")(np.linspace(0, 0.9, len(layers)))
     for layer, shade in zip(layers, shades, strict=True):
         line = frame.filter((pl.col("store") == "BERT") & (pl.col("layer") == layer))
         _line(axis, line, order, color=shade, marker="o", markersize=4, label=f"BERT, layer {layer}")

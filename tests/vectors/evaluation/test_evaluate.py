@@ -81,7 +81,7 @@ def test_unit_vectors_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.allclose(Lexicon(system).unit, expected, atol=1e-6)
 
 
-def test_the_mean_stands_in(folder: Path) -> None:
+def test_unknown_words_have_the_mean_vector(folder: Path) -> None:
     system = oracle.vectors(8)
     lexicon = Lexicon(system)
     assert np.allclose(lexicon.unit[-1], oracle.unit(oracle.mean(system)), atol=1e-6)

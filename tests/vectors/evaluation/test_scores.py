@@ -312,7 +312,7 @@ def test_categories(oov: str) -> None:
         assert (score.value, score.count) == (1.0, 40)
     else:
         assert score.count == 42
-        assert 40 / 42 <= score.value < 1  # the two stand at one place and are of two classes
+        assert 40 / 42 <= score.value < 1  # the two have the same vector and different classes
 
 
 def test_categories_without_a_word() -> None:
