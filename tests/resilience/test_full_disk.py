@@ -139,9 +139,10 @@ def test_disk_of_a_few_sizes(disk: Disk, reference: Get, suffix: str) -> None:
     assert any("of 5 partitions" in state for state in states)
 
 
-@pytest.mark.parametrize("files", [20, 105, 113, 118])
-def test_disk_without_room_for_another_file(disk: Disk, reference: Get, files: int) -> None:
-    disk.resize(2**24, files=files)
+@pytest.mark.parametrize("short", [90, 12, 6, 1])
+def test_disk_on_which_no_other_file_can_be_created(disk: Disk, reference: Get, short: int) -> None:
+    most = len(reference(".zarr").tree) + 4  # with the disk, the store, its lock, and the folder of temporary files
+    disk.resize(2**24, files=most - short)
     assert_refused(disk, ".zarr", reference(".zarr"), dtype="float32")
     disk.resize(2**24)
     es.extract(make_plan(), disk.folder / "store.zarr")
@@ -157,7 +158,7 @@ def test_repair_on_a_full_disk_keeps_what_is_there(disk: Disk, reference: Get, s
     data = damaged_file.read_bytes()
     damaged_file.write_bytes(data.replace(b'"pooling"', b'"poolinG"', 1))
     before = tree(path)
-    disk.resize(disk.used() + 2 * PAGE)
+    disk.resize(disk.used() + (0 if suffix == ".zarr" else 2 * PAGE))
     with pytest.raises(StorageError, match="the disk is full") as caught:
         es.extract(make_plan(), path, repair=True)
     assert "\n" not in str(caught.value)

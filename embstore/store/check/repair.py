@@ -71,18 +71,20 @@ def _repair_zarr(
         metadata = planned
     _require_same(path, metadata, planned)
     writer = ZarrWriter(storage, metadata)
-    with frozen_of(path, metadata, index, center) as frozen:
-        objects = static_objects(metadata, frozen)
-        for key in set(key_sizes(storage)) - expected_keys(metadata, stored_arrays(frozen)):
-            storage.delete(key)
-        records = f"{COMMITS}/{NODE}"
-        _put_in_place(storage, {records: objects.pop(records)})
-        if center is not None and not _has_center(storage, center):
-            storage.delete(COMMITS_CHUNK)  # the codes are relative to another centre
-        missing = _damaged(writer)
-        writer.discard(missing)
-        _put_in_place(storage, objects)
-    writer.finish()
+    try:
+        with frozen_of(path, metadata, index, center) as frozen:
+            objects = static_objects(metadata, frozen)
+            for key in set(key_sizes(storage)) - expected_keys(metadata, stored_arrays(frozen)):
+                storage.delete(key)
+            records = f"{COMMITS}/{NODE}"
+            _put_in_place(storage, {records: objects.pop(records)})
+            if center is not None and not _has_center(storage, center):
+                storage.delete(COMMITS_CHUNK)  # the codes are relative to another centre
+            missing = _damaged(writer)
+            writer.discard(missing)
+            _put_in_place(storage, objects)
+    finally:
+        storage.finish()
     if isinstance(path, Path):
         for folder, _, _ in os.walk(path, topdown=False):
             with suppress(OSError):  # not empty
@@ -93,7 +95,8 @@ def _repair_zarr(
 def _put_in_place(storage: Storage, objects: Mapping[str, Parts]) -> None:
     for key, parts in objects.items():
         if not storage.holds(key, parts):
-            storage.delete(key)
+            if storage.size(key) is None:  # a folder may be in its place
+                storage.delete(key)
             storage.put(key, parts)
 
 
@@ -120,8 +123,11 @@ def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np
         metadata = read_metadata(path)[0]
     except EmbstoreError as error:
         mapped = map_file(path)
-        if mapped is None or mapped.find(planned.recipe_sha256.encode()) < 0:
+        if mapped is None:
             raise _unknown(path, error) from error
+        with mapped:
+            if mapped.find(planned.recipe_sha256.encode()) < 0:
+                raise _unknown(path, error) from error
         metadata = planned
     _require_same(path, metadata, planned)
     build(path, metadata=metadata, index=index, center=center)
