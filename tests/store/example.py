@@ -1,9 +1,9 @@
-"""A store small enough to think about, with the values it must give back worked out in plain numpy."""
+"""Small stores, with the values they must return computed in plain numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.store import Dropped, Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from tests.store_making import Made
 
 SUFFIXES = [".zarr", ".h5"]
 DTYPES = ["float32", "float16", "bfloat16", "int8"]
@@ -19,7 +20,7 @@ FORMS = ["bank", "river", "der", "évident", "the New York", "x", "", "字"]
 
 @dataclass(frozen=True)
 class Example:
-    """What a store is made of (`arrays`, in the storage dtype) and what it must read as (`values`)."""
+    """The contents of a store: `arrays` in the storage dtype, and `values` as they must be read."""
 
     metadata: Metadata
     index: Index
@@ -78,7 +79,7 @@ def example(
 def encoded(
     vectors: NDArray[np.float32], dtype: str
 ) -> tuple[dict[str, NDArray[Any]], NDArray[Any], NDArray[np.float32] | None]:
-    """The arrays to store and the values to read, by the definitions and nothing of embstore."""
+    """Return the arrays to store and the values to read, by the definitions, without embstore."""
     if dtype in ("float32", "float16"):
         stored: NDArray[Any] = vectors.astype(dtype)
         return {"hidden_states": stored}, stored, None
@@ -94,7 +95,7 @@ def encoded(
 
 
 def an_index(random: np.random.Generator, rows: int, *, labels: bool) -> Index:
-    """Sentences of one to nine rows, types drawn at random, labels with some missing."""
+    """Return sentences of one to nine rows with random types, and labels with some missing."""
     lengths: list[int] = []
     while sum(lengths) < rows:
         lengths.append(min(int(random.integers(1, 10)), rows - sum(lengths)))
@@ -117,8 +118,23 @@ def an_index(random: np.random.Generator, rows: int, *, labels: bool) -> Index:
     )
 
 
+def stored_as(made: Made, path: Path, dtype: str) -> Store:
+    """Write the contents of a float32 store again as another dtype, without `export`."""
+    metadata = replace(made.store.metadata, dtype=dtype)
+    arrays, values, center = encoded(made.vectors, dtype)
+    return Example(metadata, made.store.index, arrays, values, center).make(path)
+
+
+def values(store: Store) -> np.ndarray:
+    return store.gather_layers(np.arange(store.n_rows))
+
+
+def table(store: Store) -> list[dict[str, Any]]:
+    return [dict(row) for row in store.table().to_dicts()]
+
+
 def all_files(path: Path) -> dict[str, bytes]:
-    """Every file of a store by its name, the store being a folder or a file."""
+    """Return the bytes of every file of a store, which is a folder or a file, by name."""
     if path.is_file():
         return {"": path.read_bytes()}
     return {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}

@@ -1,8 +1,10 @@
-"""Exports against numpy: the same vectors, the same words, on both backends."""
+"""Exports compared with numpy, on both backends; refused exports say why in one line and leave nothing behind."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import (
+    EmbstoreError,
     InvalidValueError,
+    MissingRowsError,
+    NonFiniteError,
     StorageError,
+    StoreDamagedError,
+    StoreFormatError,
+    StoreNotFoundError,
 )
-from embstore.store import (
-    Store,
-    StoreWriter,
-    bfloat16_bits,
-    export,
-    float32_of_bfloat16,
-    open_store,
-    verify,
-)
-from embstore.store.store import Store as OpenStore
-from tests.store.exported import DTYPES, SUFFIXES, files, stored_as, values
+from embstore.store import Store, StoreWriter, bfloat16_bits, create_store, export, float32_of_bfloat16, verify
+from embstore.store.check.verify import schema_faults
+from embstore.store.reading.scan import SequentialReader
+from tests.store.example import DTYPES, SUFFIXES, all_files, stored_as, table, values
 from tests.store_making import Made, make_store
 
 
@@ -41,19 +42,17 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
 
 
-def table(store: Store) -> list[dict[str, Any]]:
-    return [dict(row) for row in store.select().table().to_dicts()]
-
-
 def expected_table(made: Made, rows: list[int]) -> list[dict[str, Any]]:
-    """What `contexts` must say of the copied rows, worked out from the Python table."""
-    anew: dict[object, int] = {}
-    found = []
-    for place, row in enumerate(rows):
-        old = made.table[row]
-        sentence = anew.setdefault(old["sentence"], len(anew))
-        found.append({**old, "occurrence": place, "sentence": sentence})
-    return found
+    """Return the table of a copy of some rows, computed from that of the source."""
+    sentences: dict[object, int] = {}
+    return [
+        {
+            **made.table[row],
+            "occurrence": number,
+            "sentence": sentences.setdefault(made.table[row]["sentence"], len(sentences)),
+        }
+        for number, row in enumerate(rows)
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -68,31 +67,15 @@ def test_whole_there_and_back_is_the_same_store(made: Made, tmp_path: Path, dtyp
         assert store.metadata == source.metadata
         assert store.finished
         assert verify(store.path).ok
-    assert files(again.path) == files(source.path)
+    assert all_files(again.path) == all_files(source.path)
 
 
-def test_a_store_without_embstore_reads_the_same(made: Made, tmp_path: Path) -> None:
-    out = export(made.store, tmp_path / "out.zarr", layers=[2])
-    np.testing.assert_array_equal(zarr.open_group(out.path, mode="r")["hidden_states"][...], made.vectors[1:2])
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(
     ("layers", "stored"),
-    [
-        (None, (0, 2, 5)),
-        ("all", (0, 2, 5)),
-        ("last", (5,)),
-        ("0,5", (0, 5)),
-        (" 5, 0 ", (0, 5)),
-        ("2-2", (2,)),
-        (2, (2,)),
-        ([5, 2, 5], (2, 5)),
-        (np.array([0]), (0,)),
-    ],
+    [(None, (0, 2, 5)), ("last", (5,)), (2, (2,)), ([-1, 2, 5], (2, 5)), (np.array([0]), (0,))],
 )
-def test_layers(made: Made, tmp_path: Path, layers: Any, stored: tuple[int, ...], suffix: str) -> None:
-    out = export(made.store, tmp_path / f"out{suffix}", layers=layers)
+def test_layers(made: Made, tmp_path: Path, layers: Any, stored: tuple[int, ...]) -> None:
+    out = export(made.store, tmp_path / f"out{made.store.path.suffix}", layers=layers)
     assert out.layers == stored
     np.testing.assert_array_equal(values(out), made.vectors[[(0, 2, 5).index(layer) for layer in stored]])
     assert table(out) == table(made.store)
@@ -131,7 +114,7 @@ def test_some_rows_layers_and_words(made: Made, tmp_path_factory: pytest.TempPat
 @pytest.mark.parametrize("share", [0.02, 0.5])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("small_shards")
-def test_stored_numbers_are_carried_over_as_they_are(made: Made, tmp_path: Path, dtype: str, share: float) -> None:
+def test_stored_numbers_are_copied_unchanged(made: Made, tmp_path: Path, dtype: str, share: float) -> None:
     source = stored_as(made, tmp_path / "source.zarr", dtype)
     rows = np.flatnonzero(np.random.default_rng(3).random(source.n_rows) < share)
     copy = export(source, tmp_path / f"out{made.store.path.suffix}", rows=rows, layers=[0, 5])
@@ -160,14 +143,14 @@ def test_other_dtypes(made: Made, tmp_path: Path, dtype: str, wanted: str) -> No
         np.testing.assert_array_equal(after, before.astype(wanted))
 
 
-def test_layers_keep_their_own_centre(made: Made, tmp_path: Path) -> None:
+def test_layers_keep_their_own_center(made: Made, tmp_path: Path) -> None:
     source = stored_as(made, tmp_path / "source.zarr", "int8")
     for dtype in ("int8", "float32"):
         copy = export(source, tmp_path / f"{dtype}.zarr", layers=[5], dtype=dtype)
         np.testing.assert_array_equal(values(copy), values(source)[2:])
 
 
-def test_the_centre_of_a_large_store_is_that_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_center_of_a_large_store_is_computed_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore.store.convert.filling.CENTER_ROWS", 50)
     made = make_store(tmp_path / "s.zarr")
     copy = export(made.store, tmp_path / "out.zarr", dtype="int8", rows=np.arange(100, 200))
@@ -176,9 +159,9 @@ def test_the_centre_of_a_large_store_is_that_of_a_sample(tmp_path: Path, monkeyp
     np.testing.assert_allclose(copy.center, made.vectors[:, rows].mean(1, dtype=np.float64), rtol=1e-6)
 
 
-def test_what_was_done_is_recorded(made: Made, tmp_path: Path) -> None:
+def test_an_export_is_recorded_in_the_metadata(made: Made, tmp_path: Path) -> None:
     first = export(made.store, tmp_path / "first.zarr", words="bank")
-    again = export(first, tmp_path / "again.h5", layers="0", dtype="float16")
+    again = export(first, tmp_path / "again.h5", layers=0, dtype="float16")
     count = sum(row["word"] == "bank" for row in made.table)
     of = again.metadata.extraction["export"]
     assert of["of"] == {"n_rows": count, "layers": [0, 2, 5], "dtype": "float32"}
@@ -196,26 +179,36 @@ def test_what_was_done_is_recorded(made: Made, tmp_path: Path) -> None:
     assert other.metadata.recipe != first.metadata.recipe
 
 
+def test_a_selection_is_exported_as_it_is(made: Made, tmp_path: Path) -> None:
+    selection = made.store.select(words="bank", layers=-1)
+    copy = export(selection, tmp_path / "out.zarr")
+    assert copy.layers == (5,)
+    np.testing.assert_array_equal(values(copy), selection.vectors())
+    assert table(copy) == expected_table(made, selection.rows.tolist())
+    with pytest.raises(InvalidValueError, match="a selection is exported as it is"):
+        export(selection, tmp_path / "other.zarr", words="bank")
+
+
 def test_all_words_named_is_the_whole_store(made: Made, tmp_path: Path) -> None:
     out = export(made.store, tmp_path / f"out{made.store.path.suffix}", words=list(made.store.index.words))
-    assert files(out.path) == files(made.store.path)
+    assert all_files(out.path) == all_files(made.store.path)
 
 
 def test_progress_counts_rows(made: Made, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    export(made.store, tmp_path / "out.zarr", progress=lambda done, total: told.append((done, total)))
+    calls: list[tuple[int, int | None]] = []
+    export(made.store, tmp_path / "out.zarr", progress=lambda done, total: calls.append((done, total)))
     count = len(made.table)
-    assert told == [*((start, count) for start in range(0, count, 256)), (count, count)]
+    assert calls == [*((start, count) for start in range(0, count, 256)), (count, count)]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("error", [StorageError("the disk is full"), KeyboardInterrupt()], ids=["disk", "interrupt"])
 @pytest.mark.usefixtures("small_shards")
-def test_an_interrupted_export_goes_on(
+def test_an_interrupted_export_is_resumed(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, error: BaseException
 ) -> None:
     dtype = "int8" if suffix == ".zarr" else "float16"
-    options: dict[str, Any] = {"layers": "2", "dtype": dtype}
+    options: dict[str, Any] = {"layers": 2, "dtype": dtype}
     uninterrupted = export(made.store, tmp_path / f"whole{suffix}", **options)
     written: list[int] = []
     write = StoreWriter.write
@@ -231,53 +224,51 @@ def test_an_interrupted_export_goes_on(
     with pytest.raises(type(error)):
         export(made.store, out, **options)
     with pytest.raises(InvalidValueError, match="exists already"):
-        export(made.store, out, layers="5", dtype=dtype)
+        export(made.store, out, layers=5, dtype=dtype)
     with pytest.raises(InvalidValueError, match="exists already"):
         export(made.store, out)
     written.clear()
     monkeypatch.setattr(StoreWriter, "write", lambda *arguments: (write(*arguments), written.append(arguments[1])))
     resumed = export(made.store, out, **options)
     assert written == [1, 2]
-    assert files(resumed.path) == files(uninterrupted.path)
+    assert all_files(resumed.path) == all_files(uninterrupted.path)
     with pytest.raises(InvalidValueError, match="exists already"):
         export(made.store, out, **options)
-    assert files(out) == files(uninterrupted.path)
+    assert all_files(out) == all_files(uninterrupted.path)
 
 
-def test_a_store_that_another_tool_wrote_anew_can_be_exported(tmp_path: Path) -> None:
+def test_a_store_rewritten_by_another_tool_can_be_exported(tmp_path: Path) -> None:
     made = make_store(tmp_path / "s.zarr")
     path = made.store.path / "hidden_states"
     array = zarr.open_array(path)
-    kept, attributes = array[...], dict(array.attrs)
+    vectors, attributes = array[...], dict(array.attrs)
     group = zarr.open_group(made.store.path)
     del group["hidden_states"]
-    anew = group.create_array(
+    rewritten = group.create_array(
         "hidden_states",
-        shape=kept.shape,
-        dtype=kept.dtype,
+        shape=vectors.shape,
+        dtype=vectors.dtype,
         chunks=(1, 64, 6),
         shards=(3, 256, 6),
         attributes=attributes,
     )
-    anew[...] = kept
+    rewritten[...] = vectors
     copy = export(made.store.path, tmp_path / "out.zarr")
     np.testing.assert_array_equal(values(copy), made.vectors)
     assert verify(copy.path).ok
 
 
-def test_memory_is_bounded_by_pieces(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No read is of more rows than a piece has, however many are copied."""
+def test_memory_is_bounded(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No read is larger than a batch, however many rows are copied."""
     monkeypatch.setattr("embstore.store.convert.export.BATCH_NBYTES", 1)
-    asked: list[int] = []
-    from embstore.store.reading.scan import SequentialReader
-
+    sizes: list[int] = []
     read = SequentialReader.read_rows
     monkeypatch.setattr(
-        SequentialReader, "read_rows", lambda self, rows, out: (asked.append(len(rows)), read(self, rows, out))
+        SequentialReader, "read_rows", lambda self, rows, out: (sizes.append(len(rows)), read(self, rows, out))
     )
     copy = export(made.store, tmp_path / "out.zarr")
     np.testing.assert_array_equal(values(copy), made.vectors)
-    assert max(asked) <= 256
+    assert max(sizes) <= 256
 
 
 @given(st.data())
@@ -297,20 +288,175 @@ def test_index_subset_against_plain_python(made: Made, data: st.DataObject) -> N
     assert sorted(set(index.type.tolist())) == list(range(len(index.words)))
 
 
-@pytest.fixture
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_relative_paths(in_folder: Path) -> None:
-    made = make_store(Path("s.zarr"))
-    assert isinstance(export("s.zarr", "out.h5"), OpenStore)
-    np.testing.assert_array_equal(values(open_store("out.h5")), made.vectors)
-
-
 def test_metadata_is_valid_against_the_schema(made: Made, tmp_path: Path) -> None:
-    from embstore.store.check.verify import schema_faults
-
     out = export(made.store, tmp_path / "out.zarr", words="bank", dtype="int8")
     assert schema_faults(json.loads((out.path / "zarr.json").read_text())["attributes"]["embstore"]) == []
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_another_unfinished_store_is_not_resumed(tmp_path: Path) -> None:
+    one = make_store(tmp_path / "one.zarr", seed=1)
+    other = make_store(tmp_path / "other.zarr", seed=1)
+    object.__setattr__(other.store.index, "subwords", np.roll(other.store.index.subwords, 1))
+    unlike = tmp_path / "unlike.zarr"
+    create_store(unlike, metadata=other.store.metadata, index=other.store.index)
+    before = all_files(unlike)
+    with pytest.raises(InvalidValueError, match="exists already"):
+        export(one.store, unlike)
+    assert all_files(unlike) == before
+
+
+def _flip(path: Path, find: bytes, offset: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(find) + offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("what", ["vectors", "index"])
+def test_damage_is_not_copied(made: Made, tmp_path: Path, what: str) -> None:
+    source = export(made.store, tmp_path / f"source{made.store.path.suffix}")
+    folder = source.path.is_dir()
+    if what == "vectors":
+        file = source.path / "hidden_states/c/0/1/0" if folder else source.path
+        _flip(file, np.ascontiguousarray(made.vectors[1, 300]).tobytes())
+    else:
+        file = source.path / "sentence/text_bytes/c/0" if folder else source.path
+        _flip(file, "évident".encode(), 2)
+    out = tmp_path / "out.zarr"
+    with pytest.raises(StoreDamagedError, match="embstore verify"):
+        export(source.path, out)
+    assert not out.exists()
+    assert export(source.path, out, check=False).n_rows == made.store.n_rows
+    if what == "vectors":
+        assert export(source.path, tmp_path / "other.h5", rows=np.arange(200)).n_rows == 200
+
+
+def one_line(error: EmbstoreError) -> str:
+    message = str(error)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+BAD: list[tuple[dict[str, Any], type[EmbstoreError], str]] = [
+    ({"layers": 1}, InvalidValueError, "layer 1 is not stored: choose among 0, 2, 5"),
+    ({"layers": [True]}, InvalidValueError, "layer True is not stored"),
+    ({"layers": []}, InvalidValueError, "no layer is chosen"),
+    ({"layers": "first"}, InvalidValueError, "layer 'first' is not stored"),
+    ({"words": ["bank", "Bank", "zebra"]}, InvalidValueError, "no word 'Bank', 'zebra'"),
+    ({"words": list("123456789")}, InvalidValueError, "'5' and 4 more"),
+    ({"words": []}, InvalidValueError, "no row was chosen"),
+    ({"rows": []}, InvalidValueError, "no row was chosen"),
+    ({"rows": [3, 2]}, InvalidValueError, "rows must be distinct and ascending, but 2 follows 3"),
+    ({"rows": [2, 2]}, InvalidValueError, "2 follows 2"),
+    ({"rows": [0, 10**6]}, InvalidValueError, "there is no row 1000000"),
+    ({"rows": [-1]}, InvalidValueError, "there is no row -1"),
+    ({"rows": [0.5]}, InvalidValueError, "rows must be integers"),
+    ({"dtype": "float64"}, InvalidValueError, "dtype 'float64' is not known: choose one of float32"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "message"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_options(
+    made: Made, tmp_path: Path, options: dict[str, Any], kind: type[EmbstoreError], message: str
+) -> None:
+    with pytest.raises(kind, match=re.escape(message)) as caught:
+        export(made.store, tmp_path / "out.zarr", **options)
+    one_line(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _there(tmp_path: Path) -> Path:
+    (tmp_path / "out.zarr").write_text("mine")
+    return tmp_path / "out.zarr"
+
+
+def _folder(tmp_path: Path) -> Path:
+    (tmp_path / "out.h5").mkdir()
+    return tmp_path / "out.h5"
+
+
+PATHS: list[tuple[Callable[[Path], Path], str]] = [
+    (_there, "exists already"),
+    (_folder, "exists already"),
+    (lambda folder: folder / "out.npz", "must end in .zarr or .h5"),
+    (lambda folder: folder / "none" / "out.h5", "there is no folder"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), PATHS, ids=["file", "folder", "suffix", "no-folder"])
+def test_bad_paths(made: Made, tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
+    out = make(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidValueError, match=message) as caught:
+        export(made.store, out)
+    one_line(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_onto_itself(made: Made) -> None:
+    before = all_files(made.store.path)
+    with pytest.raises(InvalidValueError, match="exists already"):
+        export(made.store, made.store.path)
+    assert all_files(made.store.path) == before
+
+
+def test_no_source(tmp_path: Path) -> None:
+    (tmp_path / "text.h5").write_text("no store")
+    for path, kind in ((tmp_path / "none.zarr", StoreNotFoundError), (tmp_path / "text.h5", StoreFormatError)):
+        with pytest.raises(kind) as caught:
+            export(path, tmp_path / "out.zarr")
+        one_line(caught.value)
+    assert not (tmp_path / "out.zarr").exists()
+
+
+@pytest.mark.filterwarnings("ignore::embstore.errors.UnfinishedStoreWarning")
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_unfinished_source(tmp_path: Path, suffix: str) -> None:
+    unfinished = make_store(tmp_path / f"s{suffix}", sentences=170, leave_out=(1,)).store
+    with pytest.raises(MissingRowsError, match=r"cannot be exported: 256 of its 7\d\d rows are not") as caught:
+        export(unfinished.path, tmp_path / "out.zarr", rows=[0, 1])
+    one_line(caught.value)
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def _with_value(path: Path, value: float) -> Store:
+    made = make_store(path)
+    made.vectors[1, 300, 4] = value
+    return stored_as(made, path.with_name(f"odd{path.suffix}"), "float32")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (65505.0, "float16", "layer 2, row 300 of .*: 65,505 is beyond float16's 65,504: choose float32 or bfloat16"),
+        (-70000.0, "float16", "layer 2, row 300 of .*: -70,000 is beyond float16"),
+        (3.4e38, "bfloat16", "layer 2, row 300 of .*: 3.4e\\+38 is beyond bfloat16's 3.38953e\\+38: choose float32"),
+        (np.nan, "float16", "layer 2, row 300 of .*: nan is not finite"),
+        (np.inf, "int8", "layer 2, row 300 of .*: inf is not finite"),
+    ],
+)
+@pytest.mark.usefixtures("small_shards")
+def test_values_beyond_the_dtype(tmp_path: Path, value: float, dtype: str, message: str) -> None:
+    source = _with_value(tmp_path / "s.zarr", value)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(NonFiniteError, match=message) as caught:
+        export(source, tmp_path / "out.h5", dtype=dtype)
+    one_line(caught.value)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_largest_values_fit(tmp_path: Path) -> None:
+    source = _with_value(tmp_path / "s.zarr", -65504.0)
+    assert export(source, tmp_path / "out.h5", dtype="float16").gather([300], 2)[0, 4] == -65504
+
+
+def test_too_small_a_disk(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
+    with pytest.raises(StorageError, match=r"needs [0-9.,]+ MiB, but .* has 0\.0 MiB free") as caught:
+        export(made.store, tmp_path / "out.zarr")
+    one_line(caught.value)
+    assert list(tmp_path.iterdir()) == []

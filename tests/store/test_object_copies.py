@@ -22,11 +22,11 @@ class Killed(BaseException):
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_to_a_bucket_and_back(memory: MemoryBucket, tmp_path: Path, dtype: str) -> None:
     local = example(dtype=dtype).make(tmp_path / "x.zarr")
-    far = export(local, URL)
-    assert str(far.path) == URL
-    assert far.finished
+    remote = export(local, URL)
+    assert str(remote.path) == URL
+    assert remote.finished
     assert memory.files() == all_files(local.path)
-    export(far, tmp_path / "back.zarr")
+    export(remote, tmp_path / "back.zarr")
     assert all_files(tmp_path / "back.zarr") == all_files(local.path)
     flat = export(URL, tmp_path / "back.h5")
     assert np.array_equal(flat.gather([699, 0], 3), local.gather([699, 0], 3))

@@ -1,0 +1,54 @@
+"""Stores are read where Python has no POSIX modules and calls, as on Windows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.store.example import example
+
+# In a process of its own: hide what Windows does not have, before anything is imported that might use it.
+WITHOUT_POSIX = """
+import sys
+for name in ("fcntl", "resource", "pwd", "grp", "termios"):
+    sys.modules[name] = None
+import mmap, os, polars  # polars finds out about the CPU by a Linux call
+for name in (
+    "posix_fadvise", "posix_fallocate", "pread", "preadv", "pwrite", "pwritev", "sysconf", "statvfs",
+    "sched_getaffinity", "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW",
+):
+    if hasattr(os, name):
+        delattr(os, name)
+for name in dir(mmap):
+    if name.startswith(("MADV_", "MAP_", "PROT_")):
+        delattr(mmap, name)
+"""
+READ = """
+import numpy as np
+import embstore as es
+
+store = es.open(sys.argv[1])
+rows = np.arange(store.n_rows)[::-3]
+layer = store.layers[-1]
+np.save(sys.argv[2], store.gather(rows, "last"))
+scanned = np.concatenate([block.copy() for _, block in store.scan(layer, block_rows=100)])
+assert np.array_equal(scanned[rows], store.gather(rows, layer), equal_nan=True)
+assert len(store.select(words="bank").table()) == len(store.select(words="bank"))
+assert es.verify(sys.argv[1]).ok
+"""
+
+
+@pytest.mark.parametrize(("suffix", "dtype"), [(".zarr", "int8"), (".h5", "float16")])
+def test_reading_without_posix(tmp_path: Path, suffix: str, dtype: str) -> None:
+    made = example(dtype=dtype)
+    path = made.make(tmp_path / f"s{suffix}").path
+    out = tmp_path / "vectors.npy"
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_POSIX + READ, str(path), str(out)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(out), made.values[-1, np.arange(700)[::-3]])
