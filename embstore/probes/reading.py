@@ -8,7 +8,7 @@ from threading import Thread
 from typing import TypeVar
 
 from embstore.store import Selection, Store
-from embstore.store.layers import chosen_layers
+from embstore.store.layers import resolve_layers
 
 T = TypeVar("T")
 Layers = int | str | Sequence[int] | None
@@ -21,11 +21,7 @@ def layers_of(data: Store | Selection, layers: Layers) -> tuple[int, ...]:
 
     Raises InvalidValueError for a layer that is not stored.
     """
-    stored = tuple(sorted(data.layers))
-    last = [layers] if isinstance(layers, int) else layers
-    if last is not None and not isinstance(last, str):
-        return chosen_layers([stored[-1] if layer == -1 else layer for layer in last], stored)
-    return chosen_layers(last, stored)
+    return resolve_layers(layers, tuple(sorted(data.layers)), ascending=True)
 
 
 def store_of(data: Store | Selection) -> Store:

@@ -26,11 +26,11 @@ def resolve_layer(layer: Any, stored: Sequence[int]) -> int:
     raise InvalidValueError(f"layer {layer!r} is not stored: choose among {listed}, or -1 or 'last' for the last one")
 
 
-def resolve_layers(layers: Any, stored: Sequence[int]) -> tuple[int, ...]:
-    """Return the stored layers that are named, in the order given: None or "all", one layer, or several.
+def resolve_layers(layers: Any, stored: Sequence[int], *, ascending: bool = False) -> tuple[int, ...]:
+    """Return the stored layers that are named: all for None or "all", one layer, or several.
 
-    Each one may be given as in `resolve_layer`. Raises InvalidValueError for a layer that is not stored, and for none
-    at all.
+    Each one may be given as in `resolve_layer`. They are in the order given, or with `ascending` sorted and distinct.
+    Raises InvalidValueError for a layer that is not stored, and for none at all.
     """
     if layers is None or (isinstance(layers, str) and layers.strip() == "all"):
         return tuple(stored)
@@ -43,24 +43,4 @@ def resolve_layers(layers: Any, stored: Sequence[int]) -> tuple[int, ...]:
         raise InvalidValueError(
             f"no layer is chosen: give one or more of {', '.join(map(str, stored))}, or None for all of them"
         )
-    return resolved
-
-
-def chosen_layers(layers: Any, stored: Sequence[int]) -> tuple[int, ...]:
-    """Return the stored layers that are named, ascending, each once; a text may list ranges, such as "0,3,6-12"."""
-    if isinstance(layers, str) and layers.strip() not in ("all", "last", "-1"):
-        numbers: list[int] = []
-        for part in layers.split(","):
-            first, dash, last = (end.strip() for end in part.partition("-"))
-            ends = [first, last] if dash else [first, first]
-            if not all(end.isascii() and end.isdecimal() and len(end) < 5 for end in ends) or int(ends[0]) > int(
-                ends[1]
-            ):
-                raise InvalidValueError(
-                    f"layers {layers!r} cannot be read: give 'all', 'last' or numbers and ranges like 0,3,6-12"
-                )
-            numbers += range(int(ends[0]), int(ends[1]) + 1)
-        layers = numbers
-    elif isinstance(layers, str) and layers.strip() == "-1":
-        layers = -1
-    return tuple(sorted(set(resolve_layers(layers, stored))))
+    return tuple(sorted(set(resolved))) if ascending else resolved

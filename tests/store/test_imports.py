@@ -270,7 +270,7 @@ def test_an_interrupted_import_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
         import_store(source, tmp_path / f"out{suffix}")
     monkeypatch.setattr(StoreWriter, "write", write)
     with pytest.raises(InvalidValueError, match="exists already"):
-        import_store(source, tmp_path / f"out{suffix}", layers="0")
+        import_store(source, tmp_path / f"out{suffix}", layers=0)
     told: list[tuple[int, int]] = []
     store = import_store(source, tmp_path / f"out{suffix}", progress=lambda done, total: told.append((done, total)))
     assert told == [(512, 800), (768, 800), (800, 800)]
@@ -373,7 +373,7 @@ def test_a_dataset_left_out_of_the_middle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": "3"}, "layer 3 is not stored: choose among 0, 1, 2"),
+        ({"layers": 3}, "layer 3 is not stored: choose among 0, 1, 2"),
         ({"layers": []}, "no layer is chosen"),
         ({"dtype": "double"}, "dtype 'double' is not known"),
     ],

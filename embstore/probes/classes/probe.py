@@ -27,7 +27,7 @@ from embstore.probes.saved import SavedProbe, made_by
 from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
 from embstore.progress import Progress
 from embstore.store import Selection, Store
-from embstore.store.layers import chosen_layers
+from embstore.store.layers import resolve_layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,7 +352,7 @@ def _probed_layers(layers: Layers, known: tuple[int, ...]) -> tuple[int, ...]:
     if layers == "last":
         return known[-1:]
     if isinstance(layers, str):
-        return chosen_layers(layers, known)
+        return resolve_layers(layers, known, ascending=True)
     return tuple(known[-1] if layer == -1 else layer for layer in ([layers] if isinstance(layers, int) else layers))
 
 

@@ -24,7 +24,7 @@ from embstore.store.convert.filling import (
     require_storable,
     sample_rows,
 )
-from embstore.store.layers import chosen_layers
+from embstore.store.layers import resolve_layers
 from embstore.store.layout import Layout
 from embstore.store.metadata import Dropped, Metadata
 from embstore.store.reading.scan import SequentialReader, Snapshot
@@ -74,7 +74,7 @@ def export(
             f"{source.path} cannot be exported: {missing:,} of its {source.n_rows:,} rows are not written yet; finish "
             "it first with the command that began it"
         )
-    numbers = [source.layers.index(layer) for layer in chosen_layers(layers, source.layers)]
+    numbers = [source.layers.index(layer) for layer in resolve_layers(layers, source.layers, ascending=True)]
     dtype = source.dtype if dtype is None else dtype
     require_dtype(dtype)
     chosen = _chosen_rows(source, words, rows)

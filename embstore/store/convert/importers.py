@@ -23,7 +23,7 @@ from embstore.store.convert.filling import (
     sample_rows,
 )
 from embstore.store.index import Index, IndexBuilder
-from embstore.store.layers import chosen_layers
+from embstore.store.layers import resolve_layers
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
 from embstore.store.storage.location import ObjectPath, parse_location
@@ -60,7 +60,7 @@ def import_store(
     path = parse_location(out)
     require_free_path(path)
     with SentenceFile(Path(source)) as file:
-        chosen = chosen_layers(layers, range(file.n_layers))
+        chosen = resolve_layers(layers, range(file.n_layers), ascending=True)
         builder = _build_index(file, corpus)
         metadata = _metadata(file, builder, chosen, dtype)
         index = builder.build()
