@@ -1,0 +1,260 @@
+"""Class probes on stores whose vectors are known: a signal is found where it is, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import polars as pl
+import pytest
+
+from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError
+from embstore.probes import ClassProbe, ProbeResult, Training, split_words
+from embstore.probes.classes.bank import Output, Shape
+from embstore.probes.classes.examples import ArrayExamples
+from embstore.probes.classes.scores import decide
+from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
+from embstore.probes.classes.training import train_bank
+from embstore.probes.splits import SPLITS
+from embstore.probes.training import Schedule
+from tests.probes.class_store import CLASSES, Made, make
+from tests.probes.oracle import rule_of_half
+from tests.store_making import make_store
+
+FAST = Training(epochs=12, batch_size=16, learning_rate=0.02)
+
+
+@pytest.fixture(scope="module", params=["zarr", pytest.param("h5", marks=pytest.mark.slow)])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make(tmp_path_factory.mktemp("stores") / f"made.{request.param}", words=90)
+
+
+@pytest.fixture(scope="module")
+def probe(made: Made) -> ClassProbe:
+    return fit(made, control=True, seeds=(0, 1))
+
+
+@pytest.fixture(scope="module")
+def result(probe: ClassProbe) -> ProbeResult:
+    return probe.score(splits=SPLITS)
+
+
+def fit(made: Made, **settings: Any) -> ClassProbe:
+    return ClassProbe(**{"training": FAST, **settings}).fit(made.store, split_words(*made.lists))
+
+
+def examples(made: Made, level: str = "context", max_contexts: int | None = None, seed: int = 0) -> ClassExamples:
+    options = ExampleOptions("class", level, max_contexts, seed)
+    return ClassExamples(made.store.select(), split_words(*made.lists), options)
+
+
+def rows(result: ProbeResult, metric: str, *, task: str = "class", split: str = "test") -> pl.DataFrame:
+    return result.summary().filter(metric=metric, task=task, split=split, item="")
+
+
+def value(result: ProbeResult, layer: int, metric: str = "f1", *, task: str = "class") -> float:
+    return float(rows(result, metric, task=task).filter(layer=layer)["value"].item())
+
+
+def test_a_planted_signal_is_found_in_its_layer(result: ProbeResult) -> None:
+    assert value(result, 1) > 0.9
+    assert max(value(result, 0), value(result, 4)) < 0.6
+    assert value(result, 1, task="control") < 0.6
+    assert value(result, 1, "selectivity") == pytest.approx(value(result, 1) - value(result, 1, task="control"))
+
+
+def test_vectors_without_signal_give_none(tmp_path: Path) -> None:
+    made = make(tmp_path / "made.zarr", planted=None, words=90)
+    found = fit(made).score()
+    assert max(value(found, layer) for layer in made.store.layers) < 0.6
+
+
+def test_scores_are_those_of_the_logits_counted_slowly(made: Made, probe: ClassProbe, result: ProbeResult) -> None:
+    _, test = made.lists
+    chosen = [
+        row for row, (word, name) in enumerate(zip(made.words, made.classes, strict=True)) if name and word in test
+    ]
+    logits = probe.fitted.bank.logits(made.vectors[:, chosen])
+    words, own = [made.words[row] for row in chosen], [made.classes[row] for row in chosen]
+    for place, layer in enumerate(made.store.layers):
+        for at, seed in enumerate((0, 1)):
+            yes = [dict(zip(CLASSES, column.tolist(), strict=True)) for column in (logits[place, at, :3] > 0).T]
+            expected, _ = rule_of_half(yes, words, own, sorted(CLASSES))
+            mine = result.frame.filter(layer=layer, seed=seed, task="class", split="test", item="")
+            scores = dict(mine.select("metric", "value").iter_rows())
+            assert scores["f1"] == pytest.approx(expected["f1"])
+            assert scores["contexts_f1"] == pytest.approx(expected["contexts_f1"])
+
+
+def test_the_frame_is_tidy_and_valid(result: ProbeResult, tmp_path: Path) -> None:
+    schema = json.loads(resources.files("embstore.schemas").joinpath("probe_output.schema.json").read_text("utf-8"))
+    jsonschema.validate(result.frame.to_dicts(), schema)
+    assert not result.frame.select("store", "task", "layer", "split", "metric", "item", "seed").is_duplicated().any()
+    assert set(result.summary()["seeds"]) == {2}
+    two = result.frame.filter(metric="f1", layer=1, task="class")
+    for split, values in two.group_by("split").agg("value").iter_rows():
+        row = rows(result, "f1", split=split).filter(layer=1)
+        assert row["value"].item() == pytest.approx(np.mean(values))
+        assert row["deviation"].item() == pytest.approx(np.std(values, ddof=1))
+    for suffix, read in (("csv", pl.read_csv), ("parquet", pl.read_parquet), ("json", pl.read_json)):
+        result.save(tmp_path / f"scores.{suffix}")
+        assert read(tmp_path / f"scores.{suffix}")["value"].to_list() == result.frame["value"].to_list()
+    with pytest.raises(InvalidValueError, match=r"allowed are \.csv, \.parquet, \.json"):
+        result.save(tmp_path / "scores.txt")
+    assert repr(result).startswith("ProbeResult(")
+    assert "<table" in result._repr_html_()
+
+
+def test_predictions_name_every_pair(made: Made, probe: ClassProbe, result: ProbeResult) -> None:
+    frame = probe.predict(layer=1)
+    _, test = made.lists
+    pairs = {(word, name) for word, name in zip(made.words, made.classes, strict=True) if word in test and name}
+    assert {(word, names[0]) for word, names in frame.select("word", "classes").iter_rows()} == pairs
+    right = sum(names[0] in found for names, found in frame.select("classes", "found").iter_rows())
+    recall = result.frame.filter(metric="recall", layer=1, seed=0, split="test", task="class")
+    assert right / len(frame) == pytest.approx(recall["value"].item())
+    assert probe.predict(layer=-1).equals(probe.predict(layer=4))
+    assert not probe.predict(layer=0, seed=1).equals(probe.predict(layer=0, seed=0))
+
+
+@pytest.mark.parametrize("level", ["context", "type"])
+def test_no_word_is_in_two_splits(made: Made, level: str) -> None:
+    split = split_words(*made.lists)
+    source = examples(made, level)
+    words = [set(source.of(name, CLASSES).words) for name in SPLITS]
+    assert sum(map(len, words)) == len(set().union(*words))
+    for name, own in zip(SPLITS, words, strict=True):
+        assert own == set(split.of(name))
+
+
+def test_examples_of_a_store_train_the_same_probes_as_in_memory(made: Made) -> None:
+    data = examples(made).of("train", CLASSES).labelled(None)
+    stored = data.examples._rows  # type: ignore[attr-defined]
+    memory = ArrayExamples({layer: made.vectors[place, stored] for place, layer in enumerate(made.store.layers)})
+    shape = Shape("linear", made.store.layers, (0,), tuple(Output("class", name) for name in CLASSES), 8)
+    one, other = (
+        train_bank(shape, each, schedule=Schedule(3, 16)).weights["weight"]
+        for each in (data, replace(data, examples=memory))
+    )
+    assert one.equal(other)
+    assert data.examples.digest() != memory.digest()
+
+
+def test_types_are_means_with_all_their_classes(made: Made) -> None:
+    split, part = split_words(*made.lists), examples(made, "type").of("test", CLASSES)
+    out = np.empty((3, len(part.words), 8), np.float32)
+    part.examples.read(np.arange(len(part.words)), made.store.layers, out)
+    for place, word in enumerate(part.words):
+        own = [row for row, each in enumerate(made.words) if each == word and made.classes[row]]
+        np.testing.assert_allclose(out[:, place], made.vectors[:, own].mean(1), atol=1e-5)
+        assert [name for name, own in zip(CLASSES, part.gold[place], strict=True) if own] == sorted(split.test[word])
+    found = fit(made, level="type").score()
+    assert value(found, 1) > value(found, 0) + 0.1
+    assert value(found, 1) == pytest.approx(value(found, 1, "contexts_f1"))
+
+
+def test_types_need_no_label_column_if_the_words_have_classes(tmp_path: Path) -> None:
+    bare = make(tmp_path / "bare.zarr", words=90, labelled=False)
+    assert value(fit(bare, level="type").score(), 1) > 0.6
+    with pytest.raises(InvalidValueError, match=r"^there is no label column 'class': the store has none$"):
+        fit(bare)
+
+
+def test_contexts_of_a_pair_are_the_same_in_every_store(made: Made, tmp_path: Path) -> None:
+    other = make(tmp_path / "other.zarr", words=90, width=5, planted=None)
+    drawn = []
+    for each, seed in ((made, 0), (other, 0), (made, 1)):
+        part = examples(each, max_contexts=2, seed=seed).of("train", CLASSES)
+        assert part.contexts.max() == 2
+        drawn.append(part.examples._rows.tolist())  # type: ignore[attr-defined]
+        assert (np.minimum(examples(each, seed=seed).of("train", CLASSES).contexts, 2) == part.contexts).all()
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_results_of_several_stores_are_joined(made: Made, tmp_path: Path) -> None:
+    other = make(tmp_path / "second.h5", words=90, width=5, planted=4)
+    found = ProbeResult.concat(fit(each, layers=[1, -1]).score(name=name) for name, each in (("a", made), ("b", other)))
+    best = rows(found, "f1").sort("value")
+    assert set(best["store"]) == {"a", "b"}
+    assert set(best["layer"][-2:]) == {1, 4}
+    with pytest.raises(InvalidValueError, match="there are no results to join"):
+        ProbeResult.concat([])
+
+
+def test_probes_score_other_stores_of_their_width(
+    made: Made, probe: ClassProbe, result: ProbeResult, tmp_path: Path
+) -> None:
+    assert probe.score(data=made.store, splits=SPLITS).frame.equals(result.frame)
+    fewer = make(tmp_path / "fewer.zarr", words=90, layers=(0, 1))
+    assert value(probe.score(data=fewer.store, layers=[1]), 1) == value(result, 1)
+    narrow = make(tmp_path / "narrow.zarr", words=90, width=5)
+    for options, message in (
+        ({"data": narrow.store}, r"narrow\.zarr has vectors of 5 numbers, the probes were trained on 8"),
+        ({"data": fewer.store}, r"fewer\.zarr has no layer 4, of which there are probes"),
+        ({"data": fewer.store, "layers": 2}, "there are no probes of layer 2|has no layer 2"),
+        ({"words": made.lists[0]}, "the train and the test words must not overlap"),
+        ({"splits": []}, "no split is given to score: give some of train, dev, test"),
+        ({"splits": ["tset"]}, "unknown split 'tset'; allowed are train, dev, test"),
+    ):
+        with pytest.raises(InvalidValueError, match=message):
+            probe.score(**options)
+    with pytest.raises(InvalidValueError, match="this ClassProbe is not fitted: call fit first"):
+        ClassProbe().score()
+
+
+def test_what_is_left_out_is_noted(made: Made) -> None:
+    train, test = made.lists
+    lonely = {word: ["animal", "food"] for word in train} | {"word 0": ["place"], "nowhere": ["animal"]}
+    probe = ClassProbe(training=FAST).fit(made.store, split_words(lonely, test))
+    notes = " | ".join(probe.score().notes)
+    assert "made: classes of fewer than two train words have no probe (1): place" in notes
+    assert "pairs of a class without probe" in notes
+    assert probe.fitted.classes == ("animal", "food")
+
+
+def test_bad_input_is_one_line(made: Made) -> None:
+    train, test = made.lists
+    words = split_words(train, test)
+    cases: list[tuple[dict[str, Any], Any, str]] = [
+        ({}, split_words(train, {"nowhere": ["animal"]}), "no test word has a labelled occurrence in .*made"),
+        ({}, split_words({f"no {n}": ["animal"] for n in range(9)}, test), "no class has two train words in .*made"),
+        ({}, split_words(train, test, dev_share=0), "patience 3 needs dev words"),
+        ({"label": "upos"}, words, "there is no label column 'upos': the store has class"),
+        ({"level": "sentence"}, words, "unknown level 'sentence'; allowed are context, type"),
+        ({"kind": "deep"}, words, "unknown kind 'deep' of probe; allowed are linear, mlp"),
+        ({"kind": "mlp", "hidden_size": 0}, words, "hidden_size 0 is not allowed for mlp probes"),
+        ({"layers": [2]}, words, "layer 2 is not stored"),
+        ({"classes": ["robot"]}, words, "class 'robot' has no train word in .*made"),
+        ({"max_contexts": 0}, words, "max_contexts 0 is not allowed"),
+        ({"seeds": ()}, words, "seeds must be one or more"),
+        ({"seeds": (-1,)}, words, "seed -1 is not allowed"),
+        ({"seed": -1}, words, "seed -1 is not allowed"),
+        ({"memory": 0}, words, "memory 0 is not allowed"),
+        ({"memory": "much"}, words, "memory 'much' is not allowed"),
+        ({"device": "tpu"}, words, "device 'tpu'"),
+    ]
+    for settings, split, message in cases:
+        with pytest.raises(InvalidValueError, match=message) as refused:
+            ClassProbe(**{"training": Training(epochs=1), **settings}).fit(made.store, split).score()
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore::embstore.errors.UnfinishedStoreWarning")
+def test_missing_rows_are_an_error(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "part.zarr", leave_out=(1,))
+    words = split_words({"bank": [], "river": [], "the": []}, {"suit": []}, dev_share=0.34)
+    with pytest.raises(MissingRowsError):
+        ClassProbe(label="upos", training=Training(epochs=1)).fit(made.store, words)
+
+
+def test_examples_that_are_not_finite_are_not_scored(made: Made, probe: ClassProbe) -> None:
+    part = examples(made, "type").of("test", CLASSES)
+    vectors = {layer: np.zeros((len(part.words), 8), np.float32) for layer in made.store.layers}
+    vectors[4][3, 1] = np.nan
+    with pytest.raises(NonFiniteError, match="examples of layer 4 contain NaN or infinity"):
+        decide(probe.fitted.bank, replace(part, examples=ArrayExamples(vectors)))

@@ -1,0 +1,152 @@
+"""What all trainings share: settings, memory budgets, checkpoints from which interrupted trainings resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embstore.errors import InvalidValueError
+from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, split_words
+from embstore.probes.checkpoints import Checkpoint, digest_of
+from embstore.probes.training import Schedule, parse_memory
+from tests.probes import class_store, edge_store, tree_store
+
+Fit = Callable[..., Any]
+
+
+class _InterruptedError(Exception):
+    pass
+
+
+def class_fit(folder: Path) -> tuple[Fit, Fit]:
+    made = class_store.make(folder / "class.zarr", words=40)
+    training = Training(epochs=8, batch_size=16, learning_rate=0.05, patience=2)
+
+    def fit(seed: int = 0, **options: Any) -> ClassProbe:
+        probe = ClassProbe(kind="mlp", hidden_size=4, seed=seed, seeds=(0, 3), training=training)
+        return probe.fit(made.store, split_words(*made.lists), **options)
+
+    return fit, lambda probe: (probe.fitted.bank.weights, probe.fitted.epochs, probe.fitted.dev_loss)
+
+
+def edge_fit(folder: Path) -> tuple[Fit, Fit]:
+    made = edge_store.make(folder / "edge.zarr", sentences=30, layers=(0, 1, 2), planted=1)
+    training = Training(epochs=10, batch_size=4, learning_rate=0.03, patience=1)
+
+    def fit(seed: int = 0, **options: Any) -> EdgeProbe:
+        probe = EdgeProbe(projection=6, hidden_size=5, seed=seed, training=training)
+        return probe.fit(made.store, made.splits["train"], made.splits["dev"], **options)
+
+    return fit, lambda probe: (probe.fitted.own.bank.weights, probe.fitted.own.epochs, probe.fitted.own.dev_loss)
+
+
+def structure_fit(folder: Path) -> tuple[Fit, Fit]:
+    made = tree_store.make(folder / "trees.zarr", sentences=60)
+    training = Training(epochs=10, batch_size=8, learning_rate=0.3, patience=2)
+
+    def fit(seed: int = 0, **options: Any) -> StructuralProbe:
+        probe = StructuralProbe(layers=(0, 3), rank=5, seeds=(0, 7), seed=seed, training=training)
+        return probe.fit(made.store, made.trees[:40], made.trees[40:], **options)
+
+    return fit, lambda probe: ({"weight": probe.fitted.weights}, probe.fitted.epochs, probe.fitted.dev_loss)
+
+
+@pytest.mark.parametrize("family", [class_fit, edge_fit, structure_fit])
+def test_an_interrupted_training_resumes_to_the_same_weights(
+    tmp_path: Path, family: Callable[[Path], tuple[Fit, Fit]]
+) -> None:
+    fit, learned = family(tmp_path)
+    reports: list[tuple[int, int | None]] = []
+    whole = fit(progress=lambda done, total: reports.append((done, total)))
+    weights, epochs, dev_loss = learned(whole)
+    assert len(set(np.ravel(epochs).tolist())) > 1, "some probes stop before others"
+    assert reports == sorted(reports)
+    total = reports[-1][1] or 0
+    assert reports[-1][0] == total
+    path = tmp_path / "state.pt"
+    for share in (0.15, 0.25, 0.35):
+
+        def interrupt(done: int, _: int | None, stop: float = share * total) -> None:
+            if stop <= done < total:
+                raise _InterruptedError
+
+        with pytest.raises(_InterruptedError):
+            fit(checkpoint=path, progress=interrupt)
+    begun: list[int] = []
+    again = fit(checkpoint=path, progress=lambda done, _: begun.append(done))
+    assert begun[0] > 0.2 * total, "the training resumes and does not start again"
+    own_weights, own_epochs, own_loss = learned(again)
+    assert all(torch.equal(tensor, own_weights[name]) for name, tensor in weights.items())
+    np.testing.assert_array_equal(own_epochs, epochs)
+    np.testing.assert_array_equal(own_loss, dev_loss)
+    finished: list[int] = []
+    fit(checkpoint=path, progress=lambda done, _: finished.append(done))
+    assert finished == [total], "nothing is left to train"
+    with pytest.raises(InvalidValueError, match="is of another training"):
+        fit(seed=1, checkpoint=path)
+    path.write_bytes(b"something")
+    with pytest.raises(InvalidValueError, match="is not a checkpoint of (class|edge|structural) probes"):
+        fit(checkpoint=path)
+
+
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("embstore.probes.checkpoints.os.fsync", synced.append)
+    checkpoint = Checkpoint(tmp_path / "state", what="probes", digest="this")
+    assert checkpoint.read() is None
+    checkpoint.write({"epoch": 3, "weights": torch.arange(4.0)})
+    assert len(synced) == 1
+    state = checkpoint.read()
+    assert state is not None
+    assert (state["epoch"], state["weights"].tolist()) == (3, [0, 1, 2, 3])
+    assert [each.name for each in tmp_path.iterdir()] == ["state"]
+    with pytest.raises(InvalidValueError, match="is of another training"):
+        Checkpoint(tmp_path / "state", what="probes", digest="that").read()
+    with pytest.raises(InvalidValueError, match="is a folder"):
+        Checkpoint(tmp_path, what="probes", digest="this")
+    with pytest.raises(InvalidValueError, match="does not exist"):
+        Checkpoint(tmp_path / "none" / "state", what="probes", digest="this")
+
+
+def test_a_digest_depends_on_values_shapes_and_dtypes() -> None:
+    one = np.arange(6)
+    same = digest_of("a", one, 3)
+    assert digest_of("a", np.arange(12)[:6].copy(), 3) == same
+    others = [
+        ("b", one, 3),
+        ("a", one.reshape(2, 3), 3),
+        ("a", one.astype(np.int32), 3),
+        ("a", one, 4),
+        ("a", one + 1, 3),
+    ]
+    assert same not in {digest_of(*other) for other in others}
+
+
+def test_settings_have_the_defaults_of_each_probe() -> None:
+    given = Training(batch_size=7).schedule(epochs=50, batch_size=256, patience=3, seed=2)
+    assert given == Schedule(epochs=50, batch_size=7, learning_rate=1e-3, patience=3, seed=2)
+    assert Training(patience=0).schedule(epochs=5, batch_size=2, patience=3, seed=0).patience == 0
+    assert sorted(given.order(1, 5).tolist()) == list(range(5))
+    assert given.order(1, 50).tolist() != given.order(2, 50).tolist()
+    for settings, message in (
+        ({"epochs": 0}, "epochs 0 is not allowed: give 1 or more"),
+        ({"batch_size": 0}, "batch_size 0 is not allowed"),
+        ({"patience": -1}, "patience -1 is not allowed: give 0 or more"),
+        ({"learning_rate": float("nan")}, "learning_rate nan is not allowed"),
+    ):
+        with pytest.raises(InvalidValueError, match=message):
+            Training(**settings)
+
+
+def test_memory_is_bytes_or_text() -> None:
+    assert [parse_memory(each) for each in (5, "500MB", "1.5 GiB", "2g", "1000", "3kb")] == [
+        5, 500_000_000, 3 * 2**29, 2_000_000_000, 1000, 3000,
+    ]  # fmt: skip
+    for wrong in (0, -1, "", "GiB", "4XB", "nan", "inf"):
+        with pytest.raises(InvalidValueError, match="is not allowed: give a number of bytes"):
+            parse_memory(wrong)
