@@ -61,7 +61,7 @@ def test_lists_without_words_are_refused() -> None:
         split_words({}, {"x": ["a"]})
     with pytest.raises(InvalidValueError, match="there are no test words: give some"):
         split_words({"x": ["a"]}, {})
-    with pytest.raises(InvalidValueError, match=r"a share of 0\.2 of 2 train words leaves no train words or no dev words"):
+    with pytest.raises(InvalidValueError, match=r"a share of 0\.2 of 2 train words leaves no train words"):
         split_words({"x": ["a"], "y": ["a"]}, {"z": ["a"]})
     with pytest.raises(InvalidValueError, match=r"dev_share 1\.5 is not allowed"):
         split_words({"x": ["a"], "y": ["a"]}, {"z": ["a"]}, dev_share=1.5)

@@ -90,7 +90,7 @@ def test_an_interrupted_training_resumes_to_the_same_weights(
     with pytest.raises(InvalidValueError, match="is of another training"):
         fit(seed=1, checkpoint=path)
     path.write_bytes(b"something")
-    with pytest.raises(InvalidValueError, match="is not a checkpoint of (class|edge|structural) probes"):
+    with pytest.raises(InvalidValueError, match=r"is not a checkpoint of (class|edge|structural) probes"):
         fit(checkpoint=path)
 
 
