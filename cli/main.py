@@ -16,14 +16,17 @@ from embstore.errors import EmbstoreError, EmbstoreWarning
 from embstore_cli import (
     bench,
     demo,
+    edges,
     extract,
     geometry,
     index,
     models,
     neighbors,
-    probe,
+    probes,
     recipe,
     store,
+    structure,
+    trace,
     vectors,
 )
 from embstore_cli.help import SETTINGS, Command, Group
@@ -108,7 +111,17 @@ _add("train-vectors", vectors.train_vectors, MODELS, "train-vectors corpus.pse s
 _add("finetune", models.finetune, MODELS, "finetune pos ud-ewt --model bert-base-uncased --out bert-pos")
 _add("attention", models.attention, MODELS, "attention bert-base-uncased bert-pos dev.conllu --plot attention.png")
 
-probe.add_to(app)
+_probe = _group("probe", "Train probes on stored vectors, and apply them.", PROBES)
+for _name, _command, _example in (
+    ("classes", probes.classes, "classes semcor.zarr --train train.tsv --test test.tsv --plot layers.png"),
+    ("apply", probes.apply, "apply probes/ finetuned.zarr"),
+    ("edges", edges.edges, "edges gum.zarr edge-probing/pos edge-probing/entities --sentences 1000"),
+    ("mdl", edges.mdl, "mdl gum.zarr edge-probing/entities --sentences 1000 --control --plot bits.png"),
+    ("trace", trace.trace, "trace gum.zarr probes --targets edge-probing --sentence 12 --plot trace.png"),
+    ("structure", structure.structure, "structure ewt.zarr --train train.conllu --dev dev.conllu --test test.conllu"),
+):
+    _add(_name, _command, "Commands", f"probe {_example}", to=_probe)
+
 recipe.add_to(app)
 
 _bench = _group("bench", "Measure extraction, reading and search on this machine.", MODELS)

@@ -75,6 +75,23 @@ Config = Annotated[
 ]
 
 
+TRAINING = {
+    "epochs": int,
+    "batch_size": int,
+    "learning_rate": float,
+    "patience": int,
+    "seed": int,
+    "memory": str,
+}
+
+
+def training_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a probe with those of `Training` together in one."""
+    names = ("epochs", "batch_size", "learning_rate", "patience")
+    training = es.Training(**{name: value for name, value in settings.items() if name in names})
+    return {"training": training} | {name: value for name, value in settings.items() if name not in names}
+
+
 def set_option(keys: Mapping[str, Any]) -> Any:
     """Return the option `--set KEY=VALUE` of a command, repeatable; `keys` maps each key to its type."""
     SETTINGS.update(keys)

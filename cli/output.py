@@ -174,26 +174,3 @@ def create_folder(folder: Path, *, option: str) -> Path:
     except OSError as error:
         raise StorageError(f"{option} {folder} cannot be created: {error.strerror or error}") from error
     return folder
-
-
-# --- for the commands that are not rewritten yet -------------------------------------------------
-from typing import Annotated  # noqa: E402
-
-import typer  # noqa: E402
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="Also write the table to FILE.{csv,parquet,json}.", metavar="FILE")
-]
-
-
-def require_out(path: Path | None) -> None:
-    require_files(path)
-
-
-def require_figure(path: Path | None, *, option: str) -> None:
-    require_files(None, path)
-
-
-def made_folder(folder: Path, *, option: str) -> Path:
-    return create_folder(folder, option=option)

@@ -11,8 +11,8 @@ import typer
 
 from embstore.errors import InvalidValueError
 from embstore_cli.help import Command
-from embstore_cli.options import Device, Model
-from embstore_cli.output import AsJson, print_json, print_table
+from embstore_cli.options import AsJson, Device, Model
+from embstore_cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from embstore.studies.report import Shown

@@ -1,31 +1,34 @@
-"""`embstore probe trace`: what probes of each layer hold of single sentences."""
+"""The command that traces what edge probes of each layer predict for single sentences."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore_cli.output import AsJson, Out, print_json, print_table, require_figure, require_out, write_table
-from embstore_cli.progress import progress_bar
+from embstore_cli.options import AsJson, Device, Out, Plot, StorePath, read_settings, set_option
+from embstore_cli.output import deliver, print_notes, print_table, require_files
 from embstore_cli.task_files import find_targets
 
-if TYPE_CHECKING:
-    from embstore.probes import EdgeProbe, SentenceTrace, Traces
-
-EXAMPLE = "Example: embstore probe trace gum.zarr probes --targets edge-probing --sentence 12 --plot trace.png"
-SHOWN = 20  # ambiguous sentences listed unless told otherwise
-LONGEST = 60  # letters of a listed sentence
+SHOWN = 20  # ambiguous sentences listed by default
+MAX_TEXT = 60  # characters of a listed sentence
+SETTINGS = {
+    "limit": float,
+    "rule": Literal["right", "highest"],
+    "seed": int,
+    "sentences": int,
+    "repair": bool,
+}
 
 
 def trace(
-    store: Annotated[str, typer.Argument(metavar="STORE", help="A store of the sentences.")],
+    store: StorePath,
     probes: Annotated[
         list[Path],
-        typer.Argument(metavar="PROBES", help="Edge probes that were saved, or folders of such: one or more tasks."),
+        typer.Argument(metavar="PROBES", help="Saved edge probes, or folders of them: one or more tasks."),
     ],
     targets: Annotated[
         list[Path],
@@ -39,132 +42,98 @@ def trace(
         str | None,
         typer.Option(metavar="TEXT|N", help="Trace this sentence: its text, words that only it has, or its number."),
     ] = None,
-    ambiguous: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help=f"List N ambiguous sentences at most (default: {SHOWN}).")
+    most: Annotated[
+        int | None, typer.Option("--most", "-n", metavar="N", min=1, help=f"List N ambiguous sentences ({SHOWN}).")
     ] = None,
-    limit: Annotated[
-        float, typer.Option(metavar="P", help="An edge is ambiguous where the average over P(0) to P(L) is at most P.")
-    ] = 0.7,
-    rule: Annotated[
-        Literal["right", "highest"],
-        typer.Option(metavar="RULE", help="right: the average of the right label; highest: that of the likeliest."),
-    ] = "right",
     every: Annotated[
         bool, typer.Option("--all", help="Show all edges of the sentence, not only ambiguous ones.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the probes; the first that they have.")] = None,
-    sentences: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Sentences of each task at most, drawn by their texts; 0: all.")
-    ] = 0,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Entities: an I-x that goes on with no span begins one.")
-    ] = False,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw the sentence (or the first listed) to FILE.{png,svg,pdf}."),
-    ] = None,
+    device: Device = "auto",
+    settings: Annotated[list[str] | None, set_option(SETTINGS)] = None,
+    plot: Plot = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow what probes of layers 0 to l hold of a sentence, for l from 0 to L.
+    """Follow what probes of layers 0 to l predict for a sentence, for l from 0 to L.
 
     Without --sentence: the ambiguous sentences of the split, those with more than one ambiguous edge. With it: the
-    probabilities of the right and of the best wrong label of its edges (Tenney et al. 2019, section 4.1).
+    probabilities of the right and of the best wrong label of its edges (Tenney et al. 2019, section 4.1). An edge is
+    ambiguous if the mean probability over P(0) to P(L) is at most --set limit=0.7: that of the right label, or with
+    --set rule=highest of the likeliest one.
     """
-    require_out(out)
-    require_figure(plot, option="--plot")
-    if sentence is not None and ambiguous is not None:
-        raise InvalidValueError("--sentence and --ambiguous are both given: choose a sentence, or have them listed")
-    from embstore.probes import ambiguous_sentences
-    from embstore.probes import trace as trace_edges
-
-    held = _loaded(probes, device)
+    require_files(out, plot)
+    if sentence is not None and most is not None:
+        raise InvalidValueError("--sentence and --most are both given: choose a sentence, or have them listed")
+    chosen = read_settings(settings, SETTINGS)
+    limits: dict[str, Any] = {"limit": chosen.get("limit", 0.7), "rule": chosen.get("rule", "right")}
+    loaded = _loaded(probes, device)
     opened = es.open(store)
-    asked = find_targets(targets, [each.fitted.labels.name for each in held], split=split, repair=repair)
-    with progress_bar("trace", total=None, unit="targets") as advance:
-        traces = trace_edges(
-            opened,
-            list(zip(held, asked, strict=True)),
-            split=split,
-            seed=seed,
-            sentences=sentences or None,
-            progress=advance,
-        )
-    for note in traces.notes:
-        typer.echo(f"embstore: {note}", err=True)
-    listed = ambiguous_sentences(traces, limit=limit, rule=rule)
-    if sentence is None:
-        frame = listed.head(ambiguous or SHOWN)
-        first = listed["sentence"].to_list()[:1]
-        title = f"{len(listed)} of {len(traces.sentences)} sentences have more than one edge of {limit:g} or less"
-    else:
-        first = [traces.find(int(sentence) if sentence.isdecimal() else sentence)]
-        chosen = _chosen(traces, first[0], limit, rule, every=every)
-        frame = chosen.frame
-        title = f"sentence {chosen.number}: {' '.join(chosen.words)}"
-    if out is not None:
-        write_table(frame, out)
+    names = [probe.fitted.labels.name for probe in loaded]
+    edges = find_targets(targets, names, split=split, repair=chosen.get("repair", False))
+    sample = {"seed": chosen.get("seed"), "sentences": chosen.get("sentences") or None}
+    traces = es.probes.trace(opened, list(zip(loaded, edges, strict=True)), split=split, **sample)
+    print_notes(traces.notes)
+    listed = es.probes.ambiguous_sentences(traces, **limits)
+    if sentence is not None:
+        number = traces.find(int(sentence) if sentence.isdecimal() else sentence)
+        shown = _shown(traces, number, limits, every=every)
+        _draw(shown, plot)
+        if deliver(shown.frame, out=out, as_json=as_json):
+            print_table(_rows(shown), title=f"sentence {shown.number}: {' '.join(shown.words)}")
+        return
+    if plot is not None and listed.is_empty():
+        raise InvalidValueError(f"no sentence has two edges of {limits['limit']:g} or less to draw: give --sentence")
     if plot is not None:
-        _draw(traces, first, limit, rule, plot, every=every)
-    if as_json:
-        print_json(frame.to_dicts())
-    elif sentence is None:
-        print_table([row | {"text": _short(row["text"])} for row in frame.to_dicts()], title=title)
-    else:
-        print_table(_rows(chosen), title=title)
+        _draw(_shown(traces, listed["sentence"].to_list()[0], limits, every=every), plot)
+    frame = listed.head(most or SHOWN)
+    if deliver(frame, out=out, as_json=as_json):
+        counts = f"{len(listed):,} of {len(traces.sentences):,} sentences"
+        title = f"{counts} have more than one edge of {limits['limit']:g} or less"
+        print_table([row | {"text": _shortened(row["text"])} for row in frame.to_dicts()], title=title)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3].rstrip()}..."
-
-
-def _loaded(folders: list[Path], device: str) -> list[EdgeProbe]:
-    from embstore.probes import EdgeProbe, load
-
+def _loaded(folders: list[Path], device: str) -> list[es.EdgeProbe]:
+    """Load the edge probes in folders, or in the folders in them."""
     found = []
     for folder in folders:
         inside = sorted(path.parent for path in folder.glob("*/probe.json"))
         for path in [folder] if (folder / "probe.json").exists() or not inside else inside:
-            probe = load(path)
-            if not isinstance(probe, EdgeProbe):
+            probe = es.probes.load(path)
+            if not isinstance(probe, es.EdgeProbe):
                 raise InvalidValueError(f"{path} has {probe.name} probes: give edge probes")
             probe.device = device
             found.append(probe)
     return found
 
 
-def _chosen(
-    traces: Traces, number: int, limit: float, rule: Literal["right", "highest"], *, every: bool
-) -> SentenceTrace:
-    """The trace of a sentence with what is to be shown of it."""
+def _shown(traces: es.probes.Traces, number: int, limits: dict[str, Any], *, every: bool) -> es.probes.SentenceTrace:
+    """Return the trace of a sentence: of its ambiguous edges, or of all if there are none or `every` is set."""
     whole = traces.trace(number)
-    doubted = whole.ambiguous(limit, rule)
-    if every or not doubted.annotations:
-        return whole
-    return doubted
+    ambiguous = whole.ambiguous(limits["limit"], limits["rule"])
+    return whole if every or not ambiguous.annotations else ambiguous
 
 
-def _draw(
-    traces: Traces, first: list[int], limit: float, rule: Literal["right", "highest"], plot: Path, *, every: bool
-) -> None:
-    if not first:
-        raise InvalidValueError(f"no sentence has more than one edge of {limit:g} or less to draw: give --sentence")
-    es.plot.save(es.plot.trace_figure(_chosen(traces, first[0], limit, rule, every=every)), plot)
+def _draw(trace: es.probes.SentenceTrace, plot: Path | None) -> None:
+    if plot is not None:
+        es.plot.save(es.plot.trace_figure(trace), plot)
 
 
-def _rows(trace: SentenceTrace) -> list[dict[str, Any]]:
-    """Two rows an edge: the right label, and the best wrong one."""
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3].rstrip()}..."
+
+
+def _rows(trace: es.probes.SentenceTrace) -> list[dict[str, Any]]:
+    """Return two rows for each edge: the right label, and the best wrong one."""
     rows = []
     for each in trace.annotations:
         spans = [" ".join(trace.words[slice(*span)]) for span in (each.span1, each.span2) if span is not None]
-        told = {"span": " -> ".join(spans), "task": each.task}
+        first = {"span": " -> ".join(spans), "task": each.task}
         for kind, label, values in (
             ("right", each.right, each.right_probability),
             ("wrong", each.wrong, each.wrong_probability),
         ):
             if label is not None:
                 columns = {str(layer): f"{value:.2f}" for layer, value in zip(trace.layers, values, strict=True)}
-                rows.append({**told, "": kind, "label": label, **columns, "mean": f"{values.mean():.2f}"})
-                told = dict.fromkeys(told, "")
+                rows.append({**first, "": kind, "label": label, **columns, "mean": f"{values.mean():.2f}"})
+                first = dict.fromkeys(first, "")
     return rows

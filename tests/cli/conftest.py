@@ -125,6 +125,11 @@ def work(made: Path, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytes
     return Work(folder, run)
 
 
+def settings(**values: object) -> tuple[str, ...]:
+    """Return `--set KEY=VALUE` for each value."""
+    return tuple(part for key, value in values.items() for part in ("--set", f"{key}={value}"))
+
+
 COMMAND = [sys.executable, "-m", "embstore"]
 
 

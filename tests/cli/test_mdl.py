@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from importlib import resources
-
-import jsonschema
 import polars as pl
 import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from tests.cli.conftest import Work
+from tests.cli.conftest import Ran, Work, settings
+from tests.cli.test_output import valid
 from tests.probes.edge_store import make
 
-ASK = ("--epochs", 2, "--hidden", 8, "--device", "cpu", "--fractions", "10,40,100")
+ASK = ("--device", "cpu", *settings(epochs=2, hidden_size=8, projection=8, fractions="10,40,100"))
 
 
 @pytest.fixture
@@ -25,7 +22,7 @@ def folder(work: Work) -> Work:
 
 def test_code_lengths_by_task_and_layer(folder: Work) -> None:
     ran = folder.run(
-        "probe", "mdl", "made.zarr", "colours", *ASK, "--cumulative", "--control", "--seeds", "0,1",
+        "probe", "mdl", "made.zarr", "colours", *ASK, "--set", "cumulative=true", "--control", "--seeds", "0,1",
         "--plot", "bits.svg", "--out", "bits.csv",
     )  # fmt: skip
     assert ran.status == 0
@@ -34,31 +31,26 @@ def test_code_lengths_by_task_and_layer(folder: Work) -> None:
     for text in ("compression", "frequencies", "P(l) times", "control kbit", "control P(l) kbit", "±"):
         assert text in ran.out
     assert (folder / "bits.svg").stat().st_size > 1000
-    held = pl.read_csv(folder / "bits.csv")
-    ran = folder.run("probe", "mdl", "made.zarr", "colours", *ASK, "--cumulative", "--control", "--json")
-    printed = json.loads(ran.out)
-    schema = json.loads(resources.files("embstore.schemas").joinpath("probe_output.schema.json").read_text("utf-8"))
-    jsonschema.validate(printed, schema)
-    assert set(held["metric"]) == {row["metric"] for row in printed}
-    assert len(set(held["metric"])) == 10
+    frame = pl.read_csv(folder / "bits.csv")
+    ran = folder.run("probe", "mdl", "made.zarr", "colours", *ASK, "--set", "cumulative=true", "--control", "--json")
+    printed = valid(Ran(ran.status, ran.out, ""), "probe_output")
+    assert set(frame["metric"]) == {row["metric"] for row in printed}
+    assert len(set(frame["metric"])) == 10
     assert {row["layer"] for row in printed} == {0, 3, None}
 
 
 def test_bad_input_is_one_line(folder: Work) -> None:
     for arguments, message in (
         (("none.zarr", "colours"), "there is no store at none.zarr"),
-        (("made.zarr", "colours", "--fractions", "10,5,100"), "fractions 10,5,100 are not allowed"),
-        (("made.zarr", "colours", "--fractions", "ten"), "--fractions 'ten' is not allowed"),
-        (("made.zarr", "colours", "--fractions", "10,20"), "end at 20 percent"),
-        (("made.zarr", "gone"), "no corpus at gone: give a file or folder that is there"),
+        (("made.zarr", "colours", *settings(fractions="10,5,100")), "fractions 10,5,100 are not allowed"),
+        (("made.zarr", "colours", *settings(fractions="ten")), "fractions=ten is not allowed"),
+        (("made.zarr", "colours", *settings(fractions="10,20")), "end at 20 percent"),
+        (("made.zarr", "gone"), "no corpus at gone: give an existing file or folder"),
         (("made.zarr", "colours", "--seeds", "a"), "--seeds 'a' is not allowed"),
         (("made.zarr", "colours/train.jsonl"), "patience 3 needs dev targets"),
         (("made.zarr", "colours", "--plot", "a.txt"), "--plot a.txt has no known suffix"),
     ):
-        ran = folder.run("probe", "mdl", *arguments)
-        assert (ran.status, ran.out) == (2, ""), arguments
-        assert message in " ".join(ran.err.split()), arguments
-        assert len(ran.err.splitlines()) == 1, ran.err
+        folder.refuses(" ".join(("probe", "mdl", *arguments)), message)
 
 
 def test_a_frame_without_code_lengths_is_not_drawn() -> None:

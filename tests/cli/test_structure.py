@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from importlib import resources
-from pathlib import Path
-
-import jsonschema
 import polars as pl
 import pytest
 
 from embstore.probes import load
-from tests.cli.conftest import Work
+from tests.cli.conftest import Ran, Work, settings
+from tests.cli.test_output import valid
 from tests.probes.tree_store import conllu, make
 
 FILES = ("--train", "train.conllu", "--dev", "dev.conllu", "--test", "test.conllu")
-ASK = (*FILES, "--epochs", 2, "--rank", 3)
+ASK = (*FILES, *settings(epochs=2, rank=3))
 
 
 @pytest.fixture
@@ -27,7 +23,7 @@ def folder(work: Work) -> Work:
     return work
 
 
-def test_probes_are_trained_told_drawn_and_saved(folder: Work) -> None:
+def test_probes_are_trained_shown_drawn_and_saved(folder: Work) -> None:
     ran = folder.run(
         "probe", "structure", "made.zarr", *ASK, "--out", "scores.csv", "--plot", "layers.svg", "--save", "probes",
         "--seeds", "0,1",
@@ -56,29 +52,27 @@ def test_probes_are_trained_told_drawn_and_saved(folder: Work) -> None:
     assert load(folder / "probes").fitted.shape.layers == (0, 3, 4)
 
 
-def test_a_training_is_kept_and_gone_on_from(folder: Work) -> None:
-    once = folder.run("probe", "structure", "made.zarr", *ASK, "--checkpoints", "kept/here", "--json")
+def test_a_training_is_resumed(folder: Work) -> None:
+    once = folder.run("probe", "structure", "made.zarr", *ASK, "--checkpoints", "saved/here", "--json")
     assert (once.status, once.err) == (0, "")
-    kept = folder / "kept" / "here" / "made.pt"
-    before = kept.stat().st_mtime_ns
-    again = folder.run("probe", "structure", "made.zarr", *ASK, "--checkpoints", "kept/here", "--json")
+    file = folder / "saved" / "here" / "made.pt"
+    before = file.stat().st_mtime_ns
+    again = folder.run("probe", "structure", "made.zarr", *ASK, "--checkpoints", "saved/here", "--json")
     assert again.out == once.out
-    assert kept.stat().st_mtime_ns == before, "nothing was left to train"
-    other = folder.run("probe", "structure", "made.zarr", *ASK, "--seeds", 1, "--checkpoints", "kept/here")
+    assert file.stat().st_mtime_ns == before, "nothing was left to train"
+    other = folder.run("probe", "structure", "made.zarr", *ASK, "--seeds", 1, "--checkpoints", "saved/here")
     assert other.status == 2
-    assert other.err.startswith("embstore: checkpoint kept/here/made.pt is of another training")
+    assert other.err.startswith("embstore: checkpoint saved/here/made.pt is of another training")
 
 
 def test_several_stores_and_a_tree(folder: Work) -> None:
     ran = folder.run(
         "probe", "structure", "made.zarr", "other.zarr", *ASK, "--json", "--sentences", 8, "--layers", "3",
-        "--plot", "tree.svg", "--sentence", 1, "--save", "probes", "--splits", "test",
+        "--plot", "tree.svg", "--sentence", 1, "--save", "probes",
     )  # fmt: skip
     assert ran.status == 0
     assert ran.err.splitlines()[0] == "embstore: train: 8 of 20 sentences, drawn at random"
-    printed = json.loads(ran.out)
-    schema = json.loads(resources.files("embstore.schemas").joinpath("probe_output.schema.json").read_text("utf-8"))
-    jsonschema.validate(printed, schema)
+    printed = valid(Ran(ran.status, ran.out, ""), "probe_output")
     assert {row["store"] for row in printed} == {"made", "other", "made: linear order", "other: linear order"}
     assert (folder / "tree.svg").stat().st_size > 1000
     assert sorted(path.name for path in (folder / "probes").iterdir()) == ["made", "other"]
@@ -87,25 +81,20 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("made.zarr", *ASK, "--rank", 99), "rank 99 is not allowed: give 1 to 20"),
+        (("made.zarr", *ASK, *settings(rank=99)), "rank 99 is not allowed: give 1 to 20"),
         (("made.zarr", *ASK, "--layers", "7"), "layer 7 is not stored"),
         (("store.zarr", *ASK), "store.zarr has no sentence of the 20 train trees with all its words"),
         (("made.zarr", *ASK, "--test", "headless.conllu"), "headless.conllu:1: the head (column 7) of 'a' is '_'"),
-        (("made.zarr", *ASK, "--sentence", 1), "--sentence 1 is drawn with --plot: name a file"),
-        (("made.zarr", *ASK, "--sentence", 1, "--plot", "a.svg", "--task", "depth"), "needs a distance probe"),
+        (("made.zarr", *ASK, "--sentence", 1), "--sentence 1 draws distances: give --plot FILE"),
+        (("made.zarr", *ASK, "--sentence", 1, "--plot", "a.svg", "--task", "depth"), "--task distance or both"),
         (
             ("made.zarr", *ASK, "--sentence", 99, "--plot", "a.svg"),
             "there is no test sentence 99: give --sentence 0 to 9",
         ),
         (("made.zarr", *ASK, "--seeds", "one"), "--seeds 'one' is not allowed"),
-        (("made.zarr", *ASK, "--splits", "some"), "--splits 'some' is not allowed: give some of train, dev, test"),
         (("made.zarr", *ASK, "--save", "."), "is not a folder of saved probes"),
     ],
 )
 def test_what_is_refused(folder: Work, options: tuple[object, ...], message: str) -> None:
     folder.write("headless.conllu", "1\ta\t_\tX\t_\t_\t_\t_\t_\t_\n")
-    ran = folder.run("probe", "structure", *options)
-    assert (ran.status, ran.out) == (2, "")
-    assert message in ran.err
-    assert len(ran.err.splitlines()) == 1
-    assert not Path(folder / "a.svg").exists()
+    folder.refuses(" ".join(("probe", "structure", *map(str, options))), message)

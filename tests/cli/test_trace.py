@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
-from pathlib import Path
 
-import jsonschema
 import polars as pl
 import pytest
 
-from tests.cli.conftest import Ran, Work
+from tests.cli.conftest import Work, settings
+from tests.cli.test_output import valid
 from tests.probes.edge_store import make, write_edges
 
-ASK = ("--epochs", 2, "--batch", 8, "--hidden", 6, "--device", "cpu", "--json", "--resamples", 0)
+ASK = ("--device", "cpu", "--json", *settings(epochs=2, batch_size=8, hidden_size=6, projection=6, resamples=0))
 TREES = """1\tw{n}\t_\tX\tA\t_\t2\tmark\t_\t_
 2\tgoes\t_\tV\tB\t_\t0\troot\t_\t_
 3\thome\t_\tX\t{tag}\t_\t2\tobj\t_\t_
@@ -33,23 +31,15 @@ def folder(work: Work) -> Work:
 
 @pytest.fixture
 def saved(folder: Work) -> Work:
-    ran = folder.run("probe", "edges", "made.zarr", "tasks/colours", "tasks/hues", *ASK, "--save", "kept")
+    ran = folder.run("probe", "edges", "made.zarr", "tasks/colours", "tasks/hues", *ASK, "--save", "saved")
     assert (ran.status, ran.err) == (0, "")
-    assert sorted(path.name for path in (folder / "kept").iterdir()) == ["colours", "hues"]
+    assert sorted(path.name for path in (folder / "saved").iterdir()) == ["colours", "hues"]
     return folder
 
 
-def valid(ran: Ran) -> list[dict[str, object]]:
-    assert (ran.status, ran.err) == (0, "")
-    rows: list[dict[str, object]] = json.loads(ran.out)
-    schema = json.loads(resources.files("embstore.schemas").joinpath("trace_output.schema.json").read_text("utf-8"))
-    jsonschema.validate(rows, schema)
-    return rows
-
-
 def test_sentences_are_listed_and_traced(saved: Work) -> None:
-    ask = ("probe", "trace", "made.zarr", "kept", "--targets", "tasks", "--device", "cpu")
-    listed = valid(saved.run(*ask, "--ambiguous", 2, "--json", "--out", "listed.csv"))
+    ask = ("probe", "trace", "made.zarr", "saved", "--targets", "tasks", "--device", "cpu")
+    listed = valid(saved.run(*ask, "--most", 2, "--json", "--out", "listed.csv"), "trace_output")
     assert len(listed) == 2
     assert pl.read_csv(saved / "listed.csv")["sentence"].to_list() == [row["sentence"] for row in listed]
     assert saved.run(*ask).out.startswith("4 of 4 sentences have more than one edge of 0.7 or less\n")
@@ -61,14 +51,14 @@ def test_sentences_are_listed_and_traced(saved: Work) -> None:
     assert lines[1].split() == ["span", "task", "label", "0", "1", "3", "mean"]
     assert [line.split()[-6] for line in lines[2:4]] == ["right", "wrong"]
     assert (saved / "trace.svg").stat().st_size > 1000
-    rows = valid(saved.run(*ask, "--sentence", listed[0]["sentence"], "--all", "--json"))
+    rows = valid(saved.run(*ask, "--sentence", listed[0]["sentence"], "--all", "--json"), "trace_output")
     assert len(rows) == int(str(listed[0]["edges"])) * 3
-    doubted = valid(saved.run(*ask, "--sentence", listed[0]["sentence"], "--json"))
-    assert len(doubted) == int(str(listed[0]["ambiguous"])) * 3
-    one = ("probe", "trace", "made.zarr", "kept/colours", "--device", "cpu", "--sentence", words, "--json")
+    ambiguous = valid(saved.run(*ask, "--sentence", listed[0]["sentence"], "--json"), "trace_output")
+    assert len(ambiguous) == int(str(listed[0]["ambiguous"])) * 3
+    one = ("probe", "trace", "made.zarr", "saved/colours", "--device", "cpu", "--sentence", words, "--json")
     whole = [row for row in rows if row["task"] == "colours"]
     for targets in ("tasks/colours", "tasks/colours/dev.jsonl", "tasks"):
-        found = valid(saved.run(*one, "--targets", targets, "--all"))
+        found = valid(saved.run(*one, "--targets", targets, "--all"), "trace_output")
         assert [row["right_probability"] for row in found] == [row["right_probability"] for row in whole]
 
 
@@ -81,16 +71,19 @@ def test_tasks_are_taken_from_corpora(work: Work) -> None:
         every += text
     (work / "every.conllu").write_text(every)
     assert work.run("extract", "every.conllu", "ud.zarr", "--model", "model").status == 0
-    ran = work.run("probe", "edges", "ud.zarr", "ud", "--task", "pos", "--task", "dependencies", *ASK, "--save", "kept")
+    ran = work.run(
+        "probe", "edges", "ud.zarr", "ud", "--task", "pos", "--task", "dependencies", *ASK, "--save", "saved"
+    )
     assert ran.status == 0, ran.err
     assert {row["task"] for row in json.loads(ran.out)} == {"pos", "dependencies"}
     train, dev = "ud/en_x-ud-train.conllu", "ud/en_x-ud-dev.conllu"
-    one = work.run("probe", "edges", "ud.zarr", train, "--dev", dev, "--task", "dependencies", *ASK)
+    one = work.run("probe", "edges", "ud.zarr", train, *settings(dev=dev), "--task", "dependencies", *ASK)
     same = [row for row in json.loads(ran.out) if row["task"] == "dependencies" and row["metric"] == "mixing"]
     assert [row for row in json.loads(one.out) if row["metric"] == "mixing"] == same
     for targets in ("ud", dev):
         rows = valid(
-            work.run("probe", "trace", "ud.zarr", "kept", "--targets", targets, "--sentence", "w7", "--all", "--json")
+            work.run("probe", "trace", "ud.zarr", "saved", "--targets", targets, "--sentence", "w7", "--all", "--json"),
+            "trace_output",
         )
         assert {row["task"] for row in rows} == {"pos", "dependencies"}
         assert [row["right"] for row in rows if row["layer"] == 0] == ["mark", "root", "obj", "A", "B", "D"]
@@ -102,31 +95,28 @@ def test_bad_input_is_one_line(saved: Work) -> None:
     (saved / "twice").mkdir()
     for name in ("train-a", "train-b"):
         saved.write(f"twice/{name}.conll", "w\tB-x\n")
-    before = saved.contents()
     targets = ("--targets", "tasks")
     for arguments, message in (
-        (("trace", "none.zarr", "kept", *targets), "there is no store at none.zarr"),
+        (("trace", "none.zarr", "saved", *targets), "there is no store at none.zarr"),
         (("trace", "made.zarr", "tasks", *targets), "tasks has no saved probes: there is no probe.json in it"),
-        (("trace", "made.zarr", "kept", "--targets", "none"), "no corpus at none"),
-        (("trace", "made.zarr", "kept", "--targets", "kept"), "there are no dev targets of colours at kept"),
-        (("trace", "made.zarr", "kept", *targets, "--split", "x"), "there are no x targets of colours at tasks"),
-        (("trace", "made.zarr", "kept", *targets, "--sentence", "99"), "there is no sentence 99"),
-        (("trace", "made.zarr", "kept", *targets, "--sentence", "a b"), "no sentence of the 4 is or contains 'a b'"),
-        (("trace", "made.zarr", "kept", *targets, "--sentence", "1", "--ambiguous", "2"), "are both given"),
-        (("trace", "made.zarr", "kept", *targets, "--seed", "3"), "the probes of colours have no seed 3"),
-        (("trace", "made.zarr", "kept", *targets, "--limit", "2"), "limit 2.0 is not allowed"),
-        (("trace", "made.zarr", "kept", *targets, "--limit", "0", "--plot", "a.svg"), "no sentence has more than one"),
-        (("trace", "made.zarr", "kept/hues", "kept", *targets), "two tasks are called hues"),
+        (("trace", "made.zarr", "saved", "--targets", "none"), "no corpus at none"),
+        (("trace", "made.zarr", "saved", "--targets", "saved"), "there are no dev targets of colours at saved"),
+        (("trace", "made.zarr", "saved", *targets, "--split", "x"), "there are no x targets of colours at tasks"),
+        (("trace", "made.zarr", "saved", *targets, "--sentence", "99"), "there is no sentence 99"),
+        (("trace", "made.zarr", "saved", *targets, "--sentence", "a b"), "no sentence of the 4 is or contains 'a-b'"),
+        (("trace", "made.zarr", "saved", *targets, "--sentence", "1", "--most", "2"), "are both given"),
+        (("trace", "made.zarr", "saved", *targets, *settings(seed=3)), "the probes of colours have no seed 3"),
+        (("trace", "made.zarr", "saved", *targets, *settings(limit=2)), "limit 2.0 is not allowed"),
+        (
+            ("trace", "made.zarr", "saved", *targets, *settings(limit=0), "--plot", "a.svg"),
+            "no sentence has two edges of 0 or less",
+        ),
+        (("trace", "made.zarr", "saved/hues", "saved", *targets), "two tasks are called hues"),
         (("edges", "made.zarr", "tasks/colours", "--task", "pos"), "--task pos is for corpora"),
-        (("edges", "made.zarr", "a.conllu"), "a.conllu holds several tasks: give --task pos, upos or dependencies"),
-        (("edges", "made.zarr", "a.conllu", "--task", "entities"), "a.conllu does not hold the task 'entities'"),
+        (("edges", "made.zarr", "a.conllu"), "a.conllu contains several tasks: give --task pos, upos or dependencies"),
+        (("edges", "made.zarr", "a.conllu", "--task", "entities"), "a.conllu does not contain the task 'entities'"),
         (("edges", "made.zarr", "a.conll"), "a.conll:1: 'I-x' after the start of a sentence continues no span"),
         (("edges", "made.zarr", "twice"), "twice has two files called train, train-a.conll and train-b.conll"),
-        (("edges", "made.zarr", "tasks/colours", "--save", "tasks"), "tasks exists and holds something else than edge"),
+        (("edges", "made.zarr", "tasks/colours", "--save", "tasks"), "tasks exists and is not a folder of saved probes"),
     ):
-        ran = saved.run("probe", *arguments)
-        assert (ran.status, ran.out) == (2, ""), arguments
-        assert message in " ".join(ran.err.split()), (arguments, ran.err)
-        assert len(ran.err.splitlines()) == 1, ran.err
-    assert saved.contents() == before
-    assert Path(saved / "kept").is_dir()
+        saved.refuses(" ".join(("probe", *arguments)).replace("a b", "a-b"), message)
