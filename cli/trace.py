@@ -70,7 +70,7 @@ def trace(
     opened = es.open(store)
     names = [probe.fitted.labels.name for probe in loaded]
     edges = find_targets(targets, names, split=split, repair=chosen.get("repair", False))
-    sample = {"seed": chosen.get("seed"), "sentences": chosen.get("sentences") or None}
+    sample: dict[str, Any] = {"seed": chosen.get("seed"), "sentences": chosen.get("sentences") or None}
     traces = es.probes.trace(opened, list(zip(loaded, edges, strict=True)), split=split, **sample)
     print_notes(traces.notes)
     listed = es.probes.ambiguous_sentences(traces, **limits)
