@@ -42,7 +42,7 @@ def extract(
     if as_json:
         print_json(result.as_json())
         return
-    print_table(result.rates(), title=f"{result.words:,} words in {result.seconds:.2f} s")
+    print_table(result.rates(), title=f"{result.n_words:,} words in {result.seconds:.2f} s")
     print_table(result.stages(), title="where the time went")
     print_table(result.limits_table(), title="how close each stage is to its own limit")
     print(result.verdict)

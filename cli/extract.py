@@ -11,26 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import embstore as es
-from embstore.errors import InvalidValueError, StorageError, StoreMismatchError, StoreNotFoundError
+from embstore.errors import InvalidValueError, StorageError
 from embstore_cli.options import (
     AsJson,
     Device,
     Layers,
     Model,
     NewStore,
+    executor_of,
     layers_of,
     read_settings,
     read_words,
     set_option,
 )
 from embstore_cli.output import counted, print_json
-from embstore_cli.workers import executor_of
 
 if TYPE_CHECKING:
     from embstore.extraction import WindowPlan
 
 KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
-SENTENCES_COMPARED = 1000  # of a corpus with an existing store, before the model is loaded
 KEEP = {"per": str, "seed": int}
 READING = {"normalize": str, "columns": str}
 COMPUTING = {"compute_dtype": str, "batch_subwords": int, "max_length": int}
@@ -178,11 +177,11 @@ def extract(
     kind, windows = prepared["windows"]
     paths = _paths(store, kind, windows)
     for path in paths.values():
-        _check_destination(path, prepared, repair=repair)
+        _require_rights(path)
     executor = executor_of(cluster, workers, devices)
     first_device = devices.split(",")[0] if devices is not None and device == "auto" else device
     given["device"] = f"cuda:{first_device}" if first_device.isdecimal() else first_device
-    made = _plan(given, prepared, store=store)
+    made = _plan(given, prepared, store=paths[windows[0]] if len(windows) == 1 else store)
     if not as_json:
         print(made, flush=True)
     try:
@@ -269,58 +268,14 @@ def _paths(store: str, kind: str, windows: tuple[int | None, ...]) -> dict[int |
     return {window: str(es.extraction.store_path(store, kind=kind, window=window)) for window in windows}
 
 
-def _check_destination(store: str, prepared: Mapping[str, Any], *, repair: bool) -> None:
-    """Refuse a path that cannot be written, and a store of other data, before a model is loaded for it."""
-    if "://" not in store:
-        folder = Path(store).absolute().parent
-        if not folder.is_dir():
-            raise InvalidValueError(f"cannot create {store}: there is no folder {Path(store).parent}")
-        if not os.path.lexists(store) and not os.access(folder, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
-            raise StorageError(f"cannot write in {folder}: permission denied; choose another folder")
-    elif store.startswith("http"):
-        raise InvalidValueError(f"cannot write {store}: stores at https:// can only be read")
-    if repair and "://" not in store:
+def _require_rights(store: str) -> None:
+    """Refuse a folder in which no store can be created, before a model is loaded."""
+    if "://" in store or os.path.lexists(store):
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            existing = es.open(store)
-        except StoreNotFoundError:
-            return
-    if repair:
-        return
-    extraction, corpus = existing.metadata.extraction, prepared["corpus"]
-    options = prepared["options"]
-    found = {"format": corpus.format, "options": corpus.options, "dtype": options["dtype"]}
-    stored = {"format": existing.metadata.corpus.get("format"), "options": existing.metadata.corpus.get("options")}
-    stored["dtype"] = existing.dtype
-    for name in ("unit", "pooling", "seed"):
-        found[name], stored[name] = options[name], extraction.get(name)
-    found["keep"], stored["keep"] = options["keep"].as_json(), extraction.get("keep")
-    for name, value in found.items():
-        if stored[name] != value:
-            raise StoreMismatchError(
-                f"{store} was made with {name} {_short(stored[name])}, not {_short(value)}: give the options that made "
-                "it, or choose another store"
-            )
-    if options["keep"] == es.Keep() and not _begins_alike(existing, corpus):
-        raise StoreMismatchError(f"{store} was made from another corpus than {corpus.name}: choose another store")
-
-
-_EFFECTIVE = os.access in os.supports_effective_ids
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def _begins_alike(store: es.Store, corpus: es.Corpus) -> bool:
-    """Return whether the first sentence of a store is among the first of a corpus."""
-    first = store.index.texts[0]
-    return any(
-        " ".join(sentence.words) == first for _, sentence in zip(range(SENTENCES_COMPARED), corpus, strict=False)
-    )
+    folder = Path(store).absolute().parent
+    effective = os.access in os.supports_effective_ids
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK, effective_ids=effective):
+        raise StorageError(f"cannot write in {folder}: permission denied; choose another folder")
 
 
 def _progress(paths: Mapping[int | None, str]) -> str:

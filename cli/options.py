@@ -216,7 +216,7 @@ def executor_of(cluster: str | None, workers: int | None, devices: str | None = 
     if workers is not None and workers < 1:
         raise InvalidValueError(f"--workers {workers} is not allowed: give 1 or more")
     if cluster is not None and devices is not None:
-        raise InvalidValueError("--devices are of this machine, --cluster uses another's: give one of them")
+        raise InvalidValueError("--devices and --cluster exclude each other: give one of them")
     if cluster is None and workers is None and devices is None:
         return None
     from embstore.executors import Processes, RayExecutor

@@ -53,10 +53,10 @@ def test_extract_and_export(bucket: Bucket, corpus: Path, tmp_path: Path) -> Non
     ("store", "message"),
     [
         ("s3://no-such-bucket/x.zarr", "there is no bucket 'no-such-bucket'"),
-        ("https://localhost/x.zarr", "stores at https:// can only be read"),
+        ("https://localhost/x.zarr", "stores at https:// are read-only"),
         ("s3://bucket/x.h5", "a store in a bucket is a .zarr"),
         ("s3://bucket/x", "must end in .zarr or .h5"),
-        ("ftp://bucket/x.zarr", "ftp:// is no place for a store"),
+        ("ftp://bucket/x.zarr", "ftp:// is not supported"),
     ],
 )
 def test_places_that_are_none_are_refused(bucket: Bucket, corpus: Path, store: str, message: str) -> None:

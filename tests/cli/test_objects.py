@@ -56,9 +56,9 @@ def test_verify_static_and_export_from_a_bucket(made: Path, url: str, bucket: Bu
         ("s3://no-such-bucket/x.zarr", None, 2, "there is no bucket 'no-such-bucket'"),
         ("BUCKET/none.zarr", None, 2, "there is no store at"),
         ("BUCKET/x.h5", None, 2, "a store in a bucket is a .zarr"),
-        ("ftp://host/x.zarr", None, 2, "ftp:// is no place for a store"),
+        ("ftp://host/x.zarr", None, 2, "ftp:// is not supported"),
         ("s3://user:hunter2@host/x.zarr", None, 2, "credentials come from the environment only"),
-        ("BUCKET/x.zarr", Fault("", 9, 403, "AccessDenied"), 1, "no right to do so (403 Forbidden AccessDenied)"),
+        ("BUCKET/x.zarr", Fault("", 9, 403, "AccessDenied"), 1, "permission denied (403 Forbidden AccessDenied)"),
         ("BUCKET/x.zarr", Fault("", 9, 301, "PermanentRedirect"), 1, "its bucket is in another region"),
     ],
 )

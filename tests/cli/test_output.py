@@ -267,5 +267,5 @@ def test_bench_extract_leaves_nothing(work: Work) -> None:
     ran = work.run("bench", "extract", "corpus.txt", "--model", "model", "--json")
     assert (ran.status, ran.err) == (0, "")
     printed = json.loads(ran.out)
-    assert printed["words"] == 33
+    assert printed["n_words"] == 33
     assert work.contents() == before

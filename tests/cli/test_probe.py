@@ -66,7 +66,8 @@ def test_several_stores_seeds_and_figures(folder: Work) -> None:
     assert (folder / "layers.svg").stat().st_size > 1000
     assert sorted(path.name for path in (folder / "banks").iterdir()) == ["made", "other"]
     printed = valid(
-        folder.run("probe", "classes", "made.zarr", *ASK, "--json", *settings(level="type", splits="test")), "probe_output"
+        folder.run("probe", "classes", "made.zarr", *ASK, "--json", *settings(level="type", splits="test")),
+        "probe_output",
     )
     assert {row["split"] for row in printed} == {"test"}
 

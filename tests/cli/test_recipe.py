@@ -19,7 +19,7 @@ LISTS = "--train learn.tsv --test ask.tsv"
         (f"{LISTS} --context-windows -1,full", "context window '-1' cannot be read"),
         (f"{LISTS} --seeds one", "--seeds 'one' is no seed: give numbers like 0,1,2"),
         ("", "there is no list of train words beside corpus.txt: name one with --train"),
-        ("--train learn.tsv --test learn.tsv", "in the train and in the test words"),
+        ("--train learn.tsv --test learn.tsv", "must not overlap"),
     ],
 )
 def test_bad_input(options: str, says: str, work: Work) -> None:

@@ -117,6 +117,9 @@ def test_bad_input_is_one_line(saved: Work) -> None:
         (("edges", "made.zarr", "a.conllu", "--task", "entities"), "a.conllu does not contain the task 'entities'"),
         (("edges", "made.zarr", "a.conll"), "a.conll:1: 'I-x' after the start of a sentence continues no span"),
         (("edges", "made.zarr", "twice"), "twice has two files called train, train-a.conll and train-b.conll"),
-        (("edges", "made.zarr", "tasks/colours", "--save", "tasks"), "tasks exists and is not a folder of saved probes"),
+        (
+            ("edges", "made.zarr", "tasks/colours", "--save", "tasks"),
+            "tasks exists and is not a folder of saved probes",
+        ),
     ):
         saved.refuses(" ".join(("probe", *arguments)).replace("a b", "a-b"), message)
