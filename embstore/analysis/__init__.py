@@ -1,4 +1,7 @@
-"""Measures over stored vectors: geometry, nearest neighbors, static vectors and reducers of your own."""
+"""Measures over stored vectors: geometry, nearest neighbours, senses, static vectors, and reducers of your own.
+
+`embstore.geometry` and `embstore.neighbors` are functions at the top level; the packages here have the same names.
+"""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""How alike two layers are, or two stores of the same occurrences: linear centred kernel alignment."""
+"""Linear centered kernel alignment (CKA): how similar two layers are, of one store or of two."""
 
 from __future__ import annotations
 
@@ -13,65 +13,67 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
-from embstore.analysis.word_batches import Computing
+from embstore.analysis.word_batches import Resources
 from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store, Strings
 
-BLOCK_ROWS = 2048  # a product of two layers is then large enough to keep the processor busy
+BLOCK_ROWS = 2048  # large enough for products of two layers to keep the processor busy
 
 
 class Side(NamedTuple):
-    """A layer of the first selection (0) or the second one (1)."""
+    """A layer of the first selection (0) or of the second one (1)."""
 
     selection: int
     layer: int
 
 
 Pair = tuple[Side, Side]
+Selections = tuple[Selection, Selection]
 
 
 def linear_cka(
-    source: Store | Selection,
+    data: Store | Selection,
     other: Store | Selection | None = None,
     *,
-    layers: int | Sequence[int] | None = None,
-    other_layers: int | Sequence[int] | None = None,
+    layers: int | str | Sequence[int] | None = None,
+    other_layers: int | str | Sequence[int] | None = None,
     precision: str = "float64",
-    device: str = "cpu",
-    memory: int | None = None,
-    progress: Callable[[int], object] | None = None,
+    device: str = "auto",
+    memory: int | str | None = None,
+    progress: Progress = None,
 ) -> pl.DataFrame:
-    """Linear CKA between layers of one store, or of two stores of the same occurrences (Kornblith et al. 2019).
+    """Compare layers of one store, or of two stores of the same occurrences, by linear CKA (Kornblith et al. 2019).
 
-    CKA(X, Y) = |Y'X|^2 / (|X'X| |Y'Y|), Frobenius norms, of features X [n, d] and Y [n, e] less their means; 1 for
-    layers that differ in rotation, shift and scale only. One row a pair: `layer, other_layer, count, value`; `count`
-    is n, `value` in [0, 1], NaN where a layer does not vary (one occurrence, equal vectors).
+    CKA(X, Y) = |Y'X|^2 / (|X'X| |Y'Y|), with Frobenius norms, of features X [n, d] and Y [n, e] minus their means. It
+    is 1 for layers that differ only in rotation, shift and scale. One row per pair: `layer, other_layer, value, count`;
+    `value` is in [0, 1], and NaN if a layer does not vary (one occurrence, equal vectors); `count` is n.
 
-    `other_layers`: by default as many as `other` has, or `layers` where there is one store. `memory`: bytes to work in
-    (1 GiB; never less than a pair needs); what does not fit is done in further passes. `progress`: is told how many
-    occurrences of how many pairs are done; layers with themselves count.
-    Raises InvalidValueError (other occurrences, a layer not stored), MissingRowsError, NonFiniteError.
+    `other_layers`: all layers of `other` by default, or `layers` if there is one store. `memory`: bytes or a text such
+    as "4GiB" (default 1 GiB, and at least what one pair needs); pairs that do not fit are computed in further passes.
+    `progress(done, total)` counts occurrences times pairs, including the pairs of a layer with itself.
+    Raises InvalidValueError (different occurrences, a layer that is not stored), MissingRowsError, NonFiniteError.
     """
-    computing = Computing.of(precision, device, memory)
-    one = selected(source, layers)
+    resources = Resources.of(precision, device, memory)
+    one = selected(data, layers)
     if other is None:
-        two = one if other_layers is None else selected(source, other_layers)
+        two = one if other_layers is None else selected(data, other_layers)
         second = 0
     else:
         two, second = selected(other, other_layers), 1
         require_same_occurrences(one, two)
     columns = [Side(0, layer) for layer in one.layers]
     rows = [Side(second, layer) for layer in two.layers]
-    asked = [(column, row) for column in columns for row in rows]
-    needed = sorted({_ordered(*pair) for pair in asked} | {(side, side) for side in (*columns, *rows)})
-    norms = _norms((one, two), needed, computing, progress)
-    values = [_alignment(norms, column, row) for column, row in asked]
+    requested = [(column, row) for column in columns for row in rows]
+    needed = sorted({_ordered(*pair) for pair in requested} | {(side, side) for side in (*columns, *rows)})
+    with reporting(progress, total=len(needed) * len(one.rows), unit="vectors", label="cka") as report:
+        norms = _norms((one, two), needed, resources, report)
     return pl.DataFrame(
         {
-            "layer": [column.layer for column, _ in asked],
-            "other_layer": [row.layer for _, row in asked],
-            "count": np.full(len(asked), len(one.rows)),
-            "value": np.array(values, np.float64),
+            "layer": [column.layer for column, _ in requested],
+            "other_layer": [row.layer for _, row in requested],
+            "value": np.array([_alignment(norms, *pair) for pair in requested], np.float64),
+            "count": np.full(len(requested), len(one.rows)),
         },
     )
 
@@ -81,87 +83,86 @@ def _ordered(one: Side, other: Side) -> Pair:
 
 
 def _alignment(norms: dict[Pair, float], one: Side, other: Side) -> float:
-    alone = norms[one, one] * norms[other, other]
-    return min(norms[_ordered(one, other)] ** 2 / alone, 1.0) if alone > 0 else float("nan")
+    own = norms[one, one] * norms[other, other]
+    return min(norms[_ordered(one, other)] ** 2 / own, 1.0) if own > 0 else float("nan")
 
 
 def _norms(
-    selections: tuple[Selection, Selection],
-    pairs: list[Pair],
-    computing: Computing,
-    progress: Callable[[int], object] | None,
+    selections: Selections, pairs: list[Pair], resources: Resources, progress: Callable[[int], object]
 ) -> dict[Pair, float]:
-    """The Frobenius norm of the centred Y'X of every pair, up to a power of two for each side."""
+    """The Frobenius norm of the centered Y'X of every pair, up to a power of two for each side."""
     norms: dict[Pair, float] = {}
-    count = len(selections[0].rows)
+    n_rows = len(selections[0].rows)
     sides = sorted({side for pair in pairs for side in pair})
-    origins = {side: _origin(selections[side.selection], side, computing) for side in sides}
-    for chunk in chunks(pairs, most=_most_pairs(selections, computing)):
-        done = len(norms) * count
-        moments = Moments(chunk, count, origins)
-        for place, vectors in _blocks(selections, chunk, computing):
+    origins = {}
+    for side in sides:  # one origin for all passes: norms of different scales cannot be compared
+        size = _block_rows(selections[side.selection].store.hidden_size, resources)
+        origins[side] = Origin.of(_read(selections[side.selection], side, 0, min(size, n_rows), resources))
+    for chunk in chunks(pairs, most=_most_pairs(selections, resources)):
+        done = len(norms) * n_rows
+        moments = CrossMoments(chunk, n_rows, origins)
+        for stop, vectors in _blocks(selections, chunk, resources):
             moments.add(vectors)
-            if progress is not None:
-                progress(done + place * len(chunk))
+            progress(done + stop * len(chunk))
         norms.update(moments.norms())
     return norms
 
 
-def _most_pairs(selections: tuple[Selection, Selection], computing: Computing) -> int:
+def _most_pairs(selections: Selections, resources: Resources) -> int:
     size = max(selection.store.hidden_size for selection in selections)
     own_nbytes = 8 * size * size
-    product_nbytes = own_nbytes if computing.dtype == torch.float64 else own_nbytes + own_nbytes // 2
-    return max(1, (computing.memory * 3 // 4 - product_nbytes) // own_nbytes)
+    product_nbytes = own_nbytes if resources.dtype == torch.float64 else own_nbytes + own_nbytes // 2
+    return max(1, (resources.memory * 3 // 4 - product_nbytes) // own_nbytes)
 
 
 def chunks(pairs: list[Pair], *, most: int) -> Iterator[list[Pair]]:
-    """Split pairs into parts of at most `most`, of few layers each: squares of the table of pairs."""
+    """Split pairs into parts of at most `most` that share few layers: squares of the table of pairs."""
     edge = isqrt(most)
-    places = {side: place // edge for place, side in enumerate(sorted({side for pair in pairs for side in pair}))}
-    ordered = sorted(pairs, key=lambda pair: (places[pair[0]], places[pair[1]]))
+    squares = {side: number // edge for number, side in enumerate(sorted({side for pair in pairs for side in pair}))}
+    ordered = sorted(pairs, key=lambda pair: (squares[pair[0]], squares[pair[1]]))
     for start in range(0, len(ordered), most):
         yield ordered[start : start + most]
 
 
 def _blocks(
-    selections: tuple[Selection, Selection], pairs: list[Pair], computing: Computing
+    selections: Selections, pairs: list[Pair], resources: Resources
 ) -> Iterator[tuple[int, dict[Side, torch.Tensor]]]:
-    """Yield how many occurrences have come and the newest ones' vectors of every layer of the pairs."""
+    """Yield the number of occurrences read so far and the vectors of the last ones at every layer of the pairs."""
     sides = sorted({side for pair in pairs for side in pair})
-    size = _block_rows(sum(selections[side.selection].store.hidden_size for side in sides), computing)
+    size = _block_rows(sum(selections[side.selection].store.hidden_size for side in sides), resources)
     count = len(selections[0].rows)
     for start in range(0, count, size):
         stop = min(start + size, count)
-        yield stop, {side: _read(selections[side.selection], side, start, stop, computing) for side in sides}
+        yield stop, {side: _read(selections[side.selection], side, start, stop, resources) for side in sides}
 
 
-def _block_rows(features: int, computing: Computing) -> int:
-    return min(BLOCK_ROWS, max(1, computing.memory // 4 // (24 * features)))  # as stored, read and shifted
+def _block_rows(features: int, resources: Resources) -> int:
+    return min(BLOCK_ROWS, max(1, resources.memory // 4 // (24 * features)))  # as stored, converted and shifted
 
 
-def _read(selection: Selection, side: Side, start: int, stop: int, computing: Computing) -> torch.Tensor:
-    """The vectors of some of the occurrences at one layer; raises NonFiniteError."""
+def _read(selection: Selection, side: Side, start: int, stop: int, resources: Resources) -> torch.Tensor:
+    """The vectors of some occurrences at one layer; raises NonFiniteError."""
     rows = selection.rows[start:stop]
     vectors = selection.store.gather(rows, side.layer)
     finite = np.isfinite(vectors).all(1)
     if not finite.all():
         raise NonFiniteError(
             f"layer {side.layer}, row {int(rows[finite.argmin()])} of {selection.store.path} holds a value that is not "
-            "finite: run embstore verify, or leave the row out"
+            "finite: run embstore verify, or leave that row out"
         )
-    return torch.from_numpy(vectors).to(computing.device, computing.dtype)
+    return torch.from_numpy(vectors).to(resources.device, resources.dtype)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What vectors are taken relative to: about their mean, and a power of two near their size."""
+    """The origin and scale that vectors are relative to: about their mean, and a power of two close to their size."""
 
     shift: torch.Tensor
     scale: float
 
     @classmethod
     def of(cls, vectors: torch.Tensor) -> Origin:
-        """Of the first vectors [n, feature]; exactly their mean where they are equal."""
+        """The origin of vectors [n, feature]; exactly their mean if they are equal."""
         double = vectors.double()
         shift = double[0] + (double - double[0]).mean(0)
         size = float((double - shift).abs().max())
@@ -171,18 +172,12 @@ class Origin:
         return (vectors - self.shift) / self.scale
 
 
-def _origin(selection: Selection, side: Side, computing: Computing) -> Origin:
-    """The origin of the first occurrences; one for all passes, as norms of different scales cannot be compared."""
-    size = _block_rows(selection.store.hidden_size, computing)
-    return Origin.of(_read(selection, side, 0, min(size, len(selection.rows)), computing))
+class CrossMoments:
+    """The sums of x y' for pairs of layers, float64 [feature, feature] each, block by block."""
 
-
-class Moments:
-    """The sums of x y' of pairs of layers, float64 [feature, feature] each, block by block."""
-
-    def __init__(self, pairs: list[Pair], count: int, origins: dict[Side, Origin]) -> None:
+    def __init__(self, pairs: list[Pair], n_rows: int, origins: dict[Side, Origin]) -> None:
         self._pairs = pairs
-        self._count = count
+        self._n_rows = n_rows
         self._origins = origins
         shifts = {side: origins[side].shift for pair in pairs for side in pair}
         self._sums = {side: torch.zeros_like(shift, dtype=torch.float64) for side, shift in shifts.items()}
@@ -194,7 +189,7 @@ class Moments:
         }
 
     def add(self, vectors: dict[Side, torch.Tensor]) -> None:
-        """Add the next occurrences, [n, feature] of every layer."""
+        """Add the next occurrences, [n, feature] at every layer."""
         relative = {side: self._origins[side].relative(vectors[side]) for side in vectors}
         for side, block in relative.items():
             self._sums[side] += block.sum(0, dtype=torch.float64)
@@ -206,18 +201,18 @@ class Moments:
                 product += relative[one].T @ relative[other]
 
     def norms(self) -> dict[Pair, float]:
-        """The Frobenius norm of each sum after the means are taken away; 0 where nothing varies. Uses up the sums."""
+        """The Frobenius norm of each sum after the means are subtracted; 0 if nothing varies. Consumes the sums."""
         return {pair: self._norm(pair) for pair in self._pairs}
 
     def _norm(self, pair: Pair) -> float:
         one, other = pair
         product = self._products.pop(pair)
         total = float(product.trace()) if one == other else 0.0
-        product.addr_(self._sums[one], self._sums[other] / -self._count)
+        product.addr_(self._sums[one], self._sums[other] / -self._n_rows)
         norm = float(torch.linalg.matrix_norm(product))
         if not np.isfinite(norm):
             raise NonFiniteError(
-                f"layers {one.layer} and {other.layer} hold vectors of too different lengths: choose float64"
+                f"layers {one.layer} and {other.layer} hold vectors of too different lengths: choose precision float64"
             )
         if one == other and float(product.trace()) <= len(product) * np.finfo(np.float64).eps * total:
             return 0.0
@@ -225,9 +220,9 @@ class Moments:
 
 
 def require_same_occurrences(one: Selection, other: Selection) -> None:
-    """Raise InvalidValueError, naming the first difference, unless two selections are of the same occurrences.
+    """Raise InvalidValueError, which names the first difference, unless two selections have the same occurrences.
 
-    Compared are how many there are and, in their order, each one's word, its sentence's text and its position in it.
+    Compared are their number and, in their order, the word, the text of the sentence and the position in it.
     """
     advice = "select the occurrences that both have, or extract both from one corpus"
     paths = f"{one.store.path} and {other.store.path}"
@@ -235,22 +230,22 @@ def require_same_occurrences(one: Selection, other: Selection) -> None:
         raise InvalidValueError(
             f"{paths} differ in their occurrences: {len(one.rows):,} and {len(other.rows):,}; {advice}"
         )
-    for what, differs, told in _comparisons(one, other):
-        if len(differs):
-            place = int(differs[0])
-            left, right = told(one, int(one.rows[place])), told(other, int(other.rows[place]))
-            raise InvalidValueError(f"{paths} differ in the {what} of occurrence {place}: {left} and {right}; {advice}")
+    for what, differing, describe in _comparisons(one, other):
+        if len(differing):
+            number = int(differing[0])
+            left, right = describe(one, int(one.rows[number])), describe(other, int(other.rows[number]))
+            raise InvalidValueError(f"{paths} differ in the {what} of occurrence {number}: {left} and {right}; {advice}")
 
 
 def _comparisons(
     one: Selection, other: Selection
 ) -> Iterator[tuple[str, NDArray[np.int64], Callable[[Selection, int], str]]]:
-    """Yield what is compared, the places that differ, ascending, and what words there are for a row."""
+    """Yield what is compared, the positions that differ, ascending, and a function that describes a row."""
     mine, theirs = one.store.index, other.store.index
     same = _same_strings(mine.words, mine.type[one.rows], theirs.words, theirs.type[other.rows])
     yield "word", np.flatnonzero(~same), lambda part, row: repr(part.store.index.words[int(part.store.index.type[row])])
     same = _same_strings(mine.texts, mine.sentence[one.rows], theirs.texts, theirs.sentence[other.rows])
-    yield "sentence", np.flatnonzero(~same), _told_text
+    yield "sentence", np.flatnonzero(~same), _describe_text
     yield (
         "position",
         np.flatnonzero(mine.position[one.rows] != theirs.position[other.rows]),
@@ -258,7 +253,7 @@ def _comparisons(
     )
 
 
-def _told_text(part: Selection, row: int) -> str:
+def _describe_text(part: Selection, row: int) -> str:
     text = part.store.index.texts[int(part.store.index.sentence[row])]
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
@@ -266,7 +261,7 @@ def _told_text(part: Selection, row: int) -> str:
 def _same_strings(
     mine: Strings, my_numbers: NDArray[np.generic], theirs: Strings, their_numbers: NDArray[np.generic]
 ) -> NDArray[np.bool_]:
-    """Whether each string of one list, given by number, is that of the other."""
+    """Whether each string of one list, given by number, equals that of the other."""
     if np.array_equal(mine.offsets, theirs.offsets) and np.array_equal(mine.data, theirs.data):
         return np.asarray(my_numbers == their_numbers)
     pairs, inverse = np.unique(np.stack([my_numbers, their_numbers], 1), axis=0, return_inverse=True)

@@ -6,7 +6,7 @@ import torch
 
 _DIRECT = 64  # up to this size all eigenvalues are computed at once
 _BLOCK = 4
-_STEPS = (4, 7, 12)  # blocks of the Krylov space: tried first, and for what that does not settle
+_STEPS = (4, 7, 12)  # blocks of the Krylov space: more of them where the bounds do not meet
 TOLERANCE = 1e-8  # of the sum of all eigenvalues
 _ANGLE = 1e-7  # of an eigenvector, in radians
 
@@ -14,36 +14,36 @@ _ANGLE = 1e-7  # of an eigenvector, in radians
 def largest_eigenvalues(matrices: torch.Tensor) -> torch.Tensor:
     """The largest eigenvalue of symmetric positive semidefinite matrices: float64 [w, n, n] -> [w].
 
-    Exact to `TOLERANCE` of the trace. Small matrices are solved whole. Of a large one a block Krylov space gives a
-    lower bound, and what it leaves of the Frobenius norm an upper one; where they do not meet it is solved whole too.
+    Exact to `TOLERANCE` of the trace. Small matrices are solved directly. For a large one, a block Krylov space gives a
+    lower bound and the rest of the Frobenius norm an upper bound; if they do not meet, it is solved directly too.
     """
     if matrices.shape[1] <= _DIRECT:
         every: torch.Tensor = torch.linalg.eigvalsh(matrices)
         return every[:, -1]
     values = torch.empty(len(matrices), dtype=matrices.dtype, device=matrices.device)
-    for left, found, _ in _settled(matrices, vectors=False):
-        values[left] = found
+    for members, found, _ in _solved(matrices, vectors=False):
+        values[members] = found
     return values
 
 
 def largest_eigenpairs(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest eigenvalue and a unit eigenvector: float64 [w, n, n] -> [w], [w, n]. See `largest_eigenvalues`.
 
-    Where the largest eigenvalue is not single, the vector is one of many.
+    If the largest eigenvalue is not single, the vector is one of many.
     """
     if matrices.shape[1] <= _DIRECT:
         every, vectors = torch.linalg.eigh(matrices)
         return every[:, -1], vectors[:, :, -1]
     values = torch.empty(len(matrices), dtype=matrices.dtype, device=matrices.device)
     out = torch.empty(matrices.shape[:2], dtype=matrices.dtype, device=matrices.device)
-    for left, found, vectors in _settled(matrices, vectors=True):
-        values[left] = found
-        out[left] = vectors
+    for members, found, vectors in _solved(matrices, vectors=True):
+        values[members] = found
+        out[members] = vectors
     return values, out
 
 
-def _settled(matrices: torch.Tensor, *, vectors: bool) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Solve every matrix by the cheapest way that is sure: (which, largest eigenvalues, eigenvectors) of each way."""
+def _solved(matrices: torch.Tensor, *, vectors: bool) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Solve each matrix by the cheapest reliable method: (indices, largest eigenvalues, eigenvectors) per method."""
     left = torch.arange(len(matrices), device=matrices.device)
     some, space, images = matrices, *_start(matrices)
     parts = []
@@ -70,7 +70,7 @@ def _settled(matrices: torch.Tensor, *, vectors: bool) -> list[tuple[torch.Tenso
 def _ritz(
     matrices: torch.Tensor, space: torch.Tensor, images: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rayleigh-Ritz: value, vector, bounds of the value's error and of the vector's angle."""
+    """Rayleigh-Ritz approximation: value, vector, bounds on the error of the value and the angle of the vector."""
     projected = space.mT @ images
     values, ritz = torch.linalg.eigh((projected + projected.mT) / 2)
     values, ritz = values.flip(1), ritz.flip(2)
@@ -83,16 +83,16 @@ def _ritz(
     small = torch.finfo(gap.dtype).eps * matrices.shape[1] * values[:, 0].abs()
     error = torch.where(gap > 0, residual**2 / gap, infinite)
     angle = torch.where(gap > 0, (residual + small) / gap, infinite)
-    lost = (space.mT @ space - torch.eye(space.shape[2], dtype=space.dtype, device=space.device)).abs().amax((1, 2))
-    sound = lost < 1e-12 * matrices.shape[1]
+    error_of_basis = (space.mT @ space - torch.eye(space.shape[2], dtype=space.dtype, device=space.device)).abs().amax((1, 2))
+    sound = error_of_basis < 1e-12 * matrices.shape[1]
     return values[:, 0], vectors, torch.where(sound, error, infinite), torch.where(sound, angle, infinite)
 
 
 def _start(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Orthonormal columns to begin with, and their images: [w, n, block] both."""
+    """The first orthonormal columns and their images, both [w, n, block]."""
     count, size = matrices.shape[:2]
     start = torch.randn(size, _BLOCK, generator=torch.Generator().manual_seed(size), dtype=matrices.dtype)
-    start[:, 0] = 1  # the sum of a word's vectors lies near their first component
+    start[:, 0] = 1  # the sum of the vectors of a word is close to their first component
     space = torch.linalg.qr(start.to(matrices.device))[0].expand(count, -1, -1)
     return space, matrices @ space
 
@@ -100,10 +100,10 @@ def _start(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _extended(
     matrices: torch.Tensor, space: torch.Tensor, images: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The block Krylov space of V, GV, GGV ... of that width, orthonormal, and its images."""
+    """Extend the block Krylov space V, GV, GGV ... to `width` orthonormal columns; returns it and its images."""
     while space.shape[2] < width:
         block = images[:, :, -_BLOCK:]
-        for _ in range(2):  # the second time for what rounding left of the known columns
+        for _ in range(2):  # twice, because rounding leaves parts of the known columns
             block = torch.linalg.qr(block - space @ (space.mT @ block))[0]
         space = torch.cat([space, block], 2)
         images = torch.cat([images, matrices @ block], 2)
@@ -111,20 +111,20 @@ def _extended(
 
 
 def _bound_of_others(matrices: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """An upper bound of the eigenvalues on all that is orthogonal to the first Ritz vector, for each matrix.
+    """An upper bound on the eigenvalues in the complement of the first Ritz vector, for each matrix.
 
-    With the Ritz values t_i and squared lengths l_i = |G y_i|^2 of the first m Ritz vectors, what is orthogonal to
-    these m has a Frobenius norm b with b^2 = |G|^2 - 2 sum l_i + sum t_i^2, and is tied to the others of them by a
-    block of the norm e with e^2 = sum (l_i - t_i^2). So all eigenvalues there are at most the larger one of
-    [[t_2, e], [e, b]]; every m is tried.
+    Given the Ritz values t_i and squared lengths l_i = |G y_i|^2 of the first m Ritz vectors, the complement of these m
+    has a Frobenius norm b with b^2 = |G|^2 - 2 sum l_i + sum t_i^2, and is coupled to the other m - 1 by a block of norm
+    e with e^2 = sum (l_i - t_i^2). All eigenvalues are therefore at most the larger one of [[t_2, e], [e, b]]; the
+    smallest bound over m is returned.
     """
     whole = matrices.square().sum((1, 2))[:, None]
     squares = values.square()
     slack = 64 * torch.finfo(values.dtype).eps * whole
     outside = (whole - 2 * lengths.cumsum(1) + squares.cumsum(1)).clamp(min=0) + slack
-    ties = (lengths - squares).clamp(min=0)
-    tied = ties.cumsum(1) - ties[:, :1] + slack
+    coupling = (lengths - squares).clamp(min=0)
+    coupled = coupling.cumsum(1) - coupling[:, :1] + slack
     b, second = outside.sqrt(), values[:, 1:2]
-    bounds = (second + b) / 2 + (((second - b) / 2).square() + tied).sqrt()
+    bounds = (second + b) / 2 + (((second - b) / 2).square() + coupled).sqrt()
     bounds[:, 0] = b[:, 0]
     return bounds.amin(1)

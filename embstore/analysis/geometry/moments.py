@@ -1,4 +1,4 @@
-"""The shape of a layer's cloud of vectors: its mean, its second moment, and what their spectrum says."""
+"""Mean and second moment of the vectors of a layer, and the shape that their spectrum describes."""
 
 from __future__ import annotations
 
@@ -17,29 +17,26 @@ _SHIFT_ROWS = 256
 
 @dataclass
 class MomentSums:
-    """Sums over vectors x less `shift`: of x, of x x^T (float64), of |x| as it is, and how many there are.
+    """Sums over vectors x minus `shift`: of x, of x x^T (both float64), of |x| without the shift, and the count.
 
-    `product` is where a block's x x^T is made: memory taken block by block is not given back in between.
+    `shift` is about the mean of the first vectors, None before there are any. `product` is the buffer for x x^T of a
+    block: allocating it for each block would grow the process.
     """
 
-    shift: torch.Tensor
     sum: torch.Tensor
     second: torch.Tensor
     product: torch.Tensor
+    shift: torch.Tensor | None = None
     norms: float = 0.0
     count: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "product"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.product = torch.empty_like(self.second, dtype=self.shift.dtype)
+        return vars(self) | {"product": torch.empty(0, dtype=self.product.dtype)}
 
 
 @dataclass(frozen=True)
 class LayerMoments:
-    """A layer's `mean` [feature], `scatter` (sum of products of centred vectors) [feature, feature], both float64."""
+    """The `mean` [feature] of a layer and its `scatter` [feature, feature], the sum of products of centered vectors."""
 
     mean: NDArray[np.float64]
     scatter: NDArray[np.float64]
@@ -55,7 +52,7 @@ class LayerMoments:
 
     @property
     def participation_ratio(self) -> float:
-        """(sum l)^2 / sum l^2 of the variances l: how many dimensions would vary so if all varied alike."""
+        """(sum l)^2 / sum l^2 of the variances l: the number of dimensions if all had the same variance."""
         variances = self.eigenvalues
         return _ratio(float(variances.sum() ** 2), float(np.square(variances).sum()))
 
@@ -70,12 +67,12 @@ class LayerMoments:
 
     @property
     def top_component(self) -> float:
-        """The share of the variance that lies along the first principal component."""
+        """The share of the variance along the first principal component."""
         variances = self.eigenvalues
         return _ratio(float(variances[-1]), float(variances.sum()))
 
     def mev(self, *, centered: bool) -> float:
-        """The maximum explainable variance of all vectors together, the baseline of a word's."""
+        """The maximum explainable variance of all vectors together: the baseline for that of a word."""
         moment = self.scatter + self.count * np.outer(self.mean, self.mean)
         return mev_of_moment(moment, self.mean, self.count, centered=centered)
 
@@ -85,36 +82,22 @@ def _ratio(one: float, other: float) -> float:
 
 
 class Moments:
-    """The mean and the second moment of a layer; finishes as LayerMoments.
+    """A reducer for the mean and the second moment of a layer; its result is a LayerMoments.
 
-    Computed relative to the mean of the first rows (or to `shift` [feature]), so that a large common mean costs no
-    digits.
+    Sums are relative to the mean of the first vectors of a part, so that a large common mean costs no precision.
     """
 
-    def __init__(self, *, shift: NDArray[np.float64] | None = None) -> None:
-        self._shift = shift
-
-    def of_part(self, scope: Scope, start: int, stop: int) -> Moments:
-        """The same for the occurrences `[start, stop)` alone."""
-        return Moments(shift=self._near_mean(scope))
-
-    def _near_mean(self, scope: Scope) -> NDArray[np.float64]:
-        if self._shift is not None:
-            return self._shift
-        rows = scope.selection.rows[:_SHIFT_ROWS]
-        vectors: NDArray[Any] = scope.selection.store.gather(rows, scope.layer)
-        return np.asarray(vectors.astype(np.float64).mean(0))
-
     def init(self, scope: Scope) -> MomentSums:
-        size = scope.hidden_size
+        size, options = scope.hidden_size, {"dtype": torch.float64, "device": scope.device}
         return MomentSums(
-            torch.from_numpy(self._near_mean(scope)).to(scope.device, scope.dtype),
-            torch.zeros(size, dtype=torch.float64, device=scope.device),
-            torch.zeros(size, size, dtype=torch.float64, device=scope.device),
-            torch.empty(size, size, dtype=scope.dtype, device=scope.device),
+            sum=torch.zeros(size, **options),  # type: ignore[arg-type]
+            second=torch.zeros(size, size, **options),  # type: ignore[arg-type]
+            product=torch.empty(size, size, dtype=scope.dtype, device=scope.device),
         )
 
     def update(self, state: MomentSums, batch: Batch) -> MomentSums:
+        if state.shift is None:
+            state.shift = batch.vectors[:_SHIFT_ROWS].double().mean(0).to(batch.vectors.dtype)
         shifted = batch.vectors - state.shift
         state.second += symmetric_product(shifted.T, out=state.product)
         state.sum += shifted.sum(0, dtype=torch.float64)
@@ -123,8 +106,12 @@ class Moments:
         return state
 
     def merge(self, state: MomentSums, other: MomentSums) -> MomentSums:
-        state.second += other.second
-        state.sum += other.sum
+        if state.shift is None or other.shift is None:
+            return other if state.shift is None else state
+        difference = other.shift.double() - state.shift.double()
+        crossed = torch.outer(difference, other.sum)
+        state.second += other.second + crossed + crossed.T + other.count * torch.outer(difference, difference)
+        state.sum += other.sum + other.count * difference
         state.norms += other.norms
         state.count += other.count
         return state
@@ -132,5 +119,5 @@ class Moments:
     def finish(self, state: MomentSums, scope: Scope) -> LayerMoments:
         total = state.sum.cpu().numpy()
         scatter = state.second.cpu().numpy() - np.outer(total, total) / state.count
-        mean = state.shift.to(torch.float64).cpu().numpy() + total / state.count
-        return LayerMoments(mean, scatter, state.norms / state.count, state.count)
+        shift = np.zeros_like(total) if state.shift is None else state.shift.double().cpu().numpy()
+        return LayerMoments(shift + total / state.count, scatter, state.norms / state.count, state.count)

@@ -1,4 +1,4 @@
-"""What a table of geometry comes to: a mean a layer with its bootstrap interval, and the extreme words."""
+"""Summaries of a table of geometry: means by layer with bootstrap intervals, and the extreme words."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
 
-_DRAWN = 2**22  # values drawn at a time
+_N_DRAWN = 2**22  # values drawn at a time
 
 
 def summarize_geometry(
     table: pl.DataFrame, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> pl.DataFrame:
-    """One row a metric and layer, with a percentile bootstrap interval over words or sentences.
+    """Summarize a table of `geometry`: one row per layer and metric, with a percentile bootstrap interval.
 
-    Columns: `metric, layer, count, value, low, high, baseline, adjusted, adjusted_low, adjusted_high`; the baseline
-    is taken as known. Metrics of a layer alone have no interval. The same words are drawn for every layer, so
-    layers can be compared.
+    Words or sentences are resampled, the same ones for every layer, so that layers can be compared. Columns: `layer,
+    metric, value, low, high, count, baseline, adjusted, adjusted_low, adjusted_high, seed`; the baseline is treated as
+    exact. Metrics with one value per layer have no interval.
     """
     if resamples < 1:
         raise InvalidValueError(f"resamples {resamples} is not allowed: give 1 or more")
@@ -33,16 +33,17 @@ def summarize_geometry(
     )
     means = table.filter(pl.col("item") == "").drop("item")
     return means.join(intervals, on=["metric", "layer"], how="left", maintain_order="left").select(
-        "metric",
         "layer",
-        "count",
+        "metric",
         "value",
         "low",
         "high",
+        "count",
         "baseline",
         "adjusted",
         adjusted_low=pl.col("low") - pl.col("baseline"),
         adjusted_high=pl.col("high") - pl.col("baseline"),
+        seed=pl.lit(seed, pl.Int64),
     )
 
 
@@ -53,16 +54,16 @@ def _intervals(
         wide = part.pivot("layer", index="item", values="value", maintain_order=True).drop("item")
         means = bootstrap_means(wide.to_numpy().astype(np.float64), resamples=resamples, seed=seed)
         low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        for place, layer in enumerate(wide.columns):
-            yield str(metric), int(layer), float(low[place]), float(high[place])
+        for number, layer in enumerate(wide.columns):
+            yield str(metric), int(layer), float(low[number]), float(high[number])
 
 
 def bootstrap_means(values: NDArray[np.float64], *, resamples: int, seed: int) -> NDArray[np.float64]:
-    """Means of values [n, k] over n rows drawn with replacement, NaN left out: [resamples, k]."""
+    """The means of values [n, k] over n rows drawn with replacement, without NaN: [resamples, k]."""
     draws = np.random.default_rng(seed)
     count = len(values)
     filled, known = np.nan_to_num(values), (~np.isnan(values)).astype(np.float64)
-    step = max(1, _DRAWN // max(1, count))
+    step = max(1, _N_DRAWN // max(1, count))
     means = []
     for start in range(0, resamples, step):
         size = min(step, resamples - start)
@@ -74,16 +75,18 @@ def bootstrap_means(values: NDArray[np.float64], *, resamples: int, seed: int) -
     return np.concatenate(means)
 
 
-def extreme_words(table: pl.DataFrame, *, layer: int, metric: str = "selfsim", count: int = 10) -> pl.DataFrame:
-    """The words of a layer whose vectors vary most with their sentences, and those whose vary least.
+def extreme_words(table: pl.DataFrame, *, layer: int | str = -1, metric: str = "selfsim", count: int = 10) -> pl.DataFrame:
+    """List the words of a layer whose vectors depend most on their sentences, and those that depend least.
 
-    Columns: `end` ("most" or "least" context-specific), then those of the table; the lowest values first for most,
-    the highest first for least. Words of equal value stand in alphabetical order.
+    Columns: `end` ("most" or "least" context-specific), then those of the table; the lowest values first for "most",
+    the highest first for "least", equal values in alphabetical order.
     """
+    if layer in (-1, "last"):
+        layer = max(table["layer"].to_list())
     words = table.filter((pl.col("metric") == metric) & (pl.col("layer") == layer) & (pl.col("item") != ""))
     words = words.filter(pl.col("value").is_not_null())
     if not len(words):
-        raise InvalidValueError(f"the table has no words of {metric!r} at layer {layer}: measure that first")
+        raise InvalidValueError(f"the table has no words for {metric!r} at layer {layer}: measure that first")
     most = words.sort("value", "item").head(count).with_columns(end=pl.lit("most"))
     least = words.sort(["value", "item"], descending=[True, False]).head(count).with_columns(end=pl.lit("least"))
     return pl.concat([most, least]).select("end", *table.columns)

@@ -1,48 +1,42 @@
-"""Exact search: the k nearest of any number of vectors, straight from the store, in blocks, with no copy of it.
+"""Exact search: the k nearest vectors of any number of queries, read from the store in blocks without a copy.
 
-Blocks are multiplied in float32 and each query keeps somewhat more than k candidates; these are scored again in
-float64. What float32 cannot decide (rows whose score lies within its rounding of the k-th, such as equal vectors) is
-decided by a second reading, so that the answer is that of float64, equals by their row.
+Blocks are multiplied in float32 and each query collects somewhat more than k candidates, which are scored again in
+float64. Rows that float32 cannot decide, because their score is within rounding of the k-th (equal vectors, for
+example), are decided by a second pass. The result is that of float64 brute force, with equal scores ordered by row.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.analysis.neighbors.searched import ArrayVectors as ArrayVectors
-from embstore.analysis.neighbors.searched import StoreVectors as StoreVectors
-from embstore.analysis.neighbors.searched import Vectors as Vectors
-from embstore.analysis.neighbors.searched import halves_or_floats, refuse
-from embstore.analysis.neighbors.space import Space, unit_rows
+from embstore.analysis.neighbors.space import Space, Vectors, halves_or_floats, refuse_vector, unit_rows
 from embstore.errors import InvalidValueError, NonFiniteError
 
-FEW_QUERIES = 12  # up to so many, rows are multiplied as they are read
-FEW_WITHOUT_TORCH = 64  # which takes longer to load than to do without
+FEW_QUERIES = 12  # up to this number, rows are multiplied as they are read, and torch is not loaded
 BLOCK_NBYTES = 2**21  # of float32
+GPU_BLOCK_NBYTES = 2**28
 QUERY_TILE = 128
-ROOM = 256  # candidates that wait until the best of them are chosen
+SPARE_CANDIDATES = 256  # candidates collected before the best of them are selected
+EXTRA_CANDIDATES = 48  # candidates beyond k: with more of them a second pass is rarer
 RESCORED_NBYTES = 2**26
-MORE = 48  # candidates beyond k: the more, the rarer a second reading
 _METRIC = {"cosine": 0, "ip": 1, "l2": 2}
 _UNSURE, _BAD = 1, 2
+_CANCELLED = 64.0
 
 
 @dataclass(frozen=True)
 class Hits:
-    """Of each query the nearest rows, int64 [q, k], best first and equals by row; -1 where there are no more.
+    """The nearest rows of each query, int64 [q, k], best first and equal scores by row; -1 where there are no more.
 
-    `scores`: float64 [q, k], nan there.
+    `scores`: float64 [q, k], NaN where there is no row.
     """
 
     rows: NDArray[np.int64]
@@ -51,7 +45,7 @@ class Hits:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Leaves out the rows of a query's own group: `of_rows` int64 [n], `of_queries` int64 [q], -1 for none."""
+    """Excludes the rows in the group of a query: `of_rows` int64 [n], `of_queries` int64 [q], -1 for no group."""
 
     of_rows: NDArray[np.int64]
     of_queries: NDArray[np.int64]
@@ -65,53 +59,53 @@ def exact_search(
     space: Space | None = None,
     rows: NDArray[np.int64] | None = None,
     exclude: Sequence[Exclusion] = (),
-    device: str = "cpu",
+    device: str = "auto",
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Hits:
     """Find the k nearest vectors of each query, exactly.
 
-    `queries`: [q, feature] or [feature], as they are stored: mean and components are taken from them too. `rows`:
-    the candidates, ascending; all if not given. `exclude`: what each query leaves out of them. `progress`: is told
-    how many candidates have been read.
+    `queries`: [q, feature] or [feature] as stored: mean and components are subtracted from them too. `rows`: the
+    candidates, ascending; all by default. `exclude`: rows that a query must not find. `progress` is called with the
+    number of candidates read.
 
     Raises InvalidValueError, MissingRowsError for rows not yet written, NonFiniteError.
     """
     space = Space() if space is None else space
-    asked = checked_queries(queries, vectors.hidden_size, space)
+    compared = checked_queries(queries, vectors.hidden_size, space)
     if k < 1:
         raise InvalidValueError(f"k {k} is not allowed: give 1 or more")
     candidates = np.arange(vectors.count) if rows is None else np.asarray(rows, np.int64)
     if (candidates[1:] <= candidates[:-1]).any():
-        raise InvalidValueError("rows must ascend, each given once: sort them")
-    search = Search(vectors, asked, k, space, candidates, tuple(exclude), progress)
+        raise InvalidValueError("rows must be ascending, each given once: sort them")
+    search = Search(vectors, compared, k, space, candidates, tuple(exclude), progress)
     if not len(candidates):
-        return search.hits(np.full((len(asked), 1), -1))
-    if device == "cpu":  # no torch is loaded for a few queries: it takes longer than they do
-        return search.decided(*search.candidates(threads))
-    from embstore.analysis.neighbors.exact_torch import torch_candidates
-    from embstore.devices import choose_device
+        return search.hits(np.full((len(compared), 1), -1))
+    if device != "cpu" and not (device == "auto" and search.few):
+        from embstore.devices import choose_device
 
-    chosen = choose_device(device)
-    found = search.candidates(threads) if chosen.type == "cpu" else torch_candidates(search, chosen)
-    return search.decided(*found)
+        chosen = choose_device(device)
+        if chosen.type != "cpu":
+            return search.decide(*_gpu_candidates(search, chosen))
+    return search.decide(*search.candidates(threads))
 
 
 def checked_queries(queries: ArrayLike, hidden_size: int, space: Space) -> NDArray[np.float64]:
+    """The queries as they are compared, float64 [q, feature]; raises InvalidValueError and NonFiniteError."""
     array = np.asarray(queries, np.float64)
     array = array[None] if array.ndim == 1 else array
     if array.ndim != 2 or array.shape[1] != hidden_size:
-        raise InvalidValueError(f"queries must be [q, {hidden_size}] as what is searched, not of shape {array.shape}")
-    wrong = np.flatnonzero(~np.isfinite(array).all(1))
-    if len(wrong):
-        raise NonFiniteError(f"query {int(wrong[0])} holds a value that is not finite: leave it out")
-    placed = space.place(array)
-    return unit_rows(placed) if space.metric == "cosine" else placed
+        raise InvalidValueError(f"queries must be [q, {hidden_size}] like the searched vectors, not {array.shape}")
+    invalid = np.flatnonzero(~np.isfinite(array).all(1))
+    if len(invalid):
+        raise NonFiniteError(f"query {int(invalid[0])} holds a value that is not finite: leave it out")
+    transformed = space.transform(array)
+    return unit_rows(transformed) if space.metric == "cosine" else transformed
 
 
 @dataclass
 class Search:
-    """One call: the queries as they are compared (placed; at length one for cosine), float64 [q, feature]."""
+    """One search: the queries as they are compared, float64 [q, feature], and the candidate `rows`."""
 
     vectors: Vectors
     queries: NDArray[np.float64]
@@ -123,82 +117,82 @@ class Search:
 
     def __post_init__(self) -> None:
         size = self.vectors.hidden_size
-        empty = np.empty((0, size))
         mean = np.zeros(size) if self.space.components is not None else None
         mean = self.space.mean if self.space.mean is not None else mean
         self.mean = np.empty(0, np.float32) if mean is None else mean.astype(np.float32)
         self.mean_length = 0.0 if mean is None else float(np.linalg.norm(mean))
-        self.components = empty if self.space.components is None else np.ascontiguousarray(self.space.components)
+        components = self.space.components
+        self.components = np.empty((0, size)) if components is None else np.ascontiguousarray(components)
         self.queries32 = self.queries.astype(np.float32)
         if not np.isfinite(self.queries32).all():
             raise NonFiniteError("a query is too long for float32: scale it down")
-        self.kept = min(self.k + max(MORE, self.k // 2), len(self.rows))
+        self.n_candidates = min(self.k + max(EXTRA_CANDIDATES, self.k // 2), len(self.rows))
         self.query_groups = np.array([group.of_queries for group in self.exclude], np.int64).reshape(
             len(self.exclude), len(self.queries)
         )
-        # No part needs what lies below the best of another; whichever writes last, it is no more than the truth.
+        # Threads share the lowest useful score of each query; any value that one of them writes is a valid bound.
         self.least = np.full(len(self.queries), -np.inf, np.float32)
         self.unsure: list[NDArray[np.int64]] = []
-        self.lengths = [0.0]  # the longest vector of each block; a list, which threads may add to at once
+        self.lengths = [0.0]  # the longest vector of each block; threads append to the list
         self._done = 0
 
     @property
     def few(self) -> bool:
-        """Whether rows are multiplied as they are read."""
-        return len(self.queries) <= (FEW_QUERIES if "torch" in sys.modules else FEW_WITHOUT_TORCH)
+        """Whether there are so few queries that rows are multiplied as they are read."""
+        return len(self.queries) <= FEW_QUERIES
 
     def row_groups(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.array([group.of_rows[rows] for group in self.exclude], np.int64).reshape(len(self.exclude), len(rows))
 
-    def advance(self, count: int) -> None:
-        self._done += count
+    def advance(self, n_rows: int) -> None:
+        self._done += n_rows
         if self.progress is not None:
             self.progress(min(self._done, len(self.rows)))
 
     def candidates(self, threads: int | None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The best in float32 of each query, in no order: scores and rows [q, kept]."""
-        parts = self._parts(threads)
+        """The best rows of each query in float32, not ordered: scores and rows [q, n_candidates]."""
+        from embstore.devices import thread_count
+
+        n_parts = min(thread_count(threads), max(1, len(self.rows) // 4096))
+        parts = list(pairwise(len(self.rows) * part // n_parts for part in range(n_parts + 1)))
         if len(parts) == 1:
             found = [_best_of_part(self, *parts[0])]
         else:
-            with (
-                _one_thread_each(self.few) as begin,
-                ThreadPoolExecutor(len(parts), "embstore-search", begin) as pool,
-            ):
+            with self._pool(len(parts)) as pool:
                 found = [future.result() for future in [pool.submit(_best_of_part, self, *part) for part in parts]]
         scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*found, strict=True))
-        if scores.shape[1] > self.kept:
-            best = np.argpartition(-scores, self.kept - 1, axis=1)[:, : self.kept]
+        if scores.shape[1] > self.n_candidates:
+            best = np.argpartition(-scores, self.n_candidates - 1, axis=1)[:, : self.n_candidates]
             scores, rows = np.take_along_axis(scores, best, 1), np.take_along_axis(rows, best, 1)
         return scores, rows
 
-    def _parts(self, threads: int | None) -> list[tuple[int, int]]:
-        if threads is not None and threads < 1:
-            raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
-        wanted = min(threads or _cores(), max(1, len(self.rows) // 4096))
-        edges = [len(self.rows) * part // wanted for part in range(wanted + 1)]
-        return list(pairwise(edges))
+    def _pool(self, n_threads: int) -> AbstractContextManager[Executor]:
+        if self.few:
+            return ThreadPoolExecutor(n_threads, "embstore-search")
+        from embstore.analysis.scan import thread_pool
 
-    def decided(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Hits:
-        """The hits among candidates, and beyond them where float32 leaves a doubt."""
+        return thread_pool(n_threads, "embstore-search")
+
+    def decide(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Hits:
+        """Select the hits among the candidates, and among further rows where float32 leaves a doubt."""
         least = scores.min(1)
-        if scores.shape[1] > self.k:  # who float32 has far below the k-th is not among the k
+        if scores.shape[1] > self.k:  # rows that are far below the k-th in float32 need no float64
             kth = np.partition(scores, -self.k, axis=1)[:, -self.k]
             rows = np.where(scores >= (kth - 2 * self.rounding)[:, None], rows, -1)
         unsure = np.concatenate([np.empty(0, np.int64), *self.unsure])
         if len(unsure):
             rows = np.concatenate([rows, np.where(_excluded(self, unsure), -1, unsure)], 1)
         hits = self.hits(rows)
-        last = hits.rows[:, -1] >= 0
-        worst = np.where(last, self.comparable(hits.scores[:, -1]), -np.inf)
+        is_full = hits.rows[:, -1] >= 0
+        worst = np.where(is_full, self.comparable(hits.scores[:, -1]), -np.inf)
         doubtful = np.flatnonzero((least > -np.inf) & (least.astype(np.float64) + self.rounding >= worst))
-        if self.kept == len(self.rows) or not len(doubtful):
+        if self.n_candidates == len(self.rows) or not len(doubtful):
             return hits
-        return self._read_again(hits, doubtful, worst)
+        return self._second_pass(hits, doubtful, worst)
 
     @property
     def rounding(self) -> NDArray[np.float64]:
-        """What a product in float32 may be off by, of each query; [q]."""
+        """A bound on the error of a product in float32, for each query; [q]."""
         size = self.vectors.hidden_size
         unit = float(np.finfo(np.float32).eps) / 2
         if self.space.metric == "cosine":
@@ -208,70 +202,65 @@ class Search:
         return np.asarray((size + 8) * unit * (np.linalg.norm(self.queries, axis=1) * longest + bias) + 1e-37)
 
     def comparable(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Scores as they are kept in float32: more is nearer; for a distance (|q|^2 - distance^2)/2."""
+        """Scores on the scale of the float32 products: higher is nearer; for a distance (|q|^2 - distance^2)/2."""
         if self.space.metric != "l2":
             return scores
         return np.asarray((np.square(self.queries).sum(1) - np.square(scores)) / 2)
 
     def hits(self, rows: NDArray[np.int64]) -> Hits:
-        """The k best of candidate rows [q, c] (-1: none, and none twice but -1), scored in float64."""
-        scores = self.rescored(rows)
-        return self._best(rows, scores, self.k)
+        """The k best of candidate rows [q, c] (-1 for none; other rows at most once), scored in float64."""
+        return self._best(rows, self.rescored(rows), self.k)
 
     def rescored(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The score of each query with its own rows, float64 [q, c]; nan for -1."""
+        """The score of each query with its own rows, float64 [q, c]; NaN for -1."""
         out = np.full(rows.shape, np.nan)
         step = max(1, RESCORED_NBYTES // (8 * max(1, rows.shape[1]) * self.vectors.hidden_size))
         for start in range(0, len(rows), step):
             known = rows[start : start + step] >= 0
             if known.any():
-                wanted, places = np.unique(rows[start : start + step][known], return_inverse=True)
+                wanted, numbers = np.unique(rows[start : start + step][known], return_inverse=True)
                 owners = np.nonzero(known)[0] + start
-                out[start : start + step][known] = self.pair_scores(self.vectors.gather(wanted), owners, places)
+                out[start : start + step][known] = self.pair_scores(self.vectors.gather(wanted), owners, numbers)
         return out
 
     def pair_scores(
-        self, vectors: NDArray[Any], owners: NDArray[np.int64], places: NDArray[np.int64]
+        self, vectors: NDArray[Any], owners: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """The scores of queries `owners` with vectors `places`, pair by pair."""
+        """The scores of queries `owners` with vectors `numbers`, pair by pair."""
         if len(self.mean):
-            return self.space.pair_scores(self.queries[owners], self.space.place(vectors)[places])
+            return self.space.pair_scores(self.queries[owners], self.space.transform(vectors)[numbers])
         scores = np.empty(len(owners))
         row = np.empty(self.vectors.hidden_size, np.float32)
-        score_pairs: Any = _kernels().score_pairs
         block = halves_or_floats(vectors)
-        score_pairs(*block, _METRIC[self.space.metric], self.queries, owners, places, row, scores)
+        _kernels().score_pairs(*block, _METRIC[self.space.metric], self.queries, owners, numbers, row, scores)
         return scores
 
     def _best(self, rows: NDArray[np.int64], scores: NDArray[np.float64], k: int) -> Hits:
         key = np.where(np.isnan(scores), np.inf, scores if self.space.ascending else -scores)
         order = np.lexsort((rows, key), axis=1)[:, :k]
         best = Hits(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
-        lacking = k - order.shape[1]
-        if lacking <= 0:
+        n_missing = k - order.shape[1]
+        if n_missing <= 0:
             return best
-        width = ((0, 0), (0, lacking))
+        width = ((0, 0), (0, n_missing))
         return Hits(np.pad(best.rows, width, constant_values=-1), np.pad(best.scores, width, constant_values=np.nan))
 
-    def _read_again(self, hits: Hits, doubtful: NDArray[np.int64], worst: NDArray[np.float64]) -> Hits:
-        """Read all once more for the queries in doubt; whatever may be among their k best is scored in float64."""
-        again = Search(
-            self.vectors, self.queries[doubtful], self.k, self.space, self.rows,
-            tuple(Exclusion(group.of_rows, group.of_queries[doubtful]) for group in self.exclude), None,
-        )  # fmt: skip
+    def _second_pass(self, hits: Hits, doubtful: NDArray[np.int64], worst: NDArray[np.float64]) -> Hits:
+        """Read all rows again for the doubtful queries; rows that may be among their k best are scored in float64."""
+        exclude = tuple(Exclusion(group.of_rows, group.of_queries[doubtful]) for group in self.exclude)
+        again = Search(self.vectors, self.queries[doubtful], self.k, self.space, self.rows, exclude, None)
         limit = (worst - self.rounding)[doubtful]
         found = Hits(hits.rows[doubtful], hits.scores[doubtful])
         for rows, scores in _products(again, self.rows):
-            near = scores >= limit[:, None]
-            near &= ~_excluded(again, rows)
+            near = (scores >= limit[:, None]) & ~_excluded(again, rows)
             for query in np.flatnonzero(near.any(1)).tolist():
-                fresh = rows[near[query]]
-                fresh = fresh[~np.isin(fresh, found.rows[query])]
-                if not len(fresh):
+                new = rows[near[query]]
+                new = new[~np.isin(new, found.rows[query])]
+                if not len(new):
                     continue
                 one = Search(self.vectors, again.queries[query][None], self.k, self.space, self.rows, (), None)
-                both = np.concatenate([found.rows[query], fresh])[None]
-                known = np.concatenate([found.scores[query][None], one.rescored(fresh[None])], 1)
+                both = np.concatenate([found.rows[query], new])[None]
+                known = np.concatenate([found.scores[query][None], one.rescored(new[None])], 1)
                 best = one._best(both, known, self.k)
                 found.rows[query], found.scores[query] = best.rows[0], best.scores[0]
         hits.rows[doubtful], hits.scores[doubtful] = found.rows, found.scores
@@ -279,6 +268,7 @@ class Search:
 
 
 def _excluded(search: Search, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of these rows each query excludes, [q, n]."""
     out = np.zeros((len(search.queries), len(rows)), bool)
     for of_rows, of_queries in zip(search.row_groups(rows), search.query_groups, strict=True):
         out |= (of_rows[None] == of_queries[:, None]) & (of_queries[:, None] >= 0)
@@ -286,99 +276,127 @@ def _excluded(search: Search, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _best_of_part(search: Search, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """What may be among the `kept` best of some rows: scores and rows [q, room], -inf and -1 for none."""
-    keep_best: Any = _kernels().keep_best
-    count = len(search.queries)
-    room = min(search.kept + ROOM, max(stop - start, search.kept) + 1)
-    scores = np.full((count, room), -np.inf, np.float32)
+    """The rows of a part that may be among the best: scores and rows [q, capacity], -inf and -1 for none."""
+    n_queries = len(search.queries)
+    capacity = min(search.n_candidates + SPARE_CANDIDATES, max(stop - start, search.n_candidates) + 1)
+    scores = np.full((n_queries, capacity), -np.inf, np.float32)
     rows = np.full(scores.shape, -1)
-    filled = np.zeros(count, np.int64)
+    filled = np.zeros(n_queries, np.int64)
     for tile, block_rows, products, bias, state in _blocks(search, search.rows[start:stop]):
         groups = search.row_groups(block_rows), np.ascontiguousarray(search.query_groups[:, tile])
         own = bias if search.space.metric == "l2" else bias[:0]
         found = scores[tile], rows[tile], filled[tile], search.least[tile]
-        keep_best(products, own, state, block_rows, *groups, search.kept, *found)
-    spent = np.arange(room) >= filled[:, None]
-    scores[spent], rows[spent] = -np.inf, -1
+        _kernels().keep_best(products, own, state, block_rows, *groups, search.n_candidates, *found)
+    unused = np.arange(capacity) >= filled[:, None]
+    scores[unused], rows[unused] = -np.inf, -1
     return scores, rows
 
 
 def _products(search: Search, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    """Rows and their scores in float32 with all queries, block by block; -inf for those left to float64."""
-    waiting: list[NDArray[np.float32]] = []
+    """Yield rows and their float32 scores with all queries, block by block; -inf for rows left to float64."""
+    tiles: list[NDArray[np.float32]] = []
     for tile, block_rows, products, bias, state in _blocks(search, rows):
-        waiting.append(np.where(state == 0, products.T - bias, -np.inf).astype(np.float32))
+        tiles.append(np.where(state == 0, products.T - bias, -np.inf).astype(np.float32))
         if tile.stop >= len(search.queries):
-            yield block_rows, np.concatenate(waiting)
-            waiting = []
+            yield block_rows, np.concatenate(tiles)
+            tiles = []
 
 
 def _blocks(
     search: Search, rows: NDArray[np.int64]
 ) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]]]:
-    """Yield (queries, rows, products float32 [n, q], bias [n], state [n]), all queries of a block after each other."""
-    size, count = search.vectors.hidden_size, len(search.queries)
-    few = search.few
-    multiply_block: Any = _kernels().multiply_block
-    place_block: Any = _kernels().place_block
+    """Yield (queries, rows, products float32 [n, q], bias [n], state [n]) for all tiles of queries of each block."""
+    size, n_queries = search.vectors.hidden_size, len(search.queries)
+    few, kernels = search.few, _kernels()
     block_rows = min(max(1, BLOCK_NBYTES // (4 * size)), max(1, len(rows)))
-    placed = np.empty((1 if few else block_rows, size), np.float32)
+    transformed = np.empty((1 if few else block_rows, size), np.float32)
     bias, state = np.empty(block_rows, np.float32), np.empty(block_rows, np.uint8)
-    products = np.empty((block_rows, count if few else min(count, QUERY_TILE)), np.float32)
-    torch: Any = None if few else _torch()
+    products = np.empty((block_rows, n_queries if few else min(n_queries, QUERY_TILE)), np.float32)
     settings = (_METRIC[search.space.metric], search.mean, np.float32(search.mean_length), search.components)
-    for held, stored in search.vectors.blocks(rows, block_rows):
-        n, block = len(held), halves_or_floats(stored)
+    for read, stored in search.vectors.blocks(rows, block_rows):
+        n, block = len(read), halves_or_floats(stored)
         if few:
-            square = multiply_block(*block, *settings, placed[0], bias, state, search.queries32, products[:n])
+            square = kernels.multiply_block(
+                *block, *settings, transformed[0], bias, state, search.queries32, products[:n]
+            )
         else:
-            square = place_block(*block, *settings, placed, bias, state)
+            square = kernels.transform_block(*block, *settings, transformed, bias, state)
         if state[:n].any():
             bad = np.flatnonzero(state[:n] == _BAD)
             if len(bad):
-                refuse(int(held[bad[0]]), stored[bad[0]])
-            search.unsure.append(held[state[:n] == _UNSURE])
+                refuse_vector(int(read[bad[0]]), stored[bad[0]])
+            search.unsure.append(read[state[:n] == _UNSURE])
         search.lengths.append(float(square) ** 0.5)
         if few:
-            yield slice(0, count), held, products[:n], bias[:n], state[:n]
+            yield slice(0, n_queries), read, products[:n], bias[:n], state[:n]
         else:
-            for start in range(0, count, QUERY_TILE):
-                tile = slice(start, min(start + QUERY_TILE, count))
+            import torch
+
+            for start in range(0, n_queries, QUERY_TILE):
+                tile = slice(start, min(start + QUERY_TILE, n_queries))
                 width = tile.stop - start
                 out = products[:n] if width == products.shape[1] else np.empty((n, width), np.float32)
-                torch.mm(*map(torch.from_numpy, (placed[:n], search.queries32[tile].T)), out=torch.from_numpy(out))
-                yield tile, held, out, bias[:n], state[:n]
+                factors = map(torch.from_numpy, (transformed[:n], search.queries32[tile].T))
+                torch.mm(*factors, out=torch.from_numpy(out))
+                yield tile, read, out, bias[:n], state[:n]
         search.advance(n)
 
 
-def _cores() -> int:
-    """How many threads work side by side: as many as torch takes, where it is loaded."""
-    if "torch" in sys.modules:
-        return int(_torch().get_num_threads())
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) else os.cpu_count() or 1
+def _kernels() -> Any:
+    from embstore.analysis import kernels
+
+    return kernels
 
 
-@contextmanager
-def _one_thread_each(few: bool) -> Iterator[Callable[[], None] | None]:
-    """Threads side by side multiply with one each; yields what each of them begins with."""
-    if few:
-        yield None
-        return
-    threads = _torch().get_num_threads()
-    try:
-        yield partial(_torch().set_num_threads, 1)
-    finally:
-        _torch().set_num_threads(threads)  # threads made later, and this one, take what was set last
-
-
-def _torch() -> Any:
+def _gpu_candidates(search: Search, device: Any) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The best rows of each query in float32 on a GPU, not ordered: scores and rows [q, n_candidates]."""
     import torch
 
-    return torch
+    size = search.vectors.hidden_size
+    queries = torch.from_numpy(search.queries32).to(device)
+    best = torch.full((len(queries), search.n_candidates), -torch.inf, device=device)
+    best_rows = torch.full(best.shape, -1, device=device)
+    for rows, read in search.vectors.blocks(search.rows, max(1, GPU_BLOCK_NBYTES // (4 * size))):
+        vectors = torch.from_numpy(np.ascontiguousarray(read)).to(device).float()
+        squares = vectors if search.space.metric == "cosine" else vectors.square().sum(1, keepdim=True)
+        if not bool(torch.isfinite(squares).all()):
+            invalid = int(torch.nonzero(~torch.isfinite(squares).all(1))[0])
+            refuse_vector(int(rows[invalid]), read[invalid])
+        transformed, bias, unsure = _gpu_transform(search, vectors)
+        if bool(unsure.any()):
+            search.unsure.append(rows[unsure.cpu().numpy()])
+        scores = queries @ transformed.T - bias
+        scores.masked_fill_(unsure, -torch.inf)
+        for of_rows, of_queries in zip(search.row_groups(rows), search.query_groups, strict=True):
+            group, own = torch.from_numpy(of_rows).to(device), torch.from_numpy(of_queries).to(device)
+            scores.masked_fill_((group[None] == own[:, None]) & (own >= 0)[:, None], -torch.inf)
+        best, order = torch.cat([best, scores], 1).topk(search.n_candidates, 1, sorted=False)
+        numbers = torch.from_numpy(rows).to(device).expand(len(queries), -1)
+        best_rows = torch.cat([best_rows, numbers], 1).gather(1, order)
+        search.advance(len(rows))
+    best_rows[best == -torch.inf] = -1
+    return best.cpu().numpy(), best_rows.cpu().numpy()
 
 
-def _kernels() -> Any:
-    from embstore.analysis.neighbors import kernels as search_kernels
+def _gpu_transform(search: Search, vectors: Any) -> tuple[Any, Any, Any]:
+    """Vectors as they are compared, their bias [n], and which of them are left to float64 [n]."""
+    import torch
 
-    return search_kernels
+    device = vectors.device
+    if search.space.metric == "cosine" and not len(search.mean):
+        largest = vectors.abs().amax(1, keepdim=True)
+        vectors = vectors / torch.where(largest > 0, largest, 1)
+    if len(search.mean):
+        vectors = vectors - torch.from_numpy(search.mean).to(device)
+    subtracted = torch.linalg.vector_norm(vectors, dim=1) + 2 * search.mean_length
+    if len(search.components):
+        directions = torch.from_numpy(search.components).to(device)
+        vectors = vectors - (vectors.double() @ directions.T @ directions).float()
+    lengths = torch.linalg.vector_norm(vectors, dim=1)
+    zero = torch.zeros_like(lengths)
+    if search.space.metric != "cosine":
+        search.lengths.append(float(lengths.max()))
+        bias = lengths.square() / 2 if search.space.metric == "l2" else zero
+        return vectors, bias, zero.bool()
+    unsure = subtracted > _CANCELLED * lengths if len(search.mean) else zero.bool()
+    return vectors / torch.where(lengths > 0, lengths, 1)[:, None], zero, unsure

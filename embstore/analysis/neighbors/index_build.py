@@ -1,4 +1,4 @@
-"""Building an index of a layer: planned, trained on a sample, filled block by block, gone on with after a kill."""
+"""Building an index of a layer: trained on a sample, filled block by block, resumable after a crash."""
 
 from __future__ import annotations
 
@@ -9,162 +9,86 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.analysis.neighbors import index_kinds as kinds
 from embstore.analysis.neighbors.index_files import (
     CHECKED_NBYTES,
     FAISS,
-    LONGEST,
-    RECIPE,
+    PROGRESS,
     SPACE,
     IndexInfo,
-    Recipe,
+    IndexSettings,
     building,
     check_files,
     checked_name,
     default_name,
-    discard,
     folder_of,
-    place_file,
     put_in_place,
     read_info,
     read_space,
     require_fresh,
     stored_file,
     tidy,
+    write_durably,
     write_info,
     write_space,
 )
-from embstore.analysis.neighbors.index_kinds import (
-    HALF_LIMIT,
-    add,
-    faiss_package,
-    faiss_threads,
-    halves,
-    new_index,
-    parameters_of,
-    plan_index,
-    prepare,
-    read_index,
-    train,
-    write_index,
-)
-from embstore.analysis.neighbors.space import METRICS, Space, space_of, unit_rows
-from embstore.errors import (
-    EmbstoreError,
-    InvalidValueError,
-    MissingRowsError,
-    NonFiniteError,
-    SearchIndexError,
-    StoreDamagedError,
-)
+from embstore.analysis.neighbors.space import Space, space_of, unit_rows
+from embstore.errors import EmbstoreError, InvalidValueError, NonFiniteError, SearchIndexError, StoreDamagedError
 from embstore.store import Store
 from embstore.store.storage.files import fsync, fsync_folder, remove, storing
 
-BLOCK_ROWS = 8192  # added at a time, always from a multiple of it on
-Progress = Callable[[int, int], object]
+BLOCK_ROWS = 8192  # rows added at a time; blocks always begin at a multiple of it
 
 
-def make_index(
+def ensure_index(
     store: Store,
-    layer: int,
+    settings: IndexSettings,
+    name: str | None,
     *,
-    kind: str = "auto",
-    metric: str = "cosine",
-    center: bool = False,
-    components: int = 0,
-    name: str | None = None,
-    train_sample: int | None = None,
-    seed: int = 0,
-    memory: int | None = None,
-    threads: int | None = None,
-    checkpoint_seconds: float = 60.0,
-    progress: Progress | None = None,
+    threads: int | None,
+    checkpoint_seconds: float,
+    progress: Callable[[int], object],
 ) -> str:
-    """Build what `build_index` describes, where it is not there already, and return its name."""
-    if threads is not None and threads < 1:
-        raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
-    recipe = _recipe(store, layer, kind, metric, center, components, train_sample, seed, memory)
-    name = default_name(recipe) if name is None else checked_name(name)
+    """Build an index unless it exists already, and return its name."""
+    name = default_name(settings) if name is None else checked_name(name)
     folder = folder_of(store) / name
-    if _is_there(store, folder, recipe):
+    if _exists(store, folder, settings):
         with storing(folder):
             tidy(folder)
-    else:
-        with building(folder) as new, faiss_threads(threads), storing(new):
-            try:
-                _Build(store, recipe, new, checkpoint_seconds, progress).run(name)
-                _require_unchanged(store, recipe)
-            except (InvalidValueError, NonFiniteError, SearchIndexError):  # these would come again
-                discard(new)
-                raise
-            put_in_place(folder)
+        return name
+    with building(folder) as new, kinds.faiss_threads(threads), storing(new):
+        try:
+            _Build(store, settings, new, checkpoint_seconds, progress).run(name)
+            store.refresh()
+            if not store.finished or store.digest != settings.digest:
+                raise SearchIndexError(f"{store.path} changed while it was indexed: run the same command again")
+        except (InvalidValueError, NonFiniteError, SearchIndexError):  # resuming would fail in the same way
+            remove(new)
+            raise
+        put_in_place(folder)
     return name
 
 
-def _require_unchanged(store: Store, recipe: Recipe) -> None:
-    store.refresh()
-    if not store.finished or store.digest != recipe.digest:
-        raise SearchIndexError(f"{store.path} was written while it was indexed: run the same command again")
-
-
-def _recipe(
-    store: Store,
-    layer: int,
-    kind: str,
-    metric: str,
-    center: bool,
-    components: int,
-    train_sample: int | None,
-    seed: int,
-    memory: int | None,
-) -> Recipe:
-    if metric not in METRICS:
-        raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
-    if not 0 <= components < store.hidden_size:
-        raise InvalidValueError(f"components {components} is not allowed: give 0 to {store.hidden_size - 1}")
-    if seed < 0:
-        raise InvalidValueError(f"seed {seed} is not allowed: give 0 or more")
-    layer = store.select(layers=layer).layers[0]
-    if not store.finished:
-        raise MissingRowsError(
-            f"{store.path} is not finished, and an index is of a finished store: "
-            "run the same `embstore extract` command again to go on"
-        )
-    center = center or components > 0
-    plan = plan_index(store, kind=kind, metric=metric, center=center, train_sample=train_sample, memory=memory)
-    return Recipe(
-        digest=store.digest,
-        layer=layer,
-        kind=plan.kind,
-        factory=plan.factory,
-        metric=metric,
-        center=center,
-        components=components,
-        rows=store.n_rows,
-        hidden_size=store.hidden_size,
-        train_rows=plan.train_rows,
-        seed=seed,
-    )
-
-
-def _is_there(store: Store, folder: Path, recipe: Recipe) -> bool:
-    """Whether the index is there and sound; one that is not is built again, one of another recipe is refused."""
+def _exists(store: Store, folder: Path, settings: IndexSettings) -> bool:
+    """Whether a usable index exists; raises InvalidValueError if it was built with other settings."""
     if not folder.is_dir():
         return False
     try:
         info = read_info(folder)
         require_fresh(store, info)
-        check_files(folder, info, whole=info.nbytes <= CHECKED_NBYTES)
+        check_files(folder, info, checksums=info.nbytes <= CHECKED_NBYTES)
     except SearchIndexError:
         return False
-    there, wanted = asdict(info.recipe), asdict(recipe)
-    for key, value in wanted.items():
-        if there[key] != value:
+    existing = asdict(info.settings)
+    for key, value in asdict(settings).items():
+        if existing[key] != value:
             raise InvalidValueError(
-                f"{store.path} has an index {folder.name} with another {key} ({there[key]}, not {value}): "
+                f"{store.path} has an index {folder.name} with another {key} ({existing[key]}, not {value}): "
                 f"choose another name, or remove it first (--remove {folder.name})"
             )
     return True
@@ -172,114 +96,119 @@ def _is_there(store: Store, folder: Path, recipe: Recipe) -> bool:
 
 @dataclass
 class _Build:
-    """The building of one index in the folder `new`, which holds what an earlier run has done of it."""
+    """The build of one index in the folder `new`, which may hold the work of an interrupted run."""
 
     store: Store
-    recipe: Recipe
+    settings: IndexSettings
     new: Path
     checkpoint_seconds: float
-    progress: Progress | None
+    progress: Callable[[int], object]
 
     def run(self, name: str) -> None:
-        self._begin()
-        space = self._space()
-        index = self._index(space)
+        """Build the index or resume, and write its metadata."""
+        settings = asdict(self.settings)
+        if self._progress_of_last_run().get("settings") != settings:
+            for leftover in list(self.new.iterdir()):
+                remove(leftover)
+            self._write_progress(0.0)
+        if self.settings.centered and not (self.new / SPACE).exists():
+            options = {"metric": self.settings.metric, "n_components": self.settings.n_components}
+            write_space(self.new / SPACE, space_of(self.store, self.settings.layer, centered=True, **options))  # type: ignore[arg-type]
+        space = read_space(self.new / SPACE, self.settings)
+        index = self._read_checkpoint()
+        if index is None:
+            index = self._new_index(space)
         longest = self._fill(index, space)
-        files = [FAISS, *([SPACE] if self.recipe.center else [])]
+        files = [FAISS, *([SPACE] if self.settings.centered else [])]
         info = IndexInfo(
             name=name,
-            recipe=self.recipe,
-            parameters=parameters_of(index),
+            settings=self.settings,
+            parameters=kinds.parameters_of(index),
             longest=longest,
             files={file: stored_file(self.new / file) for file in files},
-            software={"embstore": version("embstore"), "faiss": str(faiss_package().__version__)},
+            software={"embstore": version("embstore"), "faiss": str(kinds.faiss_package().__version__)},
         )
         write_info(self.new, info)
 
-    def _begin(self) -> None:
-        """Keep what another run has left only if it was building the same."""
-        recipe = json.dumps(asdict(self.recipe), indent=2).encode()
-        file = self.new / RECIPE
-        if not file.exists() or file.read_bytes() != recipe:
-            for left in list(self.new.iterdir()):
-                remove(left)
-            place_file(file, recipe)
+    def _progress_of_last_run(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.new / PROGRESS).read_bytes())
+            return found
+        except (OSError, ValueError):
+            return {}
 
-    def _space(self) -> Space:
-        recipe, file = self.recipe, self.new / SPACE
-        if recipe.center and not file.exists():
-            learnt = space_of(self.store, recipe.layer, metric=recipe.metric, center=True, components=recipe.components)
-            write_space(file, learnt)
-        return read_space(file, recipe)
+    def _write_progress(self, longest: float) -> None:
+        data = {"settings": asdict(self.settings), "longest": longest}
+        write_durably(self.new / PROGRESS, json.dumps(data, indent=2).encode())
 
-    def _index(self, space: Space) -> object:
+    def _read_checkpoint(self) -> Any:
         file = self.new / FAISS
-        if file.exists():
-            try:
-                return read_index(str(file), mapped=False)
-            except StoreDamagedError:
-                remove(file)
-        index = new_index(self.recipe.factory, self.recipe.hidden_size, self.recipe.metric)
-        prepare(index, self.recipe.kind)
+        if not file.exists():
+            return None
+        try:
+            return kinds.read_index(str(file), mapped=False)
+        except StoreDamagedError:
+            remove(file)
+            return None
+
+    def _new_index(self, space: Space) -> Any:
+        """An empty index, trained if its kind needs it."""
+        settings = self.settings
+        index = kinds.new_index(settings.factory, settings.hidden_size, settings.metric)
+        kinds.prepare(index, settings.kind)
         if not index.is_trained:
-            train(index, self._sample(space), metric=self.recipe.metric, seed=self.recipe.seed)
+            rng = np.random.default_rng(settings.seed)
+            rows = np.sort(rng.choice(settings.n_rows, settings.n_train, replace=False)).astype(np.int64)
+            sample = np.empty((len(rows), settings.hidden_size), np.float32)
+            for start in range(0, len(rows), BLOCK_ROWS):
+                part = rows[start : start + BLOCK_ROWS]
+                vectors = self.store.gather(part, settings.layer)
+                sample[start : start + len(part)] = self._comparable(space, vectors, part)
+            kinds.train(index, sample, metric=settings.metric, seed=settings.seed)
         self._checkpoint(index)
         return index
 
-    def _sample(self, space: Space) -> NDArray[np.float32]:
-        recipe = self.recipe
-        rng = np.random.default_rng(recipe.seed)
-        rows = np.sort(rng.choice(recipe.rows, recipe.train_rows, replace=False)).astype(np.int64)
-        out = np.empty((len(rows), recipe.hidden_size), np.float32)
-        for start in range(0, len(rows), BLOCK_ROWS):
-            part = rows[start : start + BLOCK_ROWS]
-            out[start : start + len(part)] = self._comparable(space, self.store.gather(part, recipe.layer), part)
-        return out
-
-    def _fill(self, index: object, space: Space) -> float:
-        """Add the rows that are lacking, and return the length of the longest of all."""
-        recipe = self.recipe
-        done: int = index.ntotal  # type: ignore[attr-defined]
-        half = halves(index)
-        longest = float(json.loads((self.new / LONGEST).read_bytes())) if done else 0.0
+    def _fill(self, index: Any, space: Space) -> float:
+        """Add the rows that are missing, and return the length of the longest of all vectors."""
+        settings = self.settings
+        done: int = index.ntotal
+        longest = float(self._progress_of_last_run()["longest"]) if done else 0.0
         due = time.monotonic() + self.checkpoint_seconds
-        for start, vectors in self.store.scan(recipe.layer, done, block_rows=BLOCK_ROWS):
-            rows = np.arange(start, start + len(vectors))
-            placed = self._comparable(space, vectors, rows)
-            if half and float(np.abs(placed).max()) > HALF_LIMIT:
+        for start, vectors in self.store.scan(settings.layer, done, block_rows=BLOCK_ROWS):
+            compared = self._comparable(space, vectors, np.arange(start, start + len(vectors)))
+            if kinds.is_float16(index) and float(np.abs(compared).max()) > kinds.HALF_LIMIT:
                 raise InvalidValueError(
-                    f"layer {recipe.layer} holds values beyond {HALF_LIMIT:,.0f}, the most that float16 holds: "
-                    f"give {recipe.factory.replace('SQfp16', 'Flat')!r} as the kind"
+                    f"layer {settings.layer} holds values beyond {kinds.HALF_LIMIT:,.0f}, the limit of float16: "
+                    f"give {settings.factory.replace('SQfp16', 'Flat')!r} as the kind"
                 )
-            add(index, placed, recipe.seed)
-            longest = max(longest, float(np.sqrt(np.square(placed, dtype=np.float64).sum(1).max())))
-            done += len(placed)
-            if time.monotonic() >= due or done == recipe.rows:
+            kinds.add(index, compared, settings.seed)
+            longest = max(longest, float(np.sqrt(np.square(compared, dtype=np.float64).sum(1).max())))
+            done += len(compared)
+            if time.monotonic() >= due or done == settings.n_rows:
                 began = time.monotonic()
-                place_file(self.new / LONGEST, json.dumps(longest).encode())  # first: it may know more rows
+                self._write_progress(longest)  # before the checkpoint: it may include later rows
                 self._checkpoint(index)
                 writing = time.monotonic() - began
                 due = time.monotonic() + (self.checkpoint_seconds and max(self.checkpoint_seconds, 10 * writing))
-            if self.progress is not None:
-                self.progress(done, recipe.rows)
+            self.progress(done)
         return longest
 
     def _comparable(self, space: Space, vectors: NDArray[np.floating], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
-            placed = as_compared(space, vectors)
-        wrong = np.flatnonzero(~np.isfinite(placed).all(1))
-        if len(wrong):
+            compared = as_compared(space, vectors)
+        invalid = np.flatnonzero(~np.isfinite(compared).all(1))
+        if len(invalid):
             raise NonFiniteError(
-                f"layer {self.recipe.layer}, row {int(rows[wrong[0]])} holds a value that is not finite or too large "
-                "for float32: run embstore verify"
+                f"layer {self.settings.layer}, row {int(rows[invalid[0]])} holds a value that is not finite or too "
+                "large for float32: run embstore verify"
             )
-        return placed
+        return compared
 
-    def _checkpoint(self, index: object) -> None:
-        """Write what there is of the index, all or nothing."""
+    def _checkpoint(self, index: Any) -> None:
+        """Write the index atomically."""
         partial = self.new / f".{FAISS}"
         try:
-            write_index(index, str(partial))
+            kinds.write_index(index, str(partial))
         except EmbstoreError:
             remove(partial)
             raise
@@ -289,8 +218,8 @@ class _Build:
 
 
 def as_compared(space: Space, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Vectors as an index holds them: placed, at length one for cosine, float32."""
+    """Vectors as an index holds them: transformed, at unit length for cosine, float32."""
     if space.metric != "cosine" and space.mean is None:
         return np.ascontiguousarray(vectors, np.float32)
-    placed = space.place(vectors)
-    return np.ascontiguousarray(unit_rows(placed) if space.metric == "cosine" else placed, np.float32)
+    transformed = space.transform(vectors)
+    return np.ascontiguousarray(unit_rows(transformed) if space.metric == "cosine" else transformed, np.float32)

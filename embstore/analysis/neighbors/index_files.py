@@ -1,8 +1,7 @@
-"""Indexes on disk: where they stand beside a store, what they say of themselves, and which are to be trusted."""
+"""Search indexes on disk: where they are, what their metadata says, and whether they can be used."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from embstore.analysis.neighbors.space import Space
 from embstore.errors import InvalidValueError, SearchIndexError, SearchIndexNotFoundError, StoreBusyError
@@ -23,42 +23,42 @@ from embstore.store.storage.files import crc32c_of_file, fsync_folder, remove, s
 from embstore.store.zarr.format import INDEXES
 
 FORMAT_VERSION = 1
-CHECKED_NBYTES = 2**30  # up to so many a file is held against its checksum whenever it is opened
+CHECKED_NBYTES = 2**30  # files up to this size are checked against their checksum whenever they are opened
 METADATA, SPACE, FAISS = "index.json", "space.npz", "index.faiss"
-RECIPE, LONGEST = "recipe.json", "longest.json"  # while it is built
+PROGRESS = "progress.json"  # while the index is built
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file's size and the CRC32C of its bytes."""
+    """The size of a file and the CRC32C of its bytes."""
 
     nbytes: int
     crc32c: int
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """All that decides an index: the store's state (`digest`), the space and the parameters."""
+class IndexSettings:
+    """Everything that determines an index: the state of the store (`digest`), the space and the parameters."""
 
     digest: str
     layer: int
     kind: str
     factory: str
     metric: str
-    center: bool
-    components: int
-    rows: int
+    centered: bool
+    n_components: int
+    n_rows: int
     hidden_size: int
-    train_rows: int
+    n_train: int
     seed: int
 
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """What an index says of itself; `longest`: the length of the longest vector in it, as it is compared."""
+    """The metadata of an index; `longest` is the length of its longest vector, as it is compared."""
 
     name: str
-    recipe: Recipe
+    settings: IndexSettings
     parameters: Mapping[str, int]
     longest: float
     files: Mapping[str, StoredFile]
@@ -72,54 +72,60 @@ class IndexInfo:
 
 @dataclass(frozen=True)
 class IndexState:
-    """An index beside a store: `state` is ready, stale, damaged or building, `what` says why it is not ready."""
+    """An index of a store: `state` is ready, stale, damaged or building; `reason` says why it is not ready."""
 
     name: str
     state: str
-    what: str
+    reason: str
     info: IndexInfo | None
 
 
 def folder_of(store: Store) -> Path:
-    """Where a store's indexes stand: in an array of a Zarr store, where no tool looks for members; beside a file."""
+    """The folder of the indexes of a store: inside an array of a Zarr store, where no tool looks, or next to a file."""
     if not isinstance(store.path, Path):
         raise InvalidValueError(
-            f"{store.path} can have no index, which stands beside a store on a disk: search without, or copy the store"
+            f"{store.path} cannot have an index, which needs a store on a disk: search without one, or copy the store"
         )
     return store.path / INDEXES if store.path.is_dir() else store.path.with_name(f"{store.path.name}.index")
 
 
 def building_folder(folder: Path) -> Path:
+    """The folder in which an index is built before it gets its name."""
     return folder.with_name(f".{folder.name}.new")
 
 
+def _old_folder(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
 def checked_name(name: str) -> str:
-    """Refuse a name that is no plain name of a folder."""
+    """Return the name of an index; raises InvalidValueError unless it is a plain name of a folder."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", name):
         raise InvalidValueError(
-            f"name {name!r} is not allowed: give letters, digits, _, ., + or -, 100 at most, no . or - first"
+            f"name {name!r} is not allowed: give up to 100 letters, digits, _, ., + or -, not starting with . + or -"
         )
     return name
 
 
-def default_name(recipe: Recipe) -> str:
-    kind = re.sub(r"[^A-Za-z0-9_.+-]+", "-", recipe.kind).strip("-.")
-    space = f"-less{recipe.components}" if recipe.components else "-centered" if recipe.center else ""
-    return checked_name(f"layer{recipe.layer}-{kind}-{recipe.metric}{space}"[:100])
+def default_name(settings: IndexSettings) -> str:
+    """The name made of layer, kind, metric and space."""
+    kind = re.sub(r"[^A-Za-z0-9_.+-]+", "-", settings.kind).strip("-.")
+    space = f"-less{settings.n_components}" if settings.n_components else "-centered" if settings.centered else ""
+    return checked_name(f"layer{settings.layer}-{kind}-{settings.metric}{space}"[:100])
 
 
-def list_indexes(store: Store) -> list[IndexState]:
-    """The indexes of a store by name, finished or not; nothing but their metadata and the sizes of files is read."""
+def list_indexes(data: Store) -> list[IndexState]:
+    """List the indexes of a store by name, finished or not; reads only their metadata and the sizes of files."""
     found: dict[str, IndexState] = {}
-    if not isinstance(store.path, Path):
+    if not isinstance(data.path, Path):
         return []
-    root = folder_of(store)
+    root = folder_of(data)
     for entry in sorted(os.listdir(root)) if root.is_dir() else []:
-        building = re.fullmatch(r"\.(.+)\.new", entry)
-        if building:
-            found.setdefault(building[1], IndexState(building[1], "building", "it is not finished", None))
+        unfinished = re.fullmatch(r"\.(.+)\.new", entry)
+        if unfinished:
+            found.setdefault(unfinished[1], IndexState(unfinished[1], "building", "it is not finished", None))
         elif not entry.startswith(".") and (root / entry).is_dir():
-            found[entry] = _state(store, root / entry)
+            found[entry] = _state(data, root / entry)
     return [found[name] for name in sorted(found)]
 
 
@@ -128,94 +134,98 @@ def _state(store: Store, folder: Path) -> IndexState:
     try:
         info = read_info(folder)
         require_fresh(store, info)
-        check_files(folder, info, whole=False)
+        check_files(folder, info, checksums=False)
     except SearchIndexError as error:
-        state = "damaged" if info is None or info.recipe.digest == store.digest else "stale"
+        state = "damaged" if info is None or info.settings.digest == store.digest else "stale"
         return IndexState(folder.name, state, str(error), info)
     return IndexState(folder.name, "ready", "", info)
 
 
-def remove_index(store: Store, name: str) -> None:
-    """Remove an index, finished or not. Raises SearchIndexNotFoundError, StorageError."""
-    folder = folder_of(store) / checked_name(name)
-    building = building_folder(folder)
-    if not folder.is_dir() and not building.is_dir():
-        raise not_found(store, name)
+def remove_index(data: Store, name: str) -> None:
+    """Remove an index of a store, finished or not. Raises SearchIndexNotFoundError, StorageError."""
+    folder = folder_of(data) / checked_name(name)
+    new = building_folder(folder)
+    if not folder.is_dir() and not new.is_dir():
+        raise not_found(data, name)
     with storing(folder):
-        remove(building)
-        remove(_old(folder))
+        remove(new)
+        remove(_old_folder(folder))
         discard(folder)
 
 
 def not_found(store: Store, name: str) -> SearchIndexNotFoundError:
+    """The error for an index that does not exist; it names similar or existing ones."""
     names = [found.name for found in list_indexes(store)]
     near = get_close_matches(name, names, n=1)
-    there = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}" if names else "it has none"
-    return SearchIndexNotFoundError(f"{store.path} has no index {name!r}: {there}")
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}" if names else "it has none"
+    return SearchIndexNotFoundError(f"{store.path} has no index {name!r}: {hint}")
 
 
 def read_info(folder: Path) -> IndexInfo:
-    """Read what an index says of itself. Raises SearchIndexError where that is not what was written."""
+    """Read the metadata of an index; raises SearchIndexError if it is damaged or of a newer format."""
     try:
         fields = json.loads((folder / METADATA).read_bytes())
         if fields["format_version"] > FORMAT_VERSION:
             raise SearchIndexError(
-                f"the index {folder} has format {fields['format_version']}, newer than {FORMAT_VERSION}, the newest "
-                "that this version reads: upgrade embstore"
+                f"the index {folder} has format {fields['format_version']}; this version reads up to "
+                f"{FORMAT_VERSION}: upgrade embstore"
             )
         if document_crc32c(fields) != fields.pop("crc32c"):
             raise ValueError("its checksum differs")
         files = {name: StoredFile(**file) for name, file in fields.pop("files").items()}
-        info = IndexInfo(recipe=Recipe(**fields.pop("recipe")), files=files, **fields)
+        return IndexInfo(settings=IndexSettings(**fields.pop("settings")), files=files, **fields)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, SearchIndexError):
+            raise
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise SearchIndexError(f"the index {folder} is damaged ({METADATA}: {reason}): {again(folder)}") from None
-    return info
+        raise SearchIndexError(f"the index {folder} is damaged ({METADATA}: {reason}): {remedy(folder)}") from None
 
 
-def again(folder: Path) -> str:
+def remedy(folder: Path) -> str:
     """What to do about an index that cannot be used."""
     return f"build it again with embstore index (--name {folder.name}), or remove it (--remove {folder.name})"
 
 
 def require_fresh(store: Store, info: IndexInfo) -> None:
-    """Raise SearchIndexError where an index is not of this store as it is now."""
+    """Raise SearchIndexError if an index does not belong to the present state of this store."""
     folder = folder_of(store) / info.name
-    recipe = info.recipe
-    if recipe.rows != store.n_rows or recipe.hidden_size != store.hidden_size or recipe.layer not in store.layers:
-        what = f"is of another store ({recipe.rows:,} rows of {recipe.hidden_size}, layer {recipe.layer})"
-    elif recipe.digest != store.digest:
-        what = f"is stale: {store.path} was written again since, or is another store"
+    settings = info.settings
+    expected = (store.n_rows, store.hidden_size)
+    if (settings.n_rows, settings.hidden_size) != expected or settings.layer not in store.layers:
+        what = f"is of another store ({settings.n_rows:,} rows of {settings.hidden_size}, layer {settings.layer})"
+    elif settings.digest != store.digest:
+        what = f"is stale: {store.path} has changed since, or is another store"
     else:
         return
-    raise SearchIndexError(f"the index {info.name} {what}: {again(folder)}")
+    raise SearchIndexError(f"the index {info.name} {what}: {remedy(folder)}")
 
 
-def check_files(folder: Path, info: IndexInfo, *, whole: bool) -> None:
-    """Hold the files of an index against their sizes and, if `whole`, their checksums. Raises SearchIndexError."""
+def check_files(folder: Path, info: IndexInfo, *, checksums: bool) -> None:
+    """Check the sizes of the files of an index and, with `checksums`, their bytes. Raises SearchIndexError."""
     for name, expected in info.files.items():
         try:
             nbytes = (folder / name).stat().st_size
-            crc = crc32c_of_file(folder / name)[0] if whole and nbytes == expected.nbytes else expected.crc32c
+            crc = crc32c_of_file(folder / name)[0] if checksums and nbytes == expected.nbytes else expected.crc32c
         except OSError as error:
             what = f"{name}: {os.strerror(error.errno or 0)}"
-            raise SearchIndexError(f"the index {folder} is damaged ({what}): {again(folder)}") from None
+            raise SearchIndexError(f"the index {folder} is damaged ({what}): {remedy(folder)}") from None
         if nbytes != expected.nbytes or crc != expected.crc32c:
             fault = f"has {nbytes:,} bytes, not {expected.nbytes:,}" if nbytes != expected.nbytes else "was changed"
-            raise SearchIndexError(f"the index {folder} is damaged ({name} {fault}): {again(folder)}")
+            raise SearchIndexError(f"the index {folder} is damaged ({name} {fault}): {remedy(folder)}")
 
 
-def read_space(path: Path, recipe: Recipe) -> Space:
-    if not recipe.center and not recipe.components:
-        return Space(recipe.metric)
-    with np.load(path) as held:
-        return Space(recipe.metric, held["mean"], held["components"] if recipe.components else None)
+def read_space(path: Path, settings: IndexSettings) -> Space:
+    """Read the mean and components of an index."""
+    if not settings.centered and not settings.n_components:
+        return Space(settings.metric)
+    with np.load(path) as arrays:
+        return Space(settings.metric, arrays["mean"], arrays["components"] if settings.n_components else None)
 
 
 def write_space(path: Path, space: Space) -> None:
-    """Write mean and components, float64, where there are any."""
-    held = {"mean": space.mean, "components": space.components}
-    arrays = {name: array for name, array in held.items() if array is not None}
+    """Write mean and components, float64, if there are any."""
+    arrays = {"mean": space.mean, "components": space.components}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
     if arrays:
         partial = path.with_name(f".{path.name}")
         with open(partial, "wb") as file:
@@ -226,14 +236,15 @@ def write_space(path: Path, space: Space) -> None:
 
 
 def write_info(folder: Path, info: IndexInfo) -> None:
+    """Write the metadata of an index, with a checksum over itself."""
     fields: dict[str, Any] = json.loads(canonical(asdict(info)))
     fields["crc32c"] = document_crc32c(fields)
     text = json.dumps(dict(sorted(fields.items())), indent=2, ensure_ascii=False) + "\n"
-    place_file(folder / METADATA, text.encode())
+    write_durably(folder / METADATA, text.encode())
 
 
-def place_file(path: Path, data: bytes) -> None:
-    """Write a file under another name, lasting, then rename it."""
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, sync it to disk, and rename it."""
     partial = path.with_name(f".{path.name}")
     write_file(partial, [data])
     os.replace(partial, path)
@@ -247,47 +258,46 @@ def stored_file(path: Path) -> StoredFile:
 
 @contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """Make or find the folder in which an index is built, held by one process. Raises StoreBusyError."""
+    """Create or find the folder in which an index is built, locked by one process. Raises StoreBusyError."""
     new = building_folder(folder)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"), thread_local=False)
     with storing(new):
         new.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(new, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not new.exists() or not os.path.samestat(os.fstat(descriptor), os.stat(new)):
-                raise BlockingIOError
-            yield new
-        except BlockingIOError:
+            lock.acquire(blocking=False)
+        except Timeout:
             raise StoreBusyError(
                 f"another process is building the index {folder.name}; wait until it ends, or stop it"
             ) from None
+        try:
+            new.mkdir(parents=True, exist_ok=True)
+            yield new
         finally:
-            os.close(descriptor)
+            if os.name != "nt":  # Windows removes the file itself and does not allow removing an open one
+                Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
+            if folder.parent.is_dir() and not os.listdir(folder.parent):
+                folder.parent.rmdir()
 
 
 def put_in_place(folder: Path) -> None:
-    """Give a built index its name, in place of one that was there."""
+    """Give a finished index its name, replacing an earlier one."""
     tidy(folder)
     if folder.is_dir():
-        os.rename(folder, _old(folder))
+        os.rename(folder, _old_folder(folder))
     os.rename(building_folder(folder), folder)
     fsync_folder(folder.parent)
     tidy(folder)
 
 
 def tidy(folder: Path) -> None:
-    """Remove what is of no use once an index is built, and the index that stood in its place."""
-    remove(_old(folder))
-    for name in (RECIPE, LONGEST):
-        remove(folder / name)
+    """Remove what a finished index does not need, and the index that it replaced."""
+    remove(_old_folder(folder))
+    remove(folder / PROGRESS)
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder, and that of all indexes where it was the last."""
+    """Remove the folder of an index, and the folder of all indexes if it was the last."""
     remove(folder)
     if not os.listdir(folder.parent):
         folder.parent.rmdir()
-
-
-def _old(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")

@@ -1,4 +1,4 @@
-"""What kinds of index there are, their parameters, and all that is said to faiss."""
+"""The kinds of index and their parameters; the only file that calls faiss to build and search."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from embstore.errors import InvalidValueError, MissingPackageError, StorageError
 from embstore.store import Store
 
 KINDS = ("flat", "ivf", "ivfpq", "hnsw")
-FLAT_ROWS = 50_000  # up to so many a flat index answers in a few milliseconds
+FLAT_ROWS = 50_000  # up to this number a flat index answers in a few milliseconds
 HALF_LIMIT = 65504.0
-LINKS = 32  # of an HNSW node to others in each layer above the lowest, which has twice as many
-POINTS_A_LIST = 50  # that the lists of an IVF index are learnt from; faiss asks for 39 at least
-POINTS_A_CODE = 64  # of the training sample for a code of ivfpq; 256 take most of the time of building it
-LEAST_POINTS = 39
-LEAST_LISTS_PROBED = 8
+LINKS = 32  # of an HNSW node in each level; twice as many in the lowest
+POINTS_PER_LIST = 50  # of the training sample for each list of an IVF index; faiss requires 39
+POINTS_PER_CODE = 64  # of the training sample for each code of ivfpq; 256 would dominate the build time
+MIN_POINTS = 39
+MIN_PROBED = 8
 EF = 64
-EF_CONSTRUCTION = 128  # faiss takes 40, which is built in a third of the time and finds less
+EF_CONSTRUCTION = 128  # the default of faiss, 40, builds in a third of the time and finds less
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A kind with all its parameters: the string that faiss makes it from, and how many rows it is trained on."""
+class Kind:
+    """A kind with all its parameters: the string for faiss's index_factory, and the number of rows to train on."""
 
     kind: str
     factory: str
-    train_rows: int
+    n_train: int
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard an approximate index searches: lists of an IVF index, candidates of an HNSW one, None for its own."""
+    """How much of an approximate index is searched: lists of an IVF index, candidates of an HNSW one; None: default."""
 
     nprobe: int | None = None
     ef: int | None = None
@@ -47,7 +47,7 @@ class Effort:
 
 
 def faiss_package() -> Any:
-    """The package faiss. Raises MissingPackageError where it is not installed."""
+    """The package faiss; raises MissingPackageError if it is not installed."""
     try:
         import faiss
     except ImportError:
@@ -58,66 +58,70 @@ def faiss_package() -> Any:
     return faiss
 
 
-def plan_index(
-    store: Store, *, kind: str, metric: str, center: bool, train_sample: int | None, memory: int | None
-) -> Plan:
-    """Choose the parameters of a kind, or take any other `kind` for a string that faiss understands.
+def choose_kind(
+    store: Store, *, kind: str, metric: str, centered: bool, train_sample: int | None, memory: int | None
+) -> Kind:
+    """Choose the parameters of a kind; any other `kind` is a string for faiss's index_factory.
 
-    "auto" is flat for up to 50,000 rows, ivf while such an index takes no more than `memory` (half the machine's
-    by default), ivfpq beyond. Raises InvalidValueError for too few rows to train on.
+    "auto" is flat for up to 50,000 rows, ivf if such an index fits into `memory` (half of the machine's by default),
+    otherwise ivfpq. Raises InvalidValueError if there are too few rows to train on.
     """
-    if train_sample is not None and train_sample < 1:
-        raise InvalidValueError(f"train_sample {train_sample} is not allowed: give 1 or more")
-    if memory is not None and memory < 1:
-        raise InvalidValueError(f"memory {memory} is not allowed: give the bytes that an index may take")
     rows, size = store.n_rows, store.hidden_size
-    allowed = memory or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    half = metric == "cosine" or (store.dtype == "float16" and not center)
+    allowed = memory or _machine_memory() // 2
+    half = metric == "cosine" or (store.dtype == "float16" and not centered)
     if kind == "auto":
         fits = rows * (size * (2 if half else 4) + 8) <= allowed
         kind = "flat" if rows <= FLAT_ROWS and fits else "ivf" if fits else "ivfpq"
     codes = "SQfp16" if half else "Flat"
-    nlist = max(1, min(round(4 * rows**0.5), rows // LEAST_POINTS))
-    learn = POINTS_A_LIST * nlist
+    nlist = max(1, min(round(4 * rows**0.5), rows // MIN_POINTS))
+    wanted = POINTS_PER_LIST * nlist
     if kind == "flat":
-        factory, learn = codes, 0
+        factory, wanted = codes, 0
     elif kind == "ivf":
         factory = f"IVF{nlist},{codes}"
     elif kind == "ivfpq":
-        bits = 8 if rows >= LEAST_POINTS * 2**8 else 4
-        if rows < LEAST_POINTS * 2**bits:
+        bits = 8 if rows >= MIN_POINTS * 2**8 else 4
+        if rows < MIN_POINTS * 2**bits:
             raise InvalidValueError(
-                f"{store.path} has too few rows to train ivfpq: {rows:,} of {LEAST_POINTS * 2**bits} or more; "
+                f"{store.path} has too few rows to train ivfpq: {rows:,} of {MIN_POINTS * 2**bits} or more; "
                 "choose flat or ivf"
             )
-        factory = f"IVF{nlist},PQ{_parts(size)}x{bits}"
-        learn = max(learn, 2 * LEAST_POINTS * 2**bits)
+        factory = f"IVF{nlist},PQ{_code_nbytes(size)}x{bits}"
+        wanted = max(wanted, 2 * MIN_POINTS * 2**bits)
     elif kind == "hnsw":
-        factory, learn = (f"HNSW{LINKS},SQfp16" if half else f"HNSW{LINKS}"), 0
+        factory, wanted = (f"HNSW{LINKS},SQfp16" if half else f"HNSW{LINKS}"), 0
     else:
         factory = kind
-    most = max(LEAST_POINTS, allowed // (4 * 4 * size))
-    train_rows = min(rows, train_sample or min(learn, most))
+    most = max(MIN_POINTS, allowed // (4 * 4 * size))
+    n_train = min(rows, train_sample or min(wanted, most))
     index = new_index(factory, size, metric)
     if kind == factory and not index.is_trained and train_sample is None:
-        lists = parameters_of(index).get("nlist", 0)
-        train_rows = min(rows, most, max(POINTS_A_LIST * lists, 2 * LEAST_POINTS * 2**8))
-    return Plan(kind, factory, 0 if index.is_trained else train_rows)
+        n_lists = parameters_of(index).get("nlist", 0)
+        n_train = min(rows, most, max(POINTS_PER_LIST * n_lists, 2 * MIN_POINTS * 2**8))
+    return Kind(kind, factory, 0 if index.is_trained else n_train)
 
 
-def _parts(size: int) -> int:
-    """Bytes of a vector in a product quantizer: the largest divisor of `size` that is a quarter of it or less."""
+def _machine_memory() -> int:
+    """The memory of this machine in bytes; 8 GiB if the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 8 * 2**30
+
+
+def _code_nbytes(size: int) -> int:
+    """Bytes of a vector in a product quantizer: the largest divisor of `size` that is at most a quarter of it."""
     return next((parts for parts in range(max(1, size // 4), 0, -1) if size % parts == 0), 1)
 
 
 def new_index(factory: str, size: int, metric: str) -> Any:
-    """An empty index. Raises InvalidValueError where faiss cannot make one of that name and metric."""
+    """An empty index; raises InvalidValueError if faiss cannot make one of this factory string and metric."""
     faiss = faiss_package()
     try:
         return faiss.index_factory(size, factory, faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise InvalidValueError(
-            f"unknown kind {factory!r}: allowed are auto, {', '.join(KINDS)} and what faiss's index_factory makes for "
+            f"unknown kind {factory!r}: allowed are auto, {', '.join(KINDS)} and strings of faiss's index_factory for "
             f"{size} features and {metric} ({_cause(error)})"
         ) from None
 
@@ -127,17 +131,17 @@ def _cause(error: Exception) -> str:
 
 
 def prepare(index: Any, kind: str) -> None:
-    """Set what a kind of ours has other than faiss's own."""
+    """Set the parameters that a factory string cannot express."""
     if kind == "hnsw":
         _graph(index).hnsw.efConstruction = EF_CONSTRUCTION
 
 
 def train(index: Any, sample: NDArray[np.float32], *, metric: str, seed: int) -> None:
-    """Train an index on a sample [n, feature]. Raises InvalidValueError where that is too small."""
+    """Train an index on a sample [n, feature]; raises InvalidValueError if the sample is too small."""
     faiss = faiss_package()
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
-        # faiss would also do so for ip, but there it puts most of a layer that has a mean in a few lists
+        # The default of faiss is spherical for ip too, which puts most vectors of an anisotropic layer in a few lists.
         lists.cp.spherical = metric == "cosine"
     codes = None if lists is None else getattr(faiss.downcast_index(lists), "pq", None)
     for part in (lists, codes):
@@ -145,7 +149,7 @@ def train(index: Any, sample: NDArray[np.float32], *, metric: str, seed: int) ->
             part.cp.seed = seed % 2**31
             part.cp.min_points_per_centroid = 1  # faiss would only warn of fewer than 39
     if codes is not None:
-        codes.cp.max_points_per_centroid = POINTS_A_CODE
+        codes.cp.max_points_per_centroid = POINTS_PER_CODE
     try:
         index.train(sample)
     except RuntimeError as error:
@@ -156,7 +160,7 @@ def train(index: Any, sample: NDArray[np.float32], *, metric: str, seed: int) ->
 
 
 def add(index: Any, vectors: NDArray[np.float32], seed: int) -> None:
-    """Add a block. What is drawn at random depends on the block's place alone, so that a build can go on anywhere."""
+    """Add a block; its random numbers depend on its position alone, so that a build can resume at any block."""
     faiss = faiss_package()
     graph = _graph(index)
     if graph is not None:
@@ -164,8 +168,8 @@ def add(index: Any, vectors: NDArray[np.float32], seed: int) -> None:
     index.add(vectors)
 
 
-def halves(index: Any) -> bool:
-    """Whether vectors are kept as float16."""
+def is_float16(index: Any) -> bool:
+    """Whether the index holds vectors as float16."""
     faiss = faiss_package()
     inner = _inner(index)
     inner = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
@@ -174,11 +178,11 @@ def halves(index: Any) -> bool:
 
 
 def parameters_of(index: Any) -> dict[str, int]:
-    """What an index was made with, and how hard it searches if nothing else is said."""
+    """The parameters of an index, including the default effort of a search."""
     found: dict[str, int] = {}
     lists = faiss_package().try_extract_index_ivf(index)
     if lists is not None:
-        found |= {"nlist": lists.nlist, "nprobe": min(lists.nlist, max(LEAST_LISTS_PROBED, lists.nlist // 32))}
+        found |= {"nlist": lists.nlist, "nprobe": min(lists.nlist, max(MIN_PROBED, lists.nlist // 32))}
     graph = _graph(index)
     if graph is not None:
         found |= {"links": graph.hnsw.nb_neighbors(1), "ef_construction": graph.hnsw.efConstruction, "ef": EF}
@@ -186,13 +190,13 @@ def parameters_of(index: Any) -> dict[str, int]:
 
 
 def keeps_vectors(index: Any) -> bool:
-    """Whether vectors are kept as they are put in, up to float16's or float32's rounding, and not as shorter codes."""
+    """Whether the index holds vectors up to the rounding of float16 or float32, and not as shorter codes."""
     faiss = faiss_package()
     inner = _inner(index)
     if type(faiss.downcast_index(index)) is not type(inner):
         return False
     inner = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
-    half = isinstance(inner, faiss.IndexScalarQuantizer | faiss.IndexIVFScalarQuantizer) and halves(index)
+    half = isinstance(inner, faiss.IndexScalarQuantizer | faiss.IndexIVFScalarQuantizer) and is_float16(index)
     return half or isinstance(inner, faiss.IndexFlat | faiss.IndexIVFFlat)
 
 
@@ -209,18 +213,18 @@ def _graph(index: Any) -> Any:
     return inner if hasattr(inner, "hnsw") else None
 
 
-def search_parameters(index: Any, effort: Effort, selected: NDArray[np.bool_] | None) -> Any:
-    """What faiss calls search parameters: effort, and the rows that may be found (bool [n])."""
+def search_parameters(index: Any, effort: Effort, mask: NDArray[np.bool_] | None) -> Any:
+    """The search parameters of faiss: the effort, and the rows that may be found (bool [n])."""
     faiss = faiss_package()
-    given: dict[str, Any] = {}
-    if selected is not None:
-        given["sel"] = faiss.IDSelectorBitmap(np.packbits(selected, bitorder="little"))
+    options: dict[str, Any] = {}
+    if mask is not None:
+        options["sel"] = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
     if effort.nprobe is not None:
-        made = faiss.SearchParametersIVF(nprobe=effort.nprobe, **given)
+        made = faiss.SearchParametersIVF(nprobe=effort.nprobe, **options)
     elif effort.ef is not None:
-        made = faiss.SearchParametersHNSW(efSearch=effort.ef, **given)
+        made = faiss.SearchParametersHNSW(efSearch=effort.ef, **options)
     else:
-        made = faiss.SearchParameters(**given) if given else None
+        made = faiss.SearchParameters(**options) if options else None
     outer = faiss.downcast_index(index)
     if made is not None and hasattr(outer, "base_index"):
         made = faiss.IndexRefineSearchParameters(k_factor=outer.k_factor, base_index_params=made)
@@ -228,7 +232,7 @@ def search_parameters(index: Any, effort: Effort, selected: NDArray[np.bool_] | 
 
 
 def read_index(path: str, *, mapped: bool) -> Any:
-    """Read an index, mapped into memory where faiss can."""
+    """Read an index, mapped into memory if faiss can; raises StoreDamagedError."""
     faiss = faiss_package()
     flag = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if mapped else 0
     try:
@@ -246,12 +250,12 @@ def write_index(index: Any, path: str) -> None:
 
 @contextmanager
 def faiss_threads(threads: int | None) -> Iterator[None]:
-    """Let faiss compute in so many threads, all that it would use if None."""
+    """Let faiss use this many threads inside the block, or its default for None; restores its setting."""
     if threads is None:
         yield
         return
     if threads < 1:
-        raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
+        raise InvalidValueError(f"threads {threads} is not allowed: give 1 or more")
     faiss = faiss_package()
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)
@@ -262,7 +266,7 @@ def faiss_threads(threads: int | None) -> Iterator[None]:
 
 
 def on_device(index: Any, device: str) -> Any:
-    """The index where it is to be searched: itself for cpu, a copy on a GPU for cuda or cuda:N."""
+    """The index on the device that searches it: itself for cpu, a copy on a GPU for cuda or cuda:N."""
     if device == "cpu":
         return index
     faiss = faiss_package()
@@ -273,7 +277,7 @@ def on_device(index: Any, device: str) -> Any:
     if name not in ("auto", "cuda") or (number and not number.isdigit()):
         raise InvalidValueError(f"unknown device {device!r}; allowed are auto, cpu, cuda, cuda:0 ...")
     if int(number or 0) >= count:
-        raise InvalidValueError(f"device {device!r} is asked for, but faiss sees {count} GPUs here: choose cpu or auto")
+        raise InvalidValueError(f"device {device!r} is not available: faiss sees {count} GPUs; choose cpu or auto")
     try:
         return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), int(number or 0), index)
     except RuntimeError as error:

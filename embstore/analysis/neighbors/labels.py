@@ -1,21 +1,26 @@
-"""The label of an occurrence as its nearest labelled neighbours have it: exact k-nearest-neighbour classification."""
+"""Labels and nearest neighbours: exact k-nearest-neighbour classification of occurrences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.analysis.neighbors.exact import ArrayVectors, Exclusion, Hits, StoreVectors, exact_search
-from embstore.analysis.neighbors.hubness import QUERIES_AT_ONCE, space_name
-from embstore.analysis.neighbors.space import Space, space_of
-from embstore.analysis.neighbors.splits import Asking, asking_of, groups_of
+from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
+from embstore.analysis.neighbors.hubness import QUERY_CHUNK
+from embstore.analysis.neighbors.space import ArrayVectors, Space, StoreVectors, space_of
+from embstore.analysis.scan import Counter, layer_of, selected
+from embstore.analysis.words import distinct_texts
+from embstore.errors import InvalidValueError
+from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
-WORDS_AT_ONCE = 2**15  # occurrences gathered together, of words that are searched one by one
+Split = Literal["words", "leave-one-word-out", "within-word"]
+BATCH_ROWS = 2**15  # occurrences gathered at a time, of words that are searched one by one
 SCHEMA = {
     "task": pl.String,
     "layer": pl.Int64,
@@ -25,86 +30,92 @@ SCHEMA = {
     "metric": pl.String,
     "item": pl.String,
     "value": pl.Float64,
-    "baseline": pl.Float64,
     "count": pl.Int64,
+    "baseline": pl.Float64,
     "seed": pl.Int64,
 }
 
 
-def knn_labels(
-    source: Store | Selection,
+def knn_scores(
+    data: Store | Selection,
     *,
     label: str,
-    layers: int | Sequence[int] | None = None,
+    layers: int | str | Sequence[int] | None = None,
     k: int = 1,
     split: str | None = None,
     train_words: Iterable[str] | None = None,
     test_words: Iterable[str] | None = None,
     metric: str = "cosine",
-    center: bool = False,
-    components: int = 0,
+    centered: bool = False,
+    n_components: int = 0,
     sample: int | None = None,
     seed: int = 0,
-    device: str = "cpu",
-    progress: Callable[[int], object] | None = None,
+    device: str = "auto",
+    progress: Progress = None,
 ) -> pl.DataFrame:
-    """How often the k nearest labelled occurrences have the label of an occurrence, by layer and label.
+    """Measure how well the k nearest labelled occurrences predict the label of an occurrence, by layer and label.
 
-    The most frequent label of the k wins, of equally frequent ones the one that is nearest. `split` says which
-    occurrences are asked and which are their neighbours:
-    `words`: those of `test_words` and of `train_words` (all other words, where these are not given); the default where
-    words are given. `leave-one-word-out`: all, and those of all other words; the default otherwise. `within-word`:
-    those of words of two or more labels, and the other ones of the same word, none of the same sentence.
+    The most frequent label of the k neighbours is predicted; of equally frequent labels, that of the nearest one.
+    `split` defines the test occurrences and their possible neighbours:
+    `words`: occurrences of `test_words`, and those of `train_words` (by default all other words); the default if words
+    are given. `leave-one-word-out`: all occurrences, and those of all other words; the default otherwise.
+    `within-word`: occurrences of words with two or more labels, and those of the same word in other sentences.
 
-    Rows are `task, layer, split, k, space, metric, item, value, baseline, count, seed`: `accuracy` over the `count`
-    occurrences asked, `recall` of each label (`item`; over its occurrences), `macro_recall`, the mean of these over
-    `count` labels. `baseline` is the same figure for the most frequent label among those that an occurrence could have
-    had as neighbours. `task` is the label column. Occurrences that have no neighbour at all are not asked.
+    Columns: `task` (the label column), `layer, split, k, space, metric, item, value, count, baseline, seed`. The
+    metrics are `accuracy` over the `count` test occurrences, `recall` of each label (`item`) over its occurrences, and
+    `macro_recall`, the mean recall of `count` labels. `baseline` is the same metric for the most frequent label among
+    the possible neighbours. Occurrences without any possible neighbour do not count.
 
-    `center`, `components`: the mean and so many principal components, learnt from all that is selected, are taken away
-    first. `sample`: as many occurrences are asked, drawn with the `seed`. `progress`: is told how many are done, of
-    `layers * count`.
+    `centered`, `n_components`: subtract the mean and remove principal components, learned from the whole selection.
+    `sample`: only this many test occurrences, drawn with `seed`. `progress(done, total)` counts test occurrences times
+    layers.
 
-    Raises InvalidValueError (no such column, split or layer; word lists that overlap or that the store lacks; k of 0 or
-    beyond the neighbours there are), MissingRowsError, NonFiniteError.
+    Raises InvalidValueError (unknown column, split or layer; word lists that overlap or do not occur; k of 0 or above
+    the number of possible neighbours), MissingRowsError, NonFiniteError.
     """
-    asking = asking_of(source, label, layers, k, split, train_words, test_words, sample, seed)
+    task = _task_of(data, label, layers, k, split, train_words, test_words, sample, seed)
+    total = len(task.queries) * len(task.selection.layers)
     frames = []
-    for place, layer in enumerate(asking.selection.layers):
-        space = space_of(asking.selection, layer, metric=metric, center=center, components=components)
-        found = _found(asking, layer, k, space, device, _advance(progress, place * len(asking.queries)))
-        told = {"task": label, "layer": layer, "split": asking.split, "k": k, "space": space_name(space), "seed": seed}
-        frames.append(_scored(asking, found, told))
+    with reporting(progress, total=total, unit="occurrences", label="knn") as report:
+        count = Counter(report)
+        for layer in task.selection.layers:
+            space = space_of(task.selection, layer, metric=metric, centered=centered, n_components=n_components)
+            found = _predict(task, layer, k, space, device, count.add)
+            columns = {"task": label, "layer": layer, "split": task.split, "k": k, "space": space.name, "seed": seed}
+            frames.append(_score(task, found, columns))
     return pl.concat(frames)
 
 
 def knn_predictions(
-    source: Store | Selection,
+    data: Store | Selection,
     *,
     label: str,
-    layer: int,
+    layer: int | str = -1,
     k: int = 1,
     split: str | None = None,
     train_words: Iterable[str] | None = None,
     test_words: Iterable[str] | None = None,
     metric: str = "cosine",
-    center: bool = False,
-    components: int = 0,
+    centered: bool = False,
+    n_components: int = 0,
     sample: int | None = None,
     seed: int = 0,
-    device: str = "cpu",
-    progress: Callable[[int], object] | None = None,
+    device: str = "auto",
+    progress: Progress = None,
 ) -> pl.DataFrame:
-    """The label that the nearest labelled occurrences give each occurrence asked, in one layer; see `knn_labels`.
+    """Predict the label of each test occurrence from its nearest labelled occurrences in one layer.
 
-    One row an occurrence: `occurrence, word, label, predicted, nearest, nearest_word, score`; `nearest` is the row of
-    the nearest neighbour that has the predicted label, `score` how near it is in the metric.
+    The options are those of `knn_scores`. One row per occurrence: `occurrence, word, label, predicted, nearest,
+    nearest_word, score`; `nearest` is the row of the nearest neighbour with the predicted label, `score` its score in
+    the metric.
     """
-    asking = asking_of(source, label, layer, k, split, train_words, test_words, sample, seed)
-    space = space_of(asking.selection, layer, metric=metric, center=center, components=components)
-    found = _found(asking, layer, k, space, device, _advance(progress, 0))
-    asked = found.predicted >= 0
-    index = asking.selection.store.index
+    number = layer_of(data, layer)
+    task = _task_of(data, label, number, k, split, train_words, test_words, sample, seed)
+    space = space_of(task.selection, number, metric=metric, centered=centered, n_components=n_components)
+    with reporting(progress, total=len(task.queries), unit="occurrences", label="knn") as report:
+        found = _predict(task, number, k, space, device, Counter(report).add)
+    mask = found.predicted >= 0
+    index = task.selection.store.index
     names = np.array([*index.labels[label].names, ""], object)
 
     def words(rows: NDArray[np.int64]) -> list[str]:
@@ -112,115 +123,314 @@ def knn_predictions(
 
     return pl.DataFrame(
         {
-            "occurrence": asking.queries[asked],
-            "word": words(asking.queries[asked]),
-            "label": names[asking.codes[asking.queries[asked]]].tolist(),
-            "predicted": names[found.predicted[asked]].tolist(),
-            "nearest": found.nearest[asked],
-            "nearest_word": words(found.nearest[asked]),
-            "score": found.scores[asked],
+            "occurrence": task.queries[mask],
+            "word": words(task.queries[mask]),
+            "label": names[task.codes[task.queries[mask]]].tolist(),
+            "predicted": names[found.predicted[mask]].tolist(),
+            "nearest": found.nearest[mask],
+            "nearest_word": words(found.nearest[mask]),
+            "score": found.scores[mask],
         },
         schema_overrides=dict.fromkeys(("word", "label", "predicted", "nearest_word"), pl.String),
     )
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
-    """Of each query the label predicted (-1: it has no neighbour), the nearest row that has it, and its score."""
+class _Task:
+    """The test occurrences and their possible neighbours: `queries` and `candidates`, int64 rows, ascending.
+
+    `codes`: int32 [n_rows], the label of each row of the store. `pool`: int64 [n_candidates]; a query finds candidates
+    of its own pool only. `groups`: int64 [n_rows]; a query does not find its own group, -1 is no group. `usual`: int64
+    [n_queries], the most frequent label among the possible neighbours, the first in the column of equals.
+    """
+
+    selection: Selection
+    split: str
+    codes: NDArray[np.int32]
+    queries: NDArray[np.int64]
+    candidates: NDArray[np.int64]
+    pool: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    usual: NDArray[np.int64]
+
+
+def _task_of(
+    data: Store | Selection,
+    label: str,
+    layers: int | str | Sequence[int] | None,
+    k: int,
+    split: str | None,
+    train_words: Iterable[str] | None,
+    test_words: Iterable[str] | None,
+    sample: int | None,
+    seed: int,
+) -> _Task:
+    """Build the task that `knn_scores` describes; raises InvalidValueError."""
+    has_words = train_words is not None or test_words is not None
+    split = split or ("words" if has_words else "leave-one-word-out")
+    _check(k, split, has_words, test_words is not None, sample)
+    selection = selected(data, layers)
+    store, index = selection.store, selection.store.index
+    if label not in index.labels:
+        known = ", ".join(index.labels) or "none"
+        raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
+    codes = np.asarray(index.labels[label].codes)
+    rows = np.unique(selection.rows)
+    rows = rows[codes[rows] >= 0]
+    if not len(rows):
+        raise InvalidValueError(f"no selected occurrence of {store.path} is labelled in {label!r}")
+    if split == "words":
+        queries, candidates = _by_words(store, rows, train_words, test_words)
+    else:
+        queries = candidates = rows if split == "leave-one-word-out" else _ambiguous(index.type, rows, codes, label)
+    pool, group = _pools(store, split, candidates, label)
+    own = np.where(group < 0, 0, np.bincount(group + 1)[group + 1])
+    most = int((np.bincount(pool)[pool] - own).max())
+    if k > most:
+        raise InvalidValueError(f"k {k} is more than the {most:,} labelled occurrences that can be found: give less")
+    groups = np.full(store.n_rows, -1)
+    groups[candidates] = group
+    usual = _usual(codes[candidates], pool, group, len(index.labels[label].names))
+    usual = np.full(len(queries), usual[0]) if split == "words" else usual
+    if sample is not None and sample < len(queries):
+        drawn = np.sort(np.random.default_rng(seed).choice(len(queries), sample, replace=False))
+        queries, usual = queries[drawn], usual[drawn]
+    return _Task(selection, split, codes, queries, candidates, pool, groups, usual)
+
+
+def _check(k: int, split: str, has_words: bool, has_test: bool, sample: int | None) -> None:
+    if k < 1:
+        raise InvalidValueError(f"k {k} is not allowed: give 1 or more")
+    if split not in get_args(Split):
+        raise InvalidValueError(f"unknown split {split!r}; allowed are {', '.join(get_args(Split))}")
+    if has_words and split != "words":
+        raise InvalidValueError(f"lists of words are for the split words, not for {split}: leave them out")
+    if split == "words" and not has_test:
+        raise InvalidValueError("the split words needs a list of test words: give one")
+    if sample is not None and sample < 1:
+        raise InvalidValueError(f"sample {sample} is not allowed: give 1 or more")
+
+
+def _by_words(
+    store: Store, rows: NDArray[np.int64], train_words: Iterable[str] | None, test_words: Iterable[str] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The labelled occurrences of the test words and of the train words."""
+    test = set(test_words or ())
+    train = None if train_words is None else set(train_words)
+    if both := sorted(test & (train or set())):
+        raise InvalidValueError(
+            f"{both[0]!r} is both a train and a test word ({len(both):,} such words): put each in one list"
+        )
+    types = store.index.type[rows]
+    masks = {"test": np.isin(types, _types_of(store, test))}
+    masks["train"] = ~masks["test"] if train is None else np.isin(types, _types_of(store, train))
+    for name, mask in masks.items():
+        if not mask.any():
+            raise InvalidValueError(f"no {name} word has a labelled occurrence in {store.path}: give other words")
+    return rows[masks["test"]], rows[masks["train"]]
+
+
+def _types_of(store: Store, words: set[str]) -> list[int]:
+    found = (store.type_of(word) for word in words)
+    return [number for number in found if number is not None]
+
+
+def _ambiguous(
+    types: NDArray[np.int32], rows: NDArray[np.int64], codes: NDArray[np.int32], label: str
+) -> NDArray[np.int64]:
+    """The labelled rows of words with two or more labels."""
+    pairs = np.unique(np.stack([types[rows], codes[rows]]), axis=1)
+    words, n_labels = np.unique(pairs[0], return_counts=True)
+    mask = np.isin(types[rows], words[n_labels >= 2])
+    if not mask.any():
+        raise InvalidValueError(f"no selected word has two labels in {label!r}: choose another column or split")
+    return rows[mask]
+
+
+def _pools(
+    store: Store, split: str, candidates: NDArray[np.int64], label: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The pool of each candidate, and the group in it that is excluded together."""
+    index = store.index
+    one = np.zeros(len(candidates), np.int64)
+    if split == "words":
+        return one, np.full(len(candidates), -1)
+    words = np.unique(index.type[candidates], return_inverse=True)[1]
+    if split == "leave-one-word-out":
+        if not words.any():
+            raise InvalidValueError(f"only one word is labelled in {label!r}: there is no other word to compare with")
+        return one, words
+    texts = distinct_texts(index.texts)[index.sentence[candidates]]
+    return words, np.unique(np.stack([words, texts]), axis=1, return_inverse=True)[1]
+
+
+def _usual(
+    codes: NDArray[np.int32], pool: NDArray[np.int64], group: NDArray[np.int64], n_labels: int
+) -> NDArray[np.int64]:
+    """The most frequent label in the pool of each candidate without its own group, int64 [n_candidates]."""
+    out = np.empty(len(codes), np.int64)
+    for members in groups_of(pool):
+        counts = np.bincount(codes[members], minlength=n_labels)
+        for part in groups_of(group[members]):
+            together = members[part]
+            own = 0 if group[together[0]] < 0 else np.bincount(codes[together], minlength=n_labels)
+            out[together] = (counts - own).argmax()
+    return out
+
+
+def groups_of(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The positions of each number, ascending; lowest number first."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Predictions:
+    """The label predicted for each query (-1: it has no neighbour), the nearest row with that label, and its score."""
 
     predicted: NDArray[np.int64]
     nearest: NDArray[np.int64]
     scores: NDArray[np.float64]
 
 
-def _found(asking: Asking, layer: int, k: int, space: Space, device: str, advance: Callable[[int], object]) -> _Found:
-    count = len(asking.queries)
-    found = _Found(np.full(count, -1), np.full(count, -1), np.full(count, np.nan))
-    search = _among_all if asking.one_pool else _word_by_word
-    for places, hits in search(asking, layer, k, space, device):
-        predicted, first = _vote(np.where(hits.rows < 0, -1, asking.codes[hits.rows]))
-        at = np.arange(len(places)), first
-        found.predicted[places], found.nearest[places], found.scores[places] = predicted, hits.rows[at], hits.scores[at]
-        advance(len(places))
+def _predict(
+    task: _Task, layer: int, k: int, space: Space, device: str, advance: Callable[[int], object]
+) -> _Predictions:
+    n_queries = len(task.queries)
+    found = _Predictions(np.full(n_queries, -1), np.full(n_queries, -1), np.full(n_queries, np.nan))
+    search = _search_by_word if task.split == "within-word" else _search_all
+    for numbers, hits in search(task, layer, k, space, device):
+        predicted, first = _vote(np.where(hits.rows < 0, -1, task.codes[hits.rows]))
+        winner = np.arange(len(numbers)), first
+        found.predicted[numbers] = predicted
+        found.nearest[numbers], found.scores[numbers] = hits.rows[winner], hits.scores[winner]
+        advance(len(numbers))
     return found
 
 
-def _among_all(
-    asking: Asking, layer: int, k: int, space: Space, device: str
+def _search_all(
+    task: _Task, layer: int, k: int, space: Space, device: str
 ) -> Iterator[tuple[NDArray[np.int64], Hits]]:
-    """The neighbours of all queries among all candidates: which queries, and their hits."""
-    vectors = StoreVectors(asking.selection.store, layer)
-    for start in range(0, len(asking.queries), QUERIES_AT_ONCE):
-        rows = asking.queries[start : start + QUERIES_AT_ONCE]
-        exclude = [Exclusion(asking.left, asking.left[rows])]
+    """Yield numbers of queries and their neighbours among all candidates."""
+    vectors = StoreVectors(task.selection.store, layer)
+    for start in range(0, len(task.queries), QUERY_CHUNK):
+        rows = task.queries[start : start + QUERY_CHUNK]
+        exclude = [Exclusion(task.groups, task.groups[rows])]
         hits = exact_search(
-            vectors, vectors.gather(rows), k=k, space=space, rows=asking.candidates, exclude=exclude, device=device
+            vectors, vectors.gather(rows), k=k, space=space, rows=task.candidates, exclude=exclude, device=device
         )
         yield np.arange(start, start + len(rows)), hits
 
 
-def _word_by_word(
-    asking: Asking, layer: int, k: int, space: Space, device: str
+def _search_by_word(
+    task: _Task, layer: int, k: int, space: Space, device: str
 ) -> Iterator[tuple[NDArray[np.int64], Hits]]:
-    """The neighbours of each query among the candidates of its own pool, which are few."""
-    store = asking.selection.store
-    is_asked = np.zeros(store.n_rows, bool)
-    is_asked[asking.queries] = True
-    pools = [asking.candidates[members] for members in groups_of(asking.pool)]
-    batch = np.cumsum([len(rows) for rows in pools]) // WORDS_AT_ONCE
+    """Yield numbers of queries and their neighbours in their own pool, which is small."""
+    store = task.selection.store
+    is_query = np.zeros(store.n_rows, bool)
+    is_query[task.queries] = True
+    pools = [task.candidates[members] for members in groups_of(task.pool)]
+    batch = np.cumsum([len(rows) for rows in pools]) // BATCH_ROWS
     for number in np.unique(batch).tolist():
         together = pools[np.searchsorted(batch, number) : np.searchsorted(batch, number, "right")]
         vectors = store.gather(np.concatenate(together), layer)
         edges = np.cumsum([len(rows) for rows in together])[:-1]
         for rows, own in zip(together, np.split(vectors, edges), strict=True):
-            asked = np.flatnonzero(is_asked[rows])
-            if not len(asked):
+            chosen = np.flatnonzero(is_query[rows])
+            if not len(chosen):
                 continue
-            left = asking.left[rows]
-            exclude = [Exclusion(left, left[asked])]
+            groups = task.groups[rows]
+            exclude = [Exclusion(groups, groups[chosen])]
             hits = exact_search(
-                ArrayVectors(own), own[asked], k=k, space=space, exclude=exclude, device=device, threads=1
+                ArrayVectors(own), own[chosen], k=k, space=space, exclude=exclude, device=device, threads=1
             )
-            places = np.searchsorted(asking.queries, rows[asked])
-            yield places, Hits(np.where(hits.rows < 0, -1, rows[hits.rows]), hits.scores)
+            numbers = np.searchsorted(task.queries, rows[chosen])
+            yield numbers, Hits(np.where(hits.rows < 0, -1, rows[hits.rows]), hits.scores)
 
 
 def _vote(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The label of most of each row's codes [q, k] (-1: none), of equals the first, and where it stands first."""
+    """The most frequent code of each row [q, k] (-1: none), the first of equals, and its first position."""
     if codes.shape[1] == 1:
         return codes[:, 0].astype(np.int64), np.zeros(len(codes), np.int64)
-    votes = np.stack([(codes == codes[:, place, None]).sum(1) for place in range(codes.shape[1])], 1)
+    votes = np.stack([(codes == codes[:, position, None]).sum(1) for position in range(codes.shape[1])], 1)
     first = np.where(codes < 0, 0, votes).argmax(1)
     return codes[np.arange(len(codes)), first].astype(np.int64), first
 
 
-def _scored(asking: Asking, found: _Found, told: dict[str, object]) -> pl.DataFrame:
-    asked = found.predicted >= 0
-    names = asking.selection.store.index.labels[str(told["task"])].names
-    true = asking.codes[asking.queries[asked]]
+def _score(task: _Task, found: _Predictions, columns: dict[str, object]) -> pl.DataFrame:
+    mask = found.predicted >= 0
+    names = task.selection.store.index.labels[str(columns["task"])].names
+    true = task.codes[task.queries[mask]]
     counts = np.bincount(true, minlength=len(names))
-    shares = []
-    for guessed in (found.predicted[asked], asking.usual[asked]):
-        right = np.bincount(true, weights=guessed == true, minlength=len(names))
-        shares.append((right, right / np.maximum(counts, 1)))
-    (right, recall), (usual, usual_recall) = shares
+    n_right, n_right_usual = (
+        np.bincount(true, weights=guessed == true, minlength=len(names))
+        for guessed in (found.predicted[mask], task.usual[mask])
+    )
+    recall, usual_recall = n_right / np.maximum(counts, 1), n_right_usual / np.maximum(counts, 1)
     known = np.flatnonzero(counts)
     total = int(counts.sum())
-    rows = [("accuracy", "", right.sum() / total, usual.sum() / total, total)] if total else []
+    rows = []
     if total:
-        rows.append(("macro_recall", "", recall[known].mean(), usual_recall[known].mean(), len(known)))
-    rows += [("recall", names[code], recall[code], usual_recall[code], int(counts[code])) for code in known.tolist()]
-    columns = ("metric", "item", "value", "baseline", "count")
-    return pl.DataFrame([told | dict(zip(columns, row, strict=True)) for row in rows], schema=SCHEMA)
+        rows.append(("accuracy", "", n_right.sum() / total, total, n_right_usual.sum() / total))
+        rows.append(("macro_recall", "", recall[known].mean(), len(known), usual_recall[known].mean()))
+    rows += [("recall", names[code], recall[code], int(counts[code]), usual_recall[code]) for code in known.tolist()]
+    names_of_values = ("metric", "item", "value", "count", "baseline")
+    return pl.DataFrame([columns | dict(zip(names_of_values, row, strict=True)) for row in rows], schema=SCHEMA)
 
 
-def _advance(progress: Callable[[int], object] | None, before: int) -> Callable[[int], object]:
-    done = before
+@dataclass(frozen=True)
+class LabelledOccurrences:
+    """The labelled occurrences of a word: `vectors` [layer, n, hidden_size], `labels` and `rows` of each."""
 
-    def advance(queries: int) -> None:
-        nonlocal done
-        done += queries
-        if progress is not None:
-            progress(done)
+    word: str
+    layers: tuple[int, ...]
+    vectors: NDArray[np.float32]
+    labels: list[str]
+    rows: NDArray[np.int64]
 
-    return advance
+    def __repr__(self) -> str:
+        return f"<LabelledOccurrences of {self.word!r}: {len(self.rows):,} occurrences, layers {list(self.layers)}>"
+
+
+def labelled_occurrences(data: Store, word: str, *, label: str) -> LabelledOccurrences:
+    """Read the labelled occurrences of a word, for figures; raises InvalidValueError if there are none."""
+    selection = data.select(words=word, where=pl.col(label).is_not_null())
+    if not len(selection.rows):
+        raise InvalidValueError(f"{word!r} has no occurrence labelled in {label!r}: choose another word or column")
+    return LabelledOccurrences(
+        word=word,
+        layers=selection.layers,
+        vectors=selection.vectors(dtype="float32"),
+        labels=selection.contexts()[label].cast(pl.String).to_list(),
+        rows=selection.rows,
+    )
+
+
+def label_agreement(data: Store, *, words: Sequence[str], label: str) -> pl.DataFrame:
+    """Measure how often the nearest other occurrence of the same word has the same label, by word and layer.
+
+    Columns: `layer, item, value, count, baseline, n_labels`. `item` is the word, `value` the share of its `count`
+    labelled occurrences whose nearest other one (by cosine) has their label, `baseline` the expected share for a
+    randomly drawn one.
+    """
+    rows = []
+    for word in words:
+        found = labelled_occurrences(data, word, label=label)
+        codes = np.unique(found.labels, return_inverse=True)[1]
+        if len(codes) < 2:
+            raise InvalidValueError(f"{word!r} has one occurrence labelled in {label!r}: two or more are needed")
+        agreement = (codes[_nearest_others(found.vectors)] == codes).mean(-1)
+        counts = np.bincount(codes)
+        chance = float((counts * (counts - 1)).sum() / (len(codes) * (len(codes) - 1)))
+        for layer, value in zip(found.layers, agreement.tolist(), strict=True):
+            rows.append((layer, word, value, len(codes), chance, len(counts)))
+    return pl.DataFrame(rows, schema=["layer", "item", "value", "count", "baseline", "n_labels"], orient="row")
+
+
+def _nearest_others(vectors: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The nearest other vector of each by cosine, [layer, n]; vectors [layer, n, hidden_size]."""
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unit = vectors / np.where(norms > 0, norms, np.float32(1))
+    scores = unit @ unit.transpose(0, 2, 1)
+    scores[:, np.arange(scores.shape[1]), np.arange(scores.shape[1])] = -np.inf
+    return np.asarray(scores.argmax(-1), np.int64)

@@ -1,70 +1,325 @@
-"""Whether the occurrences of an ambiguous word lie by their sense: nearest occurrences and their labels."""
+"""Word senses without labels: clusters of the occurrences of a word, and maps of them in two dimensions."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
-from embstore.store import Store
+from embstore.analysis.neighbors.find import mark_words
+from embstore.analysis.neighbors.space import space_of, unit_rows
+from embstore.analysis.scan import layer_of, rows_of
+from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteError
+from embstore.store import Selection, Store
+from embstore.vectors.kmeans import spherical_kmeans
+
+Method = Literal["kmeans", "hdbscan"]
+MAX_CLUSTERS = 8
+TIE = 1e-9  # silhouettes that differ by less are equal up to rounding
+MIN_MAPPED = 4
 
 
-@dataclass(frozen=True)
-class LabelledOccurrences:
-    """A word's occurrences that have a label: `vectors` [layer, n, hidden_size], `labels` and `rows` of each."""
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """The clusters of the occurrences of a word in a layer, numbered from 0, the largest first; -1 is no cluster.
+
+    `occurrences`: one row per occurrence, by cluster and rank, those in no cluster last: `word, layer, cluster, rank,
+    score, silhouette, occurrence, sentence, position, label, text, marked`. `score` is the cosine with the center of
+    the cluster, `rank` 1 the nearest to it, `text` the sentence, and `marked` the sentence with the word in brackets.
+    `frame`: one row per cluster: `word, layer, cluster, count, share, silhouette, label, n_labelled, purity`; `label`
+    is the most frequent label of its `n_labelled` labelled occurrences, and `purity` its share of them.
+    `tried`: the silhouette for each number of clusters that was tried: `n_clusters, silhouette`.
+    `vectors`: float64 [n, hidden_size] as they were compared, in the order of `occurrences`.
+    `silhouette`: the mean over the occurrences in clusters, None for fewer than two clusters.
+    """
 
     word: str
-    layers: tuple[int, ...]
-    vectors: NDArray[np.float32]
-    labels: list[str]
-    rows: NDArray[np.int64]
+    layer: int
+    method: str
+    occurrences: pl.DataFrame
+    frame: pl.DataFrame
+    tried: pl.DataFrame
+    vectors: NDArray[np.float64]
+    silhouette: float | None
+
+    def nearest(self, count: int) -> pl.DataFrame:
+        """The `count` occurrences of each cluster nearest to its center."""
+        return self.occurrences.filter((pl.col("cluster") >= 0) & (pl.col("rank") <= count))
+
+    @property
+    def purity(self) -> float | None:
+        """The share of the labelled occurrences in clusters that have the most frequent label of their cluster."""
+        known = self.frame.filter((pl.col("cluster") >= 0) & pl.col("purity").is_not_null())
+        if known.is_empty():
+            return None
+        return float(np.average(known["purity"].to_numpy(), weights=known["n_labelled"].to_numpy()))
+
+    @property
+    def baseline(self) -> float | None:
+        """The purity of a single cluster: the share of the most frequent label."""
+        labels = self.occurrences.filter(pl.col("cluster") >= 0)["label"].drop_nulls()
+        return None if labels.is_empty() else float(labels.value_counts()["count"].to_numpy().max() / len(labels))
+
+    def save(self, path: str | Path) -> None:
+        """Write `occurrences` to a .csv, .parquet or .json file."""
+        writers = {".csv": "write_csv", ".parquet": "write_parquet", ".json": "write_json"}
+        suffix = Path(path).suffix
+        if suffix not in writers:
+            raise InvalidValueError(f"cannot save clusters as {suffix or 'a file without suffix'}: use .csv, .parquet "
+                                    "or .json")  # fmt: skip
+        getattr(self.occurrences, writers[suffix])(path)
+
+    def __repr__(self) -> str:
+        silhouette = "" if self.silhouette is None else f", silhouette {self.silhouette:.2f}"
+        n_clusters = int((self.frame["cluster"] >= 0).sum())
+        return (
+            f"<Clusters of {self.word!r} in layer {self.layer}: {len(self.occurrences):,} occurrences, "
+            f"{n_clusters} cluster{'' if n_clusters == 1 else 's'} ({self.method}){silhouette}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self.__repr__()[1:-1]}</p>{self.frame._repr_html_()}"
 
 
-def labelled_occurrences(store: Store, word: str, *, label: str) -> LabelledOccurrences:
-    """Read a word's labelled occurrences; raises InvalidValueError where there are none."""
-    selection = store.select(words=word, where=pl.col(label).is_not_null())
-    if not len(selection.rows):
-        raise InvalidValueError(f"{word!r} has no occurrence labelled in {label!r}: choose another word or column")
-    return LabelledOccurrences(
+def senses(
+    data: Store | Selection,
+    word: str,
+    *,
+    layer: int | str = -1,
+    method: str = "kmeans",
+    n_clusters: int | None = None,
+    min_size: int = 5,
+    centered: bool = False,
+    n_components: int = 0,
+    label: str | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+) -> Clusters:
+    """Find the senses of a word: cluster its occurrences by the cosine of their vectors in a layer.
+
+    `kmeans`: spherical k-means with `n_clusters` clusters. By default, their number is the one from 2 to 8 with the
+    highest mean silhouette (cosine distance; Rousseeuw 1987) among those whose clusters all have `min_size` occurrences
+    or more; it is one if there is no such number, or no silhouette above 0. `hdbscan`: dense clusters of `min_size` or
+    more unit vectors, which leaves occurrences out; needs scikit-learn (the extra `clusters`).
+    `centered`, `n_components`: subtract the mean of the layer and remove its first principal components, learned from
+    everything that `data` selects. `label`: the column that clusters are compared with. `sample`: at most this many
+    occurrences, drawn with `seed`, which also initializes k-means.
+
+    Raises InvalidValueError (unknown word, method, label or layer; a single occurrence; more clusters than
+    occurrences), MissingPackageError, MissingRowsError, NonFiniteError.
+    """
+    number = layer_of(data, layer)
+    selection = _occurrences_of(data, word, number)
+    _check(method, n_clusters, min_size, sample, label, selection.store)
+    rows = np.unique(selection.rows)
+    if sample is not None and sample < len(rows):
+        rows = np.sort(np.random.default_rng(seed).choice(rows, sample, replace=False))
+    _check_count(word, len(rows), method, n_clusters, min_size)
+    stored = selection.store.gather(rows, number)
+    if not np.isfinite(stored).all():
+        row = int(rows[~np.isfinite(stored).all(1)][0])
+        raise NonFiniteError(f"layer {number}, row {row} holds a value that is not finite: run embstore verify")
+    vectors = space_of(data, number, centered=centered, n_components=n_components).transform(stored)
+    unit = unit_rows(vectors)
+    tried: dict[int, float | None] = {}
+    if method == "hdbscan":
+        found = _hdbscan(unit, min_size)
+    elif n_clusters is None:
+        found, tried = _best_kmeans(unit, min_size, seed)
+    else:
+        found = spherical_kmeans(unit, n_clusters, seed=seed)
+    found = _largest_first(found)
+    scores, values = _center_scores(unit, found), silhouettes(unit, found)
+    order = np.lexsort((rows, -scores, np.where(found < 0, len(rows), found)))
+    table = _occurrence_table(selection.store, rows[order], found[order], scores[order], values[order], label)
+    tried = tried or {int(found.max()) + 1: _mean(values)}
+    key = pl.lit(word).alias("word"), pl.lit(number).alias("layer")
+    schema = {"n_clusters": pl.Int64, "silhouette": pl.Float64}
+    return Clusters(
         word=word,
-        layers=selection.layers,
-        vectors=selection.vectors(dtype="float32"),
-        labels=selection.table()[label].cast(pl.String).to_list(),
-        rows=selection.rows,
+        layer=number,
+        method=method,
+        occurrences=table.select(*key, pl.all()),
+        frame=_cluster_table(table).select(*key, pl.all()),
+        tried=pl.DataFrame(list(tried.items()), schema=schema, orient="row"),
+        vectors=vectors[order],
+        silhouette=_mean(values),
     )
 
 
-def cosine_neighbors(vectors: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The nearest other vector of each by cosine: index and score, [layer, n] each; vectors [layer, n, hidden_size]."""
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    unit = vectors / np.where(norms > 0, norms, np.float32(1))
-    scores = unit @ unit.transpose(0, 2, 1)
-    scores[:, np.arange(scores.shape[1]), np.arange(scores.shape[1])] = -np.inf
-    nearest = np.asarray(scores.argmax(-1), np.int64)
-    best = np.take_along_axis(scores, nearest[..., None], -1)[..., 0]
-    return nearest, best.astype(np.float32, copy=False)
+def silhouettes(unit: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The exact silhouette of each unit vector [n, feature] by cosine distance, without forming pairs; float64 [n].
 
-
-def label_agreement(store: Store, words: list[str], *, label: str) -> pl.DataFrame:
-    """How often a word's nearest other occurrence has the same label, by layer.
-
-    One row a word and layer: `word, layer, count, labels, value, baseline`; `value` is the share of occurrences
-    whose nearest other occurrence of the word (cosine) has their label, `baseline` the share expected of one drawn
-    at random.
+    (b - a) / max(a, b), with a the mean distance to the others of its cluster and b that to the nearest other cluster;
+    0 for a cluster of one; NaN for vectors in no cluster (-1), and for all if there are fewer than two clusters.
     """
+    out = np.full(len(unit), np.nan)
+    n_clusters = int(clusters.max(initial=-1)) + 1
+    if n_clusters < 2:
+        return out
+    inside = np.flatnonzero(clusters >= 0)
+    own, vectors = clusters[inside], unit[inside]
+    is_member = own[:, None] == np.arange(n_clusters)
+    sizes = is_member.sum(0)
+    sums = vectors @ (is_member.T.astype(np.float64) @ vectors).T
+    squares = np.square(vectors).sum(1)
+    n_others = np.maximum(sizes[own] - 1, 1)
+    a = 1 - (sums[is_member] - squares) / n_others
+    b = np.where(is_member, np.inf, 1 - sums / sizes).min(1)
+    larger = np.maximum(a, b)
+    value = np.divide(b - a, larger, out=np.zeros_like(a), where=larger > TIE)
+    out[inside] = np.where(sizes[own] == 1, 0.0, value)
+    return out
+
+
+def _occurrences_of(data: Store | Selection, word: str, layer: int) -> Selection:
+    store = data if isinstance(data, Store) else data.store
+    chosen = store.select(words=word, layers=layer)
+    if isinstance(data, Store):
+        return chosen
+    rows = np.intersect1d(chosen.rows, data.rows)
+    if not len(rows):
+        raise InvalidValueError(f"no occurrence of {word!r} is in this selection of {store.path}: choose others")
+    return rows_of(store, rows, chosen.layers)
+
+
+def _check(
+    method: str, n_clusters: int | None, min_size: int, sample: int | None, label: str | None, store: Store
+) -> None:
+    if method not in get_args(Method):
+        raise InvalidValueError(f"unknown method {method!r}; allowed are {', '.join(get_args(Method))}")
+    if method == "hdbscan" and n_clusters is not None:
+        raise InvalidValueError("the number of clusters is for kmeans: hdbscan finds it by itself, from the least size")
+    for name, value, least in (("n_clusters", n_clusters, 1), ("min_size", min_size, 2), ("sample", sample, 2)):
+        if value is not None and value < least:
+            raise InvalidValueError(f"{name} {value} is not allowed: give {least} or more")
+    if label is not None and label not in store.index.labels:
+        known = ", ".join(store.index.labels) or "none"
+        raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
+
+
+def _check_count(word: str, count: int, method: str, n_clusters: int | None, min_size: int) -> None:
+    if count < 2:
+        raise InvalidValueError(f"{word!r} has one occurrence: clusters need two or more")
+    if n_clusters is not None and n_clusters > count:
+        raise InvalidValueError(f"{n_clusters} clusters are more than the {count} occurrences of {word!r}: give fewer")
+    if method == "hdbscan" and min_size > count:
+        raise InvalidValueError(f"min_size {min_size} is more than the {count} occurrences of {word!r}: give less")
+
+
+def _best_kmeans(
+    unit: NDArray[np.float64], min_size: int, seed: int
+) -> tuple[NDArray[np.int64], dict[int, float | None]]:
+    """The clustering with the highest silhouette, the fewest clusters of equals; and the silhouette of each number."""
+    best, highest = np.zeros(len(unit), np.int64), TIE
+    tried: dict[int, float | None] = {1: None}
+    for n_clusters in range(2, min(MAX_CLUSTERS, len(unit) // min_size) + 1):
+        found = spherical_kmeans(unit, n_clusters, seed=seed)
+        tried[n_clusters] = value = float(silhouettes(unit, found).mean())
+        if np.bincount(found).min() >= min_size and value > highest + TIE:
+            best, highest = found, value
+    return best, tried
+
+
+def _hdbscan(unit: NDArray[np.float64], min_size: int) -> NDArray[np.int64]:
+    try:
+        from sklearn.cluster import HDBSCAN
+    except ImportError as error:
+        raise MissingPackageError('hdbscan needs scikit-learn: pip install "embstore[clusters]"') from error
+    found: Any = HDBSCAN(min_cluster_size=min_size, copy=True).fit_predict(unit)
+    return np.asarray(found, np.int64)
+
+
+def _largest_first(clusters: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number clusters by size, equal ones by their first member; -1 is unchanged."""
+    names, first, sizes = np.unique(clusters, return_index=True, return_counts=True)
+    order = np.lexsort((first, -sizes))
+    order = order[names[order] >= 0]
+    numbers = np.full(int(names.max(initial=-1)) + 2, -1)
+    numbers[names[order]] = np.arange(len(order))
+    return numbers[clusters]
+
+
+def _center_scores(unit: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The cosine of each unit vector with the mean of its cluster; NaN without a cluster."""
+    out = np.full(len(unit), np.nan)
+    for number in range(int(clusters.max(initial=-1)) + 1):
+        members = clusters == number
+        out[members] = unit[members] @ unit_rows(unit[members].mean(0))
+    return out
+
+
+def _occurrence_table(
+    store: Store,
+    rows: NDArray[np.int64],
+    clusters: NDArray[np.int64],
+    scores: NDArray[np.float64],
+    values: NDArray[np.float64],
+    label: str | None,
+) -> pl.DataFrame:
+    contexts = store.select(rows=rows).contexts()
+    labels = pl.Series("label", [None] * len(rows), pl.String) if label is None else contexts[label].cast(pl.String)
+    table = contexts.select(
+        pl.Series("cluster", clusters),
+        pl.Series("score", scores).fill_nan(None),
+        pl.Series("silhouette", values).fill_nan(None),
+        "occurrence",
+        "sentence",
+        "position",
+        labels.alias("label"),
+        "text",
+        pl.Series("marked", mark_words(contexts)),
+    )
+    rank = pl.int_range(1, pl.len() + 1).over("cluster")
+    return table.select("cluster", pl.when(pl.col("cluster") >= 0).then(rank).alias("rank"), pl.exclude("cluster"))
+
+
+def _cluster_table(occurrences: pl.DataFrame) -> pl.DataFrame:
     rows = []
-    for word in words:
-        found = labelled_occurrences(store, word, label=label)
-        codes = np.unique(found.labels, return_inverse=True)[1]
-        if len(codes) < 2:
-            raise InvalidValueError(f"{word!r} has one occurrence labelled in {label!r}: two or more are needed")
-        nearest, _ = cosine_neighbors(found.vectors)
-        agree = (codes[nearest] == codes).mean(-1)
-        counts = np.bincount(codes)
-        chance = float((counts * (counts - 1)).sum() / (len(codes) * (len(codes) - 1)))
-        for layer, value in zip(found.layers, agree.tolist(), strict=True):
-            rows.append((word, layer, len(codes), len(counts), value, chance))
-    return pl.DataFrame(rows, schema=["word", "layer", "count", "labels", "value", "baseline"], orient="row")
+    for (number,), part in occurrences.group_by("cluster", maintain_order=True):
+        labels = part["label"].drop_nulls()
+        counts = labels.value_counts().sort(["count", "label"], descending=[True, False])
+        label, purity = (None, None) if counts.is_empty() else (counts["label"][0], counts["count"][0] / len(labels))
+        share = len(part) / len(occurrences)
+        rows.append((number, len(part), share, part["silhouette"].mean(), label, len(labels), purity))
+    schema = {
+        "cluster": pl.Int64,
+        "count": pl.Int64,
+        "share": pl.Float64,
+        "silhouette": pl.Float64,
+        "label": pl.String,
+        "n_labelled": pl.Int64,
+        "purity": pl.Float64,
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def umap_plane(vectors: NDArray[Any], *, seed: int = 0, n_neighbors: int = 15) -> NDArray[np.float64]:
+    """Map vectors [n, feature] to two dimensions by UMAP (McInnes et al. 2018) of their cosines; float64 [n, 2].
+
+    Unlike with principal components, axes and distances have no meaning, only who is near whom. Needs umap-learn (the
+    extra `umap`). Raises InvalidValueError for fewer than four vectors, MissingPackageError.
+    """
+    if len(vectors) < MIN_MAPPED:
+        raise InvalidValueError(
+            f"UMAP of {len(vectors)} vectors is not possible: give {MIN_MAPPED} or more, or choose pca"
+        )
+    try:
+        from umap import UMAP
+    except ImportError as error:
+        raise MissingPackageError('a UMAP map needs umap-learn: pip install "embstore[umap]", or choose pca') from error
+    start = "random" if len(vectors) < 12 else "spectral"  # the spectral start needs more vectors than dimensions
+    layout = UMAP(n_neighbors=min(n_neighbors, len(vectors) - 1), random_state=seed, n_jobs=1, init=start)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.asarray(layout.fit_transform(unit_rows(np.asarray(vectors, np.float64))), np.float64)

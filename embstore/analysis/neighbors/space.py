@@ -1,24 +1,97 @@
-"""In which space vectors are compared: the metric, and what is taken from them first."""
+"""The vectors that a search reads, and the space in which it compares them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Selection, Store
 
 METRICS = ("cosine", "ip", "l2")
 
+Stored = NDArray[np.float32] | NDArray[np.float16]
+Block = tuple[NDArray[np.int64], Stored]
+
+
+class Vectors(Protocol):
+    """Vectors that can be searched: `count` of them with `hidden_size` features, float16 or float32."""
+
+    count: int
+    hidden_size: int
+
+    def gather(self, rows: NDArray[np.int64]) -> Stored: ...
+    def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]: ...
+
+
+class StoreVectors:
+    """The vectors of one layer of a store, by row."""
+
+    def __init__(self, store: Store, layer: int) -> None:
+        self.store = store
+        self.layer = store.select(layers=layer).layers[0]
+        self.count = store.n_rows
+        self.hidden_size = store.hidden_size
+
+    def gather(self, rows: NDArray[np.int64]) -> Stored:
+        return self.store.gather(rows, self.layer)
+
+    def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
+        first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+        if last - first == len(rows):
+            for start, vectors in self.store.scan(self.layer, first, last, block_rows=block_rows):
+                yield np.arange(start, start + len(vectors)), vectors
+            return
+        chosen = Selection(self.store, layers=(self.layer,), filters=(), start=rows)
+        for block in chosen.iter_blocks(block_rows=block_rows):
+            yield block.rows, block.vectors
+
+
+class ArrayVectors:
+    """Vectors in memory, float16 or float32 [n, feature]."""
+
+    def __init__(self, array: ArrayLike) -> None:
+        given = np.asarray(array)
+        if given.ndim != 2 or not given.size:
+            raise InvalidValueError(f"vectors must be [n, feature] with one or more rows, not of shape {given.shape}")
+        self._array = given if given.dtype in (np.float16, np.float32) else given.astype(np.float32)
+        self.count, self.hidden_size = given.shape
+
+    def gather(self, rows: NDArray[np.int64]) -> Stored:
+        return self._array[rows]
+
+    def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
+        is_all = len(rows) == self.count
+        for start in range(0, len(rows), block_rows):
+            part = rows[start : start + block_rows]
+            yield part, self._array[start : start + block_rows] if is_all else self._array[part]
+
+
+def halves_or_floats(vectors: NDArray[Any]) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    """Vectors as the kernels take them: the bits of float16, or float32; the other array is empty."""
+    stored = np.ascontiguousarray(vectors)
+    if stored.dtype == np.float16:
+        return stored.view(np.int16), np.empty((0, stored.shape[1]), np.float32)
+    return np.empty((0, stored.shape[1]), np.int16), stored
+
+
+def refuse_vector(row: int, vector: Stored) -> None:
+    """Raise the NonFiniteError for a vector that cannot be compared."""
+    if not np.isfinite(vector).all():
+        raise NonFiniteError(f"row {row} holds a value that is not finite: leave it out, or run embstore verify")
+    raise NonFiniteError(f"row {row} is too long a vector for float32: choose the metric cosine, or scale it down")
+
 
 @dataclass(frozen=True)
 class Space:
-    """A metric (cosine, ip: inner product, l2: Euclidean distance) over vectors less their mean and some directions.
+    """How vectors are compared: by a metric, after subtracting a mean and removing some directions.
 
-    `mean`: float64 [feature], taken away first. `components`: float64 [c, feature], orthonormal directions that are
-    projected out then (all but the top; Mu and Viswanath 2018).
+    `metric`: cosine, ip (inner product) or l2 (Euclidean distance). `mean`: float64 [feature]. `components`: float64
+    [c, feature], orthonormal directions that are projected out (all but the top; Mu and Viswanath 2018).
     """
 
     metric: str = "cosine"
@@ -31,37 +104,46 @@ class Space:
 
     @property
     def ascending(self) -> bool:
-        """Whether less is nearer, as for a distance."""
+        """Whether a lower score is nearer, as for a distance."""
         return self.metric == "l2"
 
-    def place(self, vectors: ArrayLike) -> NDArray[np.float64]:
-        """Vectors less mean and components, not normalised: float64 [n, feature]."""
-        placed = np.array(vectors, np.float64, ndmin=2)
-        if self.mean is not None:
-            placed -= self.mean
+    @property
+    def name(self) -> str:
+        """The space in words: "cosine", "cosine, centered", "cosine, 2 components out"."""
         if self.components is not None:
-            placed -= placed @ self.components.T @ self.components
-        return placed
+            n_components = len(self.components)
+            return f"{self.metric}, {n_components} component{'s' if n_components > 1 else ''} out"
+        return self.metric if self.mean is None else f"{self.metric}, centered"
+
+    def transform(self, vectors: ArrayLike) -> NDArray[np.float64]:
+        """Vectors minus mean and components, not normalized: float64 [n, feature]."""
+        transformed = np.array(vectors, np.float64, ndmin=2)
+        if self.mean is not None:
+            transformed -= self.mean
+        if self.components is not None:
+            transformed -= transformed @ self.components.T @ self.components
+        return transformed
 
     def scores(self, queries: ArrayLike, vectors: ArrayLike) -> NDArray[np.float64]:
         """The score of every query with every vector, float64 [q, n]; a zero vector has cosine 0 with all."""
-        placed = self.place(vectors)
-        return np.array([self.pair_scores(query, placed) for query in self.place(queries)]).reshape(-1, len(placed))
+        transformed = self.transform(vectors)
+        scores = [self.pair_scores(query, transformed) for query in self.transform(queries)]
+        return np.array(scores).reshape(-1, len(transformed))
 
-    def pair_scores(self, query: NDArray[np.float64], placed: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Scores of placed vectors [..., feature] with a placed query that they broadcast with.
+    def pair_scores(self, query: NDArray[np.float64], transformed: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Scores of transformed vectors [..., feature] with a transformed query that they broadcast with.
 
-        Each is summed by itself, so that equal vectors have equal scores, which a matrix product does not promise.
+        Each score is summed separately, so that equal vectors have equal scores; a matrix product does not ensure it.
         """
         if self.metric == "l2":
-            return np.asarray(np.sqrt(np.square(placed - query).sum(-1)))
+            return np.asarray(np.sqrt(np.square(transformed - query).sum(-1)))
         if self.metric == "cosine":
-            query, placed = unit_rows(query), unit_rows(placed)
-        return np.asarray((placed * query).sum(-1))
+            query, transformed = unit_rows(query), unit_rows(transformed)
+        return np.asarray((transformed * query).sum(-1))
 
 
 def unit_rows(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Vectors at length one, those of length zero as they are; exact for the smallest and largest."""
+    """Scale vectors to unit length, zero vectors unchanged; exact for very small and very large vectors too."""
     largest = np.abs(vectors).max(-1, keepdims=True)
     scaled = vectors / np.where(largest > 0, largest, 1)
     lengths = np.sqrt(np.square(scaled).sum(-1, keepdims=True))
@@ -69,26 +151,38 @@ def unit_rows(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def space_of(
-    source: Store | Selection, layer: int, *, metric: str = "cosine", center: bool = False, components: int = 0
+    data: Store | Selection | NDArray[np.float32],
+    layer: int | None = None,
+    *,
+    metric: str = "cosine",
+    centered: bool = False,
+    n_components: int = 0,
 ) -> Space:
-    """The space of a layer, its mean (`center`) and its first principal components learnt from what is selected.
+    """Learn the space of a layer, or of an array of vectors, from all vectors that `data` selects.
 
-    Components are those of the centred vectors, so that `components` above 0 centres too. Reads the layer once where
-    there is something to learn. Raises InvalidValueError, MissingRowsError, NonFiniteError.
+    `centered`: subtract their mean. `n_components`: remove this many principal components of the centered vectors,
+    which implies `centered`. A layer is read once if there is something to learn. Raises InvalidValueError,
+    MissingRowsError, NonFiniteError.
     """
     if metric not in METRICS:
         raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
-    if components < 0:
-        raise InvalidValueError(f"components {components} is not allowed: give 0 or more")
-    if not center and not components:
+    hidden_size = data.shape[1] if isinstance(data, np.ndarray) else data.hidden_size
+    if not 0 <= n_components < hidden_size:
+        raise InvalidValueError(f"n_components {n_components} is not allowed: give 0 to {hidden_size - 1}")
+    if not centered and not n_components:
         return Space(metric)
-    from embstore.analysis.geometry.moments import Moments
-    from embstore.analysis.parts import reduce
+    if isinstance(data, np.ndarray):
+        mean: NDArray[np.float64] = data.mean(0, dtype=np.float64)
+        deviations = data - mean
+        scatter = deviations.T @ deviations if n_components else mean
+    else:
+        from embstore.analysis.geometry.moments import Moments
+        from embstore.analysis.scan import reduce
 
-    found = reduce(source, {"moments": Moments()}, layers=layer)[layer]["moments"]
-    if components >= len(found.mean):
-        raise InvalidValueError(f"components {components} is not allowed: the vectors have {len(found.mean)} features")
-    if not components:
-        return Space(metric, found.mean)
-    directions = np.linalg.eigh(found.scatter)[1][:, ::-1][:, :components].T
-    return Space(metric, found.mean, np.ascontiguousarray(directions))
+        found = reduce(data, {"moments": Moments()}, layers=layer, device="cpu", progress=False)
+        moments = next(iter(found.values()))["moments"]
+        mean, scatter = moments.mean, moments.scatter
+    if not n_components:
+        return Space(metric, mean)
+    directions = np.linalg.eigh(scatter)[1][:, ::-1][:, :n_components].T
+    return Space(metric, mean, np.ascontiguousarray(directions))

@@ -1,4 +1,4 @@
-"""Static vectors written where other tools read them, or back into a store."""
+"""Static vectors as a store with one row per word."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from embstore.store import Index, Layout, Metadata, Store, Strings
 from embstore.store.convert.filling import fill_store, require_free_path
 from embstore.vectors import WordVectors
 
-STORES = (".zarr", ".h5")
-
 
 def write_static_store(
     vectors: WordVectors | Mapping[int, WordVectors],
@@ -26,12 +24,13 @@ def write_static_store(
     layer: int | None = None,
     made: Mapping[str, Any],
 ) -> Store:
-    """Write static vectors as a store, float32, one row a word, each word being its own sentence.
+    """Write static vectors as a float32 store, so that they can be analysed like contextual ones.
 
-    `vectors`: of one layer, with its number in `layer`, or a mapping of layers to vectors of the same words. `made`:
-    how they were made (JSON: method and its options), kept in the metadata under `extraction.static` beside the name
-    and recipe of the source. An unfinished store of the same vectors is gone on with. Raises InvalidValueError for a
-    path that is taken, StorageError where the disk is full.
+    The store has one row per word; each word is a sentence of its own. `vectors`: those of one layer, with its number
+    in `layer`, or a mapping of layers to vectors of the same words. `made`: how they were made (JSON: the method and its
+    options), stored in the metadata under `extraction.static` with the name and fingerprint of `source`. An unfinished
+    store of the same vectors is resumed. Raises InvalidValueError for a path that is in use, StorageError if the disk
+    is full.
     """
     path = Path(path)
     by_layer = _by_layer(vectors, layer)
@@ -44,7 +43,7 @@ def write_static_store(
 
     def arrays_of(partition: int) -> dict[str, NDArray[np.float32]]:
         start, stop = layout.span(partition)
-        return {"hidden_states": np.stack([held.vectors[start:stop] for held in by_layer.values()])}
+        return {"hidden_states": np.stack([each.vectors[start:stop] for each in by_layer.values()])}
 
     return fill_store(path, metadata=metadata, index=_index(words), center=None, arrays_of=arrays_of, progress=None)
 
@@ -52,7 +51,7 @@ def write_static_store(
 def _by_layer(vectors: WordVectors | Mapping[int, WordVectors], layer: int | None) -> dict[int, WordVectors]:
     if isinstance(vectors, WordVectors):
         if layer is None:
-            raise InvalidValueError("the layer of the vectors is not given: a store keeps its number")
+            raise InvalidValueError("the layer of the vectors is not given: a store records its number")
         return {layer: vectors}
     if layer is not None or not vectors:
         raise InvalidValueError("give either vectors and their layer, or a mapping of one or more layers to vectors")

@@ -1,0 +1,252 @@
+"""Mean cosines of Ethayarajh 2019 in closed form: self-similarity, intra-sentence similarity and anisotropy.
+
+No pairs are formed. With the unit vectors u of n occurrences, the mean cosine of all pairs is (|sum u|^2 - n)/(n^2 - n).
+One compiled loop reads each vector once for all three measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.analysis.scan import Batch, Scope, too_long
+from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.store import Index, Store
+
+_NO_HALVES = np.empty((0, 0), np.int16)
+_NO_NUMBERS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The words or sentences whose cosines are computed.
+
+    `numbers`: int64, the number of the group of each type or sentence of the store, -1 for none. `sizes`: int64
+    [n_groups], the selected occurrences of each group.
+    """
+
+    numbers: NDArray[np.int64] = field(default_factory=lambda: _NO_NUMBERS)
+    sizes: NDArray[np.int64] = field(default_factory=lambda: _NO_NUMBERS)
+
+    def of(self, members: NDArray[Any]) -> NDArray[np.int64]:
+        """The group of each occurrence, given its type or sentence; empty without groups."""
+        return self.numbers[members] if len(self.sizes) else _NO_NUMBERS
+
+
+class Run:
+    """A sentence of which some vectors were read: `state` int64 [2], its number and how many; `sums` [2, hidden_size]
+    of its vectors and of its unit vectors."""
+
+    def __init__(self, hidden_size: int, dtype: type[np.floating]) -> None:
+        self.state = np.array([-1, 0])
+        self.sums = np.zeros((2, hidden_size), dtype)
+
+
+@dataclass
+class CosineSums:
+    """Sums of unit vectors over all occurrences (`total`) and by word; `values` of the sentences read to the end.
+
+    `run` is the sentence being read and `first` the one that begins before this part. `incomplete` has the float64 sums
+    [2, hidden_size] of other sentences that lie in two parts, with the number of vectors read.
+    """
+
+    hidden_size: int
+    n_words: int
+    n_sentences: int
+    dtype: type[np.floating]
+    n_nonzero: int = 0
+    count: int = 0
+    incomplete: dict[int, tuple[NDArray[np.float64], int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.total = np.zeros(self.hidden_size)
+        self.sums = np.zeros((self.n_words, self.hidden_size))
+        self.word_nonzero = np.zeros(self.n_words)
+        self.values = np.full(self.n_sentences, np.nan)
+        self.run, self.first = Run(self.hidden_size, self.dtype), Run(self.hidden_size, self.dtype)
+        self.row = np.zeros(self.hidden_size, self.dtype)
+        self.block_total = np.zeros(self.hidden_size, self.dtype)
+
+    def take_incomplete(self) -> Iterator[tuple[int, NDArray[np.float64], int]]:
+        """Yield number, sums and count of the sentences of which this part has not read all vectors, each once."""
+        if self.run.state[0] >= 0:
+            self.total += self.run.sums[1]
+        for run in (self.first, self.run):
+            number, count = run.state.tolist()
+            if number >= 0:
+                yield number, run.sums.astype(np.float64), count
+            run.state[:] = -1, 0
+        yield from ((number, sums, count) for number, (sums, count) in self.incomplete.items())
+        self.incomplete = {}
+
+
+@dataclass(frozen=True)
+class MeanCosines:
+    """`selfsim` float64 [n_words], `intrasim` float64 [n_sentences], `anisotropy`; NaN where there is no pair."""
+
+    selfsim: NDArray[np.float64]
+    intrasim: NDArray[np.float64]
+    anisotropy: float
+
+
+class Cosines:
+    """A reducer for self-similarity, intra-sentence similarity and anisotropy; its result is a MeanCosines.
+
+    Self-similarity (eq. 1) is the mean cosine of all pairs of occurrences of a word. Intra-sentence similarity (eq. 2)
+    is the mean cosine of the words of a sentence with their mean vector, (X . U)/(n |X|) with X the sum of the vectors
+    and U that of the unit vectors; 0 if X is zero. Anisotropy is the mean cosine of all pairs of occurrences. A zero
+    vector has cosine 0 with every other.
+
+    It runs on the CPU in the precision of the scope. The rows of the selection must be in the order of sentences.
+    """
+
+    def __init__(self, *, words: Groups | None = None, sentences: Groups | None = None) -> None:
+        self._words = words or Groups()
+        self._sentences = sentences or Groups()
+
+    def init(self, scope: Scope) -> CosineSums:
+        dtype = np.float64 if scope.dtype == torch.float64 else np.float32
+        return CosineSums(scope.hidden_size, len(self._words.sizes), len(self._sentences.sizes), dtype)
+
+    def update(self, state: CosineSums, batch: Batch) -> CosineSums:
+        from embstore.analysis.kernels import add_cosine_block
+
+        index, rows = batch.store.index, _as_slice(batch.rows)
+        stored = np.ascontiguousarray(batch.stored)
+        half = stored.dtype == np.float16
+        state.block_total[:] = 0
+        n_nonzero = add_cosine_block(
+            stored.view(np.int16) if half else _NO_HALVES,
+            np.empty((0, 0), state.dtype) if half else stored.astype(state.dtype, copy=False),
+            state.row,
+            self._words.of(index.type[rows]),
+            state.sums,
+            state.word_nonzero,
+            self._sentences.of(index.sentence[rows]),
+            self._sentences.sizes,
+            state.values,
+            state.run.state,
+            state.run.sums,
+            state.first.state,
+            state.first.sums,
+            state.block_total,
+        )
+        if n_nonzero < 0:
+            batch.require_finite()
+            raise too_long(batch.layer)
+        state.total += state.block_total
+        state.n_nonzero += n_nonzero
+        state.count += len(batch)
+        return state
+
+    def merge(self, state: CosineSums, other: CosineSums) -> CosineSums:
+        incomplete = [*state.take_incomplete(), *other.take_incomplete()]
+        state.total += other.total
+        state.sums += other.sums
+        state.word_nonzero += other.word_nonzero
+        state.values = np.where(np.isnan(state.values), other.values, state.values)
+        state.n_nonzero += other.n_nonzero
+        state.count += other.count
+        for number, sums, count in incomplete:
+            self._add_sentence(state, number, sums, count)
+        return state
+
+    def finish(self, state: CosineSums, scope: Scope) -> MeanCosines:
+        for number, sums, count in list(state.take_incomplete()):
+            self._add_sentence(state, number, sums, count)
+        squares = np.einsum("ij,ij->i", state.sums, state.sums)
+        return MeanCosines(
+            selfsim=mean_cosine(squares, state.word_nonzero, self._words.sizes.astype(np.float64)),
+            intrasim=state.values,
+            anisotropy=float(mean_cosine(state.total @ state.total, state.n_nonzero, state.count)),
+        )
+
+    def _add_sentence(self, state: CosineSums, number: int, sums: NDArray[np.float64], count: int) -> None:
+        """Add vectors of a sentence that lies in several parts; compute its value once all of them are there."""
+        if number in state.incomplete:
+            other_sums, other_count = state.incomplete.pop(number)
+            sums, count = other_sums + sums, other_count + count
+        if count < self._sentences.sizes[number]:
+            state.incomplete[number] = sums, count
+            return
+        length = float(np.linalg.norm(sums[0]))
+        state.values[number] = float(sums[0] @ sums[1]) / length / count if length > 0 else 0.0
+
+
+def _as_slice(rows: NDArray[np.int64]) -> NDArray[np.int64] | slice:
+    """Ascending rows without a gap as a slice, which reads an array without copying it."""
+    first, last = int(rows[0]), int(rows[-1])
+    is_range = last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all())
+    return slice(first, last + 1) if is_range else rows
+
+
+def mean_cosine(squares: Any, n_nonzero: Any, counts: Any) -> NDArray[np.float64]:
+    """The mean cosine over all pairs of `counts` vectors, given the squared length of the sum of their unit vectors.
+
+    `n_nonzero`: how many of the vectors are not zero; each of these has cosine 1 with itself.
+    """
+    pairs = counts * (counts - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(pairs > 0, (squares - n_nonzero) / pairs, np.nan)
+
+
+def word_groups(index: Index, rows: NDArray[np.int64], types: NDArray[np.int64]) -> Groups:
+    """The groups of the occurrences of some types."""
+    numbers = np.full(len(index.words), -1)
+    numbers[types] = np.arange(len(types))
+    return Groups(numbers, np.bincount(index.type[rows], minlength=len(index.words))[types])
+
+
+def sentence_groups(index: Index, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Groups]:
+    """The sentences of which two or more occurrences are selected, ascending, and their groups."""
+    counts = np.bincount(index.sentence[rows], minlength=len(index.indptr) - 1)
+    sentences = np.flatnonzero(counts > 1)
+    numbers = np.full(len(counts), -1)
+    numbers[sentences] = np.arange(len(sentences))
+    return sentences, Groups(numbers, counts[sentences])
+
+
+@dataclass(frozen=True)
+class SentenceSimilarity:
+    """The cosine of every two words of a sentence: `values` float64 [layer, word, word]."""
+
+    words: tuple[str, ...]
+    layers: tuple[int, ...]
+    values: NDArray[np.float64]
+
+    def __repr__(self) -> str:
+        return f"<SentenceSimilarity of {len(self.words)} words in layers {list(self.layers)}>"
+
+
+def sentence_similarity(
+    data: Store, *, sentence: int, layers: int | str | Sequence[int] | None = None
+) -> SentenceSimilarity:
+    """Compare every two words of a sentence by cosine at each layer; a zero vector has cosine 0 with all.
+
+    `sentence`: a row of the store's sentences, as in the column `sentence` of a table of occurrences. Only words that
+    are stored are compared. Raises InvalidValueError (no such sentence or layer), MissingRowsError, NonFiniteError.
+    """
+    if not isinstance(data, Store):
+        raise InvalidValueError("the words of a sentence are compared in a store, not in a selection: give the store")
+    selection = data.select(sentences=sentence, layers=layers)
+    index = data.index
+    vectors = selection.vectors(dtype="float64")
+    finite = np.isfinite(vectors).all(2)
+    if not finite.all():
+        layer, number = np.argwhere(~finite)[0].tolist()
+        raise NonFiniteError(
+            f"layer {selection.layers[layer]}, row {int(selection.rows[number])} holds a value that is not finite: "
+            "run embstore verify, or choose other layers"
+        )
+    norms = np.linalg.norm(vectors, axis=2, keepdims=True)
+    unit = vectors / np.where(norms > 0, norms, 1)
+    return SentenceSimilarity(
+        words=tuple(index.words[int(number)] for number in index.type[selection.rows]),
+        layers=selection.layers,
+        values=np.clip(unit @ unit.transpose(0, 2, 1), -1, 1),
+    )

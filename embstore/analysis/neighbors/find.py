@@ -1,0 +1,379 @@
+"""Nearest neighbours as a table: of a word, an occurrence, a vector, or a word in a new sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
+from embstore.analysis.neighbors.index import LayerIndex, open_index
+from embstore.analysis.neighbors.space import METRICS, ArrayVectors, StoreVectors, space_of
+from embstore.errors import InvalidValueError
+from embstore.progress import Progress, reporting
+from embstore.store import Selection, Store
+from embstore.vectors import WordVectors
+
+if TYPE_CHECKING:
+    import polars as pl
+
+POOLS = ("each", "mean")
+
+
+def neighbors(
+    data: Store | Selection | WordVectors,
+    word: str | Sequence[str] | None = None,
+    *,
+    occurrence: int | Sequence[int] | None = None,
+    vectors: ArrayLike | None = None,
+    text: str | None = None,
+    model: str | Path | None = None,
+    layer: int | str = -1,
+    k: int = 10,
+    metric: str = "cosine",
+    centered: bool = False,
+    n_components: int = 0,
+    pool: str = "each",
+    labels: Mapping[str, str | Iterable[str]] | None = None,
+    same_word: bool = True,
+    same_sentence: bool = True,
+    index: LayerIndex | str | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: Progress = None,
+) -> pl.DataFrame:
+    """Find the k nearest neighbours of words, occurrences or vectors, nearest first; exact without an index.
+
+    Give one kind of query. `word`: each of its occurrences is a query, or their mean with `pool="mean"`. `occurrence`:
+    rows of the store. `vectors`: [q, feature] as in the store. `text`: a sentence with one word in [brackets], or with
+    `word` in it once; it is encoded by the model of the store (`model`: its location, if it has moved).
+
+    One row per neighbour. In a store: `query, rank, score, occurrence, word, sentence, position`, the label columns
+    (with the prefix `label_` if their name is taken), `text` (the sentence), `marked` (with its word in brackets),
+    `store`, `layer`. `query` is the row of the occurrence, the word with `pool="mean"`, or else the number of the
+    vector. In WordVectors: `query, rank, score, word`.
+
+    An occurrence is not its own neighbour, nor is a word in WordVectors. Neighbours are all occurrences of a store, or
+    those of a selection; `labels` keeps those with these labels, `same_word=False` and `same_sentence=False` exclude
+    those of the word (form) and the sentence of the query. `metric`: cosine, ip (inner product) or l2 (the score is the
+    distance). `centered` subtracts the mean of the layer and `n_components` removes its first principal components,
+    from queries too. `index`: an index of the same layer and space, or its name: faster for millions of rows, and
+    finds nearly all neighbours. `progress(done, total)` counts the vectors compared.
+
+    Raises InvalidValueError for an unknown word (it names similar spellings), a layer that is not stored, k below 1 or
+    above the number of candidates, and if no candidate remains; ModelError if the model of the store cannot be loaded.
+    """
+    if metric not in METRICS:
+        raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
+    if pool not in POOLS:
+        raise InvalidValueError(f"unknown pool {pool!r}; allowed are {', '.join(POOLS)}")
+    _check_query(data, word, occurrence, vectors, text, model)
+    if isinstance(data, WordVectors):
+        if layer not in (-1, "last") or labels or pool != "each":
+            raise InvalidValueError("word vectors have no layers, labels or occurrences: leave these options out")
+        space = space_of(data.vectors, metric=metric, centered=centered, n_components=n_components)
+        queries = _word_vector_queries(data, word, vectors)
+        exclude = [] if word is None else [Exclusion(np.arange(len(data)), queries.rows)]
+        _check_k(k, len(data) - len(exclude), "words")
+        hits = exact_search(
+            ArrayVectors(data.vectors), queries.vectors, k=k, space=space, exclude=exclude, device=device,
+            threads=threads,
+        )  # fmt: skip
+        return _word_table(data, queries, hits)
+    candidates = _Candidates.of(data, layer, labels)
+    if text is not None:
+        word_in_text = word if word is None or isinstance(word, str) else word[0]
+        vectors = encode_word(candidates.store, text, word_in_text, layer=candidates.layer, model=model)
+        word = None
+    queries = candidates.queries(word, occurrence, vectors, pool)
+    exclude = candidates.exclusions(queries, same_word=same_word, same_sentence=same_sentence)
+    _check_k(k, len(candidates.rows), "occurrences")
+    if index is not None:
+        opened = _fitting_index(candidates, index, metric, centered, n_components)
+        rows = None if len(candidates.rows) == candidates.store.n_rows else candidates.rows
+        hits = opened.search(queries.vectors, k=k, rows=rows, exclude=exclude, threads=threads)
+        return candidates.table(queries, hits)
+    with reporting(progress, total=len(candidates.rows), unit="vectors", label="neighbors") as report:
+        hits = exact_search(
+            StoreVectors(candidates.store, candidates.layer),
+            queries.vectors,
+            k=k,
+            space=space_of(
+                candidates.selection, candidates.layer, metric=metric, centered=centered, n_components=n_components
+            ),
+            rows=candidates.rows,
+            exclude=exclude,
+            device=device,
+            threads=threads,
+            progress=report,
+        )
+    return candidates.table(queries, hits)
+
+
+def _check_query(
+    data: Store | Selection | WordVectors,
+    word: str | Sequence[str] | None,
+    occurrence: int | Sequence[int] | None,
+    vectors: ArrayLike | None,
+    text: str | None,
+    model: str | Path | None,
+) -> None:
+    """Raise InvalidValueError unless there is exactly one kind of query, and one that fits the data."""
+    if text is None and model is not None:
+        raise InvalidValueError("a model encodes a new sentence: give the text too")
+    if text is not None and isinstance(data, WordVectors):
+        raise InvalidValueError("word vectors have no model to encode a sentence: give a word, or a store")
+    if text is not None and word is not None and not isinstance(word, str):
+        raise InvalidValueError("a sentence needs one word as the query: give a single word")
+    if isinstance(data, WordVectors) and occurrence is not None:
+        raise InvalidValueError("word vectors have no occurrences: give a word or vectors")
+    queries = {"word": None if text is not None else word, "occurrence": occurrence, "vectors": vectors, "text": text}
+    given = [name for name, value in queries.items() if value is not None]
+    if len(given) != 1:
+        raise InvalidValueError(
+            f"give one of word, occurrence, vectors and text, not {' and '.join(given) if given else 'none of them'}"
+        )
+
+
+def _check_k(k: int, n_candidates: int, what: str) -> None:
+    if k < 1:
+        raise InvalidValueError(f"k {k} is not allowed: give 1 or more")
+    if k > n_candidates:
+        raise InvalidValueError(f"k {k} is more than the {n_candidates:,} {what} that can be found: give less")
+
+
+@dataclass(frozen=True)
+class Queries:
+    """The queries: `names` (rows, words or numbers), `vectors` [q, feature], `rows` and `types` (-1 for none)."""
+
+    names: list[int] | list[str]
+    vectors: NDArray[np.floating]
+    rows: NDArray[np.int64]
+    types: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The occurrences that can be found: `rows` of a store, ascending, at one layer."""
+
+    store: Store
+    layer: int
+    rows: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, data: Store | Selection, layer: int | str, labels: Mapping[str, str | Iterable[str]] | None
+    ) -> _Candidates:
+        if isinstance(data, Store):
+            store, rows = data, np.arange(data.n_rows)
+        else:
+            store, rows = data.store, np.unique(data.rows)
+        number = data.layers[-1] if layer in (-1, "last") else store.select(layers=layer).layers[0]
+        if labels:
+            rows = np.intersect1d(rows, store.select(labels=labels).rows)
+        if not len(rows):
+            raise InvalidValueError(f"no occurrence of {store.path} can be found: choose other conditions")
+        return cls(store, number, rows)
+
+    @property
+    def selection(self) -> Selection:
+        return Selection(self.store, layers=(self.layer,), filters=(), start=self.rows)
+
+    def queries(
+        self,
+        word: str | Sequence[str] | None,
+        occurrence: int | Sequence[int] | None,
+        vectors: ArrayLike | None,
+        pool: str,
+    ) -> Queries:
+        """The query vectors, read from the store unless they are given."""
+        if vectors is not None:
+            array = np.atleast_2d(np.asarray(vectors, np.float64))
+            unknown = np.full(len(array), -1)
+            return Queries(list(range(len(array))), array, unknown, unknown)
+        if word is not None and pool == "mean":
+            words = [word] if isinstance(word, str) else list(word)
+            selections = [self.store.select(words=one, layers=self.layer) for one in words]
+            means = np.array([selection.vectors(dtype="float64")[0].mean(0) for selection in selections])
+            types = np.array([self.store.type_of(one) for one in words], np.int64)
+            return Queries(words, means, np.full(len(words), -1), types)
+        given = [occurrence] if isinstance(occurrence, int | np.integer) else occurrence
+        rows = self.store.select(words=word, rows=None if given is None else np.asarray(given, np.int64)).rows
+        if not len(rows):
+            raise InvalidValueError("the list of query occurrences is empty: give one or more")
+        types = np.asarray(self.store.index.type[rows]).astype(np.int64)
+        return Queries(rows.tolist(), self.store.gather(rows, self.layer), rows, types)
+
+    def exclusions(self, queries: Queries, *, same_word: bool, same_sentence: bool) -> list[Exclusion]:
+        """What each query must not find: itself, and its own word or sentence if these are excluded."""
+        index = self.store.index
+        exclude = []
+        if (queries.rows >= 0).any():
+            exclude.append(Exclusion(np.arange(self.store.n_rows), queries.rows))
+        if not same_word:
+            if (queries.types < 0).any():
+                raise InvalidValueError("same_word needs a query that is a word or an occurrence, not a vector")
+            exclude.append(Exclusion(np.asarray(index.type).astype(np.int64), queries.types))
+        if not same_sentence:
+            if (queries.rows < 0).any():
+                raise InvalidValueError("same_sentence needs queries that are occurrences")
+            sentences = np.asarray(index.sentence).astype(np.int64)
+            exclude.append(Exclusion(sentences, sentences[queries.rows]))
+        return exclude
+
+    def table(self, queries: Queries, hits: Hits) -> pl.DataFrame:
+        """One row per hit, with its context."""
+        import polars as pl
+
+        query, rank = np.nonzero(hits.rows >= 0)
+        rows = hits.rows[query, rank]
+        contexts = Selection(self.store, layers=(self.layer,), filters=(), start=rows).contexts()
+        contexts = contexts.drop("subwords", "source")
+        ranked = pl.DataFrame(
+            {
+                "query": pl.Series([queries.names[number] for number in query.tolist()]),
+                "rank": rank + 1,
+                "score": hits.scores[query, rank],
+            }
+        )
+        taken = {"query", "rank", "score", "marked", "store", "layer"}
+        contexts = contexts.rename({name: f"label_{name}" for name in contexts.columns if name in taken})
+        contexts = contexts.with_columns(pl.Series("marked", mark_words(contexts), dtype=pl.String))
+        origin = {"store": pl.lit(str(self.store.path)), "layer": pl.lit(self.layer, pl.Int64)}
+        return pl.concat([ranked, contexts], how="horizontal").with_columns(**origin)
+
+
+def _fitting_index(
+    candidates: _Candidates, index: LayerIndex | str, metric: str, centered: bool, n_components: int
+) -> LayerIndex:
+    """The opened index; raises InvalidValueError if it is of another layer or space."""
+    opened = open_index(candidates.store, name=index) if isinstance(index, str) else index
+    settings = opened.info.settings
+    requested = {
+        "layer": candidates.layer,
+        "metric": metric,
+        "centered": centered or n_components > 0,
+        "n_components": n_components,
+    }
+    for option, value in requested.items():
+        if getattr(settings, option) != value:
+            raise InvalidValueError(
+                f"the index {opened.name} has {option} {getattr(settings, option)}, not {value}: use the same value, "
+                "or search without this index"
+            )
+    return opened
+
+
+def mark_words(contexts: pl.DataFrame) -> list[str]:
+    """The sentences of a table of occurrences with the word, or the whole phrase, in brackets."""
+    texts = []
+    for text, position, word in zip(contexts["text"], contexts["position"], contexts["word"], strict=True):
+        words = text.split(" ")
+        stop = position + len(word.split(" "))
+        texts.append(" ".join([*words[:position], f"[{' '.join(words[position:stop])}]", *words[stop:]]))
+    return texts
+
+
+def _word_vector_queries(
+    table: WordVectors, word: str | Sequence[str] | None, vectors: ArrayLike | None
+) -> Queries:
+    if word is None:
+        array = np.atleast_2d(np.asarray(vectors, np.float64))
+        unknown = np.full(len(array), -1)
+        return Queries(list(range(len(array))), array, unknown, unknown)
+    names = [word] if isinstance(word, str) else list(word)
+    rows = table.rows_of(names)
+    for name, row in zip(names, rows.tolist(), strict=True):
+        if row < 0:
+            near = get_close_matches(name, table.words, n=3) if len(table) < 200_000 else []
+            hint = f"; similar words are {', '.join(near)}" if near else ": words are spelled as in the file"
+            raise InvalidValueError(f"there is no vector of {name!r}{hint}")
+    return Queries(names, table.vectors[rows], rows, rows)
+
+
+def _word_table(table: WordVectors, queries: Queries, hits: Hits) -> pl.DataFrame:
+    import polars as pl
+
+    query, rank = np.nonzero(hits.rows >= 0)
+    return pl.DataFrame(
+        {
+            "query": pl.Series([queries.names[number] for number in query.tolist()]),
+            "rank": rank + 1,
+            "score": hits.scores[query, rank],
+            "word": [table.words[row] for row in hits.rows[query, rank].tolist()],
+        }
+    )
+
+
+def encode_word(
+    store: Store, text: str, word: str | None = None, *, layer: int, model: str | Path | None = None
+) -> NDArray[np.float32]:
+    """Encode a word in a new sentence as the sentences of the store were: float32 [1, hidden_size].
+
+    The word is in [brackets] in `text`, or `word` is given and occurs in it once. Nothing is written to disk.
+    """
+    from embstore.models import load_encoder
+    from embstore.models.encoder import Spans
+
+    made = store.metadata.extraction
+    if made["unit"] != "word":
+        raise InvalidValueError("the store has one row per subword: give an occurrence or a vector, not a text")
+    words, position = _sentence_and_position(text, word, store.metadata.corpus["options"])
+    encoder = load_encoder(model or store.metadata.model["name"])
+    if encoder.info.weights_sha256 != store.metadata.model["weights_sha256"]:
+        raise InvalidValueError(
+            f"the model {encoder.info.name} is not the one that made {store.path}: give the location of that model"
+        )
+    tokenized = encoder.tokenize([words])
+    limit = int(made["max_length"]) - encoder.n_specials
+    tokenized = replace(
+        tokenized, ids=tokenized.ids[:limit], word_indptr=np.minimum(tokenized.word_indptr, limit)
+    )
+    start, stop = (int(tokenized.word_indptr[number]) for number in (position, position + 1))
+    options: dict[str, Any] = {"layers": [layer], "pooling": made["pooling"]}
+    options["attention_window"] = made.get("attention_window")
+    spans = Spans(*(np.array([number], np.int64) for number in (0, start, stop)))
+    if stop == start or encoder.without_vector(tokenized, spans)[0]:
+        raise InvalidValueError(
+            f"the word {words[position]!r} has no vector: it has no subword, or lies beyond the length limit"
+        )
+    encoder.self_check(tokenized, **options)
+    (pooled,) = encoder.encode(tokenized, spans, batch_subwords=encoder.default_batch_subwords, **options)
+    return np.asarray(pooled.vectors[0].float().cpu().numpy(), np.float32)
+
+
+def _sentence_and_position(text: str, word: str | None, options: Mapping[str, Any]) -> tuple[list[str], int]:
+    """The words of the sentence, split like the corpus of the store, and the position of the query."""
+    brackets = re.findall(r"\[([^\[\]]+)\]", text)
+    if word is None:
+        if len(brackets) != 1:
+            raise InvalidValueError(
+                f"{len(brackets)} words of the text are in [brackets]: put one there, or give the word"
+            )
+        before, word = text[: text.index("[")], brackets[0].strip()
+        plain = text.replace(f"[{brackets[0]}]", brackets[0])
+        words, marked = _split(plain, options), _split(word, options)
+        position = len(_split(before, options))
+        if words[position : position + 1] != marked:
+            raise InvalidValueError(f"[{word}] is not one word as the store splits sentences: mark one word")
+        return words, position
+    words = _split(text, options)
+    positions = [position for position, own in enumerate(words) if own == word]
+    if len(positions) != 1:
+        raise InvalidValueError(f"{word!r} occurs {len(positions)} times in the text: put the right one in [brackets]")
+    return words, positions[0]
+
+
+def _split(text: str, options: Mapping[str, Any]) -> list[str]:
+    from embstore.corpus import open_corpus
+
+    if not text.strip():
+        return []
+    corpus = open_corpus([text.strip()], split=options.get("split") or "space", normalize=options.get("normalize"))
+    return [word for sentence in corpus for word in sentence.words]
