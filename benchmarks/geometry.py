@@ -51,7 +51,7 @@ class Bench:
         return timed(partial(es.reduce, self.store, {"nothing": Nothing()}))
 
     def mev(self, number: int) -> float:
-        return timed(partial(maximum_explainable_variance, self.store, self.layer, self.types))
+        return timed(partial(maximum_explainable_variance, self.store, layer=self.layer, types=self.types))
 
     def svd(self, number: int, *, vectors: bool) -> float:
         return timed(partial(self._svd, vectors=vectors))

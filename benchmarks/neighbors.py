@@ -32,10 +32,10 @@ from measure import (
 from numpy.typing import NDArray
 
 import embstore as es
-from embstore.analysis.neighbors.exact import StoreVectors, exact_search
-from embstore.analysis.neighbors.indexes import LayerIndex, build_index
-from embstore.analysis.neighbors.recall import measure_recall
-from embstore.analysis.neighbors.space import Space
+from embstore.analysis.bench import measure_recall
+from embstore.analysis.neighbors.exact import exact_search
+from embstore.analysis.neighbors.index import LayerIndex, build_index
+from embstore.analysis.neighbors.space import Space, StoreVectors
 
 K = 10
 COUNTS = (1, 32, 1000)
@@ -135,7 +135,7 @@ def indexed(arguments: argparse.Namespace, store: es.Store) -> tuple[dict[str, A
     queries = store.gather(drawn.choice(store.n_rows, 1000, replace=False), arguments.layer).astype(np.float32)
     for kind in ("ivf", "hnsw"):
         began = time.perf_counter()
-        index = build_index(store, arguments.layer, kind=kind, name=f"bench-{kind}", seed=arguments.seed)
+        index = build_index(store, layer=arguments.layer, kind=kind, name=f"bench-{kind}", seed=arguments.seed)
         seconds = time.perf_counter() - began
         setting = {"nprobe": 16} if kind == "ivf" else {"ef": 64}
         alone = bare(index, queries, **setting)

@@ -51,7 +51,7 @@ def extract(
 def query(store: StorePath, layer: Layer = "last", repeats: Repeats = 7, as_json: AsJson = False) -> None:
     """Time opening, gathers and scans against numpy in memory."""
     opened = es.open(store)
-    rows = es.analysis.bench_query(store, layer=layer_of(layer, opened.layers), repeats=repeats)
+    rows = es.analysis.bench_query(opened, layer=layer_of(layer, opened.layers), repeats=repeats)
     if as_json:
         print_json(rows)
     else:
@@ -75,7 +75,7 @@ def neighbors(
             raise InvalidValueError(f"--queries {count!r} is not a number of queries: give some such as 1,32,1000")
     opened = es.open(store)
     number = layer_of(layer, opened.layers)
-    rows = es.analysis.bench_neighbors(store, layer=number, k=k, queries=list(map(int, counts)), repeats=repeats)
+    rows = es.analysis.bench_neighbors(opened, layer=number, k=k, queries=list(map(int, counts)), repeats=repeats)
     if as_json:
         print_json(rows)
     else:

@@ -57,8 +57,8 @@ def demo(
     print_table(_nearest_words(store, words))
 
     print("\n6. Figures: the senses by layer, and how contextual each layer is\n")
-    last = agreement.filter(agreement["layer"] == store.layers[-1]).sort("value", "word", descending=[True, False])
-    mapped = [es.analysis.labelled_occurrences(store, word, label=LABEL) for word in last["word"].head(N_MAPPED)]
+    last = agreement.filter(agreement["layer"] == store.layers[-1]).sort("value", "item", descending=[True, False])
+    mapped = [es.analysis.labelled_occurrences(store, word, label=LABEL) for word in last["item"].head(N_MAPPED)]
     layers = [store.layers[0], store.layers[len(store.layers) // 2], store.layers[-1]]
     es.plot.save(es.plot.sense_map(mapped, layers=layers), out / "senses.png")
     summary = es.analysis.summarize_geometry(es.geometry(store))
@@ -100,7 +100,7 @@ def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:
         .sort("count", "word", descending=[True, False])
     )
     words = senses["word"].cast(pl.String).to_list()
-    return es.analysis.label_agreement(store, words, label=LABEL), words
+    return es.analysis.label_agreement(store, words=words, label=LABEL), words
 
 
 def _by_layer(agreement: pl.DataFrame, layers: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -108,11 +108,11 @@ def _by_layer(agreement: pl.DataFrame, layers: tuple[int, ...]) -> list[dict[str
     import polars as pl
 
     wide = agreement.with_columns(pl.col("value") * 100, pl.col("baseline") * 100).pivot(
-        "layer", index=["word", "count", "labels", "baseline"], values="value"
+        "layer", index=["item", "count", "n_labels", "baseline"], values="value"
     )
     rows: list[dict[str, Any]] = []
     for row in wide.to_dicts():
-        first = {"word": row["word"], "n": row["count"], "senses": row["labels"], "chance": row["baseline"]}
+        first = {"word": row["item"], "n": row["count"], "senses": row["n_labels"], "chance": row["baseline"]}
         rows.append(first | {f"l{layer}": row[str(layer)] for layer in layers})
     mean = {name: sum(row[name] for row in rows) / len(rows) for name in list(rows[0])[3:]}
     table = [*rows, {"word": "mean", "n": None, "senses": None, **mean}]
@@ -121,16 +121,15 @@ def _by_layer(agreement: pl.DataFrame, layers: tuple[int, ...]) -> list[dict[str
 
 def _nearest(store: es.Store, words: list[str]) -> list[dict[str, Any]]:
     """Return an occurrence of each of the first words, followed by its nearest other occurrence."""
+    labelled = store.table().drop_nulls(LABEL)["occurrence"].to_numpy()
     rows = []
     for number, word in enumerate(words[:N_QUERIES]):
-        found = es.analysis.labelled_occurrences(store, word, label=LABEL)
-        nearest, scores = es.analysis.cosine_neighbors(found.vectors[-1:])
-        query = number % len(found.rows)
-        other = int(nearest[0, query])
-        texts = store.select(rows=found.rows[[query, other]]).table().to_dicts()
-        for score, position, text in zip((None, float(scores[0, query])), (query, other), texts, strict=True):
-            shown = {"": "query" if score is None else f"{score:.2f}", "word": word}
-            rows.append({**shown, "sense": found.labels[position], "sentence": text["text"]})
+        occurrences = store.select(words=word, rows=labelled)
+        query = int(occurrences.rows[number % len(occurrences.rows)])
+        (nearest,) = es.neighbors(occurrences, occurrence=query, k=1).to_dicts()
+        (own,) = store.select(rows=[query]).table().to_dicts()
+        for score, row in (("query", own), (f"{nearest['score']:.2f}", nearest)):
+            rows.append({"": score, "word": word, "sense": row[LABEL], "sentence": row["text"]})
     return rows
 
 

@@ -23,7 +23,7 @@ from embstore_cli.options import (
 from embstore_cli.output import print_json, print_table, require_files, write_table
 
 if TYPE_CHECKING:
-    from embstore.analysis.neighbors.indexes import IndexState
+    from embstore.analysis import IndexState
 
 SETTINGS = {"train_sample": int, "seed": int, "memory": str, "threads": int, "k": int, "queries": int}
 Kind = Annotated[
@@ -72,7 +72,14 @@ def index(
         return
     number = layer_of(layer, opened.layers)
     built = es.build_index(
-        opened, number, kind=kind, metric=metric, center=centered, components=components, name=name, **chosen
+        opened,
+        layer=number,
+        kind=kind,
+        metric=metric,
+        centered=centered,
+        n_components=components,
+        name=name,
+        **chosen,
     )
     state = next(each for each in es.analysis.list_indexes(opened) if each.name == built.name)
     described = _described(state)
@@ -86,7 +93,7 @@ def index(
         print_json([described])
         return
     print(
-        f"{built.path}: {described['factory']} over layer {built.layer}, {built.metric}, {described['rows']:,} rows, "
+        f"{built.path}: {described['factory']} over layer {built.layer}, {built.metric}, {described['n_rows']:,} rows, "
         f"{described['nbytes'] / 2**20:,.1f} MiB"
     )
     print_table(
@@ -98,18 +105,18 @@ def index(
 
 
 def _described(state: IndexState) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": state.name, "state": state.state, "what": state.what}
+    described: dict[str, Any] = {"name": state.name, "state": state.state, "reason": state.reason}
     if state.info is None:
         return described
-    recipe = state.info.recipe
+    settings = state.info.settings
     return described | {
-        "layer": recipe.layer,
-        "kind": recipe.kind,
-        "factory": recipe.factory,
-        "metric": recipe.metric,
-        "center": recipe.center,
-        "components": recipe.components,
-        "rows": recipe.rows,
+        "layer": settings.layer,
+        "kind": settings.kind,
+        "factory": settings.factory,
+        "metric": settings.metric,
+        "centered": settings.centered,
+        "n_components": settings.n_components,
+        "n_rows": settings.n_rows,
         "nbytes": state.info.nbytes,
         "parameters": dict(state.info.parameters),
     }
@@ -124,12 +131,13 @@ def _print_list(path: str, states: list[IndexState], as_json: bool) -> None:
         print(f"{path} has no index")
     rows = []
     for each in described:
-        row = {name: each.get(name) for name in ("name", "state", "layer", "factory", "metric", "components", "rows")}
+        row = {name: each.get(name) for name in ("name", "state", "layer", "factory", "metric")}
+        row |= {"components": each.get("n_components"), "rows": each.get("n_rows")}
         row["MiB"] = each["nbytes"] / 2**20 if "nbytes" in each else None
-        if each.get("center") and not each["components"]:
+        if each.get("centered") and not each["n_components"]:
             row["components"] = "mean only"
         rows.append(row)
     print_table(rows)
     for state in states:
         if state.state in ("stale", "damaged"):
-            print(state.what)
+            print(state.reason)

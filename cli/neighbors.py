@@ -33,12 +33,12 @@ from embstore_cli.output import counted, deliver, print_json, print_table, requi
 if TYPE_CHECKING:
     import polars as pl
 
-    from embstore.analysis.neighbors.clusters import Clusters
+    from embstore.analysis import Clusters
 
 SHOWN_QUERIES = 3
 MATCHES = ("query", "rank", "score", "marked", "store", "layer")  # columns that describe a match, not an occurrence
-SENSES = {"min_size": int, "components": int, "sample": int | None, "seed": int, "map": Literal["pca", "umap"]}
-LABEL = {"components": int, "sample": int | None, "seed": int}
+SENSES = {"min_size": int, "n_components": int, "sample": int | None, "seed": int, "map": Literal["pca", "umap"]}
+LABEL = {"n_components": int, "sample": int | None, "seed": int}
 AnyWord = Annotated[str | None, typer.Argument(metavar="[WORD]", help="The word, as written in the corpus.")]
 Row = Annotated[int | None, typer.Option(metavar="N", help="Query: the occurrence in row N of the store.")]
 Text = Annotated[
@@ -87,7 +87,7 @@ def neighbors(
     """
     require_files(out)
     words, vectors = _queries(word, batch, row, text, mean)
-    space: dict[str, Any] = {"k": k, "metric": metric, "center": centered, "components": components}
+    space: dict[str, Any] = {"k": k, "metric": metric, "centered": centered, "n_components": components}
     if not _is_store(source):
         if row is not None or text is not None or mean or layer != "last" or label or exclude:
             raise InvalidValueError(f"{source} holds word vectors: use WORD, -k, --metric, --centered or --components")
@@ -246,13 +246,13 @@ def senses(
     chosen = read_settings(settings, SENSES)
     drawing = {"method": chosen.pop("map", "pca"), "seed": chosen.get("seed", 0)}
     opened = es.open(store)
-    found = es.analysis.cluster_occurrences(
+    found = es.senses(
         opened,
         word,
         layer=layer_of(layer, opened.layers),
         method=method,
-        clusters=clusters,
-        center=centered,
+        n_clusters=clusters,
+        centered=centered,
         label=label,
         **chosen,
     )
@@ -278,7 +278,7 @@ def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
         "baseline": found.baseline,
         "clusters": [
             row | {"nearest": nearest[row["cluster"],].to_dicts() if (row["cluster"],) in nearest else []}
-            for row in found.summary.drop("word", "layer").to_dicts()
+            for row in found.frame.drop("word", "layer").to_dicts()
         ],
     }
 
@@ -288,11 +288,11 @@ def _print_clusters(found: Clusters, most: int) -> None:
 
     labelled = found.purity is not None
     rows = []
-    for row in found.summary.to_dicts():
+    for row in found.frame.to_dicts():
         shown = {"cluster": "none" if row["cluster"] < 0 else str(row["cluster"]), "occurrences": row["count"]}
         shown |= {"share": f"{row['share']:.0%}", "silhouette": row["silhouette"]}
         rows.append(shown | ({"most frequent label": row["label"], "purity": row["purity"]} if labelled else {}))
-    clusters = counted(int((found.summary["cluster"] >= 0).sum()), "cluster")
+    clusters = counted(int((found.frame["cluster"] >= 0).sum()), "cluster")
     title = f"{found.word} in layer {found.layer}: {counted(len(found.occurrences), 'occurrence')}, {clusters} "
     title += f"({found.method})"
     if found.silhouette is not None:
@@ -345,14 +345,14 @@ def label(
         for name, path in (("train", train), ("test", test))
     }
     opened = es.open(store)
-    frame = es.analysis.knn_labels(
+    frame = es.analysis.knn_scores(
         opened,
         label=label,
         layers=layers_of(layers, opened.layers),
         k=k,
         split=split,
         metric=metric,
-        center=centered,
+        centered=centered,
         device=device,
         **words,
         **chosen,
@@ -408,8 +408,8 @@ def hubness(
                 layers=chosen,
                 k=k,
                 metric=metric,
-                center=centered,
-                components=removed,
+                centered=centered,
+                n_components=removed,
                 sample=sample,
                 seed=seed,
                 top=top,

@@ -149,7 +149,7 @@ def _draw(store: es.Store, occurrences: pl.DataFrame, word: str, row: int | None
     if row is not None and row not in rows:
         raise InvalidValueError(f"--row {row} is not an occurrence of {word!r}: choose one of the rows printed")
     position = 0 if row is None else rows.index(row)
-    similarity = es.analysis.sentence_similarity(store, occurrences["sentence"].to_list()[position])
+    similarity = es.analysis.sentence_similarity(store, sentence=occurrences["sentence"].to_list()[position])
     text: str = occurrences["text"].to_list()[position]
     es.plot.save(es.plot.heat_map(similarity, title=text if len(text) <= 80 else text[:79] + "…"), path)
 

@@ -40,7 +40,7 @@ FORMATS: dict[str, Format] = {
 }
 STATIC = {
     "scale": Literal["unit", "rms"],
-    "components": int | None,
+    "n_components": int | None,
     "precision": Literal["float64", "float32"],
     "memory": str,
     "cluster": str,
@@ -81,7 +81,7 @@ def static(
     """Make static vectors: one for each word, from one layer.
 
     gensim and other tools read text and binary files; a store of static vectors has a row for each word.
-    --set scale=rms is of pc1, components=N of abtt.
+    --set scale=rms is of pc1, n_components=N of abtt.
     """
     form = _format(out, format, allowed=("text", "glove", "binary", "npy", "store"))
     chosen = read_settings(settings, STATIC)
@@ -99,7 +99,7 @@ def static(
     )
     made: dict[str, Any] = {"method": method, "min_contexts": min_contexts}
     made |= {"scale": chosen.get("scale", "unit")} if method == "pc1" else {}
-    made |= {"components": chosen.get("components")} if method == "abtt" else {}
+    made |= {"n_components": chosen.get("n_components")} if method == "abtt" else {}
     if form == "store":
         es.analysis.write_static_store(vectors, out, source=opened, layer=number, made=made)
     else:

@@ -9,12 +9,13 @@ from . import store as store
 from . import studies as studies
 from . import vectors as vectors
 from .analysis.geometry.measure import geometry as geometry
+from .analysis.neighbors.find import neighbors as neighbors
 from .analysis.neighbors.hubness import hubness as hubness
-from .analysis.neighbors.indexes import build_index as build_index
-from .analysis.neighbors.indexes import open_index as open_index
-from .analysis.neighbors.nearest import neighbors as neighbors
-from .analysis.parts import reduce as reduce
+from .analysis.neighbors.index import build_index as build_index
+from .analysis.neighbors.index import open_index as open_index
+from .analysis.neighbors.senses import senses as senses
 from .analysis.scan import Reducer as Reducer
+from .analysis.scan import reduce as reduce
 from .analysis.static.vectors import static_vectors as static_vectors
 from .analysis.torch_dataset import TorchDataset as TorchDataset
 from .corpus import Corpus as Corpus

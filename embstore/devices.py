@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -37,6 +38,21 @@ def choose_device(device: str = "auto") -> torch.device:
         found = "auto, cpu" if kind == "cpu" else f"auto, cpu, {kind}"
         raise InvalidValueError(f"device {device!r} is not available here; choose one of {found}")
     return chosen
+
+
+def thread_count(threads: int | None = None) -> int:
+    """Return how many CPU threads to use: `threads`, else OMP_NUM_THREADS, else one for each core that is available.
+
+    Raises InvalidValueError for a number below 1.
+    """
+    if threads is not None and threads < 1:
+        raise InvalidValueError(f"threads {threads} is not allowed: give 1 or more")
+    if threads is not None:
+        return threads
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    if variable.isdecimal() and int(variable):
+        return int(variable)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

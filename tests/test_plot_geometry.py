@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from embstore import plot
-from embstore.analysis.similarity.sentence import SentenceSimilarity
+from embstore.analysis.geometry.cosine import SentenceSimilarity
 from embstore.errors import InvalidValueError
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")

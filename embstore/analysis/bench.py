@@ -35,7 +35,7 @@ def bench_query(data: Store, *, layer: int | str = -1, repeats: int = 7, seed: i
     """
     if repeats < 1:
         raise InvalidValueError(f"repeats {repeats} is not allowed: give 1 or more")
-    vectors = StoreVectors(data, data.layers[-1] if layer in (-1, "last") else layer)  # type: ignore[arg-type]
+    vectors = StoreVectors(data, layer)
     opening = median(_ms(lambda: open_store(data.path)) for _ in range(repeats))
     copy = np.array(data.gather(np.arange(data.n_rows), vectors.layer))
     rng = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def bench_neighbors(
         raise InvalidValueError(f"repeats {repeats} is not allowed: give 1 or more")
     if not queries or min(queries) < 1:
         raise InvalidValueError(f"queries {list(queries)} are not allowed: give numbers of 1 or more")
-    vectors = StoreVectors(data, data.layers[-1] if layer in (-1, "last") else layer)  # type: ignore[arg-type]
+    vectors = StoreVectors(data, layer)
     copy = data.gather(np.arange(data.n_rows), vectors.layer).astype(np.float32)
     peer, search_copy = _peer(copy, k)
     rng = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ states are merged in the order of the parts, so that the result does not depend 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -25,6 +25,7 @@ from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError
 from embstore.executors import iter_results
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
+from embstore.store.layers import resolve_layer
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 BLOCK_NBYTES = 4 * 2**20  # of float32: the block of a thread stays in its cache
@@ -247,7 +248,7 @@ def open_on_worker(pickled: bytes, fingerprint: str, n_committed_rows: int) -> S
     store: Store = pickle.loads(pickled)
     if store.metadata.recipe_sha256 != fingerprint:
         raise ExecutorError(
-            f"{store.path} is a different store on the worker: give a path that leads to the same store on every machine"
+            f"{store.path} is a different store on the worker: give a path to the same store on every machine"
         )
     return store
 
@@ -372,25 +373,25 @@ class Counter:
             self._report(self.done)
 
 
-def selected(data: Store | Selection, layers: int | str | Iterable[int] | None = None) -> Selection:
-    """A selection of `data` at some layers (-1 and "last" are the last one); raises InvalidValueError if it is empty."""
+def selected(data: Store | Selection, layers: int | str | Sequence[int] | None = None) -> Selection:
+    """A selection of `data` at some layers (-1 and "last": the last one); raises InvalidValueError if it is empty."""
     if isinstance(data, Store):
         selection = data.select(layers=layers)
     elif layers is None:
         selection = data
     else:
-        selection = rows_of(data.store, data.rows, data.store.select(layers=layers).layers)
+        selection = rows_of(data.store, data.rows, layers)
     if not len(selection.rows):
         raise InvalidValueError(f"no occurrence of {selection.store.path} is selected: choose other conditions")
     return selection
 
 
-def rows_of(store: Store, rows: NDArray[np.int64], layers: int | tuple[int, ...]) -> Selection:
+def rows_of(store: Store, rows: NDArray[np.int64], layers: int | str | Sequence[int]) -> Selection:
     """The selection of these rows, in their order, at one or several layers."""
-    return Selection(store, layers=(layers,) if isinstance(layers, int) else layers, filters=(), start=rows)
+    return Selection(store, layers=layers, rows=rows)
 
 
 def layer_of(data: Store | Selection, layer: int | str) -> int:
     """The number of a stored layer; -1 and "last" are the last layer of `data`. Raises InvalidValueError."""
-    store = data if isinstance(data, Store) else data.store
-    return data.layers[-1] if layer in (-1, "last") else store.select(layers=layer).layers[0]
+    from_end = isinstance(layer, str) or layer < 0
+    return resolve_layer(layer, data.layers if from_end or isinstance(data, Store) else data.store.layers)

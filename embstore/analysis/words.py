@@ -66,7 +66,9 @@ def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
     return np.bincount(key[first] // (int(texts.max(initial=0)) + 1), minlength=len(index.words))
 
 
-def eligible_types(data: Store | Selection, min_contexts: int = 5, max_contexts: int | None = None) -> NDArray[np.int64]:
+def eligible_types(
+    data: Store | Selection, min_contexts: int = 5, max_contexts: int | None = None
+) -> NDArray[np.int64]:
     """The types that occur in `min_contexts` to `max_contexts` different sentences, ascending; int64 [n]."""
     if min_contexts < 1:
         raise InvalidValueError(f"min_contexts {min_contexts} is not allowed: give 1 or more")

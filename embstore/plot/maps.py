@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-    from embstore.analysis.neighbors.clusters import Clusters
-    from embstore.analysis.neighbors.senses import LabelledOccurrences
-    from embstore.analysis.similarity.sentence import SentenceSimilarity
+    from embstore.analysis.geometry.cosine import SentenceSimilarity
+    from embstore.analysis.neighbors.labels import LabelledOccurrences
+    from embstore.analysis.neighbors.senses import Clusters
 
 NO_CLUSTER, NO_LABEL = "no cluster", "no label"  # drawn in grey
 GREY, FRAME = "#999999", "#bbbbbb"
@@ -118,7 +118,7 @@ def _scatter(axis: Any, points: NDArray[np.float64], names: Sequence[str]) -> No
 
 
 def _umap(vectors: NDArray[Any], seed: int) -> NDArray[np.float64]:
-    from embstore.analysis.neighbors.maps import umap_plane
+    from embstore.analysis.neighbors.senses import umap_plane
 
     return umap_plane(vectors, seed=seed)
 

@@ -29,16 +29,16 @@ def hard_store(
     return write_words(path, vectors, dtype=dtype)
 
 
-def require_space(space: Space, values: np.ndarray, *, center: bool, components: int) -> None:
+def require_space(space: Space, values: np.ndarray, *, centered: bool, n_components: int) -> None:
     """What a space has learnt is the layer's mean and its first principal directions, as far as float32 tells."""
-    if not center:
+    if not centered:
         assert space.mean is space.components is None
         return
     mean = values.mean(0)
     assert space.mean is not None
     np.testing.assert_allclose(space.mean, mean, atol=1e-6)
     found = np.zeros((0, len(mean))) if space.components is None else space.components
-    directions = np.linalg.svd(values - mean, full_matrices=False)[2][:components]
+    directions = np.linalg.svd(values - mean, full_matrices=False)[2][:n_components]
     np.testing.assert_allclose(found.T @ found, directions.T @ directions, atol=1e-5)
 
 

@@ -19,8 +19,8 @@ from tests.store_making import make_store
 def test_a_row_for_each_read_that_the_store_is_large_enough_for(tmp_path: Path, suffix: str) -> None:
     made = make_store(tmp_path / f"store.{suffix}", sentences=300)
     assert made.store.n_rows > 1000
-    rows = es.analysis.bench_query(tmp_path / f"store.{suffix}", repeats=2)
-    assert [(row["read"], row["rows"]) for row in rows] == [
+    rows = es.analysis.bench_query(made.store, repeats=2)
+    assert [(row["read"], row["n_rows"]) for row in rows] == [
         ("open", made.store.n_rows),
         ("gather", 50),
         ("gather", 1000),
@@ -28,13 +28,13 @@ def test_a_row_for_each_read_that_the_store_is_large_enough_for(tmp_path: Path, 
     ]
     assert all(row["ms"] > 0 for row in rows)
     for row in rows[1:]:
-        assert row["ratio"] == pytest.approx(row["ms"] / row["beside_ms"])
+        assert row["ratio"] == pytest.approx(row["ms"] / row["peer_ms"])
 
 
 def test_it_reads_the_layer_asked_for_and_rows_that_the_seed_fixes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_store(tmp_path / "store.zarr")
+    made = make_store(tmp_path / "store.zarr")
     asked: list[tuple[int, list[int]]] = []
     gather = Store.gather
 
@@ -46,7 +46,7 @@ def test_it_reads_the_layer_asked_for_and_rows_that_the_seed_fixes(
     runs = []
     for seed in (0, 0, 1):
         asked.clear()
-        es.analysis.bench_query(tmp_path / "store.zarr", layer=2, repeats=3, seed=seed)
+        es.analysis.bench_query(made.store, layer=2, repeats=3, seed=seed)
         assert {layer for layer, _ in asked} == {2}
         runs.append([rows for _, rows in asked if len(rows) == 50])
     assert len(runs[0]) == 3
@@ -58,37 +58,35 @@ def test_the_last_layer_is_read_by_default(tmp_path: Path, monkeypatch: pytest.M
     asked = []
     scan = Store.scan
     monkeypatch.setattr(Store, "scan", lambda self, layer: asked.append(layer) or scan(self, layer))
-    es.analysis.bench_query(tmp_path / "store.zarr", repeats=1)
+    es.analysis.bench_query(made.store, repeats=1)
     assert asked == [made.store.layers[-1]]
 
 
 def test_bad_options_are_refused(tmp_path: Path) -> None:
-    make_store(tmp_path / "store.zarr", sentences=5)
+    made = make_store(tmp_path / "store.zarr", sentences=5)
     with pytest.raises(InvalidValueError, match="repeats 0 is not allowed: give 1 or more"):
-        es.analysis.bench_query(tmp_path / "store.zarr", repeats=0)
+        es.analysis.bench_query(made.store, repeats=0)
     with pytest.raises(InvalidValueError, match="layer 9 is not stored"):
-        es.analysis.bench_query(tmp_path / "store.zarr", layer=9)
+        es.analysis.bench_query(made.store, layer=9)
 
 
 def test_search_is_timed_beside_a_flat_index_and_without_faiss_beside_numpy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_store(tmp_path / "store.zarr", sentences=60)
-    monkeypatch.setattr("embstore.analysis.bench.REST_S", 0.0)
+    monkeypatch.setattr("embstore.analysis.bench.REST_SECONDS", 0.0)
     for peer in ("faiss IndexFlatIP", "numpy x @ q, argpartition"):
-        rows = es.analysis.bench_neighbors(
-            tmp_path / "store.zarr", layer=made.store.layers[0], k=3, queries=[1, 20], repeats=2
-        )
-        assert [(row["queries"], row["rows"], row["beside"]) for row in rows] == [
+        rows = es.analysis.bench_neighbors(made.store, layer=made.store.layers[0], k=3, queries=[1, 20], repeats=2)
+        assert [(row["queries"], row["n_rows"], row["peer"]) for row in rows] == [
             (1, made.store.n_rows, peer),
             (20, made.store.n_rows, peer),
         ]
-        assert all(row["ratio"] == pytest.approx(row["ms"] / row["beside_ms"]) for row in rows)
+        assert all(row["ratio"] == pytest.approx(row["ms"] / row["peer_ms"]) for row in rows)
         monkeypatch.setitem(sys.modules, "faiss", None)
 
 
 @pytest.mark.parametrize("options", [{"queries": [0]}, {"queries": []}, {"repeats": 0}, {"layer": 9}, {"k": 0}])
 def test_bad_options_of_the_search_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    make_store(tmp_path / "store.zarr", sentences=5)
+    made = make_store(tmp_path / "store.zarr", sentences=5)
     with pytest.raises(InvalidValueError, match=r"not allowed|is not stored"):
-        es.analysis.bench_neighbors(tmp_path / "store.zarr", **options)
+        es.analysis.bench_neighbors(made.store, **options)

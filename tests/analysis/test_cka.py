@@ -55,7 +55,7 @@ def expected(one: Written, other: Written, rows: np.ndarray | None = None) -> li
 @pytest.mark.parametrize(("precision", "bound"), [("float64", 1e-9), ("float32", 1e-5)])
 def test_cka_of_one_store_is_by_the_book(written: Written, precision: str, bound: float) -> None:
     table = linear_cka(written.store, precision=precision)
-    assert table.columns == ["layer", "other_layer", "count", "value"]
+    assert table.columns == ["layer", "other_layer", "value", "count"]
     assert list(zip(table["layer"], table["other_layer"], strict=True)) == list(product(LAYERS, LAYERS))
     assert set(table["count"]) == {300}
     np.testing.assert_allclose(table["value"], expected(written, written), atol=bound, rtol=0)
@@ -139,7 +139,7 @@ def test_values_of_any_size(tmp_path: Path, size: float, precision: str) -> None
 
 def test_progress_ends_with_all_occurrences_of_all_pairs(written: Written) -> None:
     told: list[int] = []
-    linear_cka(written.store, memory=5_000, progress=told.append)
+    linear_cka(written.store, memory=5_000, progress=lambda done, total: told.append(done))
     assert told == sorted(told)
     assert told[-1] == 300 * 6
 
@@ -179,9 +179,9 @@ def test_words_numbered_otherwise_are_the_same_words(tmp_path: Path) -> None:
 
 def test_bad_input_is_refused(written: Written, tmp_path: Path) -> None:
     store = written.store
-    with pytest.raises(InvalidValueError, match="layer 7 is not stored: the store has the layers 0, 3, 4"):
+    with pytest.raises(InvalidValueError, match="layer 7 is not stored: choose among 0, 3, 4"):
         linear_cka(store, other_layers=[7])
-    with pytest.raises(InvalidValueError, match="no occurrence is selected"):
+    with pytest.raises(InvalidValueError, match="is selected: choose other conditions"):
         linear_cka(store.select(rows=[]))
     with pytest.raises(InvalidValueError, match="unknown precision 'half'"):
         linear_cka(store, precision="half")

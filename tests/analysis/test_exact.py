@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from embstore.analysis.neighbors import exact
-from embstore.analysis.neighbors.exact import ArrayVectors, Exclusion, Hits, Search, StoreVectors, exact_search
-from embstore.analysis.neighbors.exact_torch import torch_candidates
-from embstore.analysis.neighbors.space import METRICS, Space, space_of, unit_rows
+from embstore.analysis.neighbors.exact import Exclusion, Hits, Search, _gpu_candidates, exact_search
+from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Space, StoreVectors, space_of, unit_rows
 from embstore.errors import InvalidValueError, NonFiniteError
 from tests.analysis.word_store import write_words
 
@@ -76,7 +75,7 @@ def test_the_nearest_are_those_of_float64(kind: str, metric: str, dtype: str, co
 def test_mean_and_components_are_taken_away(kind: str, components: int, metric: str, tmp_path: Path) -> None:
     vectors = clouds(3)[kind].astype(np.float32)
     made = write_words(tmp_path / "store.zarr", [("word", vectors)]).store
-    space = space_of(made, 2, metric=metric, center=True, components=components)
+    space = space_of(made, 2, metric=metric, centered=True, n_components=components)
     held = made.gather(np.arange(made.n_rows), 2)
     np.testing.assert_allclose(space.mean, held.mean(0, dtype=np.float64), atol=1e-6)
     queries = np.concatenate([held[:5], np.random.default_rng(0).normal(size=(8, D)), held.mean(0)[None]])
@@ -116,11 +115,11 @@ def test_torch_alone_finds_the_same(kind: str, metric: str, monkeypatch: pytest.
     allowed = groups[0].of_rows[None] != groups[0].of_queries[:, None]
     for mean in (None, vectors.mean(0, dtype=np.float64)):
         space = Space(metric, mean)
-        placed = space.place(queries)
+        placed = space.transform(queries)
         placed = unit_rows(placed) if metric == "cosine" else placed
         search = Search(ArrayVectors(vectors), placed, 8, space, np.arange(len(vectors)), groups, None)
-        monkeypatch.setattr("embstore.analysis.neighbors.exact_torch.BLOCK_NBYTES", 100 * 4 * D)
-        found = search.decided(*torch_candidates(search, torch.device("cpu")))
+        monkeypatch.setattr("embstore.analysis.neighbors.exact.GPU_BLOCK_NBYTES", 100 * 4 * D)
+        found = search.decide(*_gpu_candidates(search, torch.device("cpu")))
         require_same(found, brute(queries, vectors, 8, space, allowed))
 
 
@@ -158,18 +157,18 @@ def test_bad_input_in_one_line() -> None:
         exact_search(vectors, np.eye(4), k=0)
     with pytest.raises(InvalidValueError, match=r"queries must be \[q, 4\]"):
         exact_search(vectors, np.ones(3), k=1)
-    with pytest.raises(InvalidValueError, match="rows must ascend"):
+    with pytest.raises(InvalidValueError, match="rows must be ascending"):
         exact_search(vectors, np.eye(4), k=1, rows=np.array([2, 1]))
     with pytest.raises(InvalidValueError, match="unknown metric 'cos'"):
         Space("cos")
 
 
-def test_what_float32_cannot_decide_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_float32_cannot_decide_is_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(7)
     vectors = np.repeat(rng.normal(size=(5, D)), 300, 0).astype(np.float32)
     read: list[int] = []
-    again = Search._read_again
-    monkeypatch.setattr(Search, "_read_again", lambda self, *a: (read.append(len(a[1])), again(self, *a))[1])
+    again = Search._second_pass
+    monkeypatch.setattr(Search, "_second_pass", lambda self, *a: (read.append(len(a[1])), again(self, *a))[1])
     monkeypatch.setattr(exact, "RESCORED_NBYTES", 4096)
     found = exact_search(ArrayVectors(vectors), vectors[[750, 3]], k=50)
     assert read == [2]

@@ -15,15 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.analysis import parts
-from embstore.analysis.geometry import measure as geometry_module
-from embstore.analysis.geometry.cosines import FusedCosines
+from embstore.analysis import scan
+from embstore.analysis.geometry import measure
+from embstore.analysis.geometry.cosine import Cosines, sentence_groups, word_groups
 from embstore.analysis.geometry.measure import METRICS, geometry
 from embstore.analysis.geometry.moments import Moments
-from embstore.analysis.groups import Grouping
-from embstore.analysis.parts import LayerParts, part_edges, reduce
-from embstore.analysis.scan import Batch, Scope
-from embstore.analysis.static.vectors import static_vectors
+from embstore.analysis.scan import Batch, Scope, part_spans, reduce
+from embstore.analysis.static.vectors import static_vectors, static_vectors_by_layer
 from embstore.errors import ExecutorError, InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.executors import Processes
 from embstore.store import Selection, Store, open_store
@@ -34,9 +32,9 @@ from tests.object_server import Bucket
 
 @pytest.fixture(autouse=True)
 def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut so small stores as a large one is cut."""
-    monkeypatch.setattr(parts, "FEWEST", 5)
-    monkeypatch.setattr(geometry_module, "FEWEST", 5)
+    """Cut small stores into several parts."""
+    monkeypatch.setattr(scan, "MIN_PARTS", 5)
+    monkeypatch.setattr(measure, "MIN_PARTS", 5)
 
 
 KINDS = [
@@ -98,8 +96,8 @@ def test_a_selection_in_any_order_is_the_same(small: Store) -> None:
 )
 def test_static_vectors_are_the_same_to_the_bit(store: Store, method: str) -> None:
     for layers, options in (([4], {"memory": 9_000}), ([4, 1], {"types": [5, 3, 20, 11], "precision": "float32"})):
-        whole = static_vectors(store, layers=layers, method=method, **options)
-        found = static_vectors(store, layers=layers, method=method, executor=Scattered(3), **options)
+        whole = static_vectors_by_layer(store, layers=layers, method=method, **options)
+        found = static_vectors_by_layer(store, layers=layers, method=method, executor=Scattered(3), **options)
         assert list(found) == layers
         for layer, vectors in found.items():
             assert vectors.words == whole[layer].words
@@ -114,9 +112,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def reducers_of(store: Store) -> dict[str, Any]:
-    sentence = np.asarray(store.index.sentence).astype(np.int64)
-    words = Grouping(np.asarray(store.index.type).astype(np.int64), len(store.index.words))
-    return {"cosines": FusedCosines(words=words, sentences=Grouping(sentence, int(sentence[-1]) + 1)), "all": Moments()}
+    rows = np.arange(store.n_rows)
+    words = word_groups(store.index, rows, np.arange(len(store.index.words)))
+    return {"cosines": Cosines(words=words, sentences=sentence_groups(store.index, rows)[1]), "all": Moments()}
 
 
 def bits_of(found: dict[int, dict[str, Any]]) -> bytes:
@@ -133,14 +131,14 @@ def test_the_order_in_which_tasks_end_changes_no_bit(small: Store, order: list[i
     assert bits_of(reduce(small, reducers_of(small), block_rows=8, executor=scattered)) == expected
 
 
-class Placed:
-    """A reducer of a user, whose sum depends on the places of occurrences in the selection."""
+class Positions:
+    """A reducer of a user, whose sum depends on the positions of occurrences in the selection."""
 
     def init(self, scope: Scope) -> list[float]:
-        return [0.0, float(len(scope.selection.rows))]
+        return [0.0, float(scope.n_rows)]
 
     def update(self, state: list[float], batch: Batch) -> list[float]:
-        weights = np.arange(batch.places.start, batch.places.stop)
+        weights = np.arange(batch.positions.start, batch.positions.stop)
         return [state[0] + float(weights @ batch.vectors.double().numpy()[:, 0]), state[1]]
 
     def merge(self, state: list[float], other: list[float]) -> list[float]:
@@ -150,46 +148,30 @@ class Placed:
         return state
 
 
-def test_a_reducer_without_of_part(small: Store) -> None:
+def test_a_reducer_of_a_user(small: Store) -> None:
     for source in (small, small.select(rows=np.arange(small.n_rows)[::-2])):
-        expected = reduce(source, {"placed": Placed()}, block_rows=8)
-        assert reduce(source, {"placed": Placed()}, block_rows=8, executor=Scattered(5)) == expected
+        expected = reduce(source, {"positions": Positions()}, block_rows=8)
+        assert reduce(source, {"positions": Positions()}, block_rows=8, executor=Scattered(5)) == expected
         rows = source.rows if isinstance(source, Selection) else np.arange(small.n_rows)
         total = np.arange(len(rows)) @ small.gather(rows, 2)[:, 0].astype(np.float64)
-        assert expected[2]["placed"] == [pytest.approx(total), len(rows)]
+        assert expected[2]["positions"] == [pytest.approx(total), len(rows)]
 
 
 def test_parts_depend_on_the_selection_alone() -> None:
-    assert part_edges(100, 10, 8, None) == [(0, 20), (20, 40), (40, 60), (60, 80), (80, 100)]
-    assert part_edges(100, 10, 8, 2) == [(0, 50), (50, 100)]
-    assert part_edges(25, 10, 8, None) == [(0, 10), (10, 20), (20, 25)]
-    assert len(part_edges(10**9, 1000, 768, None)) == parts.MOST
+    assert part_spans(100, 10, 8, None) == [(0, 20), (20, 40), (40, 60), (60, 80), (80, 100)]
+    assert part_spans(100, 10, 8, 2) == [(0, 50), (50, 100)]
+    assert part_spans(25, 10, 8, None) == [(0, 10), (10, 20), (20, 25)]
+    assert len(part_spans(10**9, 1000, 768, None)) == scan.MAX_PARTS
     with pytest.raises(InvalidValueError, match="parts 0"):
-        part_edges(10, 10, 8, 0)
-
-
-def test_tasks_and_states_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "FEWEST", 100)
-    rng = np.random.default_rng(0)
-    held = [(f"word{number}", rng.normal(size=(4, 8))) for number in range(2_000)]
-    wide = write_words(tmp_path / "store.zarr", held).store
-    step = LayerParts(wide.select(), reducers_of(wide), block_rows=20, local=False)
-    tasks = list(step.tasks())
-    rows = max(task.n_rows for task in tasks)
-    assert max(len(pickle.dumps(task)) for task in tasks) < 40 * rows + 6_000
-    states = tasks[3].run(wide)
-    assert len(pickle.dumps(states["cosines"])) < 100 * rows + 6_000 < wide.n_rows * 8
-    again = pickle.loads(pickle.dumps(states["cosines"]))
-    np.testing.assert_array_equal(again.sums, states["cosines"].sums)
-    np.testing.assert_array_equal(again.values, states["cosines"].values)
+        part_spans(10, 10, 8, 0)
 
 
 def test_progress_ends_at_the_total(store: Store) -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, int | None]] = []
     geometry(store, min_contexts=1, executor=Scattered(1), progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
-    counts: list[tuple[int, int]] = []
+    counts: list[tuple[int, int | None]] = []
     static_vectors(store, layer=1, executor=Scattered(1), progress=lambda done, total: counts.append((done, total)))
     assert counts[-1] == (store.n_rows, store.n_rows)
 
@@ -249,7 +231,7 @@ def test_another_store_at_the_path_is_refused(tmp_path: Path) -> None:
     shutil.move(tmp_path / "other.zarr", tmp_path / "store.zarr")
     with pytest.raises(ExecutorError) as caught:
         reduce(store, {"all": Moments()}, executor=Scattered())
-    one_line(caught, "store.zarr is another store on the worker")
+    one_line(caught, "store.zarr is a different store on the worker")
 
 
 @pytest.mark.slow

@@ -9,9 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from embstore.analysis.neighbors.exact import ArrayVectors
 from embstore.analysis.neighbors.hubness import hubness, k_occurrences, skewness
-from embstore.analysis.neighbors.space import Space
+from embstore.analysis.neighbors.space import ArrayVectors, Space
 from embstore.errors import InvalidValueError
 from embstore.vectors import WordVectors
 from tests.store_making import Made, make_store
@@ -85,7 +84,7 @@ def told(frame: pl.DataFrame, metric: str, layer: int | None) -> list[dict[str, 
 
 @pytest.mark.parametrize("center", [False, True])
 def test_figures_of_each_layer(center: bool, made: Made) -> None:
-    frame = hubness(made.store, k=5, center=center, top=3)
+    frame = hubness(made.store, k=5, centered=center, top=3)
     assert frame["space"].unique().to_list() == ["cosine, centered" if center else "cosine"]
     for place, layer in enumerate(made.store.layers):
         vectors = made.vectors[place].astype(np.float64)
@@ -145,7 +144,7 @@ def test_a_sample_asks_among_all(made: Made) -> None:
 
 def test_of_a_selection_only_its_occurrences(made: Made) -> None:
     chosen = made.store.select(words=["bank", "suit"], layers=5)
-    frame = hubness(chosen, k=3, center=True, components=1, top=100)
+    frame = hubness(chosen, k=3, centered=True, n_components=1, top=100)
     rows = chosen.rows
     vectors = made.vectors[2][rows].astype(np.float64)
     centered = vectors - vectors.mean(0)
@@ -159,7 +158,7 @@ def test_of_a_selection_only_its_occurrences(made: Made) -> None:
 def test_static_vectors_have_words_for_items() -> None:
     vectors = awkward(3)
     words = tuple(f"word{n}" for n in range(70))
-    frame = hubness(WordVectors(words, vectors), k=6, center=True, components=2, top=70)
+    frame = hubness(WordVectors(words, vectors), k=6, centered=True, n_components=2, top=70)
     centered = vectors.astype(np.float64) - vectors.astype(np.float64).mean(0)
     top = np.linalg.svd(centered)[2][:2]
     times = counts_by_hand(centered - centered @ top.T @ top, list(range(70)), 6, "cosine")
@@ -179,9 +178,9 @@ def test_counts_that_do_not_vary_have_no_skewness() -> None:
 
 
 def test_progress_counts_queries_of_layers(made: Made) -> None:
-    heard: list[int] = []
-    hubness(made.store, k=2, layers=[0, 5], sample=10, progress=heard.append)
-    assert heard == [10, 20]
+    heard: list[tuple[int, int | None]] = []
+    hubness(made.store, k=2, layers=[0, 5], sample=10, progress=lambda *step: heard.append(step))
+    assert heard == [(10, 20), (20, 20)]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_progress_counts_queries_of_layers(made: Made) -> None:
         ({"top": -1}, "top -1 is not allowed"),
         ({"metric": "manhattan"}, "unknown metric 'manhattan'"),
         ({"layers": 3}, "layer 3 is not stored"),
-        ({"components": 6}, "components 6 is not allowed"),
+        ({"n_components": 6}, "n_components 6 is not allowed"),
     ],
 )
 def test_bad_input_is_one_line(options: dict[str, object], message: str, made: Made) -> None:

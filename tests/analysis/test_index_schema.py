@@ -1,4 +1,4 @@
-"""The JSON Schema of an index's metadata: valid fixtures pass, each invalid one fails for the defect in its name."""
+"""The JSON Schema of the metadata of an index: valid fixtures pass, invalid ones fail for the defect in their name."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 import jsonschema
 import pytest
 
-from embstore.analysis.neighbors.indexes import build_index
+from embstore.analysis.neighbors.index import build_index
 from tests.analysis.index_store import LAYER, hard_store
 
-FIXTURES = Path(__file__).parents[1] / "schemas" / "index"
+FIXTURES = Path(__file__).parents[1] / "schemas" / "index_file"
 VALID = sorted((FIXTURES / "valid").glob("*.json"))
 INVALID = sorted((FIXTURES / "invalid").glob("*.json"))
 WHERE = {
     "checksum-beyond-32-bits": "$.files['index.faiss'].crc32c",
-    "digest-cut-short": "$.recipe.digest",
+    "digest-cut-short": "$.settings.digest",
     "file-of-no-bytes": "$.files['index.faiss'].nbytes",
     "name-of-a-hidden-folder": "$.name",
-    "negative-layer": "$.recipe.layer",
+    "negative-layer": "$.settings.layer",
     "newer-format": "$.format_version",
     "no-index-file": "$.files",
-    "no-recipe": "$",
+    "no-settings": "$",
     "unknown-member": "$",
-    "unknown-metric": "$.recipe.metric",
+    "unknown-metric": "$.settings.metric",
     "unknown-parameter": "$.parameters",
 }
 
 
 @pytest.fixture(scope="module")
 def validator() -> jsonschema.Draft202012Validator:
-    schema = json.loads(resources.files("embstore.schemas").joinpath("index.schema.json").read_text("utf-8"))
+    schema = json.loads(resources.files("embstore.schemas").joinpath("index_file.schema.json").read_text("utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 
@@ -59,7 +59,9 @@ def test_every_defect_has_its_fixture() -> None:
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "hnsw", "IVF4,SQ8"])
-def test_what_is_written_is_valid(validator: jsonschema.Draft202012Validator, tmp_path: Path, kind: str) -> None:
+def test_metadata_of_new_indexes_is_valid(
+    validator: jsonschema.Draft202012Validator, tmp_path: Path, kind: str
+) -> None:
     store = hard_store(tmp_path / "s.zarr").store
-    index = build_index(store, LAYER, kind=kind, components=1, threads=1)
+    index = build_index(store, layer=LAYER, kind=kind, n_components=1, threads=1)
     validator.validate(load(index.path / "index.json"))

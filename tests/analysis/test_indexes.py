@@ -9,11 +9,12 @@ import faiss
 import numpy as np
 import pytest
 
-from embstore.analysis.neighbors import indexes as indexes_module
+from embstore.analysis.bench import measure_recall
+from embstore.analysis.neighbors import index as index_module
 from embstore.analysis.neighbors.exact import Exclusion
-from embstore.analysis.neighbors.index_kinds import plan_index
-from embstore.analysis.neighbors.indexes import LayerIndex, build_index, list_indexes, open_index, remove_index
-from embstore.analysis.neighbors.recall import measure_recall
+from embstore.analysis.neighbors.index import LayerIndex, build_index, open_index
+from embstore.analysis.neighbors.index_files import list_indexes, remove_index
+from embstore.analysis.neighbors.index_kinds import choose_kind
 from embstore.errors import (
     InvalidValueError,
     MissingPackageError,
@@ -43,10 +44,11 @@ def all_lists(index: LayerIndex) -> dict[str, int]:
 def test_what_looks_at_every_row_equals_brute_force(
     made: Written, metric: str, kind: str, center: bool, components: int
 ) -> None:
-    index = build_index(made.store, LAYER, kind=kind, metric=metric, center=center, components=components, threads=1)
+    space = {"metric": metric, "centered": center, "n_components": components}
+    index = build_index(made.store, layer=LAYER, kind=kind, threads=1, **space)  # type: ignore[arg-type]
     values = made.values[0]
     queries = np.concatenate([values[::40], values[::100] + 0.01, np.zeros((1, values.shape[1]))])
-    require_space(index.space, values, center=center, components=components)
+    require_space(index.space, values, centered=center, n_components=components)
     by_hand = scores_by_hand(queries, values, metric, mean=index.space.mean, directions=index.space.components)
     for k in (1, 7, 50):
         hits = index.search(queries, k=k, **all_lists(index))
@@ -57,7 +59,7 @@ def test_what_looks_at_every_row_equals_brute_force(
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_dtype_is_searched_as_it_reads(dtype: str, metric: str, tmp_path: Path) -> None:
     made = hard_store(tmp_path / "s.zarr", words=6, dtype=dtype)
-    index = build_index(made.store, LAYER, kind="flat", metric=metric)
+    index = build_index(made.store, layer=LAYER, kind="flat", metric=metric)
     queries = made.values[0][::30]
     hits = index.search(queries, k=12)
     require_nearest(hits.rows, hits.scores, scores_by_hand(queries, made.values[0], metric), metric=metric)
@@ -69,7 +71,7 @@ def test_vectors_that_float16_cannot_tell_apart_are_told_apart(tmp_path: Path, m
     rng = np.random.default_rng(0)
     near = rng.normal(size=(1, 12)) + 1e-4 * rng.normal(size=(500, 12))
     made = write_words(tmp_path / "s.zarr", [("near", near), ("far", rng.normal(size=(100, 12)))], dtype="float32")
-    index = build_index(made.store, LAYER, kind=kind, metric=metric, threads=1)
+    index = build_index(made.store, layer=LAYER, kind=kind, metric=metric, threads=1)
     queries = made.values[0][::25]
     hits = index.search(queries, k=5, **all_lists(index))
     require_nearest(hits.rows, hits.scores, scores_by_hand(queries, made.values[0], metric), metric=metric)
@@ -81,8 +83,8 @@ def test_vectors_that_float16_cannot_tell_apart_are_told_apart(tmp_path: Path, m
 def test_filters_hold_and_k_answers_come_where_there_are_k(
     made: Written, metric: str, kind: str, rescore: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexes_module, "FEW_ROWS", 20)
-    index = build_index(made.store, LAYER, kind=kind, metric=metric, threads=1)
+    monkeypatch.setattr(index_module, "FEW_ROWS", 20)
+    index = build_index(made.store, layer=LAYER, kind=kind, metric=metric, threads=1)
     least = {"nprobe": 1} if "nlist" in index.info.parameters else {"ef": 4} if "ef" in index.info.parameters else {}
     rng = np.random.default_rng(0)
     types = np.asarray(made.store.index.type, np.int64)
@@ -110,7 +112,7 @@ def test_filters_hold_and_k_answers_come_where_there_are_k(
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
 def test_without_rescoring_the_answers_are_those_of_faiss(made: Written, kind: str) -> None:
-    index = build_index(made.store, LAYER, kind=kind, metric="l2", threads=1)
+    index = build_index(made.store, layer=LAYER, kind=kind, metric="l2", threads=1)
     bare = faiss.read_index(str(index.path / "index.faiss"))
     if kind == "ivf":
         bare.nprobe = 3
@@ -124,7 +126,7 @@ def test_without_rescoring_the_answers_are_those_of_faiss(made: Written, kind: s
 
 
 def test_more_than_there_are_and_a_single_query(made: Written) -> None:
-    index = build_index(made.store, LAYER, kind="ivf", threads=1)
+    index = build_index(made.store, layer=LAYER, kind="ivf", threads=1)
     hits = index.search(made.values[0][0], k=made.store.n_rows + 5, nprobe=1)
     require_nearest(
         hits.rows, hits.scores, scores_by_hand(made.values[0][:1], made.values[0], "cosine"), metric="cosine"
@@ -136,7 +138,7 @@ def test_more_than_there_are_and_a_single_query(made: Written) -> None:
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "flat"])
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_recall_that_is_measured_is_reached(made: Written, kind: str, metric: str) -> None:
-    index = build_index(made.store, LAYER, kind=kind, metric=metric, threads=1)
+    index = build_index(made.store, layer=LAYER, kind=kind, metric=metric, threads=1)
     table = measure_recall(made.store, index, k=10, queries=60, seed=4, threads=1)
     assert table.columns == ["setting", "recall", "queries_per_second", "k"]
     assert table["recall"].is_between(0, 1).all()
@@ -159,14 +161,14 @@ def test_the_recall_that_is_measured_is_reached(made: Written, kind: str, metric
 
 
 def test_names_and_listing(made: Written) -> None:
-    build_index(made.store, LAYER, kind="IVF3,Flat", metric="ip", components=1, threads=1)
-    build_index(made.store, LAYER, kind="flat", metric="ip", name="mine")
+    build_index(made.store, layer=LAYER, kind="IVF3,Flat", metric="ip", n_components=1, threads=1)
+    build_index(made.store, layer=LAYER, kind="flat", metric="ip", name="mine")
     found = {state.name: state for state in list_indexes(made.store)}
     assert found["layer2-IVF3-Flat-ip-less1"].state == found["mine"].state == "ready"
     assert open_index(made.store, name="mine").metric == "ip"
-    assert open_index(made.store, LAYER, kind="IVF3,Flat").info.recipe.components == 1
+    assert open_index(made.store, layer=LAYER, kind="IVF3,Flat").info.settings.n_components == 1
     with pytest.raises(InvalidValueError, match=r"several such indexes: give the name, one of .*mine"):
-        open_index(made.store, LAYER, metric="ip")
+        open_index(made.store, layer=LAYER, metric="ip")
     remove_index(made.store, "mine")
     with pytest.raises(SearchIndexNotFoundError, match="has no index 'mine'"):
         open_index(made.store, name="mine")
@@ -180,7 +182,7 @@ def test_removing_the_last_leaves_nothing(tmp_path: Path) -> None:
     for suffix in SUFFIXES:
         made = hard_store(tmp_path / f"s{suffix}", words=2)
         before = sorted(tmp_path.rglob("*"))
-        build_index(made.store, LAYER, kind="flat", name="a")
+        build_index(made.store, layer=LAYER, kind="flat", name="a")
         assert sorted(tmp_path.rglob("*")) != before
         remove_index(made.store, "a")
         assert sorted(tmp_path.rglob("*")) == before
@@ -196,12 +198,12 @@ def test_removing_the_last_leaves_nothing(tmp_path: Path) -> None:
         ({"kind": "IVF5000,Flat"}, "rows are too few to train"),
         ({"kind": "IVF64,PQ4x10"}, "rows are too few to train"),
         ({"metric": "jaccard"}, "unknown metric 'jaccard'; allowed are cosine, ip, l2"),
-        ({"components": 12}, "components 12 is not allowed: give 0 to 11"),
-        ({"components": -1}, "components -1 is not allowed"),
+        ({"n_components": 12}, "n_components 12 is not allowed: give 0 to 11"),
+        ({"n_components": -1}, "n_components -1 is not allowed"),
         ({"train_sample": 0}, "train_sample 0"),
         ({"memory": 0}, "memory 0"),
         ({"seed": -1}, "seed -1"),
-        ({"threads": 0}, "threads is 0"),
+        ({"threads": 0}, "threads 0"),
         ({"name": "../x"}, "name '../x' is not allowed"),
         ({"name": ".x"}, "name '.x' is not allowed"),
         ({"name": ""}, "name '' is not allowed"),
@@ -215,18 +217,18 @@ def test_bad_options_are_one_line(made: Written, options: dict[str, object], say
 
 
 def test_bad_searches_are_one_line(made: Written) -> None:
-    index = build_index(made.store, LAYER, kind="flat")
+    index = build_index(made.store, layer=LAYER, kind="flat")
     query = made.values[0][:2]
     for options, says in (
         ({"k": 0}, "k 0 is not allowed"),
         ({"k": 1, "nprobe": 3}, "nprobe is for ivf and ivfpq: the index layer2-flat-cosine is SQfp16"),
         ({"k": 1, "ef": 3}, "ef is for hnsw"),
-        ({"k": 1, "threads": 0}, "threads is 0"),
+        ({"k": 1, "threads": 0}, "threads 0"),
     ):
         with pytest.raises(InvalidValueError, match=says):
             index.search(query, **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidValueError, match="nprobe 0 is not allowed"):
-        build_index(made.store, LAYER, kind="ivf", threads=1).search(query, k=1, nprobe=0)
+        build_index(made.store, layer=LAYER, kind="ivf", threads=1).search(query, k=1, nprobe=0)
     with pytest.raises(InvalidValueError, match="queries must be"):
         index.search(query[:, :5], k=1)
     with pytest.raises(NonFiniteError):
@@ -241,14 +243,14 @@ def test_bad_searches_are_one_line(made: Written) -> None:
 def test_too_few_rows_for_ivfpq(tmp_path: Path) -> None:
     made = hard_store(tmp_path / "s.zarr", words=2)
     with pytest.raises(InvalidValueError, match=r"too few rows to train ivfpq: 149 of 624 or more; choose flat or ivf"):
-        build_index(made.store, LAYER, kind="ivfpq")
+        build_index(made.store, layer=LAYER, kind="ivfpq")
 
 
 def test_a_store_that_is_not_finished_has_no_index(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="not finished"):
         made = write_words(tmp_path / "s.zarr", [("a", np.ones((600, 4)))], written=False)
-    with pytest.raises(MissingRowsError, match="is not finished, and an index is of a finished store"):
-        build_index(made.store, LAYER, kind="flat")
+    with pytest.raises(MissingRowsError, match="is not finished, and only a finished store can have an index"):
+        build_index(made.store, layer=LAYER, kind="flat")
 
 
 def test_values_that_are_not_finite_name_their_row(tmp_path: Path) -> None:
@@ -257,20 +259,21 @@ def test_values_that_are_not_finite_name_their_row(tmp_path: Path) -> None:
     row = made.rows["b"][0]
     for kind in ("flat", "IVF2,Flat"):
         with pytest.raises(NonFiniteError, match=f"layer 2, row {row} holds a value that is not finite"):
-            build_index(made.store, LAYER, kind=kind)
+            build_index(made.store, layer=LAYER, kind=kind)
 
 
 def test_values_beyond_float16_are_refused_by_what_keeps_float16(tmp_path: Path) -> None:
     made = write_words(tmp_path / "s.zarr", [("a", np.full((300, 4), 1e5))])
     with pytest.raises(InvalidValueError, match=r"beyond 65,504, .* give 'Flat' as the kind"):
-        build_index(made.store, LAYER, kind="SQfp16", metric="ip")
-    assert build_index(made.store, LAYER, kind="flat", metric="ip").info.recipe.factory == "Flat"
-    assert build_index(made.store, LAYER, kind="flat", metric="cosine").info.recipe.factory == "SQfp16"
+        build_index(made.store, layer=LAYER, kind="SQfp16", metric="ip")
+    assert build_index(made.store, layer=LAYER, kind="flat", metric="ip").info.settings.factory == "Flat"
+    assert build_index(made.store, layer=LAYER, kind="flat", metric="cosine").info.settings.factory == "SQfp16"
 
 
 def test_auto_goes_by_rows_and_memory(made: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(memory: int | None) -> str:
-        return plan_index(made.store, kind="auto", metric="cosine", center=False, train_sample=None, memory=memory).kind
+        options = {"metric": "cosine", "centered": False, "train_sample": None, "memory": memory}
+        return choose_kind(made.store, kind="auto", **options).kind  # type: ignore[arg-type]
 
     assert planned(None) == "flat"
     assert planned(1000) == "ivfpq"
@@ -279,8 +282,8 @@ def test_auto_goes_by_rows_and_memory(made: Written, monkeypatch: pytest.MonkeyP
 
 
 def test_without_faiss_the_extra_is_named(made: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_index(made.store, LAYER, kind="flat", name="plain")
+    build_index(made.store, layer=LAYER, kind="flat", name="plain")
     monkeypatch.setitem(sys.modules, "faiss", None)
     for call in (build_index, open_index):
         with pytest.raises(MissingPackageError, match=r"embstore\[faiss-cpu\]"):
-            call(made.store, LAYER, kind="flat", name="plain")  # type: ignore[operator]
+            call(made.store, layer=LAYER, kind="flat", name="plain")  # type: ignore[operator]

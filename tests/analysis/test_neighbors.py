@@ -111,11 +111,11 @@ def test_the_mean_of_a_word(store: es.Store) -> None:
         np.testing.assert_allclose(part["score"], np.sort(scores)[::-1][:3])
 
 
-@pytest.mark.parametrize("options", [{"center": True}, {"components": 2}])
+@pytest.mark.parametrize("options", [{"centered": True}, {"n_components": 2}])
 def test_less_the_mean_and_components(store: es.Store, options: dict[str, Any]) -> None:
     held = store.gather(np.arange(store.n_rows), 1).astype(np.float64)
     placed = held - held.mean(0)
-    if "components" in options:
+    if "n_components" in options:
         directions = np.linalg.svd(placed, full_matrices=False)[2][:2]
         placed -= placed @ directions.T @ directions
     unit = placed / np.linalg.norm(placed, axis=1, keepdims=True)
@@ -146,7 +146,7 @@ def test_words_of_a_table() -> None:
         expected = [f"w{row}" for row in np.argsort(-scores)[:4]]
         assert found.filter(pl.col("query") == word)["word"].to_list() == expected
     assert es.neighbors(table, vectors=table.vectors[5], k=1)["word"].to_list() == ["w5"]
-    centred = es.neighbors(table, "w3", k=4, center=True, metric="l2")
+    centred = es.neighbors(table, "w3", k=4, centered=True, metric="l2")
     assert centred["score"].is_sorted()
 
 
@@ -159,18 +159,18 @@ def test_words_of_a_table() -> None:
         ({"word": "bank", "layer": 9}, "layer 9 is not stored"),
         ({"word": "bank", "metric": "dot"}, "unknown metric 'dot'"),
         ({"word": "bank", "pool": "sum"}, "unknown pool 'sum'"),
-        ({"word": "bank", "components": -1}, "components -1 is not allowed"),
-        ({"word": "bank", "components": 32}, "components 32 is not allowed"),
+        ({"word": "bank", "n_components": -1}, "n_components -1 is not allowed"),
+        ({"word": "bank", "n_components": 32}, "n_components 32 is not allowed"),
         ({"word": "bank", "labels": {"upos": "VERB"}}, "no occurrence has upos 'VERB'"),
-        ({"word": "bank", "occurrence": 3}, "give one of word, occurrence and vectors"),
-        ({}, "give one of word, occurrence and vectors, not none"),
+        ({"word": "bank", "occurrence": 3}, "give one kind of query, not word and occurrence"),
+        ({}, "no query is given: give a word"),
         ({"occurrence": 999}, "there is no row 999"),
         ({"vectors": np.ones(3)}, r"queries must be \[q, 32\]"),
-        ({"vectors": np.ones(32), "same_word": False}, "a vector has no word of its own"),
-        ({"word": "bank", "pool": "mean", "same_sentence": False}, "same_sentence is of an occurrence"),
+        ({"vectors": np.ones(32), "same_word": False}, "same_word needs a query that is a word or an occurrence"),
+        ({"word": "bank", "pool": "mean", "same_sentence": False}, "same_sentence needs queries that are occurrences"),
         ({"text": "no mark"}, r"0 words of the text are in \[brackets\]"),
-        ({"text": "the bank of the bank", "word": "bank"}, "'bank' stands 2 times in the text"),
-        ({"word": "bank", "model": "x"}, "give text too"),
+        ({"text": "the bank of the bank", "word": "bank"}, "'bank' occurs 2 times in the text"),
+        ({"word": "bank", "model": "x"}, "give the text too"),
     ],
 )
 def test_bad_input_in_one_line(store: es.Store, options: dict[str, Any], match: str) -> None:
@@ -187,25 +187,25 @@ def test_another_model_is_refused(store: es.Store, tmp_path: Path) -> None:
 
 def test_no_candidate_is_left(store: es.Store) -> None:
     nothing = store.select(words="mill", labels={"upos": "X"})
-    with pytest.raises(InvalidValueError, match=r"no occurrence of .* is left to be found"):
+    with pytest.raises(InvalidValueError, match=r"no occurrence of .* can be found"):
         es.neighbors(nothing, "bank")
 
 
 def test_an_unknown_word_of_a_table() -> None:
     table = WordVectors(("bank", "river"), np.eye(2, dtype=np.float32))
-    with pytest.raises(InvalidValueError, match="no vector of 'bnak'; near it are bank"):
+    with pytest.raises(InvalidValueError, match="no vector of 'bnak'; similar words are bank"):
         es.neighbors(table, "bnak", k=1)
     with pytest.raises(InvalidValueError, match="k 2 is more than the 1 words"):
         es.neighbors(table, "bank", k=2)
-    with pytest.raises(InvalidValueError, match="no occurrences, layers or labels"):
+    with pytest.raises(InvalidValueError, match="no layers, labels or occurrences"):
         es.neighbors(table, "bank", layer=1)
 
 
 def test_through_an_index(store: es.Store) -> None:
     pytest.importorskip("faiss", reason="indexes need faiss")
-    from embstore.analysis.neighbors.indexes import build_index
+    from embstore.analysis.neighbors.index import build_index
 
-    build_index(store, 2, kind="flat", name="flat2")
+    build_index(store, layer=2, kind="flat", name="flat2")
     for options in ({}, {"same_word": False}, {"labels": {"upos": "NOUN"}}):
         exact = es.neighbors(store, "bank", layer=2, k=5, **options)
         found = es.neighbors(store, "bank", layer=2, k=5, index="flat2", **options)
@@ -213,5 +213,5 @@ def test_through_an_index(store: es.Store) -> None:
         assert found.drop("score").equals(exact.drop("score"))
     with pytest.raises(InvalidValueError, match="the index flat2 has layer 2, not 1"):
         es.neighbors(store, "bank", layer=1, k=5, index="flat2")
-    with pytest.raises(InvalidValueError, match="the index flat2 has center False, not True"):
-        es.neighbors(store, "bank", layer=2, k=5, index="flat2", center=True)
+    with pytest.raises(InvalidValueError, match="the index flat2 has centered False, not True"):
+        es.neighbors(store, "bank", layer=2, k=5, index="flat2", centered=True)

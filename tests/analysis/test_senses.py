@@ -1,117 +1,312 @@
-"""Nearest occurrences and the agreement of their labels, against loops that cannot be wrong."""
+"""Clusters of a word's occurrences against planted senses, and their silhouettes against all pairs."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 import embstore as es
-from embstore.errors import InvalidValueError
+from embstore.analysis.neighbors.senses import Clusters, senses, silhouettes, umap_plane
+from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteError
+from embstore.store import Store
+from tests.analysis.test_separability import write_senses
 from tests.store_making import Made, make_store
+
+CENTERS = np.array([[9.0, 1, 0, 0, 0, 1], [1, 8, 0, 1, 0, 0], [0, 0, 5, 5, 1, 0]])
+
+
+def planted(sizes: tuple[int, ...] = (9, 14, 6), *, seed: int = 0) -> list[tuple[str, str | None, list[float]]]:
+    """Occurrences of `bank` about one centre a label, others between them, in an order that mixes them."""
+    rng = np.random.default_rng(seed)
+    told: list[tuple[str, str | None, list[float]]] = []
+    for name, center, size in zip("abc", CENTERS, sizes, strict=False):
+        for vector in center * rng.uniform(0.5, 4, (size, 1)) + rng.normal(size=(size, 6)) * 0.3:
+            told.append(("bank", name, vector.tolist()))
+    told += [("river", "a", rng.normal(size=6).tolist()) for _ in range(20)]
+    return [told[place] for place in rng.permutation(len(told))]
 
 
 @pytest.fixture(scope="module", params=["zarr", "h5"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return make_store(tmp_path_factory.mktemp("stores") / f"store.{request.param}", sentences=90)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return write_senses(tmp_path_factory.mktemp("clusters") / f"store.{request.param}", planted())
 
 
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    norms = math.sqrt(sum(float(x) ** 2 for x in one)) * math.sqrt(sum(float(x) ** 2 for x in other))
-    return sum(float(x) * float(y) for x, y in zip(one, other, strict=True)) / norms if norms else 0.0
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make_store(tmp_path_factory.mktemp("clusters") / "store.zarr")
 
 
-def nearest_by_hand(vectors: np.ndarray) -> list[tuple[int, float]]:
-    found = []
-    for query in range(len(vectors)):
-        scores = {other: cosine(vectors[query], vectors[other]) for other in range(len(vectors)) if other != query}
-        best = max(scores, key=lambda other: scores[other])
-        found.append((best, scores[best]))
+def unit(vector: np.ndarray) -> np.ndarray:
+    values = np.asarray(vector, np.float64)
+    length = math.sqrt(math.fsum(value**2 for value in values))
+    return values / length if length else values
+
+
+def silhouettes_by_hand(vectors: np.ndarray, clusters: list[int]) -> list[float | None]:
+    units = [unit(vector) for vector in vectors]
+    names = sorted(set(clusters) - {-1})
+    found: list[float | None] = []
+    for place, own in enumerate(clusters):
+        if own == -1 or len(names) < 2:
+            found.append(None)
+            continue
+        distance = {}
+        for name in names:
+            others = [other for other in range(len(clusters)) if clusters[other] == name and other != place]
+            distance[name] = np.mean([1 - units[place] @ units[other] for other in others]) if others else None
+        a, b = distance.pop(own), min(value for value in distance.values() if value is not None)
+        found.append(0.0 if a is None or max(a, b) < 1e-9 else float((b - a) / max(a, b)))
     return found
 
 
-def labelled_by_hand(made: Made, word: str) -> list[int]:
-    return [row for row, told in enumerate(made.table) if told["word"] == word and told["upos"] is not None]
-
-
 @pytest.mark.parametrize("seed", range(4))
-def test_neighbors_are_those_of_a_loop(seed: int) -> None:
+def test_silhouettes_are_those_of_all_pairs(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    vectors = (rng.normal(size=(3, 17, 5)) * rng.uniform(0.01, 100, (3, 17, 1))).astype(np.float32)
-    nearest, scores = es.analysis.cosine_neighbors(vectors)
-    for layer in range(3):
-        for query, (other, score) in enumerate(nearest_by_hand(vectors[layer])):
-            assert nearest[layer, query] == other
-            assert scores[layer, query] == pytest.approx(score, abs=1e-5)
+    vectors = rng.normal(size=(30, 5)) * 10.0 ** rng.uniform(-2, 2, (30, 1))
+    vectors[3] = 0
+    vectors[5:9] = vectors[5]
+    clusters = rng.integers(-1, 4, 30)
+    clusters[0] = 4  # a cluster of one
+    found = silhouettes(np.array([unit(vector) for vector in vectors]), clusters)
+    expected = silhouettes_by_hand(vectors, clusters.tolist())
+    assert [None if math.isnan(value) else value for value in found] == pytest.approx(expected, abs=1e-12)
 
 
-def test_neighbors_of_a_zero_vector_are_finite() -> None:
-    vectors = np.array([[[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]], np.float32)
-    nearest, scores = es.analysis.cosine_neighbors(vectors)
-    assert nearest[0, 1:].tolist() == [2, 1]
-    assert scores[0].tolist() == pytest.approx([0.0, 1.0, 1.0])
-    assert nearest[0, 0] in (1, 2)
+def test_silhouettes_are_those_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(1)
+    vectors = np.array([unit(vector) for vector in rng.normal(size=(40, 7)) + 1])
+    clusters = rng.integers(0, 3, 40)
+    expected = metrics.silhouette_samples(vectors, clusters, metric="cosine")
+    assert silhouettes(vectors, clusters) == pytest.approx(expected, abs=1e-12)
 
 
-def test_neighbors_leave_the_vectors_as_they_were() -> None:
-    vectors = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
-    before = vectors.copy()
-    es.analysis.cosine_neighbors(vectors)
-    np.testing.assert_array_equal(vectors, before)
+def test_silhouettes_of_one_cluster_are_none() -> None:
+    assert np.isnan(silhouettes(np.eye(3), np.zeros(3, np.int64))).all()
+    assert np.isnan(silhouettes(np.eye(3), np.full(3, -1))).all()
 
 
-def test_labelled_occurrences_are_those_of_the_table(made: Made) -> None:
-    found = es.analysis.labelled_occurrences(made.store, "new york", label="upos")
-    rows = labelled_by_hand(made, "new york")
-    assert found.rows.tolist() == rows
-    assert found.labels == [made.table[row]["upos"] for row in rows]
-    assert found.layers == made.store.layers
-    np.testing.assert_array_equal(found.vectors, made.vectors[:, rows])
+def test_planted_senses_are_found(store: Store) -> None:
+    found = senses(store, "bank", layer=2, label="class")
+    assert found.frame["count"].to_list() == [14, 9, 6]
+    assert found.frame["label"].to_list() == ["b", "a", "c"]
+    assert found.frame["purity"].to_list() == [1, 1, 1]
+    assert (found.purity, found.baseline) == (1, 14 / 29)
+    assert found.occurrences["word"].unique().to_list() == ["bank"]
+    told = {row["occurrence"]: row["class"] for row in store.select(words="bank").table().to_dicts()}
+    assert {row["occurrence"]: row["label"] for row in found.occurrences.to_dicts()} == told
 
 
-def test_agreement_is_that_of_loops(made: Made) -> None:
-    words = ["bank", "new york", "évident"]
-    table = es.analysis.label_agreement(made.store, words, label="upos")
-    assert table.columns == ["word", "layer", "count", "labels", "value", "baseline"]
-    expected = []
-    for word in words:
-        rows = labelled_by_hand(made, word)
-        labels = [made.table[row]["upos"] for row in rows]
-        pairs = [(one, other) for one in range(len(rows)) for other in range(len(rows)) if one != other]
-        chance = sum(labels[one] == labels[other] for one, other in pairs) / len(pairs)
-        for place, layer in enumerate(made.store.layers):
-            nearest = nearest_by_hand(made.vectors[place][rows])
-            agree = sum(labels[query] == labels[other] for query, (other, _) in enumerate(nearest)) / len(rows)
-            expected.append((word, layer, len(rows), len(Counter(labels)), agree, chance))
-    assert len(table) == len(expected)
-    for found, wanted in zip(table.rows(), expected, strict=True):
-        assert found[:4] == wanted[:4]
-        assert found[4:] == pytest.approx(wanted[4:])
+def test_the_number_of_clusters_is_that_of_the_greatest_silhouette(store: Store) -> None:
+    found = senses(store, "bank", layer=2, min_size=3)
+    tried = {row["n_clusters"]: row["silhouette"] for row in found.tried.to_dicts()}
+    assert sorted(tried) == list(range(1, 9))
+    for count in range(2, 9):
+        alone = senses(store, "bank", layer=2, n_clusters=count)
+        vectors = store.gather(alone.occurrences["occurrence"].to_numpy(), 2)
+        by_hand = silhouettes_by_hand(vectors, alone.occurrences["cluster"].to_list())
+        assert alone.silhouette == pytest.approx(tried[count], abs=1e-12)
+        assert tried[count] == pytest.approx(np.mean(by_hand), abs=1e-12)
+    allowed = {
+        count: value
+        for count, value in tried.items()
+        if value is not None and senses(store, "bank", layer=2, n_clusters=count).frame["count"].to_numpy().min() >= 3
+    }
+    assert len(found.frame) == max(allowed, key=lambda count: allowed[count]) == 3
+    assert found.silhouette == pytest.approx(max(allowed.values()))
 
 
-def test_a_word_without_labels_is_refused(tmp_path: Path) -> None:
-    made = make_store(tmp_path / "one.zarr", sentences=3)
-    labelled = {told["word"] for told in made.table if told["upos"] is not None}
-    never = [str(told["word"]) for told in made.table if told["word"] not in labelled]
-    assert never, "choose another seed"
-    with pytest.raises(InvalidValueError, match="no occurrence labelled in 'upos': choose another word or column"):
-        es.analysis.label_agreement(made.store, never[:1], label="upos")
+def test_clusters_that_would_be_too_small_are_not_chosen(store: Store) -> None:
+    assert senses(store, "bank", layer=2, min_size=7).frame["count"].to_numpy().min() >= 7
+    one = senses(store, "bank", layer=2, min_size=29)
+    assert one.frame["count"].to_list() == [29]
+    assert one.silhouette is None
 
 
-def test_a_word_labelled_once_is_refused(tmp_path: Path) -> None:
-    made = make_store(tmp_path / "one.zarr", sentences=3)
-    counts = Counter(told["word"] for told in made.table if told["upos"] is not None)
-    once = [str(word) for word, count in counts.items() if count == 1]
-    assert once, "choose another seed"
-    with pytest.raises(InvalidValueError, match="has one occurrence labelled in 'upos': two or more"):
-        es.analysis.label_agreement(made.store, once[:1], label="upos")
+def test_occurrences_stand_by_their_nearness_to_the_centre(store: Store) -> None:
+    found = senses(store, "bank", layer=2, n_clusters=3)
+    for number in range(3):
+        part = found.occurrences.filter(pl.col("cluster") == number)
+        units = np.array([unit(vector) for vector in store.gather(part["occurrence"].to_numpy(), 2)])
+        scores = units @ unit(units.mean(0))
+        assert part["score"].to_list() == pytest.approx(scores.tolist(), abs=1e-12)
+        assert part["score"].is_sorted(descending=True)
+        assert part["rank"].to_list() == list(range(1, len(part) + 1))
+    nearest = found.nearest(2)
+    assert nearest["rank"].to_list() == [1, 2] * 3
+    assert found.vectors.tolist() == store.gather(found.occurrences["occurrence"].to_numpy(), 2).tolist()
 
 
-def test_unknown_words_and_columns_are_refused(made: Made) -> None:
-    with pytest.raises(InvalidValueError, match="no word 'bnak': did you mean 'bank'"):
-        es.analysis.labelled_occurrences(made.store, "bnak", label="upos")
-    with pytest.raises(InvalidValueError, match="no column 'ner'"):
-        es.analysis.labelled_occurrences(made.store, "bank", label="ner")
+def test_every_occurrence_is_there_once_and_counted(made: Made) -> None:
+    found = senses(made.store, "bank", layer=2, label="upos", n_clusters=4)
+    rows = [row for row in made.table if row["word"] == "bank"]
+    assert sorted(found.occurrences["occurrence"].to_list()) == [row["occurrence"] for row in rows]
+    for told in found.frame.to_dicts():
+        part = found.occurrences.filter(pl.col("cluster") == told["cluster"])
+        labels = Counter(label for label in part["label"].to_list() if label is not None)
+        assert told["count"] == len(part)
+        assert told["share"] == pytest.approx(len(part) / len(rows))
+        assert told["n_labelled"] == labels.total()
+        assert told["purity"] == pytest.approx(max(labels.values()) / labels.total())
+        assert labels[told["label"]] == max(labels.values())
+        assert told["silhouette"] == pytest.approx(np.mean(part["silhouette"].to_list()))
+    most = sum(row["purity"] * row["n_labelled"] for row in found.frame.to_dicts())
+    assert found.purity == pytest.approx(most / found.frame["n_labelled"].sum())
+
+
+def test_a_phrase_is_marked_whole(made: Made) -> None:
+    found = senses(made.store, "new york", layer=0, n_clusters=2).occurrences
+    for row in found.to_dicts():
+        before, after = row["text"].split(" ")[: row["position"]], row["text"].split(" ")[row["position"] + 2 :]
+        assert row["marked"] == " ".join([*before, "[new york]", *after])
+
+
+def test_equal_vectors_are_one_cluster_and_may_be_divided(tmp_path: Path) -> None:
+    store = write_senses(tmp_path / "store.zarr", [("bank", None, [1.0, 2.0, 0.0])] * 12)
+    found = senses(store, "bank", layer=2, label="class", min_size=2)
+    assert (found.silhouette, found.purity, found.baseline) == (None, None, None)
+    assert found.frame["count"].to_list() == [12]
+    assert found.occurrences["occurrence"].to_list() == list(range(12))
+    assert len(senses(store, "bank", layer=2, n_clusters=5).frame) == 5
+
+
+def test_lengths_do_not_matter_and_the_mean_does(store: Store, made: Made) -> None:
+    plain = senses(made.store, "suit", layer=5, n_clusters=3)
+    centered = senses(made.store, "suit", layer=5, n_clusters=3, centered=True)
+    rows = centered.occurrences["occurrence"].to_numpy()
+    mean = made.vectors[2].astype(np.float64).mean(0)
+    assert centered.vectors == pytest.approx(made.vectors[2][rows] - mean, abs=1e-6)
+    assert plain.silhouette != centered.silhouette
+
+
+def test_a_seed_and_a_sample_are_repeated(made: Made) -> None:
+    one, two = (senses(made.store, "bank", layer=2, sample=20, seed=3) for _ in range(2))
+    assert one.occurrences.equals(two.occurrences)
+    assert len(one.occurrences) == 20
+    other = senses(made.store, "bank", layer=2, sample=20, seed=4)
+    assert set(other.occurrences["occurrence"]) != set(one.occurrences["occurrence"])
+
+
+def test_of_a_selection_only_its_occurrences(made: Made) -> None:
+    chosen = made.store.select(labels={"upos": "NOUN"})
+    found = senses(chosen, "bank", layer=2, n_clusters=2)
+    assert set(found.occurrences["occurrence"]) == set(chosen.rows) & set(made.store.select(words="bank").rows)
+    with pytest.raises(InvalidValueError, match="no occurrence of 'bank' is in this selection"):
+        senses(made.store.select(words="the"), "bank", layer=2)
+
+
+def test_hdbscan_leaves_outliers_out(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    rng = np.random.default_rng(5)
+    lonely = [("bank", "x", row.tolist()) for row in np.array([[0, 0, 0, 0, 0, 1.0], [0, -1, 0, 0, -1, 0]])]
+    told = [row for row in planted((20, 20)) if row[0] == "bank"] + lonely
+    store = write_senses(tmp_path / "store.zarr", [told[place] for place in rng.permutation(len(told))])
+    found = senses(store, "bank", layer=2, method="hdbscan", label="class", min_size=8)
+    assert found.frame["cluster"].to_list() == [0, 1, -1]
+    assert found.purity == 1
+    none = found.occurrences.filter(pl.col("cluster") == -1)
+    assert set(none["label"]) >= {"x"}
+    assert none["rank"].null_count() == none["score"].null_count() == none["silhouette"].null_count() == len(none)
+    assert -1 not in found.nearest(3)["cluster"]
+
+
+def test_without_scikit_learn_it_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    with pytest.raises(MissingPackageError, match=r"embstore\[clusters\]"):
+        senses(store, "bank", layer=2, method="hdbscan")
+    assert len(senses(store, "bank", layer=2).frame) == 3
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "message"),
+    [
+        ("bamk", {}, "no word 'bamk': did you mean 'bank'"),
+        ("bank", {"layer": 7}, "layer 7 is not stored"),
+        ("bank", {"method": "spectral"}, "unknown method 'spectral'; allowed are kmeans, hdbscan"),
+        ("bank", {"n_clusters": 0}, "n_clusters 0 is not allowed"),
+        ("bank", {"n_clusters": 30}, "30 clusters are more than the 29 occurrences of 'bank'"),
+        ("bank", {"method": "hdbscan", "n_clusters": 2}, "the number of clusters is for kmeans"),
+        ("bank", {"method": "hdbscan", "min_size": 30}, "min_size 30 is more than the 29"),
+        ("bank", {"min_size": 1}, "min_size 1 is not allowed"),
+        ("bank", {"sample": 1}, "sample 1 is not allowed"),
+        ("bank", {"label": "sense"}, "no label column 'sense': the store has class"),
+        ("bank", {"n_components": -1}, "n_components -1 is not allowed"),
+    ],
+)
+def test_bad_input_is_one_line(word: str, options: dict[str, object], message: str, store: Store) -> None:
+    with pytest.raises(InvalidValueError, match=message.replace("[", r"\[")) as error:
+        senses(store, word, **{"layer": 2, **options})  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_one_occurrence_is_refused(tmp_path: Path) -> None:
+    store = write_senses(tmp_path / "store.zarr", [("bank", "a", [1.0, 0]), ("suit", "a", [1.0, 0])])
+    with pytest.raises(InvalidValueError, match="'bank' has one occurrence"):
+        senses(store, "bank", layer=2)
+
+
+def test_a_value_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    store = write_senses(tmp_path / "store.zarr", [("bank", "a", [1.0, 0]), ("bank", "a", [np.nan, 0])])
+    with pytest.raises(NonFiniteError, match="row 1"):
+        senses(store, "bank", layer=2)
+
+
+def clusters_of(store: Store, **options: object) -> Clusters:
+    return senses(store, "bank", layer=2, **options)  # type: ignore[arg-type]
+
+
+def test_a_map_has_each_occurrence_once_a_panel(store: Store) -> None:
+    from matplotlib import pyplot
+
+    for found, panels in ((clusters_of(store), 1), (clusters_of(store, label="class"), 2)):
+        figure = es.plot.cluster_map(found)
+        assert len(figure.axes) == panels
+        for axis in figure.axes:
+            assert sum(len(part.get_offsets()) for part in axis.collections) == 29
+        pyplot.close(figure)
+
+
+def test_a_map_of_more_labels_than_colours(tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    rng = np.random.default_rng(0)
+    told = [("$ank", f"label{n % 11}" if n % 12 else None, rng.normal(size=4).tolist()) for n in range(60)]
+    store = write_senses(tmp_path / "store.zarr", told)
+    figure = es.plot.cluster_map(senses(store, "$ank", layer=2, label="class"))
+    es.plot.save(figure, tmp_path / "map.png")
+    names = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert len(names) == 9
+    assert names[7].startswith("4 others")
+    assert names[8] == "no label (5)"
+    pyplot.close(figure)
+
+
+def test_an_unknown_map_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidValueError, match="unknown method 'tsne' of a map; allowed are pca, umap"):
+        es.plot.cluster_map(clusters_of(store), method="tsne")
+
+
+def test_without_umap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with pytest.raises(MissingPackageError, match=r"embstore\[umap\]"):
+        umap_plane(np.eye(5))
+    with pytest.raises(InvalidValueError, match="UMAP of 3 vectors"):
+        umap_plane(np.eye(3))
+
+
+@pytest.mark.slow
+def test_umap_keeps_planted_senses_apart(store: Store) -> None:
+    pytest.importorskip("umap")
+    found = clusters_of(store, label="class")
+    points = umap_plane(found.vectors, n_neighbors=8)
+    labels = np.array(found.occurrences["label"].to_list())
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    np.fill_diagonal(distances, np.inf)
+    assert (labels[distances.argmin(1)] == labels).mean() > 0.9
+    assert umap_plane(found.vectors, n_neighbors=8).tolist() == points.tolist()

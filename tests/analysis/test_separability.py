@@ -108,7 +108,7 @@ def compare(table: dict[str, tuple[int, float, float]], expected: dict[str, tupl
 
 def told(store: Store, layer: int, **options: object) -> dict[str, tuple[int, float, float]]:
     table = sense_separability(store, layers=layer, **options)  # type: ignore[arg-type]
-    assert table.columns == ["metric", "layer", "item", "count", "value", "baseline", "adjusted"]
+    assert table.columns == ["layer", "metric", "item", "value", "count", "baseline", "adjusted"]
     assert set(table["metric"]) == {"separability"}
     assert table["adjusted"].to_list() == pytest.approx((table["value"] - table["baseline"]).to_list())
     rows = table.select("item", "count", "value", "baseline").rows()
@@ -176,7 +176,7 @@ def test_awkward_occurrences_are_those_of_loops(tmp_path: Path) -> None:
 
 def test_progress_is_told_of_both_passes(made: Made) -> None:
     seen: list[int] = []
-    table = sense_separability(made.store, label="upos", progress=seen.append)
+    table = sense_separability(made.store, label="upos", progress=lambda done, total: seen.append(done))
     count = table.filter((table["layer"] == 0) & (table["item"] != ""))["count"].sum()
     assert seen == sorted(seen)
     assert seen[-1] == 2 * 3 * count
@@ -187,10 +187,10 @@ def test_bad_input_is_refused(made: Made, tmp_path: Path) -> None:
         sense_separability(made.store, label="ner")
     with pytest.raises(InvalidValueError, match="min_occurrences 1 is not allowed: give 2 or more"):
         sense_separability(made.store, label="upos", min_occurrences=1)
-    with pytest.raises(InvalidValueError, match=r"no word selected .* two labels in 'upos' of 1000 occurrences"):
+    with pytest.raises(InvalidValueError, match=r"no selected word .* two labels in 'upos' of 1000 occurrences"):
         sense_separability(made.store, label="upos", min_occurrences=1000)
     unlabelled = [number for number, row in enumerate(made.table) if row["upos"] is None]
-    with pytest.raises(InvalidValueError, match=r"no word selected .* two labels in 'upos'"):
+    with pytest.raises(InvalidValueError, match=r"no selected word .* two labels in 'upos'"):
         sense_separability(made.store.select(rows=unlabelled), label="upos")
     with pytest.raises(InvalidValueError, match="layer 1 is not stored"):
         sense_separability(made.store, label="upos", layers=[1])

@@ -55,7 +55,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("centered", [False, True])
 def test_mev_is_that_of_an_svd_a_word(written: Written, centered: bool, precision: str) -> None:
     for layer in (1, 4):
-        found = maximum_explainable_variance(written.store, layer, centered=centered, precision=precision)
+        found = maximum_explainable_variance(written.store, layer=layer, centered=centered, precision=precision)
         expected = [explained(written.of(word, layer), centered=centered) for word in written.store.index.words]
         assert np.isnan(expected).any() or written.store.dtype == "int8"  # whose zeros are not quite zero
         np.testing.assert_allclose(found, expected, atol=1e-6 if precision == "float32" else 1e-9, rtol=0)
@@ -65,12 +65,14 @@ def test_mev_is_that_of_an_svd_a_word(written: Written, centered: bool, precisio
 def test_mev_does_not_depend_on_memory_or_batches(
     written: Written, centered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = maximum_explainable_variance(written.store, 4, centered=centered, precision="float64")
+    whole = maximum_explainable_variance(written.store, layer=4, centered=centered, precision="float64")
     for memory in (1, 3_000, 40_000):
-        part = maximum_explainable_variance(written.store, 4, centered=centered, precision="float64", memory=memory)
+        part = maximum_explainable_variance(
+            written.store, layer=4, centered=centered, precision="float64", memory=memory
+        )
         np.testing.assert_allclose(part, whole, atol=1e-12, rtol=0)
-    monkeypatch.setattr(word_batches, "PADDED", 3.0)
-    padded = maximum_explainable_variance(written.store, 4, centered=centered, precision="float64")
+    monkeypatch.setattr(word_batches, "PADDING", 3.0)
+    padded = maximum_explainable_variance(written.store, layer=4, centered=centered, precision="float64")
     np.testing.assert_allclose(padded, whole, atol=1e-12, rtol=0)
 
 
@@ -79,7 +81,7 @@ def test_mev_is_of_the_rows_selected_in_the_order_of_the_types(written: Written)
     rows = rng.permutation(written.store.n_rows)[: written.store.n_rows // 2]
     selection = written.store.select(rows=np.append(rows, rows[:5]))
     types = rng.permutation(all_types(selection))[:12]
-    found = maximum_explainable_variance(selection, 1, types, centered=True)
+    found = maximum_explainable_variance(selection, layer=1, types=types, centered=True)
     kept = set(rows.tolist())
     for number, value in zip(types.tolist(), found, strict=True):
         word = written.store.index.words[number]
@@ -95,7 +97,7 @@ def test_values_of_any_size(tmp_path: Path) -> None:
     for centered in (False, True):
         expected = [explained(written.of(word, 2), centered=centered) for word in written.store.index.words]
         for precision in ("float32", "float64"):
-            found = maximum_explainable_variance(written.store, 2, centered=centered, precision=precision)
+            found = maximum_explainable_variance(written.store, layer=2, centered=centered, precision=precision)
             np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
 
 
@@ -113,7 +115,7 @@ def test_large_words_against_an_svd(tmp_path: Path, centered: bool) -> None:
     written = write_words(tmp_path / "large.zarr", words)
     expected = [explained(written.of(word, 2), centered=centered) for word in written.store.index.words]
     for precision, bound in (("float32", 1e-6), ("float64", 1e-8)):
-        found = maximum_explainable_variance(written.store, 2, centered=centered, precision=precision)
+        found = maximum_explainable_variance(written.store, layer=2, centered=centered, precision=precision)
         np.testing.assert_allclose(found, expected, atol=bound, rtol=0)
 
 
@@ -199,7 +201,7 @@ def test_batches_hold_every_occurrence_once_and_zeros(written: Written) -> None:
     seen: dict[int, np.ndarray] = {}
     for batch in iter_word_batches(store, 4, words, budget_nbytes=9_000, batch_nbytes=2_000):
         assert batch.vectors.dtype == torch.float32
-        for place, count, vectors in zip(batch.places.tolist(), batch.counts.tolist(), batch.vectors, strict=True):
+        for place, count, vectors in zip(batch.numbers.tolist(), batch.counts.tolist(), batch.vectors, strict=True):
             assert not vectors[count:].any()
             seen[place] = vectors[:count].numpy().copy()
     for place in frequent_words(store, words).tolist():
@@ -242,15 +244,19 @@ def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store.zarr").store
     mev = maximum_explainable_variance
-    one_line(lambda: mev(store, 3), InvalidValueError, "layer 3 is not stored", "0, 2, 5")
-    one_line(lambda: mev(store.select(rows=[]), 2), InvalidValueError, "no occurrence is selected")
-    one_line(lambda: mev(store, 2, []), InvalidValueError, "no word")
-    one_line(lambda: mev(store, 2, [99]), InvalidValueError, "no type 99")
-    one_line(lambda: mev(store, 2, [1, 1]), InvalidValueError, "twice")
-    one_line(lambda: mev(store, 2, [1.5]), InvalidValueError, "integers")
-    one_line(lambda: mev(store.select(words="bank"), 2, [1]), InvalidValueError, "'river' has no occurrence")
-    one_line(lambda: mev(store, 2, precision="half"), InvalidValueError, "'half'", "float32, float64")
-    one_line(lambda: mev(store, 2, memory=0), InvalidValueError, "memory 0")
+    one_line(lambda: mev(store, layer=3), InvalidValueError, "layer 3 is not stored", "0, 2, 5")
+    one_line(lambda: mev(store.select(rows=[]), layer=2), InvalidValueError, "is selected")
+    one_line(lambda: mev(store, layer=2, types=[]), InvalidValueError, "no word")
+    one_line(lambda: mev(store, layer=2, types=[99]), InvalidValueError, "no type 99")
+    one_line(lambda: mev(store, layer=2, types=[1, 1]), InvalidValueError, "twice")
+    one_line(lambda: mev(store, layer=2, types=[1.5]), InvalidValueError, "integers")
+    one_line(
+        lambda: mev(store.select(words="bank"), layer=2, types=[1]),
+        InvalidValueError,
+        "'river' has no selected occurrence",
+    )
+    one_line(lambda: mev(store, layer=2, precision="half"), InvalidValueError, "'half'", "float32, float64")
+    one_line(lambda: mev(store, layer=2, memory=0), InvalidValueError, "memory 0")
     one_line(lambda: eligible_types(store, 0), InvalidValueError, "min_contexts 0")
     one_line(lambda: eligible_types(store, 5, 4), InvalidValueError, "max_contexts 4")
     one_line(lambda: sample_mev(np.zeros((0, 4))), InvalidValueError, "(0, 4)")
@@ -265,14 +271,14 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, bad: float, coun
     vectors[2, 3] = bad
     written = write_words(tmp_path / "bad.zarr", [("fine", np.ones((9, 6))), ("broken", vectors)])
     row = int(np.flatnonzero(~np.isfinite(written.values[0]).all(1))[0])
-    call = lambda: maximum_explainable_variance(written.store, 2)  # noqa: E731
+    call = lambda: maximum_explainable_variance(written.store, layer=2)  # noqa: E731
     one_line(call, NonFiniteError, "'broken'", "layer 2", f"row {row} ")
 
 
 def test_large_values_that_only_add_up_to_infinity_are_fine(tmp_path: Path) -> None:
     written = write_words(tmp_path / "huge.zarr", [("huge", np.full((4, 6), 3e38)), ("many", np.full((40, 6), 3e38))])
     for precision in ("float32", "float64"):
-        found = maximum_explainable_variance(written.store, 2, precision=precision)
+        found = maximum_explainable_variance(written.store, layer=2, precision=precision)
         assert found.tolist() == pytest.approx([1, 1])
 
 
@@ -285,8 +291,8 @@ def test_lengths_that_float32_cannot_square_together_are_refused(
     order = np.random.default_rng(1).permutation(40)
     written = write_words(tmp_path / "wide.zarr", [("wide", values[np.argsort(order)])], seed=1)
     assert written.values[0, -1, 0] > 1e34
-    one_line(lambda: maximum_explainable_variance(written.store, 2), NonFiniteError, "precision float64")
-    assert maximum_explainable_variance(written.store, 2, precision="float64")[0] == pytest.approx(1)
+    one_line(lambda: maximum_explainable_variance(written.store, layer=2), NonFiniteError, "precision float64")
+    assert maximum_explainable_variance(written.store, layer=2, precision="float64")[0] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -296,8 +302,10 @@ def test_rows_not_written_are_refused(tmp_path: Path, suffix: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnfinishedStoreWarning)
         written = write_words(tmp_path / f"part{suffix}", words, written=False)
-    one_line(lambda: maximum_explainable_variance(written.store, 2, [1]), MissingRowsError, "not written yet")
+    one_line(
+        lambda: maximum_explainable_variance(written.store, layer=2, types=[1]), MissingRowsError, "not written yet"
+    )
     rest = written.store.select().committed()
     held = [row for row in written.rows["many"] if row < 512]
-    found = maximum_explainable_variance(rest, 2, [1], centered=True)
+    found = maximum_explainable_variance(rest, layer=2, types=[1], centered=True)
     assert found[0] == pytest.approx(explained(written.values[0, held], centered=True), abs=1e-6)

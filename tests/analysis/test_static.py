@@ -11,7 +11,7 @@ import pytest
 
 import embstore as es
 from embstore.analysis.static.files import write_static_store
-from embstore.analysis.static.vectors import all_but_the_top, static_vectors
+from embstore.analysis.static.vectors import all_but_the_top, static_vectors, static_vectors_by_layer
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.vectors import WordVectors, read_vectors, write_vectors
 from tests.analysis.word_store import Written, awkward_words, write_words
@@ -53,7 +53,7 @@ def medoid_of(vectors: np.ndarray) -> int:
 @pytest.mark.parametrize("memory", [None, 2_000])
 @pytest.mark.parametrize("scale", ["unit", "rms"])
 def test_pc1_is_the_first_right_singular_vector(written: Written, scale: str, memory: int | None) -> None:
-    by_layer = static_vectors(written.store, layers=[1, 4], method="pc1", scale=scale, memory=memory)
+    by_layer = static_vectors_by_layer(written.store, layers=[1, 4], method="pc1", scale=scale, memory=memory)
     assert list(by_layer) == [1, 4]
     compared = 0
     for layer, found in by_layer.items():
@@ -96,7 +96,7 @@ def test_all_but_the_top_is_that_of_an_svd(written: Written) -> None:
     directions = np.linalg.svd(rest, full_matrices=False)[2]
     for components in (None, 0, 3):
         top = directions[: 1 if components is None else components]
-        found = static_vectors(written.store, layer=4, method="abtt", components=components)
+        found = static_vectors(written.store, layer=4, method="abtt", n_components=components)
         np.testing.assert_allclose(found.vectors, rest - rest @ top.T @ top, atol=1e-5)
     wide = np.random.default_rng(0).normal(size=(5000, 250)) * np.arange(1, 251) + 5
     rest = wide - wide.mean(0)
@@ -135,7 +135,7 @@ def test_words_are_those_of_so_many_contexts(tmp_path: Path) -> None:
 def test_progress_counts_every_occurrence(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store.zarr").store
     told: list[tuple[int, int]] = []
-    static_vectors(store, layers=[0, 5], progress=lambda done, total: told.append((done, total)))
+    static_vectors_by_layer(store, layers=[0, 5], progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (2 * store.n_rows, 2 * store.n_rows)
     assert [done for done, _ in told] == sorted({done for done, _ in told})
 
@@ -143,7 +143,7 @@ def test_progress_counts_every_occurrence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_store_of_static_vectors(tmp_path: Path, suffix: str) -> None:
     source = make_store(tmp_path / "store.zarr").store
-    vectors = static_vectors(source, layers=[5, 0], method="mean")
+    vectors = static_vectors_by_layer(source, layers=[5, 0], method="mean")
     made = {"method": "mean", "min_contexts": 1}
     store = write_static_store(vectors, tmp_path / f"static{suffix}", source=source, made=made)
     assert es.verify(store.path).ok
@@ -190,17 +190,16 @@ def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store.zarr").store
     one_line(lambda: static_vectors(store, layer=3), InvalidValueError, "layer 3 is not stored", "0, 2, 5")
-    one_line(lambda: static_vectors(store, layers=[]), InvalidValueError, "no layer is chosen")
-    one_line(lambda: static_vectors(store.select(rows=[]), layer=2), InvalidValueError, "no occurrence is selected")
+    one_line(lambda: static_vectors_by_layer(store, layers=[]), InvalidValueError, "no layer is chosen")
+    one_line(lambda: static_vectors(store.select(rows=[]), layer=2), InvalidValueError, "is selected")
     one_line(lambda: static_vectors(store, layer=2, min_contexts=999), InvalidValueError, "999 different sentences")
     one_line(lambda: static_vectors(store, layer=2, min_contexts=0), InvalidValueError, "min_contexts 0")
     one_line(lambda: static_vectors(store, layer=2, method="pc2"), InvalidValueError, "'pc2'", "medoid")
     one_line(lambda: static_vectors(store, layer=2, scale="big"), InvalidValueError, "'big'", "unit, rms")
     one_line(lambda: static_vectors(store, layer=2, method="mean", scale="rms"), InvalidValueError, "pc1")
-    one_line(lambda: static_vectors(store, layer=2, components=3), InvalidValueError, "abtt")
-    one_line(lambda: static_vectors(store, layer=2, method="abtt", components=6), InvalidValueError, "0 to 5")
+    one_line(lambda: static_vectors(store, layer=2, n_components=3), InvalidValueError, "abtt")
+    one_line(lambda: static_vectors(store, layer=2, method="abtt", n_components=6), InvalidValueError, "0 to 5")
     one_line(lambda: static_vectors(store, layer=2, precision="half"), InvalidValueError, "'half'")
-    one_line(lambda: static_vectors(store, layer=None, layers=None), InvalidValueError, "either layer")  # type: ignore[call-overload]
     assert isinstance(static_vectors(store, layer=2), WordVectors)
 
 

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.analysis.neighbors.indexes import open_index
-from embstore.analysis.neighbors.recall import measure_recall
+from embstore.analysis.bench import measure_recall
+from embstore.analysis.neighbors.index import open_index
 from tests.cli.conftest import Work
 from tests.cli.test_output import valid
 
@@ -26,7 +26,7 @@ def test_it_builds_an_index_of_the_last_layer(work: Work) -> None:
     assert (ran.status, ran.err) == (0, "")
     place = "store.zarr/hidden_states/.index/layer3-flat-cosine"
     assert ran.out.startswith(f"{place}: SQfp16 over layer 3, cosine, 33 rows, ")
-    index = open_index(es.open(work / "store.zarr"), 3)
+    index = open_index(es.open(work / "store.zarr"), layer=3)
     assert index.path == work / place or str(index.path).endswith(place)
     assert work.run("verify", "store.zarr").status == 0
     again = work.run("index", "store.zarr", "--layer", "-1")
@@ -39,9 +39,9 @@ def test_options_reach_the_index(work: Work) -> None:
         "mine", "--set", "train_sample=20", "--set", "seed=3", "--set", "memory=1GB", "--set", "threads=1",
     )  # fmt: skip
     assert (ran.status, ran.err) == (0, "")
-    recipe = open_index(es.open(work / "store.zarr"), name="mine").info.recipe
-    assert (recipe.layer, recipe.factory, recipe.metric, recipe.components) == (1, "IVF2,Flat", "l2", 2)
-    assert (recipe.train_rows, recipe.seed, recipe.center) == (20, 3, True)
+    settings = open_index(es.open(work / "store.zarr"), name="mine").info.settings
+    assert (settings.layer, settings.factory, settings.metric, settings.n_components) == (1, "IVF2,Flat", "l2", 2)
+    assert (settings.n_train, settings.seed, settings.centered) == (20, 3, True)
 
 
 def test_recall_is_printed_with_the_speed(work: Work) -> None:
@@ -57,19 +57,19 @@ def test_recall_is_printed_with_the_speed(work: Work) -> None:
 def test_recall_to_a_file_is_that_of_the_function(suffix: str, work: Work) -> None:
     out = f"recall.{suffix}"
     arguments = ("index", "store.zarr", "--layer", "1", "--kind", "IVF6,Flat", "--recall", "--set", "queries=20")
-    described = valid(work.run(*arguments, "--json", "--out", out), "indexes")
+    described = valid(work.run(*arguments, "--json", "--out", out), "index")
     read = {"csv": pl.read_csv, "parquet": pl.read_parquet, "json": pl.read_json}[suffix](work / out)
     store = es.open(work / "store.zarr")
-    table = measure_recall(store, open_index(store, 1), queries=20)
+    table = measure_recall(store, open_index(store, layer=1), queries=20)
     assert read["recall"].to_list() == pytest.approx(table["recall"].to_list())
     assert read["setting"].to_list() == table["setting"].to_list() == [r["setting"] for r in described[0]["recall"]]
 
 
 def test_json_names_what_was_built(work: Work) -> None:
     ran = work.run("index", "store.zarr", "--layer", "0", "--kind", "hnsw", "--centered", "--json")
-    (described,) = valid(ran, "indexes")
+    (described,) = valid(ran, "index")
     assert (described["name"], described["state"]) == ("layer0-hnsw-cosine-centered", "ready")
-    assert (described["layer"], described["kind"], described["rows"], described["center"]) == (0, "hnsw", 33, True)
+    assert (described["layer"], described["kind"], described["n_rows"], described["centered"]) == (0, "hnsw", 33, True)
 
 
 @pytest.mark.parametrize("store", ["store.zarr", "store.h5"])
@@ -80,7 +80,7 @@ def test_listing_and_removing(store: str, work: Work) -> None:
     before = set(work.contents())
     for layer in (0, 1):
         assert work.run("index", store, "--layer", layer, "--centered").status == 0
-    found = valid(work.run("index", store, "--list", "--json"), "indexes")
+    found = valid(work.run("index", store, "--list", "--json"), "index")
     assert [each["name"] for each in found] == ["layer0-flat-cosine-centered", "layer1-flat-cosine-centered"]
     damaged = next(iter((work / ".").rglob("layer1-*"))) / "index.faiss"
     os.truncate(damaged, 10)
@@ -89,7 +89,7 @@ def test_listing_and_removing(store: str, work: Work) -> None:
     assert "mean only" in listed.out
     assert "damaged" in listed.out
     assert "build it again with embstore index (--name layer1-flat-cosine-centered)" in listed.out
-    assert [each["state"] for each in valid(work.run("index", store, "--list", "--json"), "indexes")] == [
+    assert [each["state"] for each in valid(work.run("index", store, "--list", "--json"), "index")] == [
         "ready", "damaged"
     ]  # fmt: skip
     assert work.run("index", store, "--remove", "layer0-flat-cosine-centered").status == 0

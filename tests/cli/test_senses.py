@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.analysis.neighbors.clusters import cluster_occurrences
 from embstore.analysis.neighbors.hubness import hubness
-from embstore.analysis.neighbors.labels import knn_labels
+from embstore.analysis.neighbors.labels import knn_scores
+from embstore.analysis.neighbors.senses import senses
 from embstore.vectors import WordVectors, write_vectors
-from tests.analysis.test_clusters import planted
+from tests.analysis.test_senses import planted
 from tests.analysis.test_separability import write_senses
 from tests.cli.conftest import Work
 from tests.cli.test_output import valid
@@ -34,7 +34,7 @@ def read(path: Path) -> pl.DataFrame:
 def test_senses_prints_clusters_and_their_sentences(folder: Work) -> None:
     ran = folder.run("senses", "senses.zarr", "bank", "--label", "class", "-n", "2")
     assert (ran.status, ran.err) == (0, "")
-    found = cluster_occurrences(es.open(folder / "senses.zarr"), "bank", layer=2, label="class")
+    found = senses(es.open(folder / "senses.zarr"), "bank", layer=2, label="class")
     assert ran.out.splitlines()[0] == (
         f"bank in layer 2: 29 occurrences, 3 clusters (kmeans), silhouette {found.silhouette:.2f}, "
         "purity 1.00 (of one cluster: 0.48)"
@@ -47,7 +47,7 @@ def test_senses_prints_clusters_and_their_sentences(folder: Work) -> None:
 
 def test_senses_as_json(folder: Work) -> None:
     printed = valid(folder.run("senses", "senses.zarr", "bank", "--label", "class", "--json", "-n", "3"), "senses")
-    found = cluster_occurrences(es.open(folder / "senses.zarr"), "bank", layer=2, label="class")
+    found = senses(es.open(folder / "senses.zarr"), "bank", layer=2, label="class")
     assert [row["count"] for row in printed["clusters"]] == [14, 9, 6]
     assert [[near["occurrence"] for near in row["nearest"]] for row in printed["clusters"]] == [
         found.nearest(3).filter(pl.col("cluster") == number)["occurrence"].to_list() for number in range(3)
@@ -61,15 +61,15 @@ def test_senses_by_hdbscan_as_json(folder: Work) -> None:
     options = ("--method", "hdbscan", "--set", "min_size=3", "--centered")
     printed = valid(folder.run("senses", "labels.zarr", "new york", "--layer", "5", "--json", *options), "senses")
     store = es.open(folder / "labels.zarr")
-    found = cluster_occurrences(store, "new york", layer=5, method="hdbscan", min_size=3, center=True)
-    assert [row["cluster"] for row in printed["clusters"]] == found.summary["cluster"].to_list()
+    found = senses(store, "new york", layer=5, method="hdbscan", min_size=3, centered=True)
+    assert [row["cluster"] for row in printed["clusters"]] == found.frame["cluster"].to_list()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
 def test_senses_writes_every_occurrence(suffix: str, folder: Work) -> None:
     ran = folder.run("senses", "labels.zarr", "bank", "-l", "0", "--out", f"bank{suffix}", "--clusters", "3")
     assert (ran.status, ran.err) == (0, "")
-    found = cluster_occurrences(es.open(folder / "labels.zarr"), "bank", layer=0, clusters=3).occurrences
+    found = senses(es.open(folder / "labels.zarr"), "bank", layer=0, n_clusters=3).occurrences
     table = read(folder / f"bank{suffix}")
     assert table.columns == found.columns
     for name in ("cluster", "rank", "occurrence", "marked"):
@@ -89,7 +89,7 @@ def test_label_prints_a_row_a_layer(folder: Work) -> None:
     lines = ran.out.splitlines()
     assert lines[0] == "upos of the 3 nearest, leave-one-word-out, cosine"
     assert [line.split()[0] for line in lines[2:]] == ["0", "2", "5"]
-    accuracy = knn_labels(es.open(folder / "labels.zarr"), label="upos", k=3, layers=5)["value"][0]
+    accuracy = knn_scores(es.open(folder / "labels.zarr"), label="upos", k=3, layers=5)["value"][0]
     assert float(lines[-1].split()[1]) == pytest.approx(accuracy, rel=1e-3)
 
 
@@ -99,7 +99,7 @@ def test_label_reads_lists_of_either_form(folder: Work) -> None:
     ran = folder.run("label", "labels.zarr", "--label", "upos", "--train", "train.tsv", "--test", "test.txt", "--json")
     printed = valid(ran, "knn")
     store = es.open(folder / "labels.zarr")
-    found = knn_labels(store, label="upos", train_words=["the", "new york"], test_words=["bank", "river"])
+    found = knn_scores(store, label="upos", train_words=["the", "new york"], test_words=["bank", "river"])
     assert printed == found.to_dicts()
 
 
@@ -107,7 +107,7 @@ def test_label_reads_lists_of_either_form(folder: Work) -> None:
 def test_label_writes_the_frame(suffix: str, folder: Work) -> None:
     ran = folder.run("label", "labels.zarr", "--label", "upos", "--split", "within-word", "--out", f"knn{suffix}")
     assert (ran.status, ran.err) == (0, "")
-    found = knn_labels(es.open(folder / "labels.zarr"), label="upos", split="within-word")
+    found = knn_scores(es.open(folder / "labels.zarr"), label="upos", split="within-word")
     table = read(folder / f"knn{suffix}")
     assert table.columns == found.columns
     assert table["value"].to_list() == pytest.approx(found["value"].to_list())
@@ -122,7 +122,7 @@ def test_hubness_compares_raw_and_centered(folder: Work) -> None:
         "cosine, 1 component out",
     ]
     store = es.open(folder / "labels.zarr")
-    found = hubness(store, layers=[0, 5], k=4, center=True, top=5)
+    found = hubness(store, layers=[0, 5], k=4, centered=True, top=5)
     assert [row for row in printed if row["space"] == "cosine, centered"] == found.to_dicts()
 
 
@@ -148,7 +148,7 @@ def test_hubness_of_word_vectors(folder: Work) -> None:
     [
         ("senses senses.zarr bamk", ["'bamk'", "'bank'"]),
         ("senses senses.zarr bank --layer 9", ["layer 9"]),
-        ("senses senses.zarr bank --clusters 99", ["clusters 99", "29 occurrences"]),
+        ("senses senses.zarr bank --clusters 99", ["99 clusters", "29 occurrences"]),
         ("senses senses.zarr bank --method spectral", ["'spectral'", "hdbscan"]),
         ("senses senses.zarr bank --label sense", ["'sense'", "class"]),
         ("senses senses.zarr bank --method hdbscan --clusters 3", ["--set min_size"]),

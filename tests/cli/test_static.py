@@ -20,7 +20,7 @@ from tests.cli.conftest import SENTENCES, Work
         ("v.vec", "--format binary", "binary"),
         ("v.bin", "--method mean --min-contexts 2", "binary"),
         ("v.npy", "--method medoid --set memory=20kB", "npy"),
-        ("v.glove", "--format glove --method abtt --set components=2", "glove"),
+        ("v.glove", "--format glove --method abtt --set n_components=2", "glove"),
         ("v.txt", "--set scale=rms --set precision=float32", "text"),
     ],
 )
@@ -37,7 +37,7 @@ def test_files_hold_what_the_function_gives(out: str, options: str, format: str,
         method=given.get("--method", "pc1"),
         min_contexts=int(given.get("--min-contexts", 1)),
         scale=settings.get("scale", "unit"),
-        components=2 if "components" in settings else None,
+        n_components=2 if "components" in settings else None,
         precision=settings.get("precision", "float64"),
     )
     read = read_vectors(work / out)
@@ -71,8 +71,8 @@ def test_a_store_of_one_row_a_word(out: str, work: Work) -> None:
         ("store.zarr v.txt --layer 9", ("layer 9 is not stored", "0, 1, 2, 3")),
         ("store.zarr v.txt --layer 1 --method pc2", ("'pc2'", "medoid")),
         ("store.zarr v.txt --layer 1 --method mean --set scale=rms", ("'rms'", "pc1")),
-        ("store.zarr v.txt --layer 1 --set components=2", ("abtt",)),
-        ("store.zarr v.txt --layer 1 --method abtt --set components=32", ("components 32", "0 to 31")),
+        ("store.zarr v.txt --layer 1 --set n_components=2", ("abtt",)),
+        ("store.zarr v.txt --layer 1 --method abtt --set n_components=32", ("components 32", "0 to 31")),
         ("store.zarr v.txt --layer 1 --min-contexts 0", ("0", "--min-contexts")),
         ("store.zarr v.txt --layer 1 --min-contexts 99", ("99 different sentences",)),
         ("store.zarr v.txt --layer 1 --set memory=plenty", ("'plenty'", "2GiB")),

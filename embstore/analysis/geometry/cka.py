@@ -234,7 +234,9 @@ def require_same_occurrences(one: Selection, other: Selection) -> None:
         if len(differing):
             number = int(differing[0])
             left, right = describe(one, int(one.rows[number])), describe(other, int(other.rows[number]))
-            raise InvalidValueError(f"{paths} differ in the {what} of occurrence {number}: {left} and {right}; {advice}")
+            raise InvalidValueError(
+                f"{paths} differ in the {what} of occurrence {number}: {left} and {right}; {advice}"
+            )
 
 
 def _comparisons(

@@ -1,7 +1,7 @@
 """Mean cosines of Ethayarajh 2019 in closed form: self-similarity, intra-sentence similarity and anisotropy.
 
-No pairs are formed. With the unit vectors u of n occurrences, the mean cosine of all pairs is (|sum u|^2 - n)/(n^2 - n).
-One compiled loop reads each vector once for all three measures.
+No pairs are formed: with the unit vectors u of n occurrences, the mean cosine of all pairs is
+(|sum u|^2 - n)/(n^2 - n). One compiled loop reads each vector once for all three measures.
 """
 
 from __future__ import annotations

@@ -83,7 +83,9 @@ def _ritz(
     small = torch.finfo(gap.dtype).eps * matrices.shape[1] * values[:, 0].abs()
     error = torch.where(gap > 0, residual**2 / gap, infinite)
     angle = torch.where(gap > 0, (residual + small) / gap, infinite)
-    error_of_basis = (space.mT @ space - torch.eye(space.shape[2], dtype=space.dtype, device=space.device)).abs().amax((1, 2))
+    error_of_basis = (
+        (space.mT @ space - torch.eye(space.shape[2], dtype=space.dtype, device=space.device)).abs().amax((1, 2))
+    )
     sound = error_of_basis < 1e-12 * matrices.shape[1]
     return values[:, 0], vectors, torch.where(sound, error, infinite), torch.where(sound, angle, infinite)
 
@@ -114,9 +116,9 @@ def _bound_of_others(matrices: torch.Tensor, values: torch.Tensor, lengths: torc
     """An upper bound on the eigenvalues in the complement of the first Ritz vector, for each matrix.
 
     Given the Ritz values t_i and squared lengths l_i = |G y_i|^2 of the first m Ritz vectors, the complement of these m
-    has a Frobenius norm b with b^2 = |G|^2 - 2 sum l_i + sum t_i^2, and is coupled to the other m - 1 by a block of norm
-    e with e^2 = sum (l_i - t_i^2). All eigenvalues are therefore at most the larger one of [[t_2, e], [e, b]]; the
-    smallest bound over m is returned.
+    has a Frobenius norm b with b^2 = |G|^2 - 2 sum l_i + sum t_i^2, and is coupled to the other m - 1 by a block of
+    norm e with e^2 = sum (l_i - t_i^2). All eigenvalues are therefore at most the larger one of [[t_2, e], [e, b]];
+    the smallest bound over m is returned.
     """
     whole = matrices.square().sum((1, 2))[:, None]
     squares = values.square()

@@ -88,10 +88,10 @@ class Moments:
     """
 
     def init(self, scope: Scope) -> MomentSums:
-        size, options = scope.hidden_size, {"dtype": torch.float64, "device": scope.device}
+        size = scope.hidden_size
         return MomentSums(
-            sum=torch.zeros(size, **options),  # type: ignore[arg-type]
-            second=torch.zeros(size, size, **options),  # type: ignore[arg-type]
+            sum=torch.zeros(size, dtype=torch.float64, device=scope.device),
+            second=torch.zeros(size, size, dtype=torch.float64, device=scope.device),
             product=torch.empty(size, size, dtype=scope.dtype, device=scope.device),
         )
 

@@ -51,14 +51,12 @@ def sense_separability(
     chosen = rows_of(selection.store, senses.rows, selection.layers)
     frames = []
     with reporting(progress, total=2 * len(senses.rows) * len(selection.layers), unit="vectors") as report:
-        done = 0
-        for layer in selection.layers:
-            scan = partial(reduce, chosen, layers=layer, precision="float64", device=device)
-            sums = scan({"sums": SenseSums(senses)}, progress=lambda rows, _, before=done: report(before + rows))
-            done += len(senses.rows)
-            nearest = NearestSense(senses, sums[layer]["sums"])
-            found = scan({"right": nearest}, progress=lambda rows, _, before=done: report(before + rows))
-            done += len(senses.rows)
+        for number, layer in enumerate(selection.layers):
+            scan = partial(reduce, chosen, layers=layer, precision="float64", device=device, progress=False)
+            sums = scan({"sums": SenseSums(senses)})
+            report((2 * number + 1) * len(senses.rows))
+            found = scan({"right": NearestSense(senses, sums[layer]["sums"])})
+            report((2 * number + 2) * len(senses.rows))
             frames.append(_table(senses, selection.store, layer, found[layer]["right"]))
     return pl.concat(frames)
 
@@ -68,8 +66,8 @@ class Senses:
     """The labelled occurrences of words with several labels; a sense is a word with a label.
 
     `rows`: int64 [n], ascending. `sense`, `word`: int64 [n], the numbers of each row's sense and word. `first`,
-    `n_labels`: int64 [n_words], the first sense of each word and the number of its labels; these senses are consecutive.
-    `types`: int64 [n_words], positions in `index.words`.
+    `n_labels`: int64 [n_words], the first sense of each word and the number of its labels; senses of a word are
+    consecutive. `types`: int64 [n_words], positions in `index.words`.
     """
 
     rows: NDArray[np.int64]
@@ -86,7 +84,7 @@ class Senses:
 
 
 def labelled_senses(selection: Selection, *, label: str, min_occurrences: int) -> Senses:
-    """Find the words that have two or more labels with enough occurrences; raises InvalidValueError if there are none."""
+    """Find the words with two or more labels that have enough occurrences; raises InvalidValueError for none."""
     index = selection.store.index
     if label not in index.labels:
         known = ", ".join(index.labels) or "none"
@@ -141,7 +139,7 @@ class SenseSums:
 
 
 class NearestSense:
-    """A reducer for how many occurrences of each word are closest to their own sense; its result is float64 [n_words]."""
+    """A reducer that counts the occurrences of each word closest to their own sense: float64 [n_words]."""
 
     def __init__(self, senses: Senses, sums: torch.Tensor) -> None:
         self._senses = senses

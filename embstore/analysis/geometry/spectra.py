@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
@@ -149,7 +150,7 @@ def symmetric_product(vectors: torch.Tensor, *, out: torch.Tensor | None = None)
 
 
 def word_moment(blocks: Iterable[torch.Tensor], *, centered: bool, resources: Resources) -> torch.Tensor:
-    """The sum of x x^T over blocks of vectors [n, feature], float64 [feature, feature]; of x minus the mean if centered.
+    """The sum of x x^T over blocks of vectors [n, feature], with the mean subtracted if centered: [feature, feature].
 
     Raises NonFiniteError for vectors whose squares overflow float32.
     """

@@ -75,7 +75,9 @@ def bootstrap_means(values: NDArray[np.float64], *, resamples: int, seed: int) -
     return np.concatenate(means)
 
 
-def extreme_words(table: pl.DataFrame, *, layer: int | str = -1, metric: str = "selfsim", count: int = 10) -> pl.DataFrame:
+def extreme_words(
+    table: pl.DataFrame, *, layer: int | str = -1, metric: str = "selfsim", count: int = 10
+) -> pl.DataFrame:
     """List the words of a layer whose vectors depend most on their sentences, and those that depend least.
 
     Columns: `end` ("most" or "least" context-specific), then those of the table; the lowest values first for "most",

@@ -18,6 +18,7 @@ from embstore.analysis.neighbors.space import METRICS, ArrayVectors, StoreVector
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
+from embstore.store.layers import resolve_layer
 from embstore.vectors import WordVectors
 
 if TYPE_CHECKING:
@@ -135,10 +136,10 @@ def _check_query(
         raise InvalidValueError("word vectors have no occurrences: give a word or vectors")
     queries = {"word": None if text is not None else word, "occurrence": occurrence, "vectors": vectors, "text": text}
     given = [name for name, value in queries.items() if value is not None]
-    if len(given) != 1:
-        raise InvalidValueError(
-            f"give one of word, occurrence, vectors and text, not {' and '.join(given) if given else 'none of them'}"
-        )
+    if not given:
+        raise InvalidValueError("no query is given: give a word, an occurrence, vectors or a text")
+    if len(given) > 1:
+        raise InvalidValueError(f"give one kind of query, not {' and '.join(given)}")
 
 
 def _check_k(k: int, n_candidates: int, what: str) -> None:
@@ -174,7 +175,7 @@ class _Candidates:
             store, rows = data, np.arange(data.n_rows)
         else:
             store, rows = data.store, np.unique(data.rows)
-        number = data.layers[-1] if layer in (-1, "last") else store.select(layers=layer).layers[0]
+        number = resolve_layer(layer, data.layers if layer in (-1, "last") else store.layers)
         if labels:
             rows = np.intersect1d(rows, store.select(labels=labels).rows)
         if not len(rows):
@@ -183,7 +184,7 @@ class _Candidates:
 
     @property
     def selection(self) -> Selection:
-        return Selection(self.store, layers=(self.layer,), filters=(), start=self.rows)
+        return Selection(self.store, layers=(self.layer,), rows=self.rows)
 
     def queries(
         self,
@@ -233,7 +234,7 @@ class _Candidates:
 
         query, rank = np.nonzero(hits.rows >= 0)
         rows = hits.rows[query, rank]
-        contexts = Selection(self.store, layers=(self.layer,), filters=(), start=rows).contexts()
+        contexts = Selection(self.store, layers=(self.layer,), rows=rows).table()
         contexts = contexts.drop("subwords", "source")
         ranked = pl.DataFrame(
             {
@@ -280,9 +281,7 @@ def mark_words(contexts: pl.DataFrame) -> list[str]:
     return texts
 
 
-def _word_vector_queries(
-    table: WordVectors, word: str | Sequence[str] | None, vectors: ArrayLike | None
-) -> Queries:
+def _word_vector_queries(table: WordVectors, word: str | Sequence[str] | None, vectors: ArrayLike | None) -> Queries:
     if word is None:
         array = np.atleast_2d(np.asarray(vectors, np.float64))
         unknown = np.full(len(array), -1)
@@ -332,9 +331,7 @@ def encode_word(
         )
     tokenized = encoder.tokenize([words])
     limit = int(made["max_length"]) - encoder.n_specials
-    tokenized = replace(
-        tokenized, ids=tokenized.ids[:limit], word_indptr=np.minimum(tokenized.word_indptr, limit)
-    )
+    tokenized = replace(tokenized, ids=tokenized.ids[:limit], word_indptr=np.minimum(tokenized.word_indptr, limit))
     start, stop = (int(tokenized.word_indptr[number]) for number in (position, position + 1))
     options: dict[str, Any] = {"layers": [layer], "pooling": made["pooling"]}
     options["attention_window"] = made.get("attention_window")

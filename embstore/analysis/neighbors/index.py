@@ -34,6 +34,7 @@ from embstore.errors import InvalidValueError, MissingRowsError, SearchIndexErro
 from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Store
+from embstore.store.layers import resolve_layer
 
 FEW_NUMBERS = 2**18  # in vectors that are scored again: with fewer, loading the kernels takes longer than they save
 FEW_ROWS = 10_000  # up to this number of candidates, all are compared
@@ -79,7 +80,7 @@ def build_index(
         raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
     if not 0 <= n_components < data.hidden_size:
         raise InvalidValueError(f"n_components {n_components} is not allowed: give 0 to {data.hidden_size - 1}")
-    number = data.layers[-1] if layer in (-1, "last") else data.select(layers=layer).layers[0]
+    number = resolve_layer(layer, data.layers)
     if not data.finished:
         raise MissingRowsError(
             f"{data.path} is not finished, and only a finished store can have an index: "
@@ -125,11 +126,9 @@ def open_index(
     `check`: compare its file with its checksum (by default if it has a GiB or less). `device`: cpu, auto, cuda or
     cuda:N. Raises SearchIndexNotFoundError, SearchIndexError (stale, damaged, of another store).
     """
-    number = data.layers[-1] if layer in (-1, "last") else layer
+    number = None if layer is None else resolve_layer(layer, data.layers)
     wanted = {
-        option: value
-        for option, value in (("layer", number), ("kind", kind), ("metric", metric))
-        if value is not None
+        option: value for option, value in (("layer", number), ("kind", kind), ("metric", metric)) if value is not None
     }
     if name is None:
         name = _only_index(data, wanted)
@@ -217,7 +216,7 @@ class LayerIndex:
         return StoreVectors(self.store, self.layer)
 
     def effort(self, *, nprobe: int | None = None, ef: int | None = None) -> kinds.Effort:
-        """How much of the index to search, with its defaults. Raises InvalidValueError for an option it does not have."""
+        """How much of the index to search, with its defaults; raises InvalidValueError for a foreign option."""
         own = self.info.parameters
         for option, value, names in (("nprobe", nprobe, "ivf and ivfpq"), ("ef", ef, "hnsw")):
             if value is not None and option not in own:
@@ -357,9 +356,7 @@ class _IndexSearch:
         exclude = tuple(Exclusion(group.of_rows, group.of_queries[pending]) for group in self.exclude)
         candidates = np.empty(0, np.int64) if self.rows is None else self.rows
         search = _FewPairs if rows.size * self.index.store.hidden_size <= FEW_NUMBERS else Search
-        scoring = search(
-            self.index.vectors, self.queries[pending], self.k, self.index.space, candidates, exclude, None
-        )
+        scoring = search(self.index.vectors, self.queries[pending], self.k, self.index.space, candidates, exclude, None)
         hits = scoring.hits(rows)
         enough = hits.rows[:, -1] >= 0
         if exhaustive:

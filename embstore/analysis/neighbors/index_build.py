@@ -27,6 +27,7 @@ from embstore.analysis.neighbors.index_files import (
     checked_name,
     default_name,
     folder_of,
+    lock_file,
     put_in_place,
     read_info,
     read_space,
@@ -60,6 +61,7 @@ def ensure_index(
     if _exists(store, folder, settings):
         with storing(folder):
             tidy(folder)
+            remove(lock_file(folder))  # left by a build that was killed at its end
         return name
     with building(folder) as new, kinds.faiss_threads(threads), storing(new):
         try:

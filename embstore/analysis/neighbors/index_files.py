@@ -94,6 +94,11 @@ def building_folder(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.new")
 
 
+def lock_file(folder: Path) -> Path:
+    """The file that is locked while an index is built."""
+    return folder.with_name(f".{folder.name}.lock")
+
+
 def _old_folder(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
@@ -260,7 +265,7 @@ def stored_file(path: Path) -> StoredFile:
 def building(folder: Path) -> Iterator[Path]:
     """Create or find the folder in which an index is built, locked by one process. Raises StoreBusyError."""
     new = building_folder(folder)
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"), thread_local=False)
+    lock = FileLock(lock_file(folder), thread_local=False)
     with storing(new):
         new.mkdir(parents=True, exist_ok=True)
         try:
@@ -274,7 +279,7 @@ def building(folder: Path) -> Iterator[Path]:
             yield new
         finally:
             if os.name != "nt":  # Windows removes the file itself and does not allow removing an open one
-                Path(lock.lock_file).unlink(missing_ok=True)
+                lock_file(folder).unlink(missing_ok=True)
             lock.release()
             if folder.parent.is_dir() and not os.listdir(folder.parent):
                 folder.parent.rmdir()

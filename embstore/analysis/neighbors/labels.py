@@ -308,9 +308,7 @@ def _predict(
     return found
 
 
-def _search_all(
-    task: _Task, layer: int, k: int, space: Space, device: str
-) -> Iterator[tuple[NDArray[np.int64], Hits]]:
+def _search_all(task: _Task, layer: int, k: int, space: Space, device: str) -> Iterator[tuple[NDArray[np.int64], Hits]]:
     """Yield numbers of queries and their neighbours among all candidates."""
     vectors = StoreVectors(task.selection.store, layer)
     for start in range(0, len(task.queries), QUERY_CHUNK):
@@ -401,7 +399,7 @@ def labelled_occurrences(data: Store, word: str, *, label: str) -> LabelledOccur
         word=word,
         layers=selection.layers,
         vectors=selection.vectors(dtype="float32"),
-        labels=selection.contexts()[label].cast(pl.String).to_list(),
+        labels=selection.table()[label].cast(pl.String).to_list(),
         rows=selection.rows,
     )
 

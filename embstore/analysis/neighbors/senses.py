@@ -262,7 +262,7 @@ def _occurrence_table(
     values: NDArray[np.float64],
     label: str | None,
 ) -> pl.DataFrame:
-    contexts = store.select(rows=rows).contexts()
+    contexts = store.select(rows=rows).table()
     labels = pl.Series("label", [None] * len(rows), pl.String) if label is None else contexts[label].cast(pl.String)
     table = contexts.select(
         pl.Series("cluster", clusters),

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Selection, Store
+from embstore.store.layers import resolve_layer
 
 METRICS = ("cosine", "ip", "l2")
 
@@ -31,9 +32,9 @@ class Vectors(Protocol):
 class StoreVectors:
     """The vectors of one layer of a store, by row."""
 
-    def __init__(self, store: Store, layer: int) -> None:
+    def __init__(self, store: Store, layer: int | str) -> None:
         self.store = store
-        self.layer = store.select(layers=layer).layers[0]
+        self.layer = resolve_layer(layer, store.layers)
         self.count = store.n_rows
         self.hidden_size = store.hidden_size
 
@@ -46,7 +47,7 @@ class StoreVectors:
             for start, vectors in self.store.scan(self.layer, first, last, block_rows=block_rows):
                 yield np.arange(start, start + len(vectors)), vectors
             return
-        chosen = Selection(self.store, layers=(self.layer,), filters=(), start=rows)
+        chosen = Selection(self.store, layers=(self.layer,), rows=rows)
         for block in chosen.iter_blocks(block_rows=block_rows):
             yield block.rows, block.vectors
 
@@ -166,7 +167,8 @@ def space_of(
     """
     if metric not in METRICS:
         raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
-    hidden_size = data.shape[1] if isinstance(data, np.ndarray) else data.hidden_size
+    store = data.store if isinstance(data, Selection) else data
+    hidden_size = store.shape[1] if isinstance(store, np.ndarray) else store.hidden_size
     if not 0 <= n_components < hidden_size:
         raise InvalidValueError(f"n_components {n_components} is not allowed: give 0 to {hidden_size - 1}")
     if not centered and not n_components:

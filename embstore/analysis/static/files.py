@@ -27,7 +27,7 @@ def write_static_store(
     """Write static vectors as a float32 store, so that they can be analysed like contextual ones.
 
     The store has one row per word; each word is a sentence of its own. `vectors`: those of one layer, with its number
-    in `layer`, or a mapping of layers to vectors of the same words. `made`: how they were made (JSON: the method and its
+    in `layer`, or a mapping of layers to vectors of the same words. `made`: how they were made (JSON: method and
     options), stored in the metadata under `extraction.static` with the name and fingerprint of `source`. An unfinished
     store of the same vectors is resumed. Raises InvalidValueError for a path that is in use, StorageError if the disk
     is full.

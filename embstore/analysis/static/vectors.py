@@ -46,7 +46,9 @@ def static_vectors(
     executor: Executor | None = None,
     progress: Progress = None,
 ) -> WordVectors:
-    """Make one vector per word of a layer, for tools that expect static embeddings; words in the order of `index.words`.
+    """Make one vector per word of a layer, for tools that expect static embeddings.
+
+    Words are in the order of `index.words`.
 
     `method`, given the vectors X [n, feature] of a word, not normalized:
     `pc1`: their first principal component, not centered (Ethayarajh 2019, section 4.3): the unit vector v that

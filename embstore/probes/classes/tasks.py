@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.analysis.static.vectors import static_vectors
+from embstore.analysis.static.vectors import static_vectors_by_layer
 from embstore.errors import InvalidValueError
 from embstore.probes.classes.examples import ArrayExamples, Examples, LabelledExamples, StoredExamples
 from embstore.probes.splits import SPLITS, WordSplit
@@ -195,7 +195,7 @@ class ClassExamples:
         examples: Examples = ArrayExamples(dict.fromkeys(self.selection.layers, np.empty((0, 1), np.float32)))
         if len(types):
             chosen = self.selection.store.select(rows=np.sort(rows))
-            means = static_vectors(chosen, layers=self.selection.layers, method="mean", types=types)
+            means = static_vectors_by_layer(chosen, layers=self.selection.layers, method="mean", types=types)
             examples = ArrayExamples({layer: vectors.vectors for layer, vectors in means.items()})
         return SplitExamples(
             examples=examples,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from embstore.analysis.neighbors.halves import by_arithmetic, float_of_half
+from embstore.analysis.kernels import by_arithmetic, float_of_half
 
 
 def test_every_half_by_arithmetic() -> None:
@@ -40,8 +40,8 @@ def _compare(convert: Any) -> None:
 
 @pytest.mark.parametrize("metric", ["cosine", "ip", "l2"])
 def test_infinite_and_nan_halves_are_refused_with_their_row(metric: str) -> None:
-    from embstore.analysis.neighbors.exact import ArrayVectors, exact_search
-    from embstore.analysis.neighbors.space import Space
+    from embstore.analysis.neighbors.exact import exact_search
+    from embstore.analysis.neighbors.space import ArrayVectors, Space
     from embstore.errors import NonFiniteError
 
     for value in (np.inf, -np.inf, np.nan):

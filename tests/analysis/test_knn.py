@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from embstore.analysis.neighbors.labels import knn_labels, knn_predictions
+from embstore.analysis.neighbors.labels import knn_predictions, knn_scores
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
 from embstore.store import Store
 from tests.analysis.test_separability import write_senses
@@ -107,7 +107,7 @@ def test_labels_are_those_of_all_pairs(
         )
 
     usual = {row: usual_by_hand(told, pool) for row, pool in pools.items()}
-    scores = knn_labels(store, **options)  # type: ignore[arg-type]
+    scores = knn_scores(store, **options)  # type: ignore[arg-type]
     guesses = {row: guess for row, (guess, _) in expected.items()}
     compare(scores, told, guesses, usual)
 
@@ -139,7 +139,8 @@ def test_the_same_from_any_layer_and_with_the_mean_away(tmp_path: Path) -> None:
     made = make_store(tmp_path / "store.zarr", sentences=40)
     told = [(str(row["word"]), row["upos"]) for row in made.table]
     for center, components in ((False, 0), (True, 0), (True, 1)):
-        scores = knn_labels(made.store, label="upos", split="leave-one-word-out", center=center, components=components)
+        options = {"centered": center, "n_components": components}
+        scores = knn_scores(made.store, label="upos", split="leave-one-word-out", **options)  # type: ignore[arg-type]
         assert scores["layer"].unique().sort().to_list() == [0, 2, 5]
         for place, layer in enumerate(made.store.layers):
             vectors = made.vectors[place].astype(np.float64)
@@ -160,7 +161,7 @@ def test_a_sample_is_of_those_asked(store: Store) -> None:
     assert len(some) == 12
     assert some.equals(whole.filter(pl.col("occurrence").is_in(some["occurrence"].implode())))
     assert some.equals(knn_predictions(store, label="class", layer=2, sample=12, seed=3))
-    accuracy = knn_labels(store, label="class", sample=12, seed=3).row(0, named=True)
+    accuracy = knn_scores(store, label="class", sample=12, seed=3).row(0, named=True)
     assert accuracy["value"] == pytest.approx((some["label"] == some["predicted"]).mean())
     assert (accuracy["count"], accuracy["seed"]) == (12, 3)
     within = knn_predictions(store, label="class", layer=2, split="within-word", sample=5)
@@ -171,11 +172,11 @@ def test_a_sample_is_of_those_asked(store: Store) -> None:
 def test_words_are_searched_in_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = knn_predictions(store, label="class", layer=2, split="within-word", k=2)
     for size in (1, 7, 30):
-        monkeypatch.setattr("embstore.analysis.neighbors.labels.WORDS_AT_ONCE", size)
+        monkeypatch.setattr("embstore.analysis.neighbors.labels.BATCH_ROWS", size)
         assert knn_predictions(store, label="class", layer=2, split="within-word", k=2).equals(whole)
-    monkeypatch.setattr("embstore.analysis.neighbors.labels.QUERIES_AT_ONCE", 11)
+    monkeypatch.setattr("embstore.analysis.neighbors.labels.QUERY_CHUNK", 11)
     one = knn_predictions(store, label="class", layer=2, k=2)
-    monkeypatch.setattr("embstore.analysis.neighbors.labels.QUERIES_AT_ONCE", 1000)
+    monkeypatch.setattr("embstore.analysis.neighbors.labels.QUERY_CHUNK", 1000)
     assert one.equals(knn_predictions(store, label="class", layer=2, k=2))
 
 
@@ -201,7 +202,7 @@ def test_of_a_selection_only_its_occurrences(store: Store) -> None:
 
 
 def test_columns_say_what_was_asked(store: Store) -> None:
-    frame = knn_labels(store, label="class", test_words=["bank"], k=3, center=True, metric="l2", seed=9)
+    frame = knn_scores(store, label="class", test_words=["bank"], k=3, centered=True, metric="l2", seed=9)
     assert frame.columns[:5] == ["task", "layer", "split", "k", "space"]
     assert frame.row(0)[:5] == ("class", 2, "words", 3, "l2, centered")
 
@@ -210,10 +211,12 @@ def test_progress_counts_what_is_asked(store: Store, tmp_path: Path) -> None:
     made = make_store(tmp_path / "store.zarr", sentences=30)
     heard: list[int] = []
     labelled = sum(row["upos"] is not None for row in made.table)
-    knn_labels(made.store, label="upos", progress=heard.append)
+    knn_scores(made.store, label="upos", progress=lambda done, total: heard.append(done))
     assert heard == [labelled, 2 * labelled, 3 * labelled]
     heard.clear()
-    knn_labels(made.store, label="upos", split="within-word", layers=[0, 5], progress=heard.append)
+    knn_scores(
+        made.store, label="upos", split="within-word", layers=[0, 5], progress=lambda done, total: heard.append(done)
+    )
     assert heard[-1] == 2 * labelled
     assert heard == sorted(heard)
 
@@ -230,20 +233,23 @@ def most(split: str) -> int:
     [
         ({"label": "sense"}, "no label column 'sense': the store has class"),
         ({"k": 0}, "k 0 is not allowed"),
-        ({"k": 500}, f"k 500 is more than the {most('leave-one-word-out')} labelled occurrences that may answer"),
+        ({"k": 500}, f"k 500 is more than the {most('leave-one-word-out')} labelled occurrences that can be found"),
         (
             {"k": 500, "split": "within-word"},
-            f"k 500 is more than the {most('within-word')} labelled occurrences that may answer",
+            f"k 500 is more than the {most('within-word')} labelled occurrences that can be found",
         ),
         (
             {"k": 500, "test_words": ["bank"]},
-            f"k 500 is more than the {most('words')} labelled occurrences that may answer",
+            f"k 500 is more than the {most('words')} labelled occurrences that can be found",
         ),
         ({"split": "random"}, "unknown split 'random'; allowed are words, leave-one-word-out, within-word"),
-        ({"split": "words"}, "give test_words"),
-        ({"train_words": ["bank"]}, "give test_words"),
+        ({"split": "words"}, "needs a list of test words"),
+        ({"train_words": ["bank"]}, "needs a list of test words"),
         ({"split": "within-word", "test_words": ["bank"]}, "lists of words are for the split words"),
-        ({"test_words": ["bank", "suit"], "train_words": ["suit", "the"]}, r"'suit' is a train and a test word \(1"),
+        (
+            {"test_words": ["bank", "suit"], "train_words": ["suit", "the"]},
+            r"'suit' is both a train and a test word \(1",
+        ),
         ({"test_words": ["nowhere"]}, "no test word has a labelled occurrence"),
         ({"test_words": ["bank"], "train_words": ["nowhere"]}, "no train word has a labelled occurrence"),
         ({"test_words": []}, "no test word has a labelled occurrence"),
@@ -254,23 +260,23 @@ def most(split: str) -> int:
 )
 def test_bad_input_is_one_line(options: dict[str, object], message: str, store: Store) -> None:
     with pytest.raises(InvalidValueError, match=message) as error:
-        knn_labels(store, **{"label": "class", **options})  # type: ignore[arg-type]
+        knn_scores(store, **{"label": "class", **options})  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 
 
 def test_words_that_leave_nothing_to_ask(tmp_path: Path) -> None:
     one = write_senses(tmp_path / "one.zarr", [("bank", "x", [1.0, 0]), ("bank", "x", [0.0, 1])])
     with pytest.raises(InvalidValueError, match="only one word is labelled"):
-        knn_labels(one, label="class")
-    with pytest.raises(InvalidValueError, match="no word selected has two labels"):
-        knn_labels(one, label="class", split="within-word")
+        knn_scores(one, label="class")
+    with pytest.raises(InvalidValueError, match="no selected word has two labels"):
+        knn_scores(one, label="class", split="within-word")
     none = write_senses(tmp_path / "none.zarr", [("bank", None, [1.0, 0]), ("suit", "x", [0.0, 1])])
-    with pytest.raises(InvalidValueError, match=r"no occurrence selected of .* is labelled"):
-        knn_labels(none.select(words="bank"), label="class")
+    with pytest.raises(InvalidValueError, match=r"no selected occurrence of .* is labelled"):
+        knn_scores(none.select(words="bank"), label="class")
 
 
 def test_a_store_that_is_not_finished(tmp_path: Path) -> None:
     with pytest.warns(UnfinishedStoreWarning):
         made = make_store(tmp_path / "store.zarr", leave_out=(1,))
     with pytest.raises(MissingRowsError):
-        knn_labels(made.store, label="upos")
+        knn_scores(made.store, label="upos")
