@@ -84,7 +84,8 @@ def make_vectors(store: es.Store, arguments: argparse.Namespace) -> tuple[dict[s
     seconds = {}
     for method in arguments.methods:
         began = time.perf_counter()
-        layers = es.analysis.static_vectors_by_layer(store, layers=store.layers, method=method, min_contexts=arguments.min_contexts)
+        options = {"method": method, "min_contexts": arguments.min_contexts}
+        layers = es.analysis.static_vectors_by_layer(store, **options)
         seconds[method] = time.perf_counter() - began
         systems |= {f"{method} {layer}": vectors for layer, vectors in layers.items()}
     return systems, seconds

@@ -113,7 +113,7 @@ def test_listing_and_removing(store: str, work: Work) -> None:
         ("store.zarr --set seed=-1", ("seed -1",)),
         ("store.zarr --seed 1", ("--seed is a setting", "--set seed=VALUE")),
         ("store.zarr --set memory=much", ("'much'", "2GiB")),
-        ("store.zarr --set threads=0", ("threads is 0",)),
+        ("store.zarr --set threads=0", ("threads 0",)),
         ("store.zarr --set threads=two", ("threads=two", "a whole number")),
         ("store.zarr --set colour=red", ("colour is not a setting", "train_sample, seed, memory, threads, k, queries")),
         ("store.zarr --layer 1 --out r.csv", ("--recall",)),

@@ -162,7 +162,7 @@ def test_hubness_of_word_vectors(folder: Work) -> None:
         ("label labels.zarr --label upos --split random", ["'random'", "within-word"]),
         ("label labels.zarr --label upos --split words", ["--test FILE"]),
         ("label labels.zarr --label upos --test none.txt", ["none.txt"]),
-        ("label labels.zarr --label upos --train both.txt --test both.txt", ["'bank'", "(2 such)"]),
+        ("label labels.zarr --label upos --train both.txt --test both.txt", ["'bank'", "(2 such words)"]),
         ("label labels.zarr --label upos --test empty.txt", ["empty.txt", "no word"]),
         ("label labels.zarr --label upos --test broken.tsv", ["broken.tsv:1"]),
         ("label labels.zarr --label upos --layers 7", ["layer 7"]),

@@ -37,7 +37,7 @@ def test_files_hold_what_the_function_gives(out: str, options: str, format: str,
         method=given.get("--method", "pc1"),
         min_contexts=int(given.get("--min-contexts", 1)),
         scale=settings.get("scale", "unit"),
-        n_components=2 if "components" in settings else None,
+        n_components=2 if "n_components" in settings else None,
         precision=settings.get("precision", "float64"),
     )
     read = read_vectors(work / out)

@@ -194,7 +194,7 @@ def _check(
     if method not in get_args(Method):
         raise InvalidValueError(f"unknown method {method!r}; allowed are {', '.join(get_args(Method))}")
     if method == "hdbscan" and n_clusters is not None:
-        raise InvalidValueError("the number of clusters is for kmeans: hdbscan finds it by itself, from the least size")
+        raise InvalidValueError("the number of clusters is for kmeans: hdbscan finds it by itself, give min_size")
     for name, value, least in (("n_clusters", n_clusters, 1), ("min_size", min_size, 2), ("sample", sample, 2)):
         if value is not None and value < least:
             raise InvalidValueError(f"{name} {value} is not allowed: give {least} or more")
