@@ -1,0 +1,222 @@
+"""Metrics of edge probing: intervals against loops by hand, control tasks, and data whose truth is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
+from embstore.probes import ControlTask, EdgeProbe, Training
+from embstore.probes.edges.metrics import ProbeGrid, SplitCounts, expected_layers
+from embstore.probes.edges.scores import EdgeCounts, constant_counts, interval, majority, micro_f1, resampled_f1
+from embstore.probes.edges.splits import EdgeSplit
+from embstore.probes.edges.tasks import control_split, control_task, join_edges, join_task
+from embstore.probes.mixing import expected_layer
+from tests.probes.edge_store import make, write_store
+
+
+def test_f1_and_majority_by_hand() -> None:
+    assert micro_f1([3, 0, 0], [4, 2, 0], 6).tolist() == [0.6, 0.0, 0.0]
+    assert np.isnan(micro_f1([0], [0], 0)).all()
+    gold = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 1, 1]], bool)
+    split = EdgeSplit("train", np.array([0, 4]), (), gold, np.array([0, 0, 0, 1]))
+    assert majority(split, single=True).tolist() == [True, False, False]
+    # of 4 targets with 8 labels: one label 2*3/(4+8), two 2*6/(8+8), three 2*7/(12+8)
+    assert majority(split, single=False).tolist() == [True, True, False]
+    assert constant_counts(majority(split, single=False), split).f1().tolist() == [0.75]
+
+
+def counts_of(rng: np.random.Generator, probes: int, sentences: int) -> EdgeCounts:
+    wanted = rng.integers(1, 6, sentences)
+    said = rng.integers(0, 6, (probes, sentences))
+    right = rng.binomial(np.minimum(said, wanted), np.resize([0.1, 0.4, 0.9, 0.2, 0.6], probes)[:, None])
+    return EdgeCounts(right, said, wanted)
+
+
+def f1_by_hand(counts: EdgeCounts, probe: int, sentences: list[int]) -> float:
+    right = sum(int(counts.right[probe, each]) for each in sentences)
+    said = sum(int(counts.said[probe, each]) for each in sentences)
+    wanted = sum(int(counts.wanted[each]) for each in sentences)
+    return 2 * right / (said + wanted)
+
+
+def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    layers, seeds, sentences, draws = (0, 2, 5), (3, 8), 17, 60
+    grid = ProbeGrid(layers, seeds, layerwise=True)
+    own, half, control = (counts_of(rng, 2 * 5, sentences) for _ in range(3))
+    constant = counts_of(rng, 1, sentences)
+    own = EdgeCounts(own.right, own.said, constant.wanted)
+    split = SplitCounts(own, half, constant, control)
+    rows = list(split.rows(grid, n_resamples=draws, seed=4))
+    found = {(row["metric"], row.get("layer"), row.get("seed")): row for row in rows}
+    picked = np.random.default_rng((4, sentences)).integers(0, sentences, (draws, sentences)).tolist()
+    assert Counter(map(len, picked)) == {sentences: draws}
+
+    def ends(values: Sequence[Any]) -> Any:
+        return tuple(np.quantile(values, [0.025, 0.975]).tolist())
+
+    def scores(counts: EdgeCounts, places: np.ndarray, sample: list[int]) -> list[float]:
+        return [f1_by_hand(counts, int(place), sample) for place in places]
+
+    for metric, counts, places in (
+        ("f1", own, grid.cumulative),
+        ("half_f1", half, grid.cumulative),
+        ("layer_f1", own, grid.by_layer),
+        ("control_f1", control, grid.cumulative),
+        ("layer_control_f1", control, grid.by_layer),
+    ):
+        for number, layer in enumerate(layers):
+            drawn = [np.mean([scores(counts, places(seed), each)[number] for seed in seeds]) for each in picked]
+            for seed in seeds:
+                row = found[metric, layer, seed]
+                assert (row["low"], row["high"]) == pytest.approx(ends(drawn))
+                whole = scores(counts, places(seed), list(range(sentences)))[number]
+                assert row["value"] == pytest.approx(whole)
+
+    def difference(seed: int, sample: list[int]) -> float:
+        return scores(own, grid.cumulative(seed), sample)[1] - scores(control, grid.cumulative(seed), sample)[1]
+
+    taken = [np.mean([difference(seed, each) for seed in seeds]) for each in picked]
+    row = found["selectivity", 2, 3]
+    assert (row["low"], row["high"]) == pytest.approx(ends(taken)), "both tasks have the same resamples"
+    gained = [np.mean([np.diff(scores(own, grid.cumulative(s), each))[1] for s in seeds]) for each in picked]
+    assert (found["differential", 5, 8]["low"], found["differential", 5, 8]["high"]) == pytest.approx(ends(gained))
+    expected = [[expected_layer(scores(own, grid.cumulative(s), each), layers) for s in seeds] for each in picked]
+    defined = [np.mean(np.array(each, float)) for each in expected if None not in each]
+    assert len(defined) >= 57
+    row = found["expected_layer", None, 3]
+    assert (row["low"], row["high"]) == pytest.approx(ends(defined))
+    guessed = [f1_by_hand(constant, 0, each) for each in picked]
+    row = found["majority_f1", None, None]
+    assert (row["low"], row["high"]) == pytest.approx(ends(guessed))
+    assert found["differential_kl", None, 3].get("low") is None
+
+
+def test_expected_layers_of_resamples_equal_those_of_single_rows() -> None:
+    scores = np.random.default_rng(0).random((50, 4))
+    found = expected_layers(scores, (0, 3, 4, 9))
+    expected = [expected_layer(row, (0, 3, 4, 9)) for row in scores]
+    assert None in expected
+    np.testing.assert_allclose(found, [np.nan if each is None else each for each in expected])
+    assert interval(np.array([1.0] * 18 + [np.nan] * 2)) == (None, None), "one in ten is undefined"
+    assert interval(np.array([1.0] * 96 + [np.nan] * 4)) == (1.0, 1.0)
+
+
+def test_resamples_do_not_depend_on_the_size_of_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = counts_of(np.random.default_rng(0), 3, 11)
+    whole = resampled_f1({"a": counts}, 20, seed=1)["a"]
+    assert whole.shape == (21, 3)
+    monkeypatch.setattr("embstore.probes.edges.scores.BLOCK", 40)
+    np.testing.assert_array_equal(resampled_f1({"a": counts}, 20, seed=1)["a"], whole)
+    np.testing.assert_array_equal(resampled_f1({"a": counts}, 0, seed=1)["a"], whole[:1])
+
+
+def test_intervals_cover_a_known_truth_if_targets_of_a_sentence_depend_on_each_other() -> None:
+    """A sentence is easy or hard as a whole, so that its ten targets are not independent."""
+    rng = np.random.default_rng(0)
+    tries, sentences, targets = 300, 60, 10
+    covered = naive = 0
+    for number in range(tries):
+        easy = rng.random(sentences) < 0.5
+        right = rng.binomial(targets, np.where(easy, 0.9, 0.3))[None]  # so F1, here accuracy, is 0.6
+        full = np.full(sentences, targets)
+        low, high = interval(resampled_f1({"a": EdgeCounts(right, full[None], full)}, 200, seed=number)["a"][1:, 0])
+        assert low is not None
+        assert high is not None
+        covered += low <= 0.6 <= high
+        share = right.sum() / (sentences * targets)
+        naive += abs(share - 0.6) <= 1.96 * np.sqrt(share * (1 - share) / (sentences * targets))
+    assert 0.91 <= covered / tries <= 0.98
+    assert naive / tries < 0.85, "intervals of independent targets are too short"
+
+
+def test_control_labels_depend_on_forms_only(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    words = [[f"v{int(n)}" for n in rng.integers(0, 12, 6)] for _ in range(120)]
+    store = write_store(tmp_path / "a.zarr", words, np.zeros((1, 720, 2), np.float32), (0,))
+    kinds = [("x",), ("x",), ("x",), ("y", "z"), ("y",)]
+
+    def edges(of: list[list[str]]) -> list[EdgeSentence]:
+        targets = [
+            [EdgeTarget((at, at + size), (0, 1), kinds[int(rng.integers(5))]) for at in (1, 2, 3) for size in (1, 2)]
+            for _ in of
+        ]
+        return [EdgeSentence(each, own) for each, own in zip(of, targets, strict=True)]
+
+    train, dev, test = edges(words[:60]), edges(words[60:80]), edges(words[80:])
+    test[0].targets[0] = EdgeTarget((0, 1), (1, 2), ("strange",))
+    task = join_task(store, train, dev)
+    control = ControlTask.of(task.train.gold, 1)
+    drawn, joined = control_task(task, store, control), join_edges(store, test, task.labels).split
+    of_forms: dict[tuple[str, str], set[tuple[bool, ...]]] = {}
+    for split, sentences in ((drawn.train, train), (drawn.dev, dev), (control_split(joined, store, control), test)):
+        assert split is not None
+        targets = [(each.words, target) for each in sentences for target in each.targets]
+        assert not split.unknown.any()
+        for (own, target), gold in zip(targets, split.gold.tolist(), strict=True):
+            assert target.span2 is not None
+            forms = " ".join(own[slice(*target.span1)]), " ".join(own[slice(*target.span2)])
+            of_forms.setdefault(forms, set()).add(tuple(gold))
+    assert len(of_forms) > 300
+    assert {len(each) for each in of_forms.values()} == {1}
+    shares = Counter(next(iter(each)) for each in of_forms.values())
+    assert set(shares) == {tuple(row) for row in task.train.gold.tolist()}
+    alone = tuple(label == "x" for label in task.labels.labels)
+    assert shares[alone] / len(of_forms) == pytest.approx(0.6, abs=0.07), "the frequencies of train"
+    loaded = ControlTask.from_json(control.as_json(), 3)
+    assert (control_split(joined, store, loaded).gold == control_split(joined, store, control).gold).all()
+    other = ControlTask.of(task.train.gold, 2)
+    assert (control_split(joined, store, other).gold != control_split(joined, store, control).gold).any()
+
+
+def test_selectivity_is_high_for_a_planted_signal(tmp_path: Path) -> None:
+    made = make(tmp_path / "a.zarr", layers=(0, 1, 2), planted=1, sentences=60, longest=1)
+    settings: dict[str, Any] = {"device": "cpu", "projection": 8, "hidden_size": 10, "mixing_rate": 0.1}
+    settings |= {"layerwise": True, "seeds": (0, 1), "training": Training(8, 8, 0.01, 0)}
+
+    def score(resamples: int, **more: Any) -> Any:
+        probe = EdgeProbe(**settings, **more).fit(made.store, made.splits["train"], made.splits["dev"])
+        return probe.score(made.splits["test"], resamples=resamples)
+
+    found = score(100, control=True)
+
+    def row(metric: str, layer: int) -> dict[str, float]:
+        own: dict[str, float] = found.summary().filter(split="test", metric=metric, layer=layer).to_dicts()[0]
+        return own
+
+    for before in ("", "layer_"):
+        control = row(f"{before}control_f1", 1)
+        assert control["value"] < 0.6, "words are not in the vectors"
+        taken = row(f"{before}selectivity", 1)
+        assert taken["value"] == pytest.approx(row(f"{before}f1", 1)["value"] - control["value"])
+        assert taken["low"] > 0.2
+        assert taken["low"] <= taken["value"] <= taken["high"]
+    assert row("layer_selectivity", 0)["value"] < 0.25
+    plain = score(0).frame
+    assert plain["low"].null_count() == len(plain)
+    same = found.frame.filter(~found.frame["metric"].str.contains("control|selectivity"))
+    assert same.drop("low", "high").equals(plain.drop("low", "high"))
+
+
+def test_the_control_task_has_its_own_checkpoint(tmp_path: Path) -> None:
+    made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1)
+    probe = EdgeProbe(projection=8, hidden_size=10, control=True, training=Training(epochs=2), device="cpu")
+    path, reports = tmp_path / "state.pt", list[tuple[int, int | None]]()
+    probe.fit(made.store, made.splits["train"], made.splits["dev"], checkpoint=path)
+    whole = probe.score(made.splits["test"], resamples=20)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.zarr", "state.control.pt", "state.pt"]
+    probe.fit(
+        made.store,
+        made.splits["train"],
+        made.splits["dev"],
+        checkpoint=path,
+        progress=lambda done, total: reports.append((done, total)),
+    )
+    assert probe.score(made.splits["test"], resamples=20).frame.equals(whole.frame)
+    assert reports == [(24, 48), (48, 48)], "nothing is left to train"

@@ -1,0 +1,233 @@
+"""Batched edge probes against one probe in plain torch, and batches against sentences one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embstore.errors import NonFiniteError
+from embstore.probes.edges import batches as batches_module
+from embstore.probes.edges import model as model_module
+from embstore.probes.edges.batches import iter_batches
+from embstore.probes.edges.model import EdgeBank, EdgeShape, Kind, operations
+from embstore.probes.edges.splits import EdgeSplit
+from embstore.probes.edges.tasks import join_task
+from embstore.probes.edges.training import EdgeSettings, EdgeStream, train_edges
+from embstore.probes.mixing import cumulative
+from embstore.probes.training import Schedule
+from tests.probes.edge_oracle import Weights, logits_of_one, loss_of_one
+from tests.probes.edge_store import Made, make, write_store
+
+CPU = torch.device("cpu")
+
+
+def train_split(made: Made) -> EdgeSplit:
+    return join_task(made.store, made.splits["train"]).train
+
+
+def linear_of_one(weights: Weights, layers: list[int], vectors: torch.Tensor, spans: Any) -> torch.Tensor:
+    """Logits of one linear probe, target by target, [targets, labels]."""
+    share = torch.softmax(weights["mix"][layers], 0)
+    words = weights["scale"] * sum(s * vectors[layer] for s, layer in zip(share, layers, strict=True))
+    read = [torch.cat([words[start:stop].mean(0) for start, stop in target]) for target in spans]
+    return torch.stack([weights["output"] @ each + weights["output_bias"] for each in read])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "pairs", "longest", "unit"),
+    [
+        ("mlp", False, 1, "word"),
+        ("mlp", False, 3, "word"),
+        ("mlp", True, 1, "word"),
+        ("mlp", True, 3, "subword"),
+        ("linear", False, 1, "word"),
+        ("linear", True, 3, "subword"),
+    ],
+)
+def test_batched_probes_have_the_logits_and_gradients_of_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool, kind: Kind, pairs: bool, longest: int, unit: str
+) -> None:
+    if fused and kind == "linear":
+        pytest.skip("linear probes have no projection")
+    monkeypatch.setattr(model_module, "operations", lambda *_, **__: (1, 0) if fused else (0, 1))
+    made = make(tmp_path / "a.zarr", sentences=12, pairs=pairs, longest=longest, several=True, unit=unit)
+    split, layers = train_split(made), list(made.store.layers)
+    shape = EdgeShape(len(layers), 12, len(split.spans), split.gold.shape[1], 7, 9, kind)
+    allowed = np.concatenate([cumulative(len(layers)), np.eye(len(layers), dtype=bool)[2:3]])
+    bank = EdgeBank.initial(shape, allowed, np.array([0, 0, 5, 0, 1, 1]))
+    bound = 1 / np.sqrt(shape.n_read)
+    assert 0.8 * bound < float(bank.weights["output"].abs().max()) < bound
+    generator = torch.Generator().manual_seed(0)
+    for tensor in bank.weights.values():  # so that no two weights are equal
+        tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.3).requires_grad_()
+    order = np.random.default_rng(0).permutation(split.n_sentences)
+    vectors, seen = torch.from_numpy(made.vectors), []
+    one = logits_of_one if kind == "mlp" else linear_of_one
+    for batch in iter_batches(made.store, split, order, layers, batch_size=3, device=CPU):
+        seen += batch.targets.tolist()
+        found = bank.logits(batch)
+        bank.losses(batch).sum().backward()
+        gold = torch.from_numpy(split.gold[batch.targets]).float()
+        spans = [[tuple(kind[target].tolist()) for kind in split.spans] for target in batch.targets]
+        for number in range(len(bank)):
+            alone = {name: tensor[number].detach().clone().requires_grad_() for name, tensor in bank.weights.items()}
+            logits = one(alone, np.flatnonzero(allowed[number]).tolist(), vectors, spans)
+            torch.testing.assert_close(found[number], logits, atol=2e-5, rtol=1e-4)
+            loss_of_one(logits, gold).backward()
+            for name, tensor in alone.items():
+                gradient = bank.weights[name].grad
+                expected = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                own = torch.zeros_like(tensor) if gradient is None else gradient[number]
+                torch.testing.assert_close(own, expected, atol=2e-6, rtol=2e-4, msg=f"{name} of {number}")
+        for tensor in bank.weights.values():
+            tensor.grad = None
+    assert sorted(seen) == list(range(len(split)))
+
+
+def test_fused_matrices_are_used_for_many_spans() -> None:
+    sizes = {"width": 12, "projection": 7, "hidden": 9}
+    for n_spans, better in ((1, False), (100, True)):
+        separate, fused = operations([n_spans], n_spans, **sizes)
+        assert (fused < separate) == better
+    assert operations([3, 2], 4, **sizes) == (5 * 12 * 7 + 4 * 2 * 7 * 9, 5 * 12 * 9 + 2 * 7 * 12 * 9)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "linear"])
+def test_probes_trained_together_equal_those_trained_alone(tmp_path: Path, kind: Kind) -> None:
+    made = make(tmp_path / "a.zarr", sentences=24, planted=1, layers=(0, 1, 2))
+    task = join_task(made.store, made.splits["train"], made.splits["dev"])
+    stream = EdgeStream(made.store, (0, 1, 2), 4, CPU)
+    settings = EdgeSettings(Schedule(epochs=12, batch_size=4, learning_rate=0.03, patience=1))
+    shape = EdgeShape(3, 12, 1, 3, 8, 8, kind)
+    bank = EdgeBank.initial(shape, cumulative(3), np.array([0, 0, 0]))
+    together = train_edges(bank, stream, task.train, task.dev, settings=settings)
+    assert len(set(together.epochs.tolist())) > 1, "some probes stop before others"
+    for number in range(3):
+        alone = train_edges(bank.take(np.array([number])), stream, task.train, task.dev, settings=settings)
+        assert alone.epochs[0] == together.epochs[number]
+        assert alone.dev_loss[0] == pytest.approx(together.dev_loss[number], rel=1e-3)
+        for name, tensor in alone.weights.items():
+            torch.testing.assert_close(tensor[0], together.weights[name][number], atol=2e-3, rtol=1e-2)
+
+
+def test_dropout_depends_on_seed_and_step_only() -> None:
+    shape = EdgeShape(1, 4, 1, 2, 3, 1000)
+    bank = EdgeBank.initial(shape, np.ones((3, 1), bool), np.array([0, 5, 0]))
+    mask = bank.dropout(0.25, 4, key=(1, 2))
+    assert mask is not None
+    assert mask.shape == (3, 4, 1000)
+    assert torch.equal(mask[0], mask[2])
+    assert not torch.equal(mask[0], mask[1])
+    alone = bank.take(np.array([1])).dropout(0.25, 4, key=(1, 2))
+    assert alone is not None
+    assert torch.equal(alone[0], mask[1])
+    assert mask.unique().tolist() == pytest.approx([0.0, 4 / 3])
+    assert float((mask == 0).float().mean()) == pytest.approx(0.25, abs=0.02)
+    assert bank.dropout(0.0, 4, key=(1, 2)) is None
+
+
+def test_batches_have_the_rows_of_their_spans_in_any_order(tmp_path: Path) -> None:
+    made = make(tmp_path / "a.zarr", sentences=30, pairs=True, longest=3, dtype="float16")
+    rng = np.random.default_rng(1)  # sentences in another order than the store's, and some twice
+    sentences = [made.splits["train"][place] for place in rng.integers(0, len(made.splits["train"]), 20)]
+    split = join_task(made.store, sentences).train
+    order, seen = rng.permutation(split.n_sentences), 0
+    for batch in iter_batches(made.store, split, order, list(made.store.layers), batch_size=5, device=CPU):
+        assert batch.stored.dtype == torch.float16
+        for kind, columns in zip(split.spans, batch.spans, strict=True):
+            of = np.arange(len(batch)) if columns.of is None else columns.of.numpy()
+            assert columns.single == (len(columns.places) == columns.n_spans)
+            for target, span in zip(batch.targets.tolist(), of.tolist(), strict=True):
+                places = columns.places[columns.begin[span] : columns.begin[span + 1]]
+                wanted = made.vectors[:, slice(*kind[target])].astype(np.float16)
+                np.testing.assert_array_equal(batch.stored[:, places].numpy(), wanted)
+                seen += 1
+    assert seen == 2 * len(split)
+
+
+def test_a_plan_has_each_row_and_span_of_a_sentence_once(tmp_path: Path) -> None:
+    split = train_split(make(tmp_path / "a.zarr", sentences=14, pairs=True))
+    plan = split.plan
+    for sentences in ([0], [3, 1, 4], list(range(split.n_sentences))):
+        batch = plan.batch(np.array(sentences))
+        targets = [target for s in sentences for target in range(split.first[s], split.first[s + 1])]
+        assert batch.targets.tolist() == targets
+        rows = []
+        for s in sentences:
+            of_sentence = range(split.first[s], split.first[s + 1])
+            rows += sorted({row for target in of_sentence for kind in split.spans for row in range(*kind[target])})
+        assert batch.rows.tolist() == rows
+        for kind, spans in zip(split.spans, batch.spans, strict=True):
+            cut = np.split(batch.rows[spans.places], spans.begin[1:-1])
+            assert [cut[span].tolist() for span in spans.of] == [list(range(*kind[target])) for target in targets]
+            assert len({(tuple(each.tolist())) for each in cut}) == len(cut), "each distinct span once"
+    largest = plan.largest(2)
+    for first in range(split.n_sentences - 1):
+        batch = plan.batch(np.array([first, first + 1]))
+        assert len(batch.rows) <= largest.rows
+        assert len(batch.targets) <= largest.targets
+        assert sum(len(each.begin) - 1 for each in batch.spans) <= largest.spans
+        assert sum(len(each.places) for each in batch.spans) <= largest.entries
+
+
+def test_parts_of_a_split_are_its_targets(tmp_path: Path) -> None:
+    split = train_split(make(tmp_path / "a.zarr", sentences=20, layers=(0,), planted=None, pairs=True))
+    part = split.part(np.array([7, 2, 2]))
+    sentence = np.repeat(np.arange(split.n_sentences), np.diff(split.first))
+    wanted = np.concatenate([np.flatnonzero(sentence == number) for number in (2, 2, 7)])
+    assert part.first.tolist() == [0, 3, 6, 9]
+    assert (part.gold == split.gold[wanted]).all()
+    assert all((own == each[wanted]).all() for own, each in zip(part.spans, split.spans, strict=True))
+    assert len(part.unknown) == 9
+
+
+@pytest.mark.parametrize("group_nbytes", [1, 5000, 2**20])
+def test_at_most_three_groups_of_batches_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_nbytes: int
+) -> None:
+    monkeypatch.setattr(batches_module, "GROUP_NBYTES", group_nbytes)
+    made = make(tmp_path / "a.zarr", sentences=60, dtype="float16")
+    split = train_split(made)
+    buffers: list[tuple[int, int]] = []
+    gather = type(made.store).gather_layers
+
+    def spy(self, rows, layers=None, *, out, **options):  # type: ignore[no-untyped-def]
+        buffers.append((out.ctypes.data, out.ctypes.data + out.nbytes))
+        return gather(self, rows, layers, out=out, **options)
+
+    monkeypatch.setattr(type(made.store), "gather_layers", spy)
+    for batch in iter_batches(made.store, split, np.arange(split.n_sentences), range(5), batch_size=2, device=CPU):
+        rows = sorted({row for target in batch.targets for kind in split.spans for row in range(*kind[target])})
+        np.testing.assert_array_equal(batch.stored.numpy(), made.vectors[:, rows].astype(np.float16))
+    assert len(buffers) == 18
+    first = min(start for start, _ in buffers)
+    used = np.zeros(max(stop for _, stop in buffers) - first, bool)
+    for start, stop in buffers:
+        used[start - first : stop - first] = True
+    nbytes = split.plan.largest(2).rows * 5 * made.store.hidden_size * 2
+    assert used.sum() <= 3 * max(nbytes, group_nbytes), "buffers are reused"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_reported_with_their_row(tmp_path: Path, dtype: str, wrong: float) -> None:
+    largest = np.finfo(dtype).max
+    vectors = np.full((2, 4, 3), largest, np.float32)
+    vectors[1, :, 1] = -largest
+    words = [["a", "b"], ["d", "a"]]
+    made = Made(write_store(tmp_path / "a.zarr", words, vectors, (0, 2), dtype=dtype), {}, vectors, np.array([0, 2, 4]))
+    split = EdgeSplit("train", np.array([0, 1, 2]), (np.array([[0, 2], [2, 4]]),), np.ones((2, 1), bool), np.zeros(2))
+
+    def read(store: Any) -> int:
+        return len(list(iter_batches(store, split, np.arange(2), (0, 2), batch_size=2, device=CPU)))
+
+    assert read(made.store) == 1, "large values are finite"
+    vectors[1, 3, 2] = wrong
+    store = write_store(tmp_path / "b.zarr", words, vectors, (0, 2), dtype=dtype)
+    with pytest.raises(NonFiniteError, match=r"layer 2, row 3 of .*b.zarr contains NaN or infinity"):
+        read(store)
