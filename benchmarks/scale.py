@@ -36,7 +36,7 @@ OWN_ALLOWED, GROWTH_ALLOWED = 1e9, 100e6
 class Made:
     """A corpus of sentences of 20 words on average; word number n of the list comes 1/n as often as the first.
 
-    It notes how long it took to make them, which is no part of planning.
+    It notes how long it took to make them, which is not part of planning.
     """
 
     def __init__(self, occurrences: int, words: list[str], *, seed: int) -> None:
@@ -125,7 +125,7 @@ def lay_out_whole(arguments: argparse.Namespace, store: Path, *, plan_alone: boo
 
 
 def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
-    """Lay a store out whose columns have their true sizes and nothing in them: the disk has no room for them."""
+    """Create a store whose columns have their true sizes but are sparse files: they would not fit on the disk."""
     from synthetic import metadata_of
 
     from embstore.store import Layout
@@ -326,12 +326,12 @@ def show(runs: list[dict[str, Any]], targets: list[Target]) -> None:
         ("partitions", *(run["partitions"] for run in runs)),
         ("index, GB", *(run["index_nbytes"] / 1e9 for run in runs)),
     ]
-    rows += [(name, *(partial(_told, name)(run) for run in runs)) for name in names]
+    rows += [(name, *(partial(_figure, name)(run) for run in runs)) for name in names]
     print(table(head, rows) + "\n")
     print(targets_table(targets))
 
 
-def _told(name: str, run: dict[str, Any]) -> str:
+def _figure(name: str, run: dict[str, Any]) -> str:
     phase = run["phases"].get(name)
     return (
         "-"
@@ -356,8 +356,15 @@ def targets_of(runs: list[dict[str, Any]]) -> list[Target]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--occurrences", type=_number, nargs="+", default=[10**7, 10**8, 10**9])
-    parser.add_argument("--columns-to", type=_number, default=10**8, help="above so many, columns of holes")
-    parser.add_argument("--plan-to", type=_number, default=0, help="so many are planned even so: 24 bytes each")
+    parser.add_argument(
+        "--columns-to", type=_number, default=10**8, help="rows above which columns are sparse"
+    )
+    parser.add_argument(
+        "--plan-to",
+        type=_number,
+        default=0,
+        help="rows up to which such a store is planned",
+    )
     parser.add_argument("--types", type=_number, default=10**6, help="distinct words that are drawn from")
     parser.add_argument("--width", type=int, default=768, help="features of a vector; there are 13 layers")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""An S3 on loopback (moto's) behind a proxy that writes down every request and makes things go wrong as it is told."""
+"""An S3 server on loopback (moto) behind a proxy that records every request and injects faults."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Proxy:
-    """Stands before an HTTP server at `host`:`port`; `url` is its own address."""
+    """A proxy in front of an HTTP server at `host`:`port`; `url` is its own address."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)

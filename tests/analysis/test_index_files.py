@@ -352,4 +352,4 @@ def test_indexes_do_not_affect_the_store(tmp_path: Path, suffix: str) -> None:
         writer.finish()
     assert verify(path).ok
     states = {state.state for state in list_indexes(open_store(path))}
-    assert states == (set() if suffix == ".zarr" else {"ready"})
+    assert states == {"ready"}

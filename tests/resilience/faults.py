@@ -66,7 +66,7 @@ def write_at(file: Path, offset: int, data: bytes) -> None:
 
 
 def cut(file: Path, nbytes: int) -> None:
-    """Cut a file to so many bytes; below zero: take as many off its end."""
+    """Cut a file to `nbytes` bytes; below zero: cut as many off its end."""
     os.truncate(file, nbytes if nbytes >= 0 else file.stat().st_size + nbytes)
 
 

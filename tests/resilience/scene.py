@@ -122,18 +122,18 @@ def assert_honest(path: Path, reference: Reference) -> str:
         with pytest.raises(StoreNotFoundError):
             es.open(path)
         return "no store"
-    store, told = open_quietly(path)
+    store, warned = open_quietly(path)
     report = es.verify(path)
     assert [str(fault) for fault in report.faults] == []
     assert list(report.missing) == np.flatnonzero(~store.committed).tolist()
     if store.committed.all():
-        assert told == []
+        assert warned == []
     else:
-        lacking = store.n_rows - store.n_committed_rows
+        missing = store.n_rows - store.n_committed_rows
         count = int((~store.committed).sum())
-        assert len(told) == 1
-        assert f"{lacking:,} of {store.n_rows:,} rows ({count} of 5 partitions) are not written yet" in told[0]
-        assert "resume the extraction" in told[0]
+        assert len(warned) == 1
+        assert f"{missing:,} of {store.n_rows:,} rows ({count} of 5 partitions) are not written yet" in warned[0]
+        assert "resume the extraction" in warned[0]
     assert_rows(store, reference)
     if store.finished:
         return "finished"

@@ -1,4 +1,4 @@
-"""Extractions in processes of their own, killed with SIGKILL at a moment or at a step towards the disk."""
+"""Extractions in processes of their own, killed with SIGKILL at a moment or at a call that changes the disk."""
 
 from __future__ import annotations
 
@@ -151,14 +151,14 @@ def _extract(
     tempfile.tempdir = temporary
     plan = make_plan(dtype=dtype)
     began = time.perf_counter()
-    told = set()
+    sent = set()
 
     def progress(done: int, total: int | None) -> None:
-        if "created" not in told:
-            told.add("created")
+        if "created" not in sent:
+            sent.add("created")
             messages.send(("created", time.perf_counter() - began))
-        if done == total and "encoded" not in told:
-            told.add("encoded")
+        if done == total and "encoded" not in sent:
+            sent.add("encoded")
             messages.send(("encoded", time.perf_counter() - began))
         time.sleep(pause)
 

@@ -1,4 +1,4 @@
-"""A disk that fills up at any byte: one line, nothing corrupt, and the same call goes on once there is space."""
+"""A disk that fills up at any byte: one line, nothing corrupt, and the same call resumes once there is space."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def needed(disk: Disk, suffix: str, dtype: str) -> int:
 
 
 def assert_refused(disk: Disk, suffix: str, whole: Reference, *, dtype: str) -> str:
-    """Run on a disk that is too small: one line that names the path; returns what stands then."""
+    """Run on a disk that is too small: one line that names the path; returns the state then."""
     path = disk.folder / f"store{suffix}"
     with pytest.raises(StorageError) as caught:
         es.extract(make_plan(dtype=dtype), path)
@@ -209,7 +209,7 @@ def test_command_line_on_a_full_disk(disk: Disk, tmp_path: Path, forked_command:
 
 
 def assert_one_line(found: subprocess.CompletedProcess[str], named: Path) -> None:
-    """A failure is told in one line on standard error that names a path, with exit status 1."""
+    """A failure is one line on standard error that names a path, with exit status 1."""
     assert found.returncode == 1, found.stderr
     assert found.stderr.count("\n") == 1, found.stderr
     assert found.stderr.startswith("embstore: ")

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments and at every step towards the disk: what stands is honest, and the same call goes on."""
+"""SIGKILL at random moments and at every call that changes the disk; the same call resumes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAUSE = 0.002  # asleep this long a batch, so that most of the time goes into en
 
 
 def resumed(path: Path, reference: Reference, *, dtype: str = "float32") -> int:
-    """Go on with the same call and hold the result against the uninterrupted run; returns the rows encoded."""
+    """Repeat the call and compare the result with the uninterrupted run; returns the number of rows encoded."""
     encoder = CountingEncoder()
     es.extract(make_plan(dtype=dtype, encoder=encoder), path)
     assert_whole(path, reference)
@@ -99,7 +99,7 @@ def test_killed_at_a_few_random_moments(tmp_path: Path, reference: Get, suffix: 
 
 
 def killed_at_steps(folder: Path, whole: Reference, suffix: str, chosen: list[int], *, dtype: str) -> Counter[str]:
-    """Kill at each step and resume; returns what stood after the kills."""
+    """Kill at each step and resume; returns the states after the kills."""
     states: Counter[str] = Counter()
     for step in chosen:
         path = folder / str(step) / f"store{suffix}"
@@ -115,7 +115,7 @@ def killed_at_steps(folder: Path, whole: Reference, suffix: str, chosen: list[in
 
 
 def all_steps(tmp_path: Path, suffix: str, *, dtype: str = "float32") -> tuple[list[str], int]:
-    """The steps of an uninterrupted run, and the first of them after which a store stands at the path."""
+    """The steps of an uninterrupted run, and the first of them after which a store exists at the path."""
     names = steps_of(tmp_path / "steps" / f"store{suffix}", dtype=dtype)
     return names, names.index(f"rename store{suffix}") + 1
 
@@ -137,9 +137,9 @@ def folder_of_steps(tmp_path: Path) -> None:
 def test_killed_at_every_step(
     tmp_path: Path, reference: Get, suffix: str, dtype: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names, standing = all_steps(tmp_path, suffix, dtype=dtype)
+    names, created = all_steps(tmp_path, suffix, dtype=dtype)
     stride = 3 if dtype == "int8" else 1  # int8 differs by one array of each partition
-    chosen = that_differ([*range(0, standing - 4, 9), *range(standing - 4, len(names), stride)], names)
+    chosen = that_differ([*range(0, created - 4, 9), *range(created - 4, len(names), stride)], names)
     states = killed_at_steps(tmp_path, reference(suffix, dtype), suffix, chosen, dtype=dtype)
     assert states["no store"]
     assert all(states[f"{done} of 5 partitions"] for done in range(5))
@@ -149,20 +149,20 @@ def test_killed_at_every_step(
 
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_killed_at_a_few_steps(tmp_path: Path, reference: Get, suffix: str) -> None:
-    names, standing = all_steps(tmp_path, suffix)
-    chosen = [standing // 2, standing - 1, standing, (standing + len(names)) // 2, len(names) - 6]
+    names, created = all_steps(tmp_path, suffix)
+    chosen = [created // 2, created - 1, created, (created + len(names)) // 2, len(names) - 6]
     states = killed_at_steps(tmp_path, reference(suffix), suffix, chosen, dtype="float32")
     assert states["no store"] == 2
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_killed_again_and_again(tmp_path: Path, reference: Get, suffix: str) -> None:
-    names, standing = all_steps(tmp_path, suffix)
+    names, created = all_steps(tmp_path, suffix)
     path = tmp_path / "again" / f"store{suffix}"
     path.parent.mkdir()
     rng = np.random.default_rng(3)
-    first = [standing - 2, standing + 12]
-    for step in [*first, *rng.integers(10, (len(names) - standing) // 2, 4).tolist()]:
+    first = [created - 2, created + 12]
+    for step in [*first, *rng.integers(10, (len(names) - created) // 2, 4).tolist()]:
         assert Running(path, kill_at=step).join() == -SIGKILL
         assert_honest(path, reference(suffix))
     resumed(path, reference(suffix))
@@ -185,7 +185,7 @@ def damaged_copy(whole: Reference, path: Path) -> None:
 
 
 def killed_repairs(tmp_path: Path, whole: Reference, suffix: str, chosen: list[int]) -> Counter[str]:
-    """Kill a repair at each step and repair again; nothing that was sound is ever encoded again."""
+    """Kill a repair at each step and repair again; nothing that was intact is encoded again."""
     states: Counter[str] = Counter()
     for step in chosen:
         path = tmp_path / f"repair-{step}" / f"store{suffix}"

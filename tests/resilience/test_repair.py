@@ -1,4 +1,4 @@
-"""Every fault is found, named and mended: byte for byte, and only what is lost is encoded again."""
+"""Every fault is found, named and repaired byte for byte, and only what is lost is encoded again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rows_of(partitions: tuple[int, ...]) -> int:
     return sum(1199 - 4 * 256 if partition == 4 else 256 for partition in partitions)
 
 
-def assert_mended(path: Path, whole: Reference, *, lost: tuple[int, ...]) -> None:
+def assert_repaired(path: Path, whole: Reference, *, lost: tuple[int, ...]) -> None:
     """A repair gives the store as it was and encodes the lost partitions only."""
     encoder = CountingEncoder()
     store = es.extract(make_plan(encoder=encoder), path, repair=True)
@@ -76,7 +76,7 @@ def test_fault(tmp_path: Path, reference: Get, suffix: str, name: str) -> None:
     elif lost is None:
         assert None in found
     assert all("\n" not in str(fault) for fault in report.faults)
-    assert_mended(path, whole, lost=injury.lost if lost is None else lost)
+    assert_repaired(path, whole, lost=injury.lost if lost is None else lost)
 
 
 def test_there_are_sixty_faults_and_every_file_has_one(reference: Get) -> None:
@@ -93,7 +93,7 @@ def test_a_sound_store_has_no_fault_and_a_repair_leaves_it(tmp_path: Path, refer
     report = es.verify(path)
     assert (report.faults, report.missing, report.n_partitions) == ((), (), 5)
     before = {item: item.stat() for item in (path, *path.rglob("*"))}
-    assert_mended(path, whole, lost=())
+    assert_repaired(path, whole, lost=())
     for item, stat in before.items():
         assert (item.stat().st_ino, item.stat().st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
 
@@ -102,7 +102,7 @@ def test_a_sound_store_has_no_fault_and_a_repair_leaves_it(tmp_path: Path, refer
 @pytest.mark.parametrize("seed", range(150))
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_any_bit(tmp_path: Path, reference: Get, suffix: str, seed: int) -> None:
-    """A bit anywhere is found and mended."""
+    """A flipped bit anywhere is found and repaired."""
     whole = reference(suffix)
     path = damaged(tmp_path, whole)
     rng = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ def test_any_bit(tmp_path: Path, reference: Get, suffix: str, seed: int) -> None
     report = es.verify(path)
     assert report.faults
     lost = tuple({fault.partition for fault in report.faults if fault.partition is not None})
-    assert_mended(path, whole, lost=lost)
+    assert_repaired(path, whole, lost=lost)
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -160,7 +160,7 @@ def test_another_plan_repairs_nothing(tmp_path: Path, reference: Get, suffix: st
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
-def test_nothing_is_mended_that_does_not_say_whose_it_is(tmp_path: Path, reference: Get, suffix: str) -> None:
+def test_a_store_of_unknown_origin_is_not_repaired(tmp_path: Path, reference: Get, suffix: str) -> None:
     path = damaged(tmp_path, reference(suffix))
     HURT[suffix]["both copies of the recipe"](path)
     before = tree(path)
@@ -214,7 +214,7 @@ def test_a_store_of_a_newer_format_is_left_alone(tmp_path: Path, suffix: str, mo
 def test_repair_of_a_missing_store_makes_it(tmp_path: Path, reference: Get, suffix: str) -> None:
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
-    assert_mended(path, reference(suffix), lost=(0, 1, 2, 3, 4))
+    assert_repaired(path, reference(suffix), lost=(0, 1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)

@@ -1,4 +1,4 @@
-"""Two writers, a reader beside a writer, and folders in which nothing may be written."""
+"""Two writers, a reader next to a writer, and read-only folders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Get = Callable[..., Reference]
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
-def test_the_second_writer_is_refused_and_the_first_ends_well(tmp_path: Path, reference: Get, suffix: str) -> None:
+def test_the_second_writer_is_refused_and_the_first_finishes(tmp_path: Path, reference: Get, suffix: str) -> None:
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
     first = Running(path, pause=0.01)
@@ -61,8 +61,8 @@ def test_a_reader_sees_what_is_committed_and_more_on_refresh(tmp_path: Path, ref
     path.parent.mkdir()
     running = Running(path, pause=0.01)
     running.wait_for("created")
-    store, told = open_quietly(path)
-    assert len(told) == 1
+    store, warned = open_quietly(path)
+    assert len(warned) == 1
     seen = [store.n_committed_rows]
     while not store.finished:
         before = store.committed.copy()
@@ -82,7 +82,7 @@ def test_a_reader_sees_what_is_committed_and_more_on_refresh(tmp_path: Path, ref
 
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_a_reader_from_before_the_end_reads_on(tmp_path: Path, reference: Get, suffix: str) -> None:
-    """What was open before the commits are folded, or before a repair, is right after."""
+    """A store opened before the end of its writing is right after a refresh."""
     whole = reference(suffix)
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
@@ -113,19 +113,19 @@ def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path, reference: Get, suf
 
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_many_writers_at_once_make_one_store(tmp_path: Path, reference: Get, suffix: str) -> None:
-    """Whoever is refused changes nothing, at whatever moment it comes."""
+    """A writer that is refused changes nothing, at whatever moment it comes."""
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
     running = [Running(path, pause=0.001) for _ in range(4)]
     statuses = [writer.join() for writer in running]
-    told = [writer.failure() for writer in running]
+    failures = [writer.failure() for writer in running]
     assert statuses.count(0) >= 1
-    assert all("StoreBusyError" in error for error in told if error is not None), told
+    assert all("StoreBusyError" in error for error in failures if error is not None), failures
     assert_whole(path, reference(suffix))
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
-def test_a_store_made_by_another_in_the_meantime_is_gone_on_with(
+def test_a_store_created_by_another_process_is_filled(
     tmp_path: Path, reference: Get, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "alone" / f"store{suffix}"
@@ -188,7 +188,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
-def test_a_folder_that_may_not_be_written(closed: Path, suffix: str) -> None:
+def test_a_read_only_folder(closed: Path, suffix: str) -> None:
     path = closed / f"store{suffix}"
     plan = make_plan()
     closed.chmod(0o555)
@@ -200,9 +200,7 @@ def test_a_folder_that_may_not_be_written(closed: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("repair", [False, True])
 @pytest.mark.parametrize("suffix", BACKENDS)
-def test_a_finished_store_may_stand_where_nothing_may_be_written(
-    closed: Path, reference: Get, suffix: str, repair: bool
-) -> None:
+def test_a_finished_store_in_a_read_only_folder(closed: Path, reference: Get, suffix: str, repair: bool) -> None:
     path = closed / f"store{suffix}"
     write_tree(reference(suffix).tree, path)
     plan = make_plan()
@@ -215,7 +213,7 @@ def test_a_finished_store_may_stand_where_nothing_may_be_written(
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
-def test_a_damaged_store_that_may_not_be_written_is_left_alone(closed: Path, reference: Get, suffix: str) -> None:
+def test_a_damaged_store_in_a_read_only_folder_is_not_changed(closed: Path, reference: Get, suffix: str) -> None:
     from tests.resilience.test_kill import damage
 
     path = closed / f"store{suffix}"

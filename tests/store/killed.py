@@ -1,4 +1,4 @@
-"""Run something in a child process that is killed at one of its steps towards the disk."""
+"""Run something in a child process that is killed at one of its calls that change the disk."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ STEPS = ["replace", "rename", "mkdir", "unlink", "rmdir", "link", "fsync", "pwri
 def killed_at_each_step(work: Callable[[], Any], *, stride: int = 1) -> Iterator[int]:
     """Run `work` in a child killed at its first step, then its second ... until it comes to its end.
 
-    `stride`: only one step of so many is struck. Yields after each death. A write of more than a page that is
-    struck has put down half of its bytes.
+    `stride`: only one step in `stride` is killed. Yields after each kill. A write of more than a page that is killed
+    has written half of its bytes.
     """
     step = 0
     while _dies_at(work, step):

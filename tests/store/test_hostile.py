@@ -1,4 +1,4 @@
-"""What is not a store, or no longer one, is said in one line, whatever bytes stand there."""
+"""What is not a store, or no longer one, is refused in one line, whatever its bytes are."""
 
 from __future__ import annotations
 

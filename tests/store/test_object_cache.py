@@ -1,4 +1,4 @@
-"""Shards kept in a folder: downloaded once, checked, never stale, never more than allowed."""
+"""Shards cached in a folder: downloaded once, checked, never stale, never more than allowed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def row_requests(bucket: Bucket) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("float16", marks=pytest.mark.slow)])
-def test_what_is_kept_reads_as_the_disk_and_is_fetched_once(bucket: Bucket, tmp_path: Path, dtype: str) -> None:
+def test_cached_shards_read_as_the_disk_and_are_fetched_once(bucket: Bucket, tmp_path: Path, dtype: str) -> None:
     near = example(dtype=dtype).make(tmp_path / "x.zarr")
     url = bucket.upload(tmp_path / "x.zarr", KEY)
     rows = np.random.default_rng(0).integers(0, 700, 300)
     for visit in range(2):
         bucket.proxy.reset()
-        far = open_store(url, cache=tmp_path / "kept")
+        far = open_store(url, cache=tmp_path / "cache")
         assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
         assert far.table().equals(near.table())
         assert [len(block) for _, block in far.scan(3)] == [700]
@@ -51,39 +51,39 @@ def test_the_folder_can_be_named_in_the_environment(
     made = example()
     made.make(tmp_path / "x.zarr")
     url = bucket.upload(tmp_path / "x.zarr", KEY)
-    monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
     assert np.array_equal(open_store(url).gather([5], 0), made.values[0][[5]])
-    assert list((tmp_path / "kept").glob("*.cached"))
+    assert list((tmp_path / "cache").glob("*.cached"))
     assert np.array_equal(open_store(tmp_path / "x.zarr").gather([5], 0), made.values[0][[5]])
 
 
 @pytest.mark.slow
-def test_a_store_that_was_written_anew_is_never_served_stale(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_store_that_was_replaced_is_never_served_stale(bucket: Bucket, tmp_path: Path) -> None:
     before, after = example(), example(seed=0)
     after.arrays["hidden_states"] = after.arrays["hidden_states"] + np.float16(1)
     before.make(tmp_path / "before.zarr")
     after.make(tmp_path / "after.zarr")
     url = bucket.upload(tmp_path / "before.zarr", KEY)
-    far = open_store(url, cache=tmp_path / "kept")
+    far = open_store(url, cache=tmp_path / "cache")
     assert np.array_equal(far.gather([1], 0), before.arrays["hidden_states"][0][[1]])
     bucket.upload(tmp_path / "after.zarr", KEY)
-    for store in (far, open_store(url, cache=tmp_path / "kept")):
+    for store in (far, open_store(url, cache=tmp_path / "cache")):
         store.refresh()
         assert np.array_equal(store.gather([1], 0), after.arrays["hidden_states"][0][[1]])
 
 
 @pytest.mark.slow
-def test_changed_bytes_are_refused_and_not_kept(bucket: Bucket, tmp_path: Path) -> None:
+def test_changed_bytes_are_refused_and_not_cached(bucket: Bucket, tmp_path: Path) -> None:
     example().make(tmp_path / "x.zarr")
     url = bucket.upload(tmp_path / "x.zarr", KEY)
     shard = bytearray(bucket.get(f"{KEY}/hidden_states/c/0/1/0"))
     good = bytes(shard)
     shard[100] ^= 1
     bucket.put(f"{KEY}/hidden_states/c/0/1/0", bytes(shard))
-    far = open_store(url, cache=tmp_path / "kept")
+    far = open_store(url, cache=tmp_path / "cache")
     with pytest.raises(StoreDamagedError, match=r"the rows of partition 1 of .* were changed"):
         far.gather([300], 0)
-    assert not any((tmp_path / "kept").iterdir())
+    assert not any((tmp_path / "cache").iterdir())
     far.gather([10], 0)
     bucket.delete(f"{KEY}/hidden_states/c/0/1/0")
     with pytest.raises(StoreDamagedError, match="there is nothing at"):
@@ -94,7 +94,7 @@ def test_changed_bytes_are_refused_and_not_kept(bucket: Bucket, tmp_path: Path) 
 
 
 def test_a_download_that_ends_early_leaves_nothing(bucket: Bucket, tmp_path: Path) -> None:
-    kept = CacheFolder(tmp_path / "kept", 10**6)
+    kept = CacheFolder(tmp_path / "cache", 10**6)
 
     def write(descriptors: list[int]) -> None:
         os.write(descriptors[0], b"half")
@@ -102,7 +102,7 @@ def test_a_download_that_ends_early_leaves_nothing(bucket: Bucket, tmp_path: Pat
 
     with pytest.raises(KeyboardInterrupt):
         kept.add([("one", 8), ("two", 8)], write)
-    assert not any((tmp_path / "kept").iterdir())
+    assert not any((tmp_path / "cache").iterdir())
 
 
 def test_the_folder_is_bounded_and_what_was_used_last_stays(tmp_path: Path) -> None:
@@ -123,12 +123,12 @@ def test_the_folder_is_bounded_and_what_was_used_last_stays(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_full_disk_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example().make(tmp_path / "x.zarr")
-    far = open_store(bucket.upload(tmp_path / "x.zarr", KEY), cache=tmp_path / "kept")
+    far = open_store(bucket.upload(tmp_path / "x.zarr", KEY), cache=tmp_path / "cache")
 
     def full(descriptor: int, *arguments: object) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match=r"cannot write .*kept: the disk is full"):
+    with pytest.raises(OSError, match=r"cannot write .*cache: the disk is full"):
         far.gather([1], 0)
     monkeypatch.undo()

@@ -270,7 +270,7 @@ def test_shards_that_another_tool_wrote_are_read_or_refused(bucket: Bucket, tmp_
         if readable:
             assert np.array_equal(open_store(url).gather_layers([5, 300]), made.values[:, [5, 300]])
         else:
-            with pytest.raises(StoreFormatError, match="stored anew by another tool"):
+            with pytest.raises(StoreFormatError, match="rewritten by another tool"):
                 open_store(url)
 
 

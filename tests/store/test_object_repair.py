@@ -1,4 +1,4 @@
-"""A store in a bucket is mended object by object, and never keeps a commit that its shard denies."""
+"""A store in a bucket is repaired object by object, and keeps no commit that its shard does not match."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def flipped(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [cut, flipped, None], ids=["cut", "flipped", "missing"])
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
-def test_whatever_is_damaged_is_mended(
+def test_any_damage_is_repaired(
     memory: MemoryBucket, tmp_path: Path, damage: Callable[[bytes], bytes] | None, stride: int
 ) -> None:
     made = small()
@@ -78,7 +78,7 @@ def test_what_belongs_to_no_store_is_removed(memory: MemoryBucket, tmp_path: Pat
     assert files == all_files(made.make(tmp_path / "x.zarr").path)
 
 
-def test_another_plan_mends_nothing(memory: MemoryBucket) -> None:
+def test_another_plan_repairs_nothing(memory: MemoryBucket) -> None:
     made, other = small(), small(seed=1)
     with pytest.raises(StoreNotFoundError, match="there is no store"):
         repair(made)

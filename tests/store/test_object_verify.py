@@ -26,11 +26,11 @@ def url(bucket: Bucket, tmp_path: Path) -> str:
 
 
 def test_a_whole_store_is_whole(bucket: Bucket, url: str, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    report = verify(url, progress=lambda done, total: told.append((done, total)))
-    near = verify(tmp_path / "x.zarr")
+    reported: list[tuple[int, int]] = []
+    report = verify(url, progress=lambda done, total: reported.append((done, total)))
+    local = verify(tmp_path / "x.zarr")
     assert (report.faults, report.n_partitions, report.missing) == ((), 3, ())
-    assert report.checked_nbytes == near.checked_nbytes == told[-1][0] == told[-1][1]
+    assert report.checked_nbytes == local.checked_nbytes == reported[-1][0] == reported[-1][1]
     assert str(report.path) == url
     bucket.put(f"{KEY}/hidden_states/.index/one/index.json", b"{}")
     shard = bucket.get(f"{KEY}/hidden_states/c/0/1/0")
@@ -131,12 +131,12 @@ class _Ranges(SimpleHTTPRequestHandler):
 def test_a_store_is_read_and_verified_from_a_web_server(web: str, tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     made = example()
-    near = made.make(tmp_path / "x.zarr")
+    local = made.make(tmp_path / "x.zarr")
     far = open_store(f"{web}/x.zarr")
     rows = np.random.default_rng(0).integers(0, 700, 60)
     assert far.finished
-    assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
-    assert far.occurrences.equals(near.occurrences)
+    assert np.array_equal(far.gather_layers(rows), local.gather_layers(rows))
+    assert far.occurrences.equals(local.occurrences)
     assert verify(f"{web}/x.zarr").ok
     shard = tmp_path / "x.zarr/hidden_states/c/0/1/0"
     shard.write_bytes(b"\1" + shard.read_bytes()[1:])

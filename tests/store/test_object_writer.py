@@ -63,7 +63,7 @@ def test_every_object_is_a_file_of_the_local_store(
     ],
     ids=lambda fault: f"{fault.match}-{'lost' if fault.lose else fault.status or 'cut'}",
 )
-def test_a_failing_server_is_asked_again(bucket: Bucket, tmp_path: Path, fault: Fault) -> None:
+def test_transient_faults_are_retried(bucket: Bucket, tmp_path: Path, fault: Fault) -> None:
     made = small()
     bucket.proxy.break_next(fault)
     upload(made, f"{bucket.url}/some/x.zarr")
@@ -82,7 +82,7 @@ def test_a_failing_server_is_asked_again(bucket: Bucket, tmp_path: Path, fault: 
     ],
     ids=["begin", "part", "part-lost", "complete-lost"],
 )
-def test_an_upload_in_parts_is_tried_again(
+def test_an_upload_in_parts_is_retried(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     monkeypatch.setattr("embstore.store.storage.objects.PART_NBYTES", 1000)
@@ -95,7 +95,7 @@ def test_an_upload_in_parts_is_tried_again(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [2**24, 1000])
-def test_a_server_that_gives_up_leaves_what_is_gone_on_with(
+def test_a_write_is_resumed_after_a_lasting_failure(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     monkeypatch.setattr("embstore.store.storage.objects.PART_NBYTES", part)

@@ -317,7 +317,7 @@ def test_repair_with_another_plan_is_refused(tmp_path: Path, suffix: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "stride"), [(".zarr", 19), (".h5", 1)])
 def test_killed_in_repair(tmp_path: Path, suffix: str, stride: int) -> None:
-    """At each moment either the damaged store or the mended one stands, or the next repair puts it back."""
+    """A repair killed at any step is completed by the next one."""
     made = example(rows=300)
     path = made.make(tmp_path / f"s{suffix}").path
     whole = all_files(path)

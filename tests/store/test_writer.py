@@ -120,7 +120,7 @@ def refused(tmp_path: Path, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_laid_out_leaves_nothing(tmp_path: Path) -> None:
+def test_what_cannot_be_created_leaves_nothing(tmp_path: Path) -> None:
     index = example(labels=False).index
     for changes, message in [
         ({"n_rows": 0}, "at least one row"),
@@ -273,7 +273,7 @@ def test_killed_in_creation(tmp_path: Path, suffix: str, stride: int) -> None:
     for steps in killed_at_each_step(lambda: made.create(path), stride=stride):
         if path.exists():
             assert all_files(path) == whole
-            StoreWriter(path).close()  # takes the dead one's lock file along
+            StoreWriter(path).close()  # removes the lock file of the killed process
             path.rename(tmp_path / f"done{steps}")
         else:
             with pytest.raises(StoreNotFoundError):
@@ -286,7 +286,7 @@ def test_killed_in_creation(tmp_path: Path, suffix: str, stride: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_killed_at_each_step_of_filling(tmp_path: Path, suffix: str) -> None:
-    """Each time the store opens, what is committed reads right, and going on ends in the same bytes."""
+    """Each time the store opens, what is committed reads right, and resuming ends in the same bytes."""
     made = example(rows=300, dtype="int8")
     whole = all_files(made.make(tmp_path / f"whole{suffix}").path)
     path = made.create(tmp_path / f"s{suffix}")
@@ -300,25 +300,25 @@ def test_killed_at_each_step_of_filling(tmp_path: Path, suffix: str) -> None:
         assert verify(path).ok
         assert not (store.finished and suffix == ".zarr" and all_files(path) != whole)
         committed += store.n_committed_rows == 300
-    assert committed  # some died after the last commit, in tidying up
+    assert committed  # some were killed after the last commit
     assert all_files(path) == whole
     assert sorted(item.name for item in tmp_path.iterdir()) == [f"s{suffix}", f"whole{suffix}"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_killed_at_each_step_of_mending(tmp_path: Path, suffix: str) -> None:
+def test_killed_at_each_step_of_rewriting_a_partition(tmp_path: Path, suffix: str) -> None:
     """A finished store of which one partition is discarded and written again."""
     made = example(rows=600)
     path = made.make(tmp_path / f"s{suffix}").path
     whole = all_files(path)
 
-    def mend() -> None:
+    def rewrite() -> None:
         with StoreWriter(path) as writer:
             writer.discard([1])
         made.fill(path)
 
-    for _ in killed_at_each_step(mend):
+    for _ in killed_at_each_step(rewrite):
         assert verify(path).ok
         assert set(verify(path).missing) <= {1}
     assert all_files(path) == whole
@@ -332,19 +332,19 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     path = made.create(tmp_path / f"s{suffix}")
     made.fill(path, [0])
     before = all_files(path)
-    put, room = os.pwrite, [9000]
+    put, free = os.pwrite, [9000]
 
     def full(descriptor: int, data: Any, offset: int) -> int:
-        if room[0] <= 0:
+        if free[0] <= 0:
             raise OSError(28, "No space left on device")
-        room[0] -= len(data)
+        free[0] -= len(data)
         return put(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(StorageError, match=r"the disk is full; free some space .* again$") as caught:
         made.fill(path, [1])
     assert "\n" not in str(caught.value)
-    room[0] = 0
+    free[0] = 0
     with pytest.raises(StorageError, match="the disk is full"):
         made.create(tmp_path / f"t{suffix}")
     monkeypatch.undo()
