@@ -356,9 +356,7 @@ def targets_of(runs: list[dict[str, Any]]) -> list[Target]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--occurrences", type=_number, nargs="+", default=[10**7, 10**8, 10**9])
-    parser.add_argument(
-        "--columns-to", type=_number, default=10**8, help="rows above which columns are sparse"
-    )
+    parser.add_argument("--columns-to", type=_number, default=10**8, help="rows above which columns are sparse")
     parser.add_argument(
         "--plan-to",
         type=_number,
