@@ -77,7 +77,7 @@ def edges(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read labelled spans from vectors, with probes that mix layers 0 to l.
+    """Read labelled spans from mixes of the layers.
 
     Edge probing of Tenney et al. 2019: F1 of P(0) to P(L), what each layer adds, the mixing weights of P(L), their
     center of gravity and the expected layer, with 95 % intervals over resampled sentences. --set layerwise=true also
@@ -213,7 +213,7 @@ def mdl(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how many bits labels take, given the vectors of a layer.
+    """Measure how many bits labels take, given a layer.
 
     Online coding of Voita & Titov 2020: labels are sent block after block, each coded by a probe trained on those
     before. Compression is the length of the uniform code divided by it, next to the code of the label frequencies.

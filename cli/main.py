@@ -102,7 +102,7 @@ _add("import", store.import_, STORES, "import activations.hdf5 ewt.zarr --corpus
 _add("geometry", geometry.geometry, MEASURES, "geometry bert.zarr gpt2.zarr --plot geometry.png")
 _add("neighbors", neighbors.neighbors, MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5")
 _add("senses", neighbors.senses, MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png")
-_add("label", neighbors.label, MEASURES, "label semcor.zarr --column class --train train.tsv --test test.tsv")
+_add("label", neighbors.label, MEASURES, "label semcor.zarr --label class --train train.tsv --test test.tsv")
 _add("hubness", neighbors.hubness, MEASURES, "hubness ewt.zarr --layers 0,6,12 -k 10")
 _add("index", index.index, MEASURES, "index ewt.zarr --layer 6 --kind ivf --recall")
 _add("static", vectors.static, MEASURES, "static ewt.zarr ewt-pc1.txt --layer 1 --min-contexts 5")

@@ -62,7 +62,7 @@ def structure(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read syntax trees from distances and norms of vectors, layer by layer.
+    """Read syntax trees from vectors, layer by layer.
 
     Trains a linear map for each layer under which squared distances are those of words in the tree, and another for
     their depths (Hewitt & Manning 2019). Scores edges (UUAS), distances (DSpr), roots and depths (NSpr), next to

@@ -54,7 +54,7 @@ def trace(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow what probes of layers 0 to l predict for a sentence, for l from 0 to L.
+    """Follow the predictions for a sentence by layer.
 
     Without --sentence: the ambiguous sentences of the split, those with more than one ambiguous edge. With it: the
     probabilities of the right and of the best wrong label of its edges (Tenney et al. 2019, section 4.1). An edge is

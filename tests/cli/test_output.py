@@ -19,6 +19,7 @@ import embstore as es
 from embstore_cli.concordance import concordance
 from tests.cli.conftest import Ran, Work
 from tests.store_making import make_store
+from tests.test_public_names import commands, wrong_words
 
 PLAN = ("plan", "corpus.txt", "--model", "model")
 
@@ -202,7 +203,7 @@ def test_extract_to_a_full_disk_is_refused_before_anything_is_written(
     assert work.contents() == before
 
 
-def test_a_store_that_is_not_finished_is_said_to_be(work: Work) -> None:
+def test_an_unfinished_store_is_reported(work: Work) -> None:
     with pytest.warns(es.errors.UnfinishedStoreWarning):
         make_store(work / "part.zarr", leave_out=(1,))
     with pytest.MonkeyPatch.context() as patch:
@@ -215,38 +216,47 @@ def test_a_store_that_is_not_finished_is_said_to_be(work: Work) -> None:
     assert described["n_committed_rows"] < described["n_rows"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "",
-        "plan",
-        "extract",
-        "info",
-        "verify",
-        "lookup",
-        "export",
-        "import",
-        "geometry",
-        "neighbors",
-        "static",
-        "index",
-        "senses",
-        "label",
-        "hubness",
-        "evaluate",
-        "demo",
-        "bench",
-        "bench extract",
-    ],
-)
-def test_help_fits_eighty_columns_and_ends_sentences(command: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", commands())
+def test_help_fits_eighty_columns_and_ends_with_an_example(
+    command: str, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    ran = work.run(*command.split(), "--help")
+    ran = work.run(*command.split()[1:], "--help")
     assert ran.status == 0
     assert max(map(len, ran.out.splitlines())) <= 80
     assert "{" not in re.sub(r"\{(csv,parquet,json|png,svg,pdf)\}", "", ran.out)
-    shown = re.sub(r"COMMAND \[ARGS\]\.\.\.|VECTORS\.\.\.|STORE\.\.\.", "", ran.out)
+    shown = re.sub(r"\[ARGS\]\.\.\.|[A-Z]\.\.\.", "", ran.out)
     assert "..." not in shown, "a summary that is cut short"
+    if hasattr(commands()[command], "commands"):
+        assert "[OPTIONS] COMMAND [ARGS]..." in ran.out
+    else:
+        example = ran.out.partition("Example: ")[2]
+        assert example.startswith(f"{command} ")
+        assert wrong_words(" ".join(example.split())) is None
+
+
+def test_commands_are_listed_by_purpose(work: Work) -> None:
+    shown = work.run("--help").out
+    headings = [line.removesuffix(":") for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == ["Options", "Start here", "Stores", "Analysis", "Models and speed", "Probes and studies"]
+
+
+def test_info_begins_with_what_people_ask_first(work: Work) -> None:
+    lines = work.run("info", "store.zarr").out.splitlines()
+    assert [line.split(":")[0] for line in lines[:5]] == ["store", "vectors", "layers", "model", "corpus"]
+    assert lines[0].endswith("store.zarr (finished)")
+    assert "33 rows x 32 float16" in lines[1]
+    assert not any(re.search(r"[0-9a-f]{32}", line) for line in lines), "checksums are in --json only"
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_tables_are_readable_in_narrow_terminals(columns: int, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = work.run("geometry", "store.zarr", "--min-contexts", "2").out
+    assert max(map(cell_len, out.splitlines())) <= columns
+    assert re.search(r"95 % interval", out), "no word is broken"
+    if columns == 40:
+        assert re.search(r"^self-similarity: [\d.-]+$", out, re.M), "a row is printed as lines of name: value"
 
 
 @pytest.mark.parametrize("command", ["", "bench"])

@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import re
-import resource
 import shutil
 import signal
 import struct
@@ -19,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import embstore as es
-from tests.cli.conftest import COMMAND, SENTENCES, environment, run_process
+from tests.cli.conftest import COMMAND, SENTENCES, environment, run_process, settings
 from tests.models import tiny
 
 MANY = 1_200  # sentences, enough that an extraction lasts some seconds
@@ -39,9 +38,9 @@ def names(folder: Path) -> set[str]:
 def test_the_installed_command_and_the_module_are_one(tmp_path: Path) -> None:
     installed = Path(sys.executable).with_name("embstore")
     if not installed.exists():
-        pytest.skip("embstore is not installed as a command beside this Python")
-    told = subprocess.run([installed, "--version"], capture_output=True, text=True, check=True)
-    assert told.stdout == run_process("--version", cwd=tmp_path).out == f"embstore {es.__version__}\n"
+        pytest.skip("embstore is not installed as a command with this Python")
+    shown = subprocess.run([installed, "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout == run_process("--version", cwd=tmp_path).out == f"embstore {es.__version__}\n"
 
 
 def test_a_failure_is_one_line_and_no_traceback(tmp_path: Path) -> None:
@@ -72,12 +71,11 @@ def test_extract_info_verify_lookup_as_a_user_types_them(made: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_hub_that_cannot_be_reached_fails_soon(tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text(SENTENCES)
     nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
     home = tmp_path / "home"
     home.mkdir()
-    began = time.monotonic()
     ran = run_process(
         "plan",
         "corpus.txt",
@@ -85,23 +83,23 @@ def test_a_hub_that_cannot_be_reached_fails_soon(tmp_path: Path) -> None:
         "someone/some-model",
         cwd=tmp_path,
         env=environment(HF_HOME=str(home), **nowhere),
+        timeout=60,
     )
     assert ran.status == 2
     assert ran.err.startswith("embstore: the model 'someone/some-model' is no folder here")
     assert ran.err.count("\n") == 1
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_in_one_line_and_the_store_goes_on(
+def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
     number: signal.Signals, made: Path, long_corpus: Path, tmp_path: Path
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     folder = tmp_path / "here"
     folder.mkdir()
-    command = ["extract", str(long_corpus), "new.zarr", "--model", str(made / "model"), "--batch-subwords", "64"]
+    command = ["extract", str(long_corpus), "new.zarr", "--model", str(made / "model"), *settings(batch_subwords=64)]
     env = environment(TMPDIR=str(temporary))
     process = subprocess.Popen(
         [*COMMAND, *command], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -112,10 +110,9 @@ def test_a_signal_ends_in_one_line_and_the_store_goes_on(
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
 
-    word = "interrupted" if number == signal.SIGINT else "ended by a signal"
+    word = "interrupted" if number == signal.SIGINT else "terminated by a signal"
     assert re.fullmatch(
-        rf"embstore: {word} at [\d,]+ of [\d,]+ occurrences; what new.zarr holds is kept: "
-        r"the same command again goes on\n",
+        rf"embstore: {word}; [\d,]+ of [\d,]+ occurrences are stored: run the same command again to resume\n",
         err.decode(),
     ), err.decode()
     assert process.returncode == 128 + number
@@ -182,35 +179,33 @@ def test_words_beyond_the_output_s_encoding_are_escaped(made: Path) -> None:
     assert "Caf\\xe9: 1 occurrence" in ran.out
 
 
-def progress_on_a_terminal(arguments: list[str], cwd: Path) -> tuple[int, str]:
-    """Run the command with its standard error on a terminal of 100 columns; returns what it showed there."""
+def on_a_terminal(arguments: list[str], cwd: Path, *, stderr: bool = False, **variables: str) -> bytes:
+    """Run the command with its output, or its standard error, on a terminal of 100 columns; returns what it showed."""
     mine, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], cwd=cwd, env=environment(TERM="xterm"), stdout=subprocess.DEVNULL, stderr=its
-    )
+    streams = {"stdout": subprocess.DEVNULL, "stderr": its} if stderr else {"stdout": its, "stderr": subprocess.DEVNULL}
+    env = {name: value for name, value in environment(TERM="xterm", **variables).items() if name != "COLUMNS"}
+    process = subprocess.Popen([*COMMAND, *arguments], cwd=cwd, env=env, **streams)
     os.close(its)
     shown = b""
     while True:
         try:
-            piece = os.read(mine, 65536)
-        except OSError:  # how Linux says that the other end is closed
+            part = os.read(mine, 65536)
+        except OSError:  # how Linux reports that the other end is closed
             break
-        if not piece:
+        if not part:
             break
-        shown += piece
+        shown += part
     os.close(mine)
-    return process.wait(timeout=60), shown.decode()
+    assert process.wait(timeout=60) == 0, shown
+    return shown
 
 
 @pytest.mark.slow
 def test_progress_shows_on_a_terminal_with_rate_and_time_left(made: Path, long_corpus: Path, tmp_path: Path) -> None:
-    arguments = ["extract", str(long_corpus), "new.zarr", "--model", str(made / "model"), "--batch-subwords", "64"]
-    status, shown = progress_on_a_terminal(arguments, tmp_path)
-    assert status == 0, shown
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert re.search(r"plan .*\d+ sentences", plain), plain
-    assert re.search(r"extract .*[\d,]+/[\d,]+ [\d,]+ words/s \d+:\d\d:\d\d", plain), plain[-2000:]
+    arguments = ["extract", str(long_corpus), "new.zarr", "--model", str(made / "model"), *settings(batch_subwords=64)]
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_a_terminal(arguments, tmp_path, stderr=True).decode())
+    assert re.search(r"extract.*\d+%.*\d+:\d\d<.*words/s", plain), plain[-2000:]
 
 
 @pytest.mark.slow
@@ -223,18 +218,28 @@ def test_no_progress_where_standard_error_is_no_terminal(made: Path, tmp_path: P
     assert "\x1b" not in ran.out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["extract", "--help"], ["--version"]])
-def test_help_answers_in_under_half_a_second(arguments: list[str]) -> None:
-    seconds = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)  # of the processor: what else runs here is not its fault
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.5
+def test_completion_of_commands_and_options(tmp_path: Path) -> None:
+    def complete(line: str, position: int) -> set[str]:
+        env = environment(_EMBSTORE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(position))
+        return set(run_process(cwd=tmp_path, env=env).out.split())
+
+    assert complete("embstore ge", 1) == {"geometry"}
+    assert complete("embstore probe ", 2) >= {"classes", "edges", "structure", "mdl", "trace", "apply"}
+    assert "--context-window" in complete("embstore extract --con", 2)
+    assert "_EMBSTORE_COMPLETE=complete_bash" in run_process("--show-completion", cwd=tmp_path, env=shell()).out
 
 
-def test_bad_usage_is_said_without_loading_anything_heavy(tmp_path: Path) -> None:
+def shell() -> dict[str, str]:
+    return environment(_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="", SHELL="/bin/bash")
+
+
+def test_no_color_sends_no_escapes(made: Path, tmp_path: Path) -> None:
+    arguments = ["geometry", str(made / "store.zarr"), "--min-contexts", "2"]
+    assert b"\x1b[" in on_a_terminal(arguments, tmp_path)
+    assert b"\x1b" not in on_a_terminal(arguments, tmp_path, NO_COLOR="1")
+
+
+def test_bad_usage_is_reported_without_loading_anything_heavy(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['embstore', 'info', 'gone.zarr']\n"
         "import atexit; atexit.register(lambda: print(*[n for n in "

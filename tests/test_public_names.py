@@ -1,0 +1,143 @@
+"""The command line, the documents and the examples use public names and existing options only."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+import embstore
+from tests.documents import PAGES, ROOT, blocks
+
+MAX_OPTIONS = 280  # on all pages of --help together, without --help itself
+SCRIPTS = [*sorted((ROOT / "cli").glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
+COMMAND = re.compile(r"^(?:\$ )?embstore [a-z].*?(?:(?<!\\)$)", re.M | re.S)
+
+
+def is_public(name: str) -> bool:
+    """Return whether a dotted name starting with `embstore` is a top-level name or listed in a namespace."""
+    holder: Any = embstore
+    for part in name.split(".")[1:]:
+        if not isinstance(holder, ModuleType):
+            return True  # an attribute of a public object
+        listed = getattr(holder, "__all__", None)
+        if listed is None:
+            listed = [key for key in vars(holder) if not key.startswith("_")]
+        if part not in listed and part != "__version__":
+            return False
+        holder = getattr(holder, part)
+    return True
+
+
+def names_used(code: str) -> Iterator[str]:
+    """Yield the dotted names of `embstore` that code imports or reads as attributes of an imported module."""
+    tree = ast.parse(code)
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                if each.name.split(".")[0] == "embstore":
+                    yield each.name
+                    aliases[each.asname or "embstore"] = each.name if each.asname else "embstore"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "embstore":
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+    for node in ast.walk(tree):
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if parts and isinstance(node, ast.Name) and node.id in aliases:
+            yield ".".join([aliases[node.id], *reversed(parts)])
+
+
+def private_names(code: str) -> list[str]:
+    return sorted({name for name in names_used(code) if not is_public(name)})
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_commands_and_examples_use_public_names(path: Path) -> None:
+    assert not private_names(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documents_use_public_names(page: Path) -> None:
+    wrong = {
+        f"{page.name}:{block.line}": names
+        for block in blocks(page)
+        if block.language == "python" and (names := private_names(block.code))
+    }
+    assert not wrong
+
+
+def test_private_names_are_found() -> None:
+    code = "import embstore as es\nfrom embstore.store import zarr\nes.open('x').rows\nes.store.layout\nes.plan"
+    assert private_names(code) == ["embstore.store.layout", "embstore.store.zarr"]
+
+
+def test_every_name_in_a_namespace_resolves() -> None:
+    assert len(embstore.__all__) <= 42
+    for name in embstore.__all__:
+        value = getattr(embstore, name)
+        for inner in getattr(value, "__all__", ()) if isinstance(value, ModuleType) else ():
+            assert getattr(value, inner) is not None, f"{name}.{inner}"
+
+
+@cache
+def commands() -> dict[str, Any]:
+    """Return every command and group by its words, such as "embstore probe edges"."""
+    main = importlib.import_module("embstore_cli.main")
+    found: dict[str, Any] = {}
+
+    def add(command: Any, name: str) -> None:
+        found[name] = command
+        for inner, each in getattr(command, "commands", {}).items():
+            add(each, f"{name} {inner}")
+
+    add(typer.main.get_command(main.app), "embstore")
+    return found
+
+
+def options_of(command: Any) -> list[str]:
+    return [option for each in command.params if each.param_type_name == "option" for option in each.opts]
+
+
+def test_the_number_of_options() -> None:
+    counts = {name: sum(each.param_type_name == "option" for each in command.params)
+              for name, command in commands().items()}  # fmt: skip
+    assert sum(counts.values()) <= MAX_OPTIONS, counts
+    assert max(counts.values()) <= 22, counts
+
+
+def wrong_words(line: str) -> str | None:
+    """Return what a command of the documents has that the command line does not know: a command or an option."""
+    words = shlex.split(line.replace("\\\n", " ").split(" #")[0])
+    name = "embstore"
+    while len(words) > 1 and f"{name} {words[1]}" in commands():
+        name, words = f"{name} {words[1]}", words[1:]
+    if hasattr(commands()[name], "commands") and len(words) > 1 and not words[1].startswith("-"):
+        return f"{name} {words[1]}"
+    known = {*options_of(commands()[name]), "--help"}
+    given = [word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)]
+    unknown = [word for word in given if word not in known and word.replace("--no-", "--") not in known]
+    return f"{name} {unknown[0]}" if unknown else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_documents_exist(page: Path) -> None:
+    wrong = [
+        f"{page.name}:{block.line}: {found}"
+        for block in blocks(page)
+        if block.language == "bash"
+        for match in COMMAND.finditer(block.code)
+        if (found := wrong_words(match[0])) is not None
+    ]
+    assert not wrong, "\n".join(wrong)
