@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-    from embstore.probes.structure.probe import RecoveredTree
+    from embstore.probes import RecoveredTree
 
 # Metric -> title and label of the axis.
 METRICS = {

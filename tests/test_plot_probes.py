@@ -1,0 +1,217 @@
+"""Figures of probes, senses and attention show the values of their frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from embstore import plot
+from embstore.errors import InvalidValueError, StorageError
+from embstore.plot.traces import ROW
+from embstore.probes import RecoveredTree, SentenceTrace
+from embstore.probes.edges.traces import Annotation
+
+pytest.importorskip("matplotlib", reason="figures need matplotlib")
+
+RIGHT, WRONG = plot.PALETTE[:2]
+
+
+def texts(axis: Any) -> list[str]:
+    return [text.get_text() for text in axis.texts]
+
+
+def color(artist: Any) -> str:
+    from matplotlib.colors import to_hex
+
+    return to_hex(artist.get_facecolor() if hasattr(artist, "get_facecolor") else artist.get_color()).upper()
+
+
+def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """Return a summary of probes; columns that a row does not give have a default or are null."""
+    text = {"store": "s", "task": "t", "split": "test", "metric": "f1", "item": ""}
+    numbers = {"layer": pl.Int64, **dict.fromkeys(("value", "low", "high", "deviation"), pl.Float64)}
+    schema = dict.fromkeys(text, pl.String) | numbers
+    return pl.DataFrame([text | dict.fromkeys(numbers) | row for row in rows], schema=schema)
+
+
+def edge_frame(tasks: tuple[str, ...] = ("pos", "roles"), layers: int = 4) -> pl.DataFrame:
+    rows: list[dict[str, Any]] = []
+    for number, task in enumerate(tasks):
+        for layer in range(layers):
+            rows.append({"task": task, "layer": layer, "split": "train", "metric": "mixing", "value": (layer + 1) / 10})
+            for split, shift in (("dev", 0.3), ("test", 0)):
+                value = 0.5 + 0.1 * layer + shift
+                rows.append({"task": task, "layer": layer, "split": split, "metric": "f1", "value": value})
+            if layer:
+                rows.append({"task": task, "layer": layer, "metric": "differential", "value": 0.1 * layer})
+        rows += [
+            {"task": task, "split": "train", "metric": "center_of_gravity", "value": 1 + number, "deviation": 0.25},
+            {"task": task, "metric": "expected_layer", "value": 2.0, "low": 1.5, "high": 3.5},
+            {"task": task, "split": "train", "metric": "mixing_kl", "value": 0.11},
+            {"task": task, "metric": "differential_kl", "value": None},
+        ]
+    return frame(rows)
+
+
+def test_edge_layers_draws_weights_and_shares_of_differential_scores() -> None:
+    figure = plot.edge_layers({"bert": edge_frame(), "gpt": edge_frame(("pos",))})
+    axis = figure.axes[0]
+    filled = [bar.get_height() for bar in axis.patches if bar.get_fill()]
+    outlines = [bar.get_height() for bar in axis.patches if not bar.get_fill()]
+    assert filled == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert outlines == pytest.approx([1 / 6, 2 / 6, 3 / 6]), "shares of the sum, from layer 1 on"
+    assert axis.get_title(loc="left") == "pos   center 1.00, expected 2.00"
+    assert [axis.get_xlabel() for axis in figure.axes[-2:]] == ["layer of bert", "layer of gpt"]
+    with pytest.raises(InvalidValueError, match="there are no mixing weights to draw"):
+        plot.edge_layers(edge_frame().head(0))
+
+
+def test_mixing_layers_draws_the_uniform_weight() -> None:
+    axis = plot.mixing_layers(edge_frame()).axes[1]
+    assert axis.get_title(loc="left") == "roles"
+    [uniform] = axis.lines
+    assert uniform.get_ydata()[0] == pytest.approx(0.25)
+
+
+def test_edge_summary_draws_expectations_intervals_and_scores() -> None:
+    figure = plot.edge_summary(edge_frame(), names={"pos": "POS"})
+    [axis] = figure.axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["POS\n50.0 → 80.0", "roles\n50.0 → 80.0"]
+    assert [bar.get_width() for bar in axis.patches] == pytest.approx([1, 2, 2, 2])
+    spans = [np.array(path)[:, 0].tolist() for bars in axis.containers[1:] for path in _segments(bars)]
+    assert spans == [pytest.approx(span) for span in ([0.75, 1.25], [1.75, 2.25], [1.5, 3.5], [1.5, 3.5])]
+    assert {"1.00", "2.00", "0.11", "none", "K(s)", "K(Δ)"} <= set(texts(axis))
+    dev = plot.edge_summary(edge_frame(), split="dev").axes[0]
+    assert dev.get_yticklabels()[0].get_text() == "pos\n80.0 → 110.0"
+
+
+def _segments(container: Any) -> list[Any]:
+    lines = getattr(container, "lines", None)
+    return [segment for group in lines[2] for segment in group.get_segments()] if lines else []
+
+
+def test_scores_of_class_probes_have_a_band_and_dashed_controls() -> None:
+    rows = [
+        {"task": task, "layer": layer, "split": split, "value": 0.1 * layer, "deviation": 0.05}
+        for task in ("class", "control")
+        for split in ("dev", "test")
+        for layer in (4, 0, 2)
+    ]
+    axis = plot.probe_scores(frame(rows)).axes[0]
+    assert [line.get_linestyle() for line in axis.lines] == ["-", "--"]
+    assert axis.lines[0].get_xdata().tolist() == [0, 2, 4]
+    assert axis.lines[0].get_ydata().tolist() == pytest.approx([0, 0.2, 0.4])
+    edges = axis.collections[0].get_paths()[0].vertices
+    assert (edges[:, 1].min(), edges[:, 1].max()) == pytest.approx((-0.05, 0.45))
+    assert axis.get_ylabel() == "f1 (test)"
+
+
+def test_code_lengths_are_drawn_in_kbit() -> None:
+    rows = [{"layer": layer, "metric": "code_length", "value": 2000.0 + layer} for layer in (0, 3)]
+    rows.append({"metric": "frequency_length", "value": 5000.0})
+    axis = plot.code_lengths(frame(rows)).axes[0]
+    assert axis.lines[0].get_ydata().tolist() == pytest.approx([2, 2.003])
+    assert axis.lines[1].get_ydata()[0] == 5
+    assert axis.get_ylabel() == "code length (kbit)"
+
+
+def test_scores_of_structural_probes_have_a_panel_a_metric() -> None:
+    rows = [
+        {"store": store, "layer": layer, "metric": metric, "value": 0.1 * layer, "split": split}
+        for store in ("bert", "gpt")
+        for metric in ("nspr", "uuas")
+        for layer in (3, 1)
+        for split in ("dev", "test")
+    ]
+    rows.append({"store": "bert: linear order", "metric": "uuas", "value": 0.4})
+    figure = plot.structure_figure(frame(rows))
+    assert [axis.get_title() for axis in figure.axes] == ["edges found (UUAS)", "depths (NSpr)"]
+    assert figure.axes[0].get_ylabel() == "share of gold edges (test)"
+    assert [line.get_label() for line in figure.axes[0].lines] == ["bert", "gpt", "linear order"]
+    assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([0.1, 0.3])
+    with pytest.raises(InvalidValueError, match="there is no metric to draw"):
+        plot.structure_figure(frame(rows).head(0))
+
+
+def test_a_recovered_tree_is_drawn_below_the_gold_one() -> None:
+    gold, found = frozenset({(0, 1), (1, 2), (2, 3)}), frozenset({(0, 1), (1, 2), (1, 3)})
+    words, punctuation = ("The", "$chef", "made", "pizza", "."), np.array([False] * 4 + [True])
+    tree = RecoveredTree(words, punctuation, gold, found, 2, 1, np.zeros((5, 5), np.float32), 7)
+    axis = plot.tree_figure(tree).axes[0]
+    assert texts(axis)[:5] == ["The", r"\$chef", "made", "pizza", "."]
+    assert axis.get_title() == "2 of 3 edges found"
+    arcs = [line for line in axis.lines if len(line.get_xdata()) > 2]
+    drawn = [(line.get_color(), bool(np.mean(line.get_ydata()) > 0)) for line in arcs]
+    assert sorted(drawn) == sorted(
+        [(RIGHT, True), (RIGHT, True), (WRONG, True), (RIGHT, False), (RIGHT, False), (WRONG, False)]
+    )
+    middle = [text.get_position()[0] for text in axis.texts[:4]]
+    for line in arcs:
+        edge = tuple(int(np.abs(np.array(middle) - end).argmin()) for end in sorted(line.get_xdata()[[0, -1]]))
+        assert edge in (gold if np.mean(line.get_ydata()) > 0 else found)
+        assert (line.get_color() == RIGHT) == (edge in gold & found)
+
+
+def annotation(task: str, span1: Any, span2: Any, wrong: str | None) -> Annotation:
+    return Annotation(task, span1, span2, "RIGHT", wrong, np.array([0.1, 0.4, 0.8]), np.array([0.7, 0.5, 0.1]), 0.5)
+
+
+def test_bars_of_a_trace_are_as_high_as_the_probabilities() -> None:
+    words = ("he", "smoked", "$toronto", "in", "the", "playoffs")
+    annotations = (annotation("roles", (1, 2), (2, 3), "ARG0"), annotation("pos", (2, 3), None, None))
+    trace = SentenceTrace(3, words, (0, 1, 4), annotations)
+    axis = plot.trace_figure(trace, title="a title").axes[0]
+    expected = {"smoked", r"\$toronto", "1  smoked → \\$toronto", "2  \\$toronto", "RIGHT", "ARG0", "0.43", "4"}
+    assert expected <= set(texts(axis))
+    heights: dict[str, list[float]] = {RIGHT: [], WRONG: []}
+    for bar in axis.patches:
+        if (name := color(bar)) in heights:
+            heights[name].append(bar.get_height() / (ROW - 0.04))
+    assert heights[RIGHT] == pytest.approx([0.1, 0.4, 0.8] * 2)
+    assert heights[WRONG] == pytest.approx([0.7, 0.5, 0.1]), "an edge without a wrong label has no orange row"
+    assert [line.get_linestyle() for line in axis.lines].count("--") == 1, "the second span of the pair"
+    assert len(axis.lines) == 3
+    with pytest.raises(InvalidValueError, match="sentence 3 has no annotation to draw"):
+        plot.trace_figure(trace.of_tasks([]))
+
+
+def test_long_sentences_of_a_trace_are_broken_into_lines() -> None:
+    words = tuple(f"word{number}" for number in range(60))
+    trace = SentenceTrace(0, words, (0, 1, 4), (annotation("pos", (5, 40), None, "X"),))
+    axis = plot.trace_figure(trace).axes[0]
+    heights = {text.get_position()[1] for text in axis.texts if text.get_text() in words}
+    assert len(heights) > 3
+    assert len(axis.lines) > 1, "a span over several lines has a line under each"
+
+
+def test_senses_have_a_row_a_word_and_a_column_a_layer() -> None:
+    vectors = np.random.default_rng(0).normal(size=(2, 6, 4))
+    word = SimpleNamespace(word="$uit", layers=(0, 5), labels=("a", "b", "a", "b", "a", "a"), vectors=vectors)
+    figure = plot.sense_map([word, word], layers=(5, 0))  # type: ignore[list-item]
+    assert len(figure.axes) == 4
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["layer 5", "layer 0 (no context)"]
+    for axis, layer in zip(figure.axes, (1, 0, 1, 0), strict=True):
+        points = plot.principal_plane(vectors[layer])
+        drawn = [part.get_offsets() for part in axis.collections]
+        assert [len(part) for part in drawn] == [4, 2]
+        np.testing.assert_allclose(drawn[1], points[[1, 3]])
+
+
+def test_attention_is_drawn_by_head_and_layer() -> None:
+    rows = [(layer, head, layer / 10 + head / 100) for layer in (2, 1) for head in (1, 0, 2)]
+    axis = plot.attention_heatmap(pl.DataFrame(rows, schema=["layer", "head", "value"], orient="row")).axes[0]
+    np.testing.assert_allclose(axis.images[0].get_array(), [[0.1, 0.11, 0.12], [0.2, 0.21, 0.22]])
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("head", "layer")
+
+
+def test_figures_are_saved_only_with_known_suffixes(tmp_path: Path) -> None:
+    figure = plot.mixing_layers(edge_frame())
+    with pytest.raises(InvalidValueError, match=r"has no known suffix: choose \.png, \.svg, \.pdf"):
+        plot.save(figure, tmp_path / "a.jpg")
+    with pytest.raises(StorageError, match=r"a\.png cannot be written: No such file"):
+        plot.save(figure, tmp_path / "none" / "a.png")
