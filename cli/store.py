@@ -16,7 +16,7 @@ from embstore_cli.output import counted, deliver, print_json, require_files
 if TYPE_CHECKING:
     import polars as pl
 
-    from embstore.store import Report
+    from embstore.store import VerifyReport
 
 SHOWN = 20  # occurrences that lookup prints by default
 Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="float16, float32, bfloat16 or int8.")]
@@ -95,7 +95,7 @@ def verify(store: StorePath, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _summary(report: Report) -> str:
+def _summary(report: VerifyReport) -> str:
     checked = f"{report.checked_nbytes:,} bytes of {report.path} checked"
     missing = (
         f"; {len(report.missing):,} of {report.n_partitions:,} partitions are not written yet" if report.missing else ""

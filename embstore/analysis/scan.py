@@ -239,14 +239,14 @@ def _on_cpu(value: Any) -> Any:
 
 def identity_of(store: Store) -> StoreIdentity:
     """What a worker needs to open the same store: the pickled store, its fingerprint and its number of rows."""
-    return pickle.dumps(store), store.metadata.recipe_sha256, store.n_committed_rows
+    return pickle.dumps(store), store.metadata.fingerprint, store.n_committed_rows
 
 
 @lru_cache(maxsize=2)
 def open_on_worker(pickled: bytes, fingerprint: str, n_committed_rows: int) -> Store:
     """Open a store once in each worker process; raises ExecutorError if its path leads to a different store there."""
     store: Store = pickle.loads(pickled)
-    if store.metadata.recipe_sha256 != fingerprint:
+    if store.metadata.fingerprint != fingerprint:
         raise ExecutorError(
             f"{store.path} is a different store on the worker: give a path to the same store on every machine"
         )

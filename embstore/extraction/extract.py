@@ -49,12 +49,11 @@ from embstore.store import (
     Store,
     StoreWriter,
     create_store,
-    damaged_partitions,
     open_store,
-    repair_layout,
     verify,
 )
 from embstore.store.backend import exists, open_reader
+from embstore.store.check.repair import repair_layout
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
 from embstore.store.writer import place_mark, remove_store
@@ -217,7 +216,7 @@ def _repair_layout(plan: Plan, path: Path | ObjectPath) -> list[int]:
     _refuse_other_plan(plan, path)
     report = verify(path)
     if all(fault.partition is not None for fault in report.faults):
-        return damaged_partitions(report)
+        return report.damaged_partitions
     repair_layout(path, metadata=plan.metadata, index=plan.index, center=_center(plan))
     return []
 
@@ -343,7 +342,7 @@ def _job(plan: Plan, stores: Sequence[_OpenStore]) -> Job:
     targets = []
     for store in stores:
         path = store.writer.path.absolute() if isinstance(store.writer.path, Path) else store.writer.path
-        fingerprint = store.writer.metadata.recipe_sha256
+        fingerprint = store.writer.metadata.fingerprint
         targets.append(Target(path, place_mark(path), fingerprint, store.window, store.center))
     return Job(tuple(targets), plan.layout, plan.options, plan.text, plan.encoder_spec, plan.metadata.software)
 

@@ -386,7 +386,7 @@ def _open_target(target: Target) -> PartitionWriter:
     """Open a store for writing its shards; raises ExecutorError unless it is the coordinator's own."""
     try:
         writer = PartitionWriter(target.path)
-        if writer.metadata.recipe_sha256 == target.fingerprint and sees_mark(target.path, target.mark):
+        if writer.metadata.fingerprint == target.fingerprint and sees_mark(target.path, target.mark):
             return writer
     except StoreNotFoundError:
         pass

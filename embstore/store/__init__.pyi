@@ -1,7 +1,5 @@
-from .check.repair import repair_layout as repair_layout
 from .check.report import Fault as Fault
-from .check.report import Report as Report
-from .check.report import damaged_partitions as damaged_partitions
+from .check.report import VerifyReport as VerifyReport
 from .check.verify import verify as verify
 from .convert.export import export as export
 from .convert.importers import import_store as import_store

@@ -103,7 +103,7 @@ def payload_specs(metadata: Metadata) -> list[ArraySpec]:
         fill=fill,
         shard=(layers, metadata.partition_rows, features),
         chunk=(1, CHUNK_ROWS, features),
-        attributes={"embstore_dtype": dtype, "embstore_recipe": metadata.recipe_sha256},
+        attributes={"embstore_dtype": dtype, "embstore_fingerprint": metadata.fingerprint},
     )
     if dtype != "int8":
         return [vectors]

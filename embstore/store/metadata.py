@@ -29,12 +29,12 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The shape of a store and what made it; stores with equal `recipe` hold the same rows.
+    """The shape of a store and what made it; stores with equal `provenance` hold the same rows.
 
     `model`: the fields of ModelInfo. `corpus`: name, format, sha256, n_sentences, n_words, and the reader's options.
     `extraction`: unit, pooling, keep (which occurrences), max_length, context_window, attention_window, batching,
     batch_subwords, compute_dtype, seed. `software`: the versions of the packages that began the store, which are not
-    part of the recipe.
+    part of the provenance.
     """
 
     n_rows: int
@@ -54,7 +54,7 @@ class Metadata:
         return Layout(self.n_rows, self.layers, self.hidden_size, self.dtype, self.partition_rows)
 
     @property
-    def recipe(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """All fields that determine the rows: no software, and no name where a hash identifies the same thing."""
         fields = as_json(self)
         del fields["software"]
@@ -63,9 +63,9 @@ class Metadata:
         return fields
 
     @property
-    def recipe_sha256(self) -> str:
-        """SHA-256 of the recipe; stored with the vectors too, to identify them when the metadata are damaged."""
-        return hashlib.sha256(canonical(self.recipe)).hexdigest()
+    def fingerprint(self) -> str:
+        """SHA-256 of the provenance; stored with the vectors too, to identify them when the metadata are damaged."""
+        return hashlib.sha256(canonical(self.provenance)).hexdigest()
 
 
 @dataclass(frozen=True)

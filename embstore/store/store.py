@@ -118,7 +118,7 @@ class Store:
     def digest(self) -> str:
         """SHA-256 of the metadata and commit records; changes whenever any vector changes."""
         center = self._reader.arrays.get("center")
-        made = f"{self.metadata.recipe_sha256} {None if center is None else center.crc32c} "
+        made = f"{self.metadata.fingerprint} {None if center is None else center.crc32c} "
         assert self._records is not None
         return hashlib.sha256(made.encode() + self._records.astype("<u8").tobytes()).hexdigest()
 

@@ -21,7 +21,8 @@ from embstore.analysis.neighbors import index_build, index_kinds
 from embstore.analysis.neighbors.index import build_index, list_indexes, open_index
 from embstore.analysis.neighbors.index_files import building, building_folder, folder_of
 from embstore.errors import EmbstoreError, InvalidValueError, SearchIndexError, StorageError, StoreBusyError
-from embstore.store import Store, StoreWriter, open_store, repair_layout, verify
+from embstore.store import Store, StoreWriter, open_store, verify
+from embstore.store.check.repair import repair_layout
 from tests.analysis.index_store import LAYER, hard_store
 from tests.store.example import all_files, example
 from tests.store.killed import killed_at_each_step

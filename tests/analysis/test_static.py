@@ -156,7 +156,7 @@ def test_a_store_of_static_vectors(tmp_path: Path, suffix: str) -> None:
             np.testing.assert_array_equal(row.vectors()[0, 0], vector)
     static = store.metadata.extraction["static"]
     assert static["method"] == "mean"
-    assert static["source"] == {"name": "store.zarr", "recipe_sha256": source.metadata.recipe_sha256}
+    assert static["source"] == {"name": "store.zarr", "fingerprint": source.metadata.fingerprint}
     assert store.metadata.model == source.metadata.model
     one = write_static_store(vectors[5], tmp_path / f"one{suffix}", source=source, layer=5, made=made)
     assert one.layers == (5,)

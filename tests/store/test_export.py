@@ -176,7 +176,7 @@ def test_an_export_is_recorded_in_the_metadata(made: Made, tmp_path: Path) -> No
     fewer = export(first, tmp_path / "fewer.zarr", rows=[0, 1, 4])
     assert [item.count for item in fewer.metadata.dropped] == [len(made.table) - 3]
     other = export(made.store, tmp_path / "other.zarr", words="river")
-    assert other.metadata.recipe != first.metadata.recipe
+    assert other.metadata.provenance != first.metadata.provenance
 
 
 def test_a_selection_is_exported_as_it_is(made: Made, tmp_path: Path) -> None:

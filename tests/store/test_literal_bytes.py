@@ -89,8 +89,8 @@ def _sha256(document: object) -> str:
 def test_zarr_json(tmp_path: Path) -> None:
     files = all_files(tiny(tmp_path / "s.zarr"))
     attribute = json.loads(files["zarr.json"])["attributes"]["embstore"]
-    recipe = {name: value for name, value in attribute.items() if name not in ("arrays", "crc32c", "software")}
-    recipe |= {"model": {}, "corpus": {}}  # all but the names
+    provenance = {name: value for name, value in attribute.items() if name not in ("arrays", "crc32c", "software")}
+    provenance |= {"model": {}, "corpus": {}}  # all but the names
     assert json.loads(files["hidden_states/zarr.json"]) == {
         "zarr_format": 3,
         "node_type": "array",
@@ -110,7 +110,7 @@ def test_zarr_json(tmp_path: Path) -> None:
                 },
             }
         ],
-        "attributes": {"embstore_dtype": "float16", "embstore_recipe": _sha256(recipe)},
+        "attributes": {"embstore_dtype": "float16", "embstore_fingerprint": _sha256(provenance)},
         "dimension_names": ["layer", "occurrence", "feature"],
     }
     assert attribute["arrays"]["type/form_bytes"] == {"shape": [2], "crc32c": google_crc32c.value(b"ab")}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreMismatchError, StoreNotFoundError
-from embstore.store import StoreWriter, create_store, repair_layout
+from embstore.store import StoreWriter, create_store
+from embstore.store.check.repair import repair_layout
 from embstore.store.storage.location import ObjectPath
 from tests.store.example import Example, all_files, example
 from tests.store.memory_bucket import URL, MemoryBucket

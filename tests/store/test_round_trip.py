@@ -137,11 +137,11 @@ def test_an_open_store_prints_itself(tmp_path: Path) -> None:
     assert repr(store).endswith("s.zarr: 3 layers x 700 rows x 16 float16>")
 
 
-def test_recipe_leaves_out_names_and_software() -> None:
+def test_provenance_leaves_out_names_and_software() -> None:
     one = example().metadata
     other = Metadata(**{**vars(one), "software": {}, "corpus": {**one.corpus, "name": "moved.txt"}})
-    assert one.recipe == other.recipe
-    assert one.recipe != Metadata(**{**vars(one), "dtype": "float32"}).recipe
+    assert one.provenance == other.provenance
+    assert one.provenance != Metadata(**{**vars(one), "dtype": "float32"}).provenance
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

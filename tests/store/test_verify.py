@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from embstore.errors import StoreMismatchError, StoreNotFoundError
-from embstore.store import damaged_partitions, repair_layout, verify
+from embstore.store import verify
+from embstore.store.check.repair import repair_layout
 from embstore.store.zarr.format import array_node
 from tests.store.example import SUFFIXES, Example, all_files, example
 from tests.store.killed import killed_at_each_step
@@ -91,7 +92,7 @@ def test_a_bit_of_each_commit_of_an_unfinished_store(tmp_path: Path) -> None:
             content = file.read_bytes()
             flip(file, 16 * partition + place, 3)
             report = verify(path)
-            assert damaged_partitions(report) == [partition]
+            assert report.damaged_partitions == [partition]
             assert report.missing == (1,)
             file.write_bytes(content)
     assert verify(path).ok
@@ -125,7 +126,7 @@ def test_files_that_are_missing_short_or_too_many(tmp_path: Path, damage: Damage
     damage(path)
     report = verify(path)
     assert not report.ok
-    assert damaged_partitions(report) == partitions
+    assert report.damaged_partitions == partitions
 
 
 def test_swapped_shards(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_swapped_shards(tmp_path: Path) -> None:
     first, second = one.read_bytes(), other.read_bytes()
     one.write_bytes(second)
     other.write_bytes(first)
-    assert damaged_partitions(verify(path)) == [0, 2]
+    assert verify(path).damaged_partitions == [0, 2]
 
 
 def test_swapped_rows_and_records_of_hdf5(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_swapped_rows_and_records_of_hdf5(tmp_path: Path) -> None:
         swapped[one : one + nbytes] = content[other : other + nbytes]
         swapped[other : other + nbytes] = content[one : one + nbytes]
         path.write_bytes(swapped)
-        assert damaged_partitions(verify(path)) == [0, 2]
+        assert verify(path).damaged_partitions == [0, 2]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -164,7 +165,7 @@ def test_an_edited_record(tmp_path: Path, suffix: str) -> None:
         edited = bytearray(content)
         edited[start + 16 : start + 32] = np.array(record, np.uint64).tobytes()
         file.write_bytes(edited)
-        assert damaged_partitions(verify(path)) == [1], record
+        assert verify(path).damaged_partitions == [1], record
         file.write_bytes(content)
 
 

@@ -61,7 +61,7 @@ def _by_layer(vectors: WordVectors | Mapping[int, WordVectors], layer: int | Non
 def _metadata(by_layer: Mapping[int, WordVectors], source: Store, made: Mapping[str, Any]) -> Metadata:
     vectors = next(iter(by_layer.values()))
     layout = Layout.of(n_rows=len(vectors), layers=tuple(by_layer), hidden_size=vectors.dimensions, dtype="float32")
-    origin = {"name": source.path.name, "recipe_sha256": source.metadata.recipe_sha256}
+    origin = {"name": source.path.name, "fingerprint": source.metadata.fingerprint}
     return replace(
         source.metadata,
         n_rows=layout.n_rows,

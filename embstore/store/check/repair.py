@@ -41,7 +41,7 @@ def repair_layout(
     repair is resumed by the next. int8 codes are kept only where the stored centre equals `center` bit for bit.
 
     Raises StoreNotFoundError, StoreBusyError, and StoreMismatchError where the metadata are readable and were made
-    by another plan; where they are not, and the recipe's digest next to the vectors is not the plan's,
+    by another plan; where they are not, and the fingerprint next to the vectors is not the plan's,
     StoreDamagedError or StoreFormatError.
     """
     path = parse_location(path)
@@ -66,7 +66,7 @@ def _repair_zarr(
         metadata = parse(root_attribute(storage.get_or_none(NODE), storage), path=str(path))[0]
     except (StoreDamagedError, StoreFormatError) as error:
         node = storage.get_or_none(f"hidden_states/{NODE}")
-        if node is None or planned.recipe_sha256.encode() not in node:
+        if node is None or planned.fingerprint.encode() not in node:
             raise _unknown(path, error) from error
         metadata = planned
     _require_same(path, metadata, planned)
@@ -126,7 +126,7 @@ def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np
         if mapped is None:
             raise _unknown(path, error) from error
         with mapped:
-            if mapped.find(planned.recipe_sha256.encode()) < 0:
+            if mapped.find(planned.fingerprint.encode()) < 0:
                 raise _unknown(path, error) from error
         metadata = planned
     _require_same(path, metadata, planned)
@@ -152,7 +152,7 @@ def _unknown(path: Path | ObjectPath, error: EmbstoreError) -> EmbstoreError:
 
 
 def _require_same(path: Path | ObjectPath, stored: Metadata, planned: Metadata) -> None:
-    then, now = stored.recipe, planned.recipe
+    then, now = stored.provenance, planned.provenance
     for key in sorted(then):
         if then[key] != now[key]:
             raise StoreMismatchError(f"{path} was made with another {key} than this plan: give the same options again")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from embstore.progress import Report
 from embstore.store.storage.location import ObjectPath
-
-Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """The outcome of `verify`: what is damaged, and the partitions that are not written yet."""
 
     path: Path | ObjectPath
@@ -38,7 +36,7 @@ class Report:
     def __repr__(self) -> str:
         state = "ok" if self.ok else f"{len(self.faults)} faults"
         missing = f", {len(self.missing)} not written" if self.missing else ""
-        return f"<Report of {self.path}: {state}, {self.n_partitions} partitions{missing}>"
+        return f"<VerifyReport of {self.path}: {state}, {self.n_partitions} partitions{missing}>"
 
     def _repr_html_(self) -> str:
         faults = "".join(f"<li>{escape(str(fault))}</li>" for fault in self.faults)
@@ -49,29 +47,28 @@ class Report:
         """Whether nothing that was written is damaged."""
         return not self.faults
 
+    @property
+    def damaged_partitions(self) -> list[int]:
+        """The partitions with a fault, ascending."""
+        return sorted({fault.partition for fault in self.faults if fault.partition is not None})
+
 
 class Findings:
     """Collects faults and counts bytes while a store is verified."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, report: Report) -> None:
         self.faults: list[Fault] = []
         self.missing: list[int] = []
         self.checked_nbytes = 0
         self.total_nbytes = 0
-        self._progress = progress
+        self._report = report
 
     def fault(self, part: str, what: str, *, partition: int | None = None) -> None:
         self.faults.append(Fault(part, partition, what))
 
     def checked(self, nbytes: int) -> None:
         self.checked_nbytes += nbytes
-        if self._progress is not None:
-            self._progress(self.checked_nbytes, max(self.total_nbytes, self.checked_nbytes))
+        self._report(self.checked_nbytes, max(self.total_nbytes, self.checked_nbytes))
 
-    def report(self, path: Path | ObjectPath, partitions: int) -> Report:
-        return Report(path, tuple(self.faults), tuple(self.missing), partitions, self.checked_nbytes)
-
-
-def damaged_partitions(report: Report) -> list[int]:
-    """Return the partitions that a report names as damaged, ascending."""
-    return sorted({fault.partition for fault in report.faults if fault.partition is not None})
+    def report(self, path: Path | ObjectPath, partitions: int) -> VerifyReport:
+        return VerifyReport(path, tuple(self.faults), tuple(self.missing), partitions, self.checked_nbytes)

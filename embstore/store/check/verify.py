@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreNotFoundError
+from embstore.progress import Progress, reporting
 from embstore.store.arrays import NOT_WRITTEN, Records, committed, record_crc32c
 from embstore.store.backend import Reader, is_file, no_store, zarr_storage
 from embstore.store.check.consistency import index_faults, occurrence_faults
-from embstore.store.check.report import Findings, Progress, Report
+from embstore.store.check.report import Findings, VerifyReport
 from embstore.store.index import Index
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
@@ -25,23 +26,24 @@ from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import NODE
 
 
-def verify(path: str | os.PathLike[str] | ObjectPath, *, progress: Progress | None = None) -> Report:
+def verify(path: str | os.PathLike[str] | ObjectPath, *, progress: Progress = None) -> VerifyReport:
     """Read every byte of a store and compare it with its checksums; damage is reported, never raised.
 
-    `progress` is called with (bytes checked, total bytes). Raises StoreNotFoundError where nothing is there,
+    `progress`: a function of (bytes checked, total bytes), or False for no bar. Raises StoreNotFoundError where nothing is there,
     StorageError where the server of a URL does not answer.
     """
     path = parse_location(path)
-    findings = Findings(progress)
-    try:
-        n_partitions = _verify(path, findings)
-    except StoreNotFoundError:
-        raise
-    except (EmbstoreError, OSError) as error:
-        if isinstance(path, ObjectPath) and not isinstance(error, StoreDamagedError):
+    with reporting(progress, unit="bytes", label="verify") as report:
+        findings = Findings(report)
+        try:
+            n_partitions = _verify(path, findings)
+        except StoreNotFoundError:
             raise
-        findings.fault("store", str(error))
-        n_partitions = 0
+        except (EmbstoreError, OSError) as error:
+            if isinstance(path, ObjectPath) and not isinstance(error, StoreDamagedError):
+                raise
+            findings.fault("store", str(error))
+            n_partitions = 0
     return findings.report(path, n_partitions)
 
 

@@ -87,7 +87,7 @@ def _create_or_resume(
         create_store(path, metadata=metadata, index=index, center=center)
         return True
     reader = _unfinished(path)
-    if reader is None or reader.metadata.recipe != metadata.recipe:
+    if reader is None or reader.metadata.provenance != metadata.provenance:
         raise _exists_already(path)
     arrays = index.arrays()
     if center is not None:

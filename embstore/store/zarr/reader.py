@@ -113,7 +113,7 @@ class ZarrReader:
         key, expected = column_key(spec), self.arrays[spec.path].crc32c
         nbytes = int(np.prod(spec.shape)) * spec.dtype.itemsize
         if self.storage.is_mapped:
-            wanted = Expected(spec.path, (key,), (nbytes,), expected, self.metadata.recipe_sha256)
+            wanted = Expected(spec.path, (key,), (nbytes,), expected, self.metadata.fingerprint)
             (file,) = self.storage.files(wanted)
             with reading(file):
                 mapped = map_file(file)
@@ -181,7 +181,7 @@ class ZarrReader:
             tuple(shard_key(spec, partition) for spec in self.specs.values()),
             tuple(shard_end(spec, stop - start)[0] for spec in self.specs.values()),
             record_crc32c(self._records[partition]),
-            self.metadata.recipe_sha256,
+            self.metadata.fingerprint,
         )
         return dict(zip(self.specs, self.storage.files(wanted), strict=True))
 

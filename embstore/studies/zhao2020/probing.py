@@ -253,7 +253,7 @@ def _probed(
         return ProbeResult.concat(results).summary().with_columns(pl.lit(vocabulary).alias("vocabulary"))
 
     made_from = {
-        "stores": {name: store.metadata.recipe_sha256 for name, store in stores.items()},
+        "stores": {name: store.metadata.fingerprint for name, store in stores.items()},
         "split": split.sha256,
         "probes": {**setting.probe(level=level, control=control).settings, "splits": list(splits)},
     }

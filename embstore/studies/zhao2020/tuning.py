@@ -89,7 +89,7 @@ def _applied(setting: Setting, task: str, store: Any) -> pl.DataFrame:
         return result.summary().with_columns(pl.lit("own").alias("vocabulary"))
 
     document = json.loads((pretrained_probes(setting) / "probe.json").read_text())
-    made_from = {"store": store.metadata.recipe_sha256, "probes": document, "label": LABEL}
+    made_from = {"store": store.metadata.fingerprint, "probes": document, "label": LABEL}
     return setting.study.table(f"applied-{task}", made_from, make)
 
 
