@@ -29,8 +29,8 @@ from embstore.store.zarr.format import NODE
 def verify(path: str | os.PathLike[str] | ObjectPath, *, progress: Progress = None) -> VerifyReport:
     """Read every byte of a store and compare it with its checksums; damage is reported, never raised.
 
-    `progress`: a function of (bytes checked, total bytes), or False for no bar. Raises StoreNotFoundError where nothing is there,
-    StorageError where the server of a URL does not answer.
+    `progress`: a function of (bytes checked, total bytes), or False for no bar. Raises StoreNotFoundError where nothing
+    exists, StorageError where the server of a URL does not answer.
     """
     path = parse_location(path)
     with reporting(progress, unit="bytes", label="verify") as report:
