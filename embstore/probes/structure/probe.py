@@ -107,7 +107,9 @@ class StructuralProbe(Probe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tasks = tuple(self.tasks)
-        StructureShape((0,), self.tasks, (0,), max(1, self.rank or 1), 1 if self.rank is None else self.rank)
+        StructureShape((0,), self.tasks, (0,), 1, 1)
+        if self.rank is not None and self.rank < 1:
+            raise InvalidValueError(f"rank {self.rank} is not allowed: give 1 or more")
         if self.sentences is not None and self.sentences < 1:
             raise InvalidValueError(f"sentences {self.sentences} is not allowed: give 1 or more")
         if not 0 < self.decay <= 1:
