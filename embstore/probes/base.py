@@ -13,7 +13,8 @@ from embstore.devices import choose_device
 from embstore.errors import InvalidValueError
 from embstore.probes.reading import Layers
 from embstore.probes.saved import SavedProbe, write_probe
-from embstore.probes.training import Training, parse_memory
+from embstore.probes.training import Training
+from embstore.sizes import parse_nbytes
 
 T = TypeVar("T")
 NOT_SAVED = ("device", "memory")  # settings of the machine, not of the probes
@@ -44,7 +45,7 @@ class Probe:
                 raise InvalidValueError(f"seed {each} is not allowed: give 0 or more")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise InvalidValueError(f"seeds must be one or more, each once, not {list(self.seeds)}")
-        self.memory = parse_memory(self.memory)
+        self.memory = parse_nbytes(self.memory, name="memory")
 
     @property
     def settings(self) -> dict[str, Any]:

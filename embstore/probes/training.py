@@ -18,7 +18,6 @@ from embstore.probes.reading import VERIFY
 from embstore.progress import Progress, reporting
 
 COPY_NBYTES = 2**26  # best weights are copied this many bytes at a time
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 @dataclass(frozen=True)
@@ -286,22 +285,3 @@ class _Run:
         for name, tensor in self.best_weights.items():
             tensor.copy_(state["best_weights"][name])
         self._trainer.restore(state["weights"], state["optimizer"], self.running)
-
-
-def parse_memory(memory: int | str) -> int:
-    """Return the bytes of a memory budget: a number, or text such as "500MB" or "4GiB".
-
-    Raises InvalidValueError for text that is not a size, and for less than one byte.
-    """
-    if isinstance(memory, int):
-        size = memory
-    else:
-        compact = memory.replace(" ", "").lower().removesuffix("b")
-        digits = compact.rstrip("kmgi")
-        try:
-            size = int(float(digits) * _UNITS[compact[len(digits) :]])
-        except (ValueError, KeyError, OverflowError):
-            size = 0
-    if size < 1:
-        raise InvalidValueError(f'memory {memory!r} is not allowed: give a number of bytes, or text such as "4GiB"')
-    return size

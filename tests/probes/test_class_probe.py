@@ -196,7 +196,7 @@ def test_probes_score_other_stores_of_their_width(
     for options, message in (
         ({"data": narrow.store}, r"narrow\.zarr has vectors of 5 numbers, the probes were trained on 8"),
         ({"data": fewer.store}, r"fewer\.zarr has no layer 4, of which there are probes"),
-        ({"data": fewer.store, "layers": 2}, "there are no probes of layer 2|has no layer 2"),
+        ({"data": fewer.store, "layers": 2}, "layer 2 is not stored"),
         ({"words": made.lists[0]}, "the train and the test words must not overlap"),
         ({"splits": []}, "no split is given to score: give some of train, dev, test"),
         ({"splits": ["tset"]}, "unknown split 'tset'; allowed are train, dev, test"),
@@ -234,8 +234,8 @@ def test_bad_input_is_one_line(made: Made) -> None:
         ({"seeds": ()}, words, "seeds must be one or more"),
         ({"seeds": (-1,)}, words, "seed -1 is not allowed"),
         ({"seed": -1}, words, "seed -1 is not allowed"),
-        ({"memory": 0}, words, "memory 0 is not allowed"),
-        ({"memory": "much"}, words, "memory 'much' is not allowed"),
+        ({"memory": 0}, words, "memory 0"),
+        ({"memory": "much"}, words, "memory 'much'"),
         ({"device": "tpu"}, words, "device 'tpu'"),
     ]
     for settings, split, message in cases:

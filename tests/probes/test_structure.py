@@ -11,7 +11,7 @@ import torch
 
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.probes import ProbeResult, StructuralProbe, Training
+from embstore.probes import ProbeResult, RecoveredTree, StructuralProbe, Training
 from embstore.probes.structure.examples import NOT_FOUND, ROWS_MISSING, SentenceFinder, Treebank, iter_tree_batches
 from embstore.probes.structure.network import Projected, StructureShape
 from embstore.probes.structure.training import train_structure
@@ -122,7 +122,7 @@ def test_a_probe_does_not_depend_on_the_others_or_on_memory(made: TreeStore, tmp
     assert alone.epochs.item() == together.epochs[7]
     torch.testing.assert_close(alone.weights["weight"][0], together.weights["weight"][7], atol=1e-4, rtol=1e-3)
     groups = train_structure(
-        shape_of(), train, dev, schedule=schedule, memory=250_000, checkpoint=tmp_path / "state.pt"
+        shape_of(), train, dev, schedule=schedule, memory=150_000, checkpoint=tmp_path / "state.pt"
     )
     assert len(list(tmp_path.iterdir())) == 2, "a checkpoint per layer"
     assert groups.epochs.tolist() == together.epochs.tolist()
@@ -159,9 +159,7 @@ def test_planted_trees_are_found_in_their_layer(probe: StructuralProbe, found: P
     assert probe.best_layer() == PLANTED
 
 
-def test_a_result_has_scores_baselines_and_trees(
-    made: TreeStore, probe: StructuralProbe, found: ProbeResult
-) -> None:
+def test_a_result_has_scores_baselines_and_trees(made: TreeStore, probe: StructuralProbe, found: ProbeResult) -> None:
     frame = found.frame
     assert set(frame["split"]) == {"dev", "test"}
     baseline = frame.filter(frame["layer"].is_null())
@@ -179,7 +177,7 @@ def test_a_result_has_scores_baselines_and_trees(
 
 
 def test_the_same_seed_gives_the_same_result(made: TreeStore) -> None:
-    test, options = parts(made)["test"], {"layers": "0,3", "rank": 3, "sentences": 30, "seeds": (1, 2)}
+    test, options = parts(made)["test"], {"layers": [0, 3], "rank": 3, "sentences": 30, "seeds": (1, 2)}
     one, other = (fit(made, Training(epochs=2), **options).score(test) for _ in range(2))
     assert one.frame.equals(other.frame)
     assert one.notes == other.notes
@@ -218,7 +216,7 @@ def test_sentences_are_found_by_their_words(tmp_path: Path) -> None:
     [
         ({"rank": 21}, "rank 21 is not allowed: give 1 to 20"),
         ({"rank": 0}, "rank 0 is not allowed: give 1 or more"),
-        ({"layers": "1"}, "layer 1 is not stored: there are the layers 0, 3, 4"),
+        ({"layers": 1}, "layer 1 is not stored: choose among 0, 3, 4"),
         ({"tasks": ("height",)}, "unknown task 'height' of a structural probe; allowed are distance, depth"),
         ({"seeds": (1, 1)}, "seeds must be one or more, each once"),
         ({"sentences": 0}, "sentences 0 is not allowed"),
@@ -255,7 +253,54 @@ def test_values_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
     vectors[0, -1, 2] = np.inf
     store = write_store(tmp_path / "b.zarr", trees, vectors, layers=(2,))
     probe = StructuralProbe(training=Training(epochs=1))
-    with pytest.raises(NonFiniteError, match=r"the dev loss of structural probes of layer 2 \(distance\) is not finite"):
+    with pytest.raises(NonFiniteError, match=r"dev loss of structural probes of layer 2 \(distance\) is not finite"):
         probe.fit(store, trees[:5], trees[15:])
     with pytest.raises(NonFiniteError, match="contain NaN or infinity"):
         probe.fit(store, trees[:5], trees[5:10]).score(trees[15:])
+
+
+def recovered() -> RecoveredTree:
+    return RecoveredTree(
+        words=("The", "$chef", "made", "."),
+        punctuation=np.array([False, False, False, True]),
+        gold=frozenset({(0, 1), (1, 2)}),
+        found=frozenset({(0, 2), (1, 2)}),
+        gold_root=2,
+        found_root=1,
+        distances=np.zeros((4, 4), np.float32),
+        layer=3,
+    )
+
+
+def test_a_tree_is_drawn_with_the_gold_tree() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.colors import to_hex
+
+    from embstore.plot import tree_figure
+    from embstore.plot.trees import RIGHT, WRONG
+
+    axis = tree_figure(recovered()).axes[0]
+    assert [text.get_text() for text in axis.texts[:4]] == ["The", r"\$chef", "made", "."]
+    assert axis.get_title() == "1 of 2 edges found"
+    arcs = [line for line in axis.lines if len(line.get_xdata()) > 2]
+    drawn = {(to_hex(line.get_color()).upper(), bool(np.mean(line.get_ydata()) > 0)) for line in arcs}
+    assert len(arcs) == 4
+    assert drawn == {(RIGHT, True), (WRONG, True), (RIGHT, False), (WRONG, False)}
+    middle = {text.get_text(): text.get_position()[0] for text in axis.texts}
+    ends = {(round(float(min(line.get_xdata())), 4), round(float(max(line.get_xdata())), 4)) for line in arcs}
+    assert (round(middle["The"], 4), round(middle[r"\$chef"], 4)) in ends
+
+
+def test_scores_are_drawn_by_layer(found: ProbeResult) -> None:
+    pytest.importorskip("matplotlib")
+    from embstore.plot import structure_figure
+
+    figure = structure_figure(found.summary())
+    assert [axis.get_title() for axis in figure.axes] == [
+        "edges found (UUAS)", "distances (DSpr)", "roots found", "depths (NSpr)",
+    ]  # fmt: skip
+    for axis in figure.axes:
+        assert axis.lines[0].get_xdata().tolist() == [0, 3, 4]
+        assert axis.lines[1].get_label() == "linear order"
+    with pytest.raises(InvalidValueError, match="there is no metric to draw"):
+        structure_figure(found.summary().head(0))

@@ -13,7 +13,7 @@ import torch
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, split_words
 from embstore.probes.checkpoints import Checkpoint, digest_of
-from embstore.probes.training import Schedule, parse_memory
+from embstore.probes.training import Schedule
 from tests.probes import class_store, edge_store, tree_store
 
 Fit = Callable[..., Any]
@@ -141,12 +141,3 @@ def test_settings_have_the_defaults_of_each_probe() -> None:
     ):
         with pytest.raises(InvalidValueError, match=message):
             Training(**settings)
-
-
-def test_memory_is_bytes_or_text() -> None:
-    assert [parse_memory(each) for each in (5, "500MB", "1.5 GiB", "2g", "1000", "3kb")] == [
-        5, 500_000_000, 3 * 2**29, 2_000_000_000, 1000, 3000,
-    ]  # fmt: skip
-    for wrong in (0, -1, "", "GiB", "4XB", "nan", "inf"):
-        with pytest.raises(InvalidValueError, match="is not allowed: give a number of bytes"):
-            parse_memory(wrong)

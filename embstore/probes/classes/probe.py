@@ -282,7 +282,7 @@ class ClassProbe(Probe):
                 f"{store.path} has vectors of {store.hidden_size} numbers, the probes were trained on {shape.width}: "
                 "give a store of the same width"
             )
-        wanted = _probed_layers(layers, shape.layers)
+        wanted = resolve_layers(layers, shape.layers)
         missing = [layer for layer in wanted if layer not in store.layers]
         if missing:
             raise InvalidValueError(
@@ -343,17 +343,6 @@ class ClassProbe(Probe):
             store=saved.store,
         )
         return probe
-
-
-def _probed_layers(layers: Layers, known: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the layers meant among those that have probes, in the order given; see `Probe.layers`."""
-    if layers is None or layers == "all":
-        return known
-    if layers == "last":
-        return known[-1:]
-    if isinstance(layers, str):
-        return resolve_layers(layers, known, ascending=True)
-    return tuple(known[-1] if layer == -1 else layer for layer in ([layers] if isinstance(layers, int) else layers))
 
 
 def _control_gold(control: ControlTask | None, part: SplitExamples) -> NDArray[np.bool_] | None:
