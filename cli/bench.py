@@ -9,7 +9,7 @@ import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore_cli.options import AsJson, Device, K, Layer, Layers, Model, StorePath, layer_of, layers_of
+from embstore_cli.options import AsJson, Device, K, Layer, Layers, Model, StorePath, encoder_of, layer_of, layers_of
 from embstore_cli.output import print_json, print_table
 
 Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions of each; the median is printed.")]
@@ -33,7 +33,7 @@ def extract(
     """
     result = es.extraction.bench_extract(
         corpus,
-        model=model,
+        model=encoder_of(model, device),
         sentences=sentences,
         options=es.ExtractionOptions(layers=layers_of(layers) or "all"),
         device=device,

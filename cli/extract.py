@@ -18,6 +18,7 @@ from embstore_cli.options import (
     Layers,
     Model,
     NewStore,
+    encoder_of,
     executor_of,
     layers_of,
     read_settings,
@@ -233,10 +234,11 @@ def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plan(given: Mapping[str, Any], prepared: Mapping[str, Any], *, store: str | None) -> es.Plan | WindowPlan:
     kind, windows = prepared["windows"]
-    where: dict[str, Any] = {"model": given["model"], "device": given["device"], "store": store}
+    where: dict[str, Any] = {"device": given["device"], "store": store}
     options = {"layers": layers_of(given["layers"]) or "all", **prepared["options"]}
     if "compute_dtype" in options:
         where["compute_dtype"] = options.pop("compute_dtype")
+    where["model"] = encoder_of(given["model"], given["device"], where.get("compute_dtype", "auto"))
     if len(windows) > 1:
         where["options"] = es.ExtractionOptions(**options)
         return es.extraction.plan_windows(prepared["corpus"], **{f"{kind}_windows": windows}, **where)

@@ -14,9 +14,10 @@ from embstore_cli.output import deliver, print_table, require_files
 if TYPE_CHECKING:
     import polars as pl
 
-    from embstore.models.finetune import FineTuned, Step
+    from embstore.models import FineTuned
 
 TUNING = {"batch_size": int, "learning_rate": float, "max_length": int, "columns": str, "threads": int}
+TUNING_FIELDS = ("batch_size", "learning_rate", "max_length")
 ATTENTION = {"max_length": int, "seed": int, "threads": int}
 Task = Annotated[
     Literal["pos", "ner", "classify", "paraphrase"],
@@ -63,23 +64,31 @@ def finetune(
     checkpoint that every command takes as a model, with a finetuning.json that records how it was made.
     """
     require_files(scores, option="--scores")
-    options: dict[str, Any] = {"train": train, "dev": dev, "test": test, "label": label, "sentences": sentences}
-    options |= {"epochs": epochs, "attention_window": attention_window, "seed": seed}
-    options |= read_settings(settings, TUNING, config)
-    from embstore.models.finetune import finetune as run_finetuning
+    options = {"label": label, **read_settings(settings, TUNING, config)}
+    fields: dict[str, Any] = {name: options.pop(name) for name in TUNING_FIELDS if name in options}
+    fields |= {"epochs": epochs, "n_examples": sentences, "attention_window": attention_window, "seed": seed}
+    files = {"folder": data, "train": train, "dev": dev, "test": test}
+    from embstore.models import FineTuneSettings
+    from embstore.models import finetune as run_finetuning
+    from embstore.progress import reporting
 
     reached = 0
-
-    def note(step: Step) -> None:
-        nonlocal reached
-        reached = step.epoch
-
+    chosen = FineTuneSettings(**fields)
     try:
-        made = run_finetuning(task, data, model=model, out=out, device=device, progress=note, **options)
+        with reporting(None, unit="batches", label="finetune") as report:
+
+            def note(done: int, total: int | None) -> None:
+                nonlocal reached
+                reached = -(-done * epochs // total) if total else 0
+                report(done, total)
+
+            made = run_finetuning(
+                files, task=task, model=model, out=out, settings=chosen, device=device, progress=note, **options
+            )
     except KeyboardInterrupt as error:
         where = f" in epoch {reached} of {epochs}; run the same command again to resume" if reached else ""
         raise type(error)(f"{str(error) or 'interrupted'}{where}") from None
-    if deliver(made.scores, out=scores, as_json=as_json):
+    if deliver(made.frame, out=scores, as_json=as_json):
         _print_epochs(made)
 
 
@@ -121,9 +130,10 @@ def attention(
     """
     require_files(out, plot)
     chosen = read_settings(settings, ATTENTION)
-    from embstore.models.transformer.attention_maps import attention_similarity
+    from embstore.models import attention_similarity
 
-    table = attention_similarity(model_a, model_b, corpus, sentences=sentences, device=device, **chosen)
+    models = {"model_a": model_a, "model_b": model_b}
+    table = attention_similarity(corpus, **models, n_sentences=sentences, device=device, **chosen)
     if plot is not None:
         names = " and ".join(Path(name).name for name in (model_a, model_b))
         es.plot.save(es.plot.attention_heatmap(table, title=f"Self-attention weights: {names}"), plot)

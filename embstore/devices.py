@@ -1,4 +1,4 @@
-"""The device that computes and the CPU threads that it may use; torch is imported when a device is chosen."""
+"""The device, the dtype and the CPU threads of computations; torch is imported with the first call."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 ALLOWED = "auto, cpu, cuda, cuda:N, mps, xpu"
+COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def choose_device(device: str = "auto") -> torch.device:
@@ -53,6 +54,23 @@ def thread_count(threads: int | None = None) -> int:
     if variable.isdecimal() and int(variable):
         return int(variable)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def choose_dtype(compute_dtype: str, device: torch.device) -> torch.dtype:
+    """Return the torch dtype of a `compute_dtype` argument; "auto" is float16 on CUDA and float32 elsewhere.
+
+    Raises InvalidValueError for an unknown name.
+    """
+    import torch
+
+    if compute_dtype == "auto":
+        return torch.float16 if device.type == "cuda" else torch.float32
+    if compute_dtype not in COMPUTE_DTYPES:
+        raise InvalidValueError(
+            f"unknown compute dtype {compute_dtype!r}; allowed are auto, {', '.join(COMPUTE_DTYPES)}"
+        )
+    dtype: torch.dtype = getattr(torch, compute_dtype)
+    return dtype
 
 
 @contextmanager

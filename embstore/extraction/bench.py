@@ -23,7 +23,6 @@ from embstore.extraction.partition import Part
 from embstore.extraction.plan import Plan, plan
 from embstore.extraction.worker import Timings
 from embstore.models.encoder import Encoder
-from embstore.models.loading import DTYPES
 from embstore.store.layout import ITEM_NBYTES
 
 LARGEST_SIDE = {"cpu": 2048, "cuda": 8192}
@@ -104,7 +103,7 @@ def verdict(stages: Sequence[Stage], wall: float) -> str:
 
 def product_rate(device: torch.device, compute_dtype: str) -> float:
     """Measure products of square matrices in a dtype: operations a second, the best of some."""
-    dtype, side = DTYPES[compute_dtype], 256
+    dtype, side = getattr(torch, compute_dtype), 256
     largest = LARGEST_SIDE.get(device.type, 2048)
     seconds = _product(side, device, dtype)
     while side < largest and 8 * seconds < _PRODUCT_SECONDS:

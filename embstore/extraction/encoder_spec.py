@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -11,12 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from embstore.errors import EmbstoreError, ExecutorError
 from embstore.executors import worker_device
 from embstore.extraction.options import ExtractionOptions
-from embstore.models import load_encoder
+from embstore.models import absolute_shorthand, encoder_from_shorthand
 from embstore.models.encoder import Encoder
 
 PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy")
-
-_PREFIX = re.compile(r"(?:bag:)?(?:vectors:|subwords:)?")
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class EncoderSpec:
     ) -> EncoderSpec:
         info = encoder.info
         return cls(
-            model=with_absolute_path(info.name),
+            model=absolute_shorthand(info.name),
             revision=info.revision,
             compute_dtype=encoder.compute_dtype,
             batching=batching,
@@ -55,7 +51,7 @@ class EncoderSpec:
     def load(self, layers: Sequence[int], options: ExtractionOptions) -> Encoder:
         """Load the encoder and choose the batching of the plan; raises ExecutorError if it is another encoder."""
         try:
-            encoder = load_encoder(
+            encoder = encoder_from_shorthand(
                 self.model, device=worker_device(), compute_dtype=self.compute_dtype, revision=self.revision
             )
         except EmbstoreError as error:
@@ -119,14 +115,3 @@ def compare_software(planned: Mapping[str, str]) -> tuple[str, ...]:
     if not other:
         return ()
     return (f"a worker has {', '.join(other)}: the last bits of vectors may differ between workers",)
-
-
-def with_absolute_path(model: str) -> str:
-    """Return the name of a model with its path, if it has one, made absolute."""
-    prefix = _PREFIX.match(model)
-    head = "" if prefix is None else prefix[0]
-    rest = model[len(head) :]
-    for path, tail in ((rest, ""), (rest.rpartition("?")[0], f"?{rest.rpartition('?')[2]}")):
-        if path and os.path.exists(os.path.expanduser(path)):
-            return head + os.path.abspath(os.path.expanduser(path)) + tail
-    return model

@@ -98,9 +98,7 @@ class Encoder(ABC):
     `device`: where the model computes. `compute_dtype`: the dtype that it computes in, such as "float32". `batching`:
     how sentences are arranged in batches, chosen by `self_check`. `n_specials`: special subwords added to a sentence.
     `times`: seconds spent so far. `causal`: whether a subword attends only to those before it. `masks_attention`:
-    whether `attention_window` is supported. `casts_on_device`: whether `encode` should be given the stored `dtype`,
-    because fewer bytes then leave the device. `batch_depends_on_memory`: whether `default_batch_subwords` depends on
-    the memory that is free at the moment.
+    whether `attention_window` is supported.
     """
 
     device: torch.device = torch.device("cpu")
@@ -110,8 +108,16 @@ class Encoder(ABC):
     times: StageTimes
     causal: bool = False
     masks_attention: bool = False
-    casts_on_device: bool = False
-    batch_depends_on_memory: bool = False
+
+    @property
+    def casts_on_device(self) -> bool:
+        """Return whether `encode` should be given the stored `dtype`, because fewer bytes then leave the device."""
+        return False
+
+    @property
+    def batch_depends_on_memory(self) -> bool:
+        """Return whether `default_batch_subwords` depends on the memory that is free at the moment."""
+        return False
 
     @property
     @abstractmethod

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from tests.cli.conftest import Work
-from tests.models.finetune import planted
+from tests.models.finetuning import planted
 
 TUNE = ("--set", "batch_size=10", "--set", "learning_rate=2e-3", "--epochs", 2, "--device", "cpu")
 
@@ -26,11 +26,11 @@ def test_fine_tuned_extracted_and_compared(work: Work) -> None:
     assert (ran.status, ran.err) == (0, "")
     for text in ("ner: 20 sentences, 2 labels", "loss on train", "f1 on dev", "best", "tuned: f1 "):
         assert text in ran.out
-    assert pl.read_csv(work / "scores.csv").columns == ["epoch", "split", "metric", "value", "best"]
+    assert pl.read_csv(work / "scores.csv").columns == ["task", "epoch", "split", "metric", "value", "best"]
 
     again = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--json")
     assert (again.status, again.err) == (0, "")
-    jsonschema.validate(json.loads(again.out), schema("finetune"))
+    jsonschema.validate(json.loads(again.out), schema("finetune_output"))
     other = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--set", "max_length=64")
     assert (other.status, other.out) == (2, "")
     assert "max length 128, this command has 64" in other.err
@@ -53,7 +53,7 @@ def test_fine_tuned_extracted_and_compared(work: Work) -> None:
         ("finetune parse data -m model --out tuned", "parse"),
         ("finetune pos gone -m model --out tuned", "no data at gone"),
         ("finetune pos corpus.txt -m model --out tuned", "corpus.txt is a file"),
-        ("finetune pos -m model --out tuned", "no train data: name a file with --train"),
+        ("finetune pos -m model --out tuned", "there is no train data: name a file for train"),
         ("finetune pos -m model --out tuned --scores scores.txt", "--scores scores.txt has no known suffix"),
         ("finetune pos -m model --out tuned --attention-window -1", "attention window is -1"),
         ("attention model gone/model/x corpus.txt", "there is no model folder"),

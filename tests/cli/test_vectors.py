@@ -56,7 +56,7 @@ def test_json(work: Work) -> None:
         ("train-vectors corpus.txt v.txt --size 0", "size 0 is not allowed"),
         ("train-vectors corpus.txt v.txt --set min_count=99", "no word occurs 99 times or more"),
         ("train-vectors gone.txt v.txt", "gone.txt"),
-        ("extract corpus.txt new.zarr --model gone.vec", "there is no file of word vectors 'gone.vec'"),
+        ("extract corpus.txt new.zarr --model gone.vec", "there is no vector file 'gone.vec'"),
         ("extract corpus.txt new.zarr --model random:none", "write random:DIMENSIONS"),
         ("extract corpus.txt new.zarr --model random:4 --layers 1", "layer 1 does not exist"),
     ],

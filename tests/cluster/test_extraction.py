@@ -15,8 +15,9 @@ from embstore.corpus import Sentence
 from embstore.errors import ExecutorError, NonFiniteError, StorageError, StoreMismatchError, WorkerWarning
 from embstore.executors import Processes
 from embstore.extraction import extract_windows
-from embstore.extraction.encoder_spec import EncoderSpec, compare_software, software_versions, with_absolute_path
+from embstore.extraction.encoder_spec import EncoderSpec, compare_software, software_versions
 from embstore.extraction.partition import Part
+from embstore.models import absolute_shorthand
 from embstore.store import StoreWriter
 from tests.cluster.specs import use_fake_specs
 from tests.extraction.fake import FakeEncoder
@@ -212,9 +213,9 @@ def test_warnings_of_workers_are_shown_once(tmp_path: Path, monkeypatch: pytest.
 def test_a_model_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    assert with_absolute_path("model") == str(tmp_path / "model")
-    assert with_absolute_path("bag:vectors:model?missing=drop") == f"bag:vectors:{tmp_path / 'model'}?missing=drop"
-    assert with_absolute_path("bert-base-uncased") == "bert-base-uncased"
+    assert absolute_shorthand("model") == str(tmp_path / "model")
+    assert absolute_shorthand("bag:vectors:model?missing=drop") == f"bag:vectors:{tmp_path / 'model'}?missing=drop"
+    assert absolute_shorthand("bert-base-uncased") == "bert-base-uncased"
     assert isinstance(EncoderSpec, type)
 
 

@@ -57,7 +57,7 @@ def test_all_layers_of_words_equal_a_plain_script(case):
 
 
 def test_sentences_may_stand_end_to_end(case):
-    assert case.encoder.takes_varlen == (case.name not in OF_PAIRS)
+    assert case.encoder.network.takes_varlen == (case.name not in OF_PAIRS)
     if case.name in OF_PAIRS:
         return
     spans, names = word_spans(case.tokenized)
@@ -94,12 +94,12 @@ def test_no_layer_beyond_the_deepest_is_computed(case):
     reached = []
     handles = [
         block.register_forward_hook(lambda module, args, output: reached.append(module))
-        for block in case.encoder._tap.blocks
+        for block in case.encoder.network.fast_tap.blocks
     ]
     passes = len(list(case.encoder.encode(case.tokenized, spans, layers=(1,), pooling="mean", batch_subwords=512)))
     for handle in handles:
         handle.remove()
-    assert case.encoder._tap.blocks
+    assert case.encoder.network.fast_tap.blocks
     assert len(reached) == passes
 
 

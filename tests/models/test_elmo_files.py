@@ -30,9 +30,9 @@ def refused(folder: Path, match: str) -> None:
     ("section", "key", "value", "match"),
     [
         ("lstm", "dim", None, "options.json' have lstm.dim None; allowed is 1 or more"),
-        ("lstm", "dim", 11, r"hold RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/W_0 as float32 \(12, 40\)"),
+        ("lstm", "dim", 11, r"contain RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/W_0 as float32 \(12, 40\)"),
         ("lstm", "n_layers", 0, "have lstm.n_layers 0"),
-        ("lstm", "n_layers", 3, "lack RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0"),
+        ("lstm", "n_layers", 3, "do not contain RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0"),
         ("lstm", "projection_dim", True, "have lstm.projection_dim True"),
         ("lstm", "cell_clip", -3, "have lstm.cell_clip -3; allowed is a number above 0, or null"),
         ("lstm", "proj_clip", "3", "have lstm.proj_clip '3'"),
@@ -46,9 +46,9 @@ def refused(folder: Path, match: str) -> None:
             "char_cnn",
             "filters",
             [[1, 4], [2, 5], [4, 7]],
-            r"hold CNN/W_cnn_2 as float32 \(1, 4, 3, 6\); .* \(1, 4, 3, 7\)",
+            r"contain CNN/W_cnn_2 as float32 \(1, 4, 3, 6\); .* \(1, 4, 3, 7\)",
         ),
-        ("char_cnn", "embedding", 4, "hold no object at char_cnn.embedding"),
+        ("char_cnn", "embedding", 4, "have no object at char_cnn.embedding"),
         ("char_cnn", "max_characters_per_token", 2, "have char_cnn.max_characters_per_token 2; allowed is 3 or more"),
     ],
 )
@@ -62,11 +62,11 @@ def test_odd_options(folder, section, key, value, match):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("{", "are no JSON"),
-        ("[]", "hold no object at the top"),
-        ('{"lstm": {}}', "lack char_cnn; use the file as published"),
-        ('{"lstm": {}, "char_cnn": {}}', "lack char_cnn.n_characters"),
-        (b"\xff\xfe{", "are no JSON"),
+        ("{", "are not JSON"),
+        ("[]", "have no object at the top"),
+        ('{"lstm": {}}', "do not contain char_cnn; use the published file"),
+        ('{"lstm": {}, "char_cnn": {}}', "do not contain char_cnn.n_characters"),
+        (b"\xff\xfe{", "are not JSON"),
     ],
 )
 def test_options_that_are_something_else(folder, text, match):
@@ -76,7 +76,7 @@ def test_options_that_are_something_else(folder, text, match):
 
 @pytest.mark.parametrize("name", ["char_embed", "CNN_high_1/b_carry", "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/W_P_0"])
 @pytest.mark.parametrize(
-    ("value", "match"), [(np.nan, "NaN or infinity in"), (np.inf, "NaN or infinity in"), (None, "lack")]
+    ("value", "match"), [(np.nan, "NaN or infinity in"), (np.inf, "NaN or infinity in"), (None, "do not contain")]
 )
 def test_weights_that_are_no_numbers_or_missing(folder, name, value, match):
     with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
@@ -91,7 +91,7 @@ def test_weights_beyond_the_compute_dtype(folder):
     with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
         file["CNN_proj/W_proj"][0, 0] = 1e6
     load_encoder(folder)
-    with pytest.raises(ModelError, match=r"hold values beyond 65504 in CNN_proj/W_proj; choose a wider"):
+    with pytest.raises(ModelError, match=r"contain values beyond 65504 in CNN_proj/W_proj; choose a wider"):
         load_encoder(folder, compute_dtype="float16")
 
 
@@ -99,20 +99,20 @@ def test_weights_of_whole_numbers(folder):
     with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
         del file["char_embed"]
         file["char_embed"] = np.zeros((261, 3), np.int32)
-    refused(folder, r"hold char_embed as int32 \(261, 3\); the options ask for floats of shape \(261, 3\)")
+    refused(folder, r"contain char_embed as int32 \(261, 3\); the options require floats of shape \(261, 3\)")
 
 
 @pytest.mark.parametrize("kept", [0, 100, 3000])
 def test_truncated_weights(folder, kept):
     whole = (folder / "lm_weights.hdf5").read_bytes()
     (folder / "lm_weights.hdf5").write_bytes(whole[:kept])
-    refused(folder, "weights .*lm_weights.hdf5' are damaged: .*; fetch them again")
+    refused(folder, "weights .*lm_weights.hdf5' are damaged: .*; download them again")
 
 
 def test_files_that_are_missing_or_too_many(folder):
     whole = (folder / "lm_weights.hdf5").read_bytes()
     (folder / "other_weights.hdf5").write_bytes(whole)
-    refused(folder, r"has several \*weights.hdf5: lm_weights.hdf5, other_weights.hdf5; leave one")
+    refused(folder, r"has several \*weights.hdf5: lm_weights.hdf5, other_weights.hdf5; remove all but one")
     (folder / "other_weights.hdf5").unlink()
     (folder / "lm_weights.hdf5").unlink()
     refused(folder, r"ELMo folder .* has no file \*weights.hdf5")
@@ -130,4 +130,4 @@ def test_files_that_cannot_be_read(folder, name):
 
 def test_a_folder_with_config_is_no_elmo(folder):
     (folder / "config.json").write_text("{}", "utf-8")
-    refused(folder, "config.json of .* names no model known here|has no model.safetensors")
+    refused(folder, "config.json of .* is not of a known model|has no model.safetensors")

@@ -18,10 +18,10 @@ def test_flops_are_those_that_torch_counts(tmp_path, name):
     lengths = np.array([11, 3, 40])
     total = 0
     for length in lengths.tolist():
-        inputs = encoder.inputs.plain(np.full(length, 7))
+        inputs = encoder.network.inputs.plain(np.full(length, 7))
         plain = sdpa_kernel(SDPBackend.MATH)  # fused attention on a CPU is not counted
         with plain, FlopCounterMode(display=False) as counter, torch.inference_mode():
-            encoder.model(**inputs, **encoder.inputs.fixed())
+            encoder.network.model(**inputs, **encoder.network.inputs.fixed)
         total += counter.get_total_flops()
     assert encoder.forward_flops(lengths, layers=(0, 3)) == total
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import embstore as es
-from embstore.errors import DeviceMemoryError, SmallerBatchesWarning
+from embstore.errors import DeviceMemoryError, SmallerBatchesWarning, StoreMismatchError
 from embstore.models import load_encoder
+from embstore.models.batching import BATCHINGS, make_batches, split_batch
+from embstore.models.memory import SIZES, fitting_batch, is_out_of_memory
 from embstore.models.transformer import encoder as transformer
-from embstore.models.transformer.batches import BATCHINGS, halves, lay_out
 from embstore.models.transformer.encoder import TransformerEncoder
-from embstore.models.transformer.memory import SIZES, fitting_batch, means_out_of_memory
-from embstore.models.transformer.plain import plain_vectors
+from embstore.models.transformer.network import Network
+from embstore.models.transformer.reference import plain_vectors
 from tests.extraction.plans import plan_of
 from tests.models.oracle import gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, random_sentences, save
@@ -40,7 +41,8 @@ class Card:
         self.room = room
         self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
         self.ran = []
-        encoder.model.encoder.layer[1].register_forward_pre_hook(self.ask, with_kwargs=True)
+        for model in {encoder.network.model, encoder.network.fast_tap.model}:
+            model.encoder.layer[1].register_forward_pre_hook(self.ask, with_kwargs=True)
 
     def ask(self, module, args, kwargs):
         rows, columns = args[0].shape[:2]
@@ -57,7 +59,7 @@ def sentences():
 def expected(folder):
     encoder = load_encoder(folder)
     tokenized = encoder.tokenize(sentences())
-    return plain_vectors(encoder, tokenized, word_spans(tokenized)[0], layers=(0, 3), pooling="mean")
+    return plain_vectors(encoder.network, tokenized, word_spans(tokenized)[0], layers=(0, 3), pooling="mean")
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
@@ -107,7 +109,7 @@ def test_one_sentence_that_does_not_fit_is_named(encoder):
 
 
 def test_an_extraction_that_runs_short_ends_whole(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(TransformerEncoder, "batchings", ("packed",))
+    monkeypatch.setattr(Network, "batchings", lambda self, **_: ("packed",))
     plan = es.plan(
         sentences(), model=encoder, options=es.ExtractionOptions(batch_subwords=512, dtype="float32"), calibrate=False
     )
@@ -147,11 +149,12 @@ def test_other_errors_are_not_taken_for_it(encoder):
     ],
 )
 def test_errors_that_mean_a_lack_of_memory(error, means):
-    assert means_out_of_memory(error) == means
+    assert is_out_of_memory(error) == means
 
 
 def test_a_batching_that_takes_too_much_is_passed_over(encoder):
-    forward = encoder.model.forward
+    model = encoder.network.fast_tap.model
+    forward = model.forward
 
     def of_rows(**inputs):
         if inputs["attention_mask"].dim() == 4:
@@ -160,12 +163,12 @@ def test_a_batching_that_takes_too_much_is_passed_over(encoder):
             )
         return forward(**inputs)
 
-    encoder.model.forward = of_rows
+    model.forward = of_rows
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
     assert encoder.batching == "padded"
-    assert encoder.halving.most is None
+    assert encoder.runner.max_positions is None
 
 
 def test_a_self_check_without_memory_is_one_line(encoder):
@@ -193,21 +196,21 @@ def test_a_batch_takes_half_of_what_is_free(free, position_nbytes, size):
 
 
 def test_a_position_costs_what_a_batch_of_them_does(encoder):
-    each = encoder.position_nbytes()
+    each = encoder.network.position_nbytes()
     small, large = (encoder.projected_nbytes(layers=range(4), batch_subwords=n) for n in (8192, 16384))
     assert each == pytest.approx((large - small) / 8192, rel=0.05)
-    assert not encoder.sizes_batches
+    assert not encoder.batch_depends_on_memory
 
 
 def test_a_card_s_default_is_of_its_memory(encoder, monkeypatch):
-    monkeypatch.setattr(transformer, "free_nbytes", lambda device: 20_000 * encoder.position_nbytes() * 2)
+    monkeypatch.setattr(transformer, "free_nbytes", lambda device: 20_000 * encoder.network.position_nbytes() * 2)
     encoder.device = torch.device("cuda")
     assert encoder.default_batch_subwords == 16384
 
 
 def test_a_store_is_gone_on_with_in_batches_of_its_size(encoder, tmp_path, monkeypatch):
     today = [1024]
-    monkeypatch.setattr(TransformerEncoder, "sizes_batches", True)
+    monkeypatch.setattr(TransformerEncoder, "batch_depends_on_memory", True)
     monkeypatch.setattr(TransformerEncoder, "default_batch_subwords", property(lambda encoder: today[0]))
 
     def plan(store, **options):
@@ -221,7 +224,8 @@ def test_a_store_is_gone_on_with_in_batches_of_its_size(encoder, tmp_path, monke
     again, size = plan(tmp_path / "s.zarr")
     assert size == 1024
     es.extract(again, tmp_path / "s.zarr")
-    assert plan(tmp_path / "s.zarr", batch_subwords=77)[1] == 77  # what is asked for is heard, and then refused
+    with pytest.raises(StoreMismatchError, match="batch_subwords 1024, this plan has 77"):
+        plan(tmp_path / "s.zarr", batch_subwords=77)
     assert plan(tmp_path / "t.zarr")[1] == 2048
     (tmp_path / "broken.zarr").mkdir()
     assert plan(tmp_path / "broken.zarr")[1] == 2048
@@ -232,8 +236,8 @@ def test_a_store_is_gone_on_with_in_batches_of_its_size(encoder, tmp_path, monke
 @pytest.mark.parametrize("seed", range(5))
 def test_halves_hold_the_sentences_of_the_whole(how, seed):
     lengths = np.random.default_rng(seed).integers(1, 90, 80)
-    for batch in lay_out(lengths, how=how, batch_subwords=1000, row_capacity=64):
-        made = halves(batch, lengths, how=how, batch_subwords=max(1, batch.positions // 2), row_capacity=64)
+    for batch in make_batches(lengths, how=how, batch_subwords=1000, row_capacity=64):
+        made = split_batch(batch, lengths, how=how, batch_subwords=max(1, batch.positions // 2), row_capacity=64)
         together = np.concatenate([part.sentences for part in made])
         assert np.array_equal(np.sort(together), np.sort(batch.sentences))
         if len(batch.sentences) == 1:

@@ -8,7 +8,8 @@ import torch
 
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models import load_encoder
-from embstore.models.transformer.plain import plain_vectors
+from embstore.models.transformer.packed import PackedLinear
+from embstore.models.transformer.reference import plain_vectors
 from tests.models.oracle import PlainScript, gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, save
 
@@ -20,8 +21,9 @@ def encoder(tmp_path):
 
 def meddle(encoder, change):
     """Let the model see its arguments as `change` leaves them."""
-    forward = encoder.model.forward
-    encoder.model.forward = lambda **inputs: forward(**change(dict(inputs)))
+    for model in {encoder.network.model, encoder.network.fast_tap.model}:
+        forward = model.forward
+        model.forward = lambda forward=forward, **inputs: forward(**change(dict(inputs)))
 
 
 def ignore_packing(inputs):
@@ -79,7 +81,7 @@ def test_the_first_exact_batching_is_kept(encoder, change, kept):
     spans, _ = word_spans(tokenized)
     options = {"layers": (1, 3), "pooling": "mean"}
     passes = encoder.encode(tokenized, spans, **options, batch_subwords=256)
-    expected = plain_vectors(encoder, tokenized, spans, **options)
+    expected = plain_vectors(encoder.network, tokenized, spans, **options)
     assert relative_error(gather(passes, spans, 2, 32), expected) < 2e-5
 
 
@@ -104,7 +106,8 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
         calls.append(1)
         return output + 0.01 * len(calls)
 
-    encoder.model.embeddings.register_forward_hook(drift)
+    for model in {encoder.network.model, encoder.network.fast_tap.model}:
+        model.embeddings.register_forward_hook(drift)
     with pytest.raises(ModelError, match=r"no batching .* reproduces"):
         encoder.self_check(tokenized, layers=(3,), pooling="mean")
     assert encoder.batching == "packed"
@@ -113,25 +116,29 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_faster_multiplications_that_would_be_wrong_are_dropped(tmp_path, name):
     encoder = load_encoder(save(name, tmp_path))
-    if not encoder.linears.nbytes:
+    if not encoder.network.packed_nbytes:
         pytest.skip("this torch has no oneDNN")
-    linear, forward = encoder.linears._forwards[1]
-    encoder.linears._forwards[1] = linear, lambda inputs: forward(inputs) * 1.001
+    packed = [module for module in encoder.network.fast_tap.model.modules() if isinstance(module, PackedLinear)]
+    packed[1].register_forward_hook(lambda module, args, output: output * 1.001)
     tokenized = encoder.tokenize(SENTENCES)
     assert encoder.self_check(tokenized, layers=(3,), pooling="mean") < 2e-5
     assert encoder.batching == "packed"
-    assert encoder.linears.nbytes == 0
+    assert encoder.network.packed_nbytes == 0
+    assert encoder.network.fast_tap.model is encoder.network.model
 
 
-def test_outside_of_encode_the_model_is_the_stock_model(encoder):
+def test_the_plain_pass_runs_the_stock_model(encoder):
     tokenized = encoder.tokenize(SENTENCES)
     encoder.self_check(tokenized, layers=(3,), pooling="mean")
-    assert not any("forward" in vars(module) for module in encoder.model.modules())
+    network = encoder.network
+    assert not any(isinstance(module, PackedLinear) for module in network.model.modules())
+    shared = {parameter.data_ptr() for parameter in network.model.parameters()}
+    assert {parameter.data_ptr() for parameter in network.fast_tap.model.parameters()} == shared
 
 
 def test_hidden_states_that_are_not_finite_are_refused(encoder):
     with torch.no_grad():
-        encoder.model.embeddings.word_embeddings.weight[:] = 3e38
+        encoder.network.model.embeddings.word_embeddings.weight[:] = 3e38
     with pytest.raises(ModelError, match=r"layer 0 .* not finite in float32"):
         encoder.self_check(encoder.tokenize(SENTENCES), layers=(0,), pooling="mean")
 
@@ -147,8 +154,8 @@ def test_a_batching_can_be_forced(encoder):
 def test_every_batching_of_a_sound_model_is_exact(encoder):
     tokenized = encoder.tokenize(SENTENCES)
     spans, _ = word_spans(tokenized)
-    expected = plain_vectors(encoder, tokenized, spans, layers=(0, 3), pooling="max")
-    for batching in encoder.batchings:
+    expected = plain_vectors(encoder.network, tokenized, spans, layers=(0, 3), pooling="max")
+    for batching in encoder.network.batchings():
         encoder.use_batching(batching)
         passes = encoder.encode(tokenized, spans, layers=(0, 3), pooling="max", batch_subwords=100)
         assert relative_error(gather(passes, spans, 2, 32), expected) < 2e-5
@@ -159,7 +166,7 @@ def test_the_plain_pass_is_that_of_a_plain_script(encoder, tmp_path):
     spans, names = word_spans(tokenized)
     script = PlainScript.open(tmp_path)
     for pooling in ("mean", "first", "last", "max"):
-        vectors = plain_vectors(encoder, tokenized, spans, layers=(0, 1, 2, 3), pooling=pooling)
+        vectors = plain_vectors(encoder.network, tokenized, spans, layers=(0, 1, 2, 3), pooling=pooling)
         expected = np.stack([script.span(SENTENCES[s], w, w + 1, pooling) for s, w in names], axis=1)
         assert relative_error(vectors, expected) < 2e-5
 
@@ -170,7 +177,7 @@ def test_half_precision_is_near_the_plain_pass(tmp_path, dtype):
     tokenized = encoder.tokenize(SENTENCES)
     assert encoder.compute_dtype == dtype
     spans, _ = word_spans(tokenized)
-    expected = plain_vectors(load_encoder(tmp_path), tokenized, spans, layers=(3,), pooling="mean")
+    expected = plain_vectors(load_encoder(tmp_path).network, tokenized, spans, layers=(3,), pooling="mean")
     passes = encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=256)
     assert relative_error(gather(passes, spans, 1, 32), expected) < (5e-3 if dtype == "float16" else 5e-2)
 
@@ -189,6 +196,6 @@ def test_stages_are_timed_and_memory_is_projected(encoder):
         pass
     times = encoder.times
     assert min(times.tokenize, times.forward, times.pool, times.copy) > 0
-    weights = sum(p.numel() * 4 for p in encoder.model.parameters())
+    weights = sum(p.numel() * 4 for p in encoder.network.model.parameters())
     small, large = (encoder.projected_nbytes(layers=range(4), batch_subwords=n) for n in (512, 4096))
     assert weights < small < large

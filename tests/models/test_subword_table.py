@@ -12,9 +12,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models import load_encoder
-from embstore.models.static import subword_table
-from embstore.models.static.subword_table import subword_table_vectors
+from embstore.models import load_encoder, subword_table_vectors
+from embstore.models.static import loading
 from tests.models import tiny
 
 TABLES = {
@@ -27,7 +26,7 @@ WORDS = ("bank", "antidisestablishmentarianism", "Straße", "the old bank", "zeb
 
 @pytest.mark.parametrize("name", list(TABLES))
 def test_vectors_are_means_of_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subword_table, "_WORDS", 2)
+    monkeypatch.setattr(loading, "_WORDS_AT_ONCE", 2)
     folder = tiny.save(name, tmp_path / name)
     table = load_file(folder / "model.safetensors")[TABLES[name]]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -51,7 +51,7 @@ def test_what_is_no_model_is_refused_and_nothing_is_replaced(model: Path, tmp_pa
     (tmp_path / "kept" / "notes.txt").write_text("mine")
     before = {path.name: path.read_bytes() for path in model.iterdir()}
     for folder in (tmp_path / "kept", model):  # the second would be the trained model itself
-        with pytest.raises(StorageError, match="is there already"):
+        with pytest.raises(StorageError, match="exists already"):
             save_untrained(model, folder)
     assert (tmp_path / "kept" / "notes.txt").read_text() == "mine"
     assert {path.name: path.read_bytes() for path in model.iterdir()} == before

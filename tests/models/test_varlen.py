@@ -12,9 +12,9 @@ import embstore as es
 from embstore.errors import InvalidValueError
 from embstore.models import load_encoder
 from embstore.models.transformer import varlen
-from embstore.models.transformer.encoder import TransformerEncoder
-from embstore.models.transformer.plain import plain_vectors
-from embstore.models.transformer.varlen import KEYWORD, Sentences, takes_sentences, varlen_attention
+from embstore.models.transformer.network import Network
+from embstore.models.transformer.reference import plain_vectors
+from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, accepts_sentence_bounds, attend
 from tests.models.oracle import gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, save
 
@@ -34,7 +34,11 @@ def encoder(folder):
 
 @pytest.fixture
 def as_on_a_card(monkeypatch):
-    monkeypatch.setattr(TransformerEncoder, "batchings", ("varlen", "packed", "padded", "equal"))
+
+    def batchings(self, *, attention_window=None, equal_lengths=False):
+        return ("varlen", "packed", "padded", "equal")[attention_window is not None :]
+
+    monkeypatch.setattr(Network, "batchings", batchings)
 
 
 def states(heads, *, key_heads=None, features=8, seed=0):
@@ -72,10 +76,8 @@ def written_out(query, key, value, *, causal, window, scaling):
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_attention_is_that_of_every_pair_written_out(causal, window, key_heads):
     given = states(4, key_heads=key_heads)
-    sentences = Sentences.of(LENGTHS, causal=causal, device=CPU)
-    out, _ = varlen_attention(
-        torch.nn.Identity(), *given, None, scaling=0.3, sliding_window=window, **{KEYWORD: sentences}
-    )
+    sentences = SentenceBounds.of(LENGTHS, causal=causal, device=CPU)
+    out, _ = attend(torch.nn.Identity(), *given, None, scaling=0.3, sliding_window=window, **{KEYWORD: sentences})
     expected = written_out(*given, causal=causal, window=window, scaling=0.3)
     np.testing.assert_allclose(out[0].numpy(), expected, atol=1e-5)
 
@@ -105,30 +107,33 @@ def by_loops(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, wind
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_the_fused_kernel_is_given_what_it_takes(monkeypatch, causal, window, key_heads):
     given = states(4, key_heads=key_heads)
-    options = {"scaling": 0.3, "sliding_window": window, KEYWORD: Sentences.of(LENGTHS, causal=causal, device=CPU)}
-    expected, _ = varlen_attention(torch.nn.Identity(), *given, None, **options)
-    monkeypatch.setattr(varlen, "_fused", lambda query: lambda *args: varlen._by_kernel(by_loops, *args))
-    out, _ = varlen_attention(torch.nn.Identity(), *given, None, **options)
+    options = {"scaling": 0.3, "sliding_window": window, KEYWORD: SentenceBounds.of(LENGTHS, causal=causal, device=CPU)}
+    expected, _ = attend(torch.nn.Identity(), *given, None, **options)
+    monkeypatch.setattr(varlen, "_fused_kernel", lambda: by_loops)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    half = [state.half() for state in given]
+    out, _ = attend(torch.nn.Identity(), *half, None, **options)
     assert out.shape == expected.shape == (1, int(LENGTHS.sum()), 4, 8)
-    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(out.float(), expected, atol=5e-3, rtol=5e-3)
 
 
 def test_the_kernel_of_this_torch_has_these_arguments():
     pytest.importorskip("torch.nn.attention.varlen")
-    kernel = varlen._kernel()
+    kernel = varlen._fused_kernel()
     if kernel is None:
         pytest.skip("the kernel of this torch knows no windows")
     given = inspect.signature(by_loops).bind(*range(7), scale=0.3, window_size=(-1, 0), enable_gqa=True)
     inspect.signature(kernel).bind(*given.args, **given.kwargs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_cpu_has_no_fused_kernel(dtype):
-    assert varlen._fused(torch.zeros(1, 4, 8, 8, dtype=dtype)) is None
+def test_a_cpu_has_no_fused_kernel(monkeypatch):
+    monkeypatch.setattr(varlen, "_fused_kernel", lambda: pytest.fail("the kernel is for GPUs"))
+    sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
+    attend(torch.nn.Identity(), *(state.half() for state in states(4)), None, **{KEYWORD: sentences})
 
 
 def test_neighbours_of_one_length_stand_together():
-    sentences = Sentences.of(LENGTHS, causal=False, device=CPU)
+    sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
     assert sentences.runs == ((3, 9), (1, 5), (2, 4), (1, 1))
     assert sentences.longest == 9
     assert sentences.bounds.tolist() == [0, 9, 18, 27, 32, 36, 40, 41]
@@ -136,25 +141,27 @@ def test_neighbours_of_one_length_stand_together():
 
 @pytest.mark.parametrize("more", [{"position_bias": 1}, {"softcap": 1.0}, {"s_aux": 1}])
 def test_what_is_no_plain_attention_is_refused(more):
-    sentences = Sentences.of(LENGTHS, causal=False, device=CPU)
+    sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
     with pytest.raises(ValueError, match=next(iter(more))):
-        varlen_attention(torch.nn.Identity(), *states(4), None, **{KEYWORD: sentences}, **more)
+        attend(torch.nn.Identity(), *states(4), None, **{KEYWORD: sentences}, **more)
     with pytest.raises(ValueError, match="a mask"):
-        varlen_attention(torch.nn.Identity(), *states(4), torch.zeros(1), **{KEYWORD: sentences})
-    with pytest.raises(ValueError, match="did not hand on"):
-        varlen_attention(torch.nn.Identity(), *states(4), None)
+        attend(torch.nn.Identity(), *states(4), torch.zeros(1), **{KEYWORD: sentences})
+    with pytest.raises(ValueError, match="did not pass the bounds"):
+        attend(torch.nn.Identity(), *states(4), None)
 
 
 def test_it_comes_first_on_a_card_and_makes_no_mask(encoder, as_on_a_card, monkeypatch):
     shapes = []
     monkeypatch.setattr(
-        encoder.inputs.__class__, "_mask", lambda *args: pytest.fail("a mask was made where none is needed")
+        encoder.network.inputs.__class__, "_mask", lambda *args: pytest.fail("a mask was made where none is needed")
     )
-    encoder.model.embeddings.register_forward_hook(lambda module, args, output: shapes.append(output.shape))
+    encoder.network.fast_tap.model.embeddings.register_forward_hook(
+        lambda module, args, output: shapes.append(output.shape)
+    )
     tokenized = encoder.tokenize(SENTENCES)
     assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
     assert encoder.batching == "varlen"
-    assert encoder.model.config._attn_implementation == "sdpa"
+    assert encoder.network.fast_tap.model.config._attn_implementation == "sdpa"
     spans, _ = word_spans(tokenized)
     shapes.clear()
     vectors = gather(encoder.encode(tokenized, spans, layers=(1, 3), pooling="mean", batch_subwords=60), spans, 2, 32)
@@ -162,28 +169,29 @@ def test_it_comes_first_on_a_card_and_makes_no_mask(encoder, as_on_a_card, monke
     assert sum(shape[1] for shape in shapes) == lengths.sum()  # nothing is padded
     assert all(shape[0] == 1 for shape in shapes)
     assert len(shapes) > 2
-    expected = plain_vectors(encoder, tokenized, spans, layers=(1, 3), pooling="mean")
+    expected = plain_vectors(encoder.network, tokenized, spans, layers=(1, 3), pooling="mean")
     assert relative_error(vectors, expected) < 2e-5
 
 
 def test_a_model_that_keeps_keywords_to_itself_is_packed(encoder, as_on_a_card):
-    forward = encoder.model.forward
+    model = encoder.network.fast_tap.model
+    forward = model.forward
 
     def forgetful(**inputs):
         inputs.pop(KEYWORD, None)
         return forward(**inputs)
 
-    encoder.model.forward = forgetful
+    model.forward = forgetful
     encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
     assert encoder.batching == "packed"
 
 
 def test_models_without_keywords_or_of_other_attention_are_not_tried(encoder):
-    parameters = encoder.inputs.parameters
-    assert takes_sentences(encoder.model, parameters)
-    assert not takes_sentences(encoder.model, parameters - {"position_ids"})
-    encoder.model.config._attn_implementation = "eager"
-    assert not takes_sentences(encoder.model, parameters)
+    parameters = encoder.network.inputs.parameters
+    assert accepts_sentence_bounds(encoder.network.fast_tap.model, parameters)
+    assert not accepts_sentence_bounds(encoder.network.fast_tap.model, parameters - {"position_ids"})
+    encoder.network.fast_tap.model.config._attn_implementation = "eager"
+    assert not accepts_sentence_bounds(encoder.network.fast_tap.model, parameters)
 
 
 def test_an_attention_window_has_its_mask(encoder, as_on_a_card):
@@ -202,7 +210,7 @@ def test_a_store_keeps_the_batching_it_was_begun_with(encoder, tmp_path, monkeyp
     encoder.use_batching("packed")  # as another plan might
     store = es.extract(plan, tmp_path / "s.zarr")
     assert store.metadata.extraction["batching"] == encoder.batching == "varlen"
-    monkeypatch.setattr(TransformerEncoder, "batchings", ("packed",))
+    monkeypatch.setattr(Network, "batchings", lambda self, **_: ("packed",))
     other = es.plan(SENTENCES, model=encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
     with pytest.raises(es.errors.StoreMismatchError, match=r"extraction\.batching 'varlen', this plan has 'packed'"):
         es.extract(other, tmp_path / "s.zarr")

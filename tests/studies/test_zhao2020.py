@@ -17,7 +17,7 @@ from embstore.probes import ClassProbe, ProbeResult, Training, load, split_words
 from embstore.studies.zhao2020 import published, report
 from embstore.studies.zhao2020.study import Scale, Zhao2020, cpu_scale, zhao2020
 from tests.models import tiny
-from tests.models.finetune import planted
+from tests.models.finetuning import planted
 
 WORDS = (
     "cat",

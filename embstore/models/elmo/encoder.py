@@ -1,101 +1,96 @@
-"""ELMo as an encoder: the biLM of Peters et al. 2018 from its published files, batched."""
+"""ELMo as an encoder: the bidirectional language model of Peters et al. 2018 from its published files, batched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.devices import choose_device
-from embstore.errors import InvalidValueError, ModelError
+from embstore.errors import InvalidValueError
+from embstore.models.batching import Batch, make_batches, split_batch
+from embstore.models.checkpoint import sha256_of
 from embstore.models.elmo.network import ElmoNetwork, State, TimeMajor
-from embstore.models.elmo.plain import plain_vectors
+from embstore.models.elmo.reference import plain_vectors
 from embstore.models.elmo.weights import ElmoFiles, ElmoOptions, read_options, read_weights
-from embstore.models.elmo.words import BEGIN, END, WordNumbers, spell, spelt_lengths
-from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
-from embstore.models.loading import choose_dtype, sha256_of, use_threads
-from embstore.models.pooling import Pool, check_pooling
-from embstore.models.transformer.batches import Batch, halves, lay_out
-from embstore.models.transformer.memory import Halving
-from embstore.models.transformer.selfcheck import require_finite, vectors_apart, word_spans
-from embstore.models.transformer.stopwatch import Stopwatch, stopwatch
-from embstore.models.transformer.tokens import PROBES, ragged_indices
-from embstore.models.transformer.transfer import HostCopies
-from embstore.models.transformer.work import Passed, Work, collected
+from embstore.models.elmo.words import BEGIN, END, WordNumbers, spell, spelled_lengths
+from embstore.models.encoder import (
+    Encoder,
+    ModelInfo,
+    Pooled,
+    Pooling,
+    Spans,
+    StageTimes,
+    Tokenized,
+    check_arguments,
+    ragged_indices,
+)
+from embstore.models.memory import SplittingRunner
+from embstore.models.running import HostCopies, LayerPooling, RunningBatch, SpanWork, Stopwatch, collect
+from embstore.models.selfcheck import PROBES, largest_difference, require_finite, require_reproduced, word_spans
 
 BATCHING = "packed"
-# Rounding goes on from step to step, and bfloat16 keeps three bits less than float16.
-TOLERANCE = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
-WORDS_AT_ONCE = {"cpu": 256, "cuda": 8192}  # distinct words through the character CNN
-GATE_ROWS = {"cpu": 1024, "cuda": 8192}  # positions whose gates are made at a time
-TYPICAL_WORDS = 1 << 15  # distinct words of a window, for the estimate of memory
+CHECK_BATCH_SUBWORDS = 2048
+CNN_WORDS = {"cpu": 256, "cuda": 8192}  # distinct words that go through the character CNN together
+GATE_ROWS = {"cpu": 1024, "cuda": 8192}  # positions whose gates are computed together
+TYPICAL_WORDS = 1 << 15  # distinct words of a call of `encode`, for the estimate of memory
 
 
 class ElmoEncoder(Encoder):
-    """An `Encoder` over a biLM: a word is one subword, <S> and </S> stand around every sentence.
+    """An encoder of a biLM; made by `load_encoder`. A word is one subword, <S> and </S> surround every sentence.
 
-    Layer 0 is the word from its characters, twice side by side; layer l is the forward and the backward LSTM of
-    that layer side by side. `encode` begins every sentence with a zero state, so that its vectors depend on
+    Layer 0 is the word from its characters, twice next to each other; layer l is the forward and the backward LSTM of
+    that layer next to each other. `encode` starts every sentence from a zero state, so that its vectors depend on
     nothing else; `iter_batches` can carry the state from batch to batch as the published code does.
     """
 
-    def __init__(
-        self, files: ElmoFiles, options: ElmoOptions, *, name: str, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    batching = BATCHING
+    n_specials = 2
+
+    def __init__(self, files: ElmoFiles, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
-        self.dtype = dtype
-        self.options = options
-        weights = read_weights(files.weights, options, largest=torch.finfo(dtype).max)
-        self.network = ElmoNetwork(options, weights, device=device, dtype=dtype)
-        self._words = WordNumbers()
+        self.compute_dtype = str(dtype).removeprefix("torch.")
         self.times = StageTimes()
-        self._halving: Halving[Passed] = Halving(device)
+        self.options: ElmoOptions = read_options(files.options)
+        weights = read_weights(files.weights, self.options, largest=torch.finfo(dtype).max)
+        self.network = ElmoNetwork(self.options, weights, device=device, dtype=dtype)
+        self._words = WordNumbers()
+        self._cnn_words = CNN_WORDS.get(device.type, 1024)
+        self._gate_rows = GATE_ROWS.get(device.type, 1024)
+        self._runner: SplittingRunner[RunningBatch] = SplittingRunner(device)
         self._copies = HostCopies(device)
         self._info = ModelInfo(
             name=name,
             architecture="ELMo",
             revision=None,
             weights_sha256=sha256_of([files.options, files.weights]),
-            tokenizer_sha256=self._words.sha256(width=options.max_characters),
-            num_hidden_layers=options.num_layers,
-            hidden_size=2 * options.projection_dim,
+            tokenizer_sha256=self._words.sha256(width=self.options.max_characters),
+            num_hidden_layers=self.options.num_layers,
+            hidden_size=2 * self.options.projection_dim,
             max_subwords=None,
             final_norm=False,
         )
 
     @property
     def info(self) -> ModelInfo:
+        """Return the identity of the model."""
         return self._info
 
     @property
-    def compute_dtype(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def batching(self) -> str:
-        return BATCHING
-
-    @property
-    def n_specials(self) -> int:
-        return 2
-
-    @property
     def default_batch_subwords(self) -> int:
-        """Return how many words make a good batch on the encoder's device."""
+        """Return a good batch size for the device, in words."""
         return 4096 if self.device.type == "cpu" else 32768
 
     def use_batching(self, batching: str) -> None:
-        """Take a batching without a check; ELMo knows only "packed", steps without padding."""
+        """Accept the only batching, "packed": steps without padding."""
         if batching != BATCHING:
             raise InvalidValueError(f"unknown batching {batching!r} of ELMo; allowed is {BATCHING}")
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Make every word one subword; the ids number the words that this encoder has seen."""
+        """Make every word one subword; its id is the number of the word in this encoder."""
         started = perf_counter()
         tokenized = self._words.tokenize(sentences)
         self.times.tokenize += perf_counter() - started
@@ -106,18 +101,40 @@ class ElmoEncoder(Encoder):
         return self._words.word(index)
 
     def encode(
-        self, tokenized: Tokenized, spans: Spans, *, layers: Sequence[int], pooling: Pooling, batch_subwords: int
+        self,
+        tokenized: Tokenized,
+        spans: Spans,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        batch_subwords: int,
+        attention_window: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Iterator[Pooled]:
-        """Run the model over all sentences that have a span and yield their vectors, each span once.
+        """Run the model and yield the vector of each span once; see `Encoder.encode`.
 
-        Raises InvalidValueError for a layer that the model has not, and for a span that is empty or reaches
-        beyond its sentence.
+        Raises InvalidValueError for a layer that does not exist, for a span that is empty or outside its sentence, and
+        for an attention window.
         """
-        wanted = self._check_layers(layers)
-        pooling = check_pooling(pooling)
-        if batch_subwords < 1:
-            raise InvalidValueError(f"batch_subwords is {batch_subwords}; it must be 1 or more")
-        return self._encode(Work.of(tokenized, spans, None), wanted, pooling, batch_subwords)
+        chosen = check_arguments(self.info, layers, pooling, batch_subwords)
+        if attention_window is not None:
+            raise InvalidValueError("ELMo has no attention and no attention windows; use context windows")
+        work = SpanWork.of(tokenized, spans, None)
+        clock = Stopwatch(self.device)
+        began = clock.mark()
+        text = self._text(tokenized.ids[ragged_indices(work.starts, work.lengths)], work.lengths)
+        self.times.forward += clock.seconds(began, clock.mark())
+        lengths = work.lengths + 2
+
+        def run(batch: Batch) -> RunningBatch:
+            return self._run(work, text, batch.sentences, chosen, pooling, clock)
+
+        def split(batch: Batch) -> list[Batch]:
+            return split_batch(batch, lengths, how="padded", batch_subwords=max(1, batch.positions // 2))
+
+        batches = make_batches(lengths, how="padded", batch_subwords=batch_subwords)
+        running = self._runner.run(batches, run, split)
+        return collect(running, clock, self.times, ahead=int(self.device.type == "cuda"))
 
     def iter_batches(
         self,
@@ -126,157 +143,124 @@ class ElmoEncoder(Encoder):
         layers: Sequence[int] | None = None,
         carry_state: bool = False,
     ) -> Iterator[list[NDArray[np.float32]]]:
-        """Yield the vectors of batch after batch of sentences: of each a float32 [layers, words, hidden_size].
+        """Yield the vectors of each batch of sentences: per sentence a float32 [n_layers, n_words, hidden_size].
 
-        With `carry_state` sentence i of a batch begins where sentence i of the last batch that had so many ended,
-        in both directions, as in the published code; then the vectors depend on the order of the batches.
+        With `carry_state` sentence i of a batch starts from the state in which sentence i of the last batch with as
+        many sentences ended, in both directions, as in the published code; vectors then depend on the order of batches.
         """
-        wanted = self._check_layers(range(self.info.num_hidden_layers + 1) if layers is None else layers)
+        every = range(self.info.num_hidden_layers + 1)
+        chosen = check_arguments(self.info, every if layers is None else layers, "mean")
         states = [layer.zero_state(0) for layer in self.network.layers]
         for batch in batches:
             if not carry_state:
                 states = [layer.zero_state(0) for layer in self.network.layers]
-            yield self._batch(batch, wanted, states) if len(batch) else []
+            yield self._run_plain_batch(batch, chosen, states) if len(batch) else []
 
-    def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling, **_: Any) -> float:
-        """Hold the batched pass against a plain one, sentence by sentence and word by word.
+    def self_check(
+        self,
+        tokenized: Tokenized,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        attention_window: int | None = None,
+        equal_lengths: bool = False,
+    ) -> float:
+        """Compare batches with a pass sentence by sentence and word by word; see `Encoder.self_check`.
 
-        Returns the largest difference, relative to the largest value of the layer. Raises ModelError where it is
-        above 2e-5 (5e-3 in float16, 4e-2 in bfloat16), or where the plain pass gives values that are not finite.
+        The largest difference, relative to the largest value of the layer, may be 2e-5 (5e-3 in float16, 4e-2 in
+        bfloat16). Also raises ModelError if plain vectors are not finite.
         """
-        wanted, pooling = self._check_layers(layers), check_pooling(pooling)
+        chosen = check_arguments(self.info, layers, pooling)
         if not len(tokenized.ids):
             tokenized = self.tokenize(PROBES)
         spans = word_spans(tokenized, None)
-        expected = plain_vectors(self, tokenized, spans, layers=wanted, pooling=pooling)
-        require_finite(self, expected, wanted)
-        apart = vectors_apart(self, tokenized, spans, wanted, pooling, expected)
-        allowed = TOLERANCE[self.compute_dtype]
-        if apart > allowed:
-            raise ModelError(
-                f"batches of {self.info.name!r} do not reproduce its plain forward pass: the relative difference is "
-                f"{apart:.1e}, {allowed:.0e} is allowed"
-            )
-        return apart
+        expected = plain_vectors(self.network, self._words, tokenized, spans, layers=chosen, pooling=pooling)
+        require_finite(self.info, self.compute_dtype, expected, chosen)
+        passes = self.encode(tokenized, spans, layers=chosen, pooling=pooling, batch_subwords=CHECK_BATCH_SUBWORDS)
+        return require_reproduced(self.info, self.compute_dtype, largest_difference(passes, expected))
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
-        """Estimate the memory of weights, of a window's distinct words and of one batch's activations."""
-        options, size = self.options, self.dtype.itemsize
+        """Estimate the memory of the weights, of distinct words and of the activations of one batch."""
+        options, size = self.options, self.network.dtype.itemsize
         words = TYPICAL_WORDS * options.projection_dim
-        through = self._words_at_once * options.max_characters * (options.character_dim + options.num_filters)
+        cnn = self._cnn_words * options.max_characters * (options.character_dim + options.num_filters)
         gates = 2 * min(4 * self._gate_rows, 2 * batch_subwords) * 4 * options.cell_dim
         positions = batch_subwords * self.info.hidden_size * (4 + len(set(layers)))
-        return self.network.nbytes + size * (words + through + gates + positions)
-
-    @property
-    def _words_at_once(self) -> int:
-        return WORDS_AT_ONCE.get(self.device.type, 1024)
-
-    @property
-    def _gate_rows(self) -> int:
-        return GATE_ROWS.get(self.device.type, 1024)
-
-    def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
-        chosen = tuple(int(layer) for layer in layers)
-        last = self.info.num_hidden_layers
-        for layer in chosen:
-            if not 0 <= layer <= last:
-                raise InvalidValueError(f"there is no layer {layer}; {self.info.name!r} has layers 0 to {last}")
-        if not chosen or len(set(chosen)) < len(chosen):
-            raise InvalidValueError(f"the layers {list(chosen)} must be one or more, each named once")
-        return chosen
-
-    def _encode(self, work: Work, layers: tuple[int, ...], pooling: Pooling, size: int) -> Iterator[Pooled]:
-        clock = stopwatch(self.device)
-        begun = clock.mark()
-        text = self._text(work.ids[ragged_indices(work.starts, work.lengths)], work.lengths)
-        self.times.forward += clock.seconds(begun, clock.mark())
-        lengths = work.lengths + 2
-
-        def run(batch: Batch) -> Passed:
-            return self._run(work, text, batch.sentences, layers, pooling, clock)
-
-        def split(batch: Batch) -> list[Batch]:
-            return halves(batch, lengths, how="padded", batch_subwords=max(1, batch.positions // 2))
-
-        passes = self._halving.run(lay_out(lengths, how="padded", batch_subwords=size), run, split)
-        return collected(passes, clock, self.times, ahead=int(self.device.type == "cuda"))
+        return self.network.nbytes + size * (words + cnn + gates + positions)
 
     @torch.inference_mode()
     def _run(
         self,
-        work: Work,
+        work: SpanWork,
         text: _Text,
         sentences: NDArray[np.int64],
         layers: tuple[int, ...],
         pooling: Pooling,
         clock: Stopwatch,
-    ) -> Passed:
-        begun = clock.mark()
+    ) -> RunningBatch:
+        began = clock.mark()
         lengths = work.lengths[sentences] + 2
-        total = int(lengths.sum())
-        one_row = Batch(sentences, np.zeros(len(lengths), np.int64), np.cumsum(lengths) - lengths, (1, total))
-        rows, starts, subwords = work.spans_of(one_row, before=1)
-        pool = Pool(starts, subwords, pooling=pooling, device=self.device)
-        out = torch.empty(len(layers), len(rows), self.info.hidden_size, dtype=self.dtype, device=self.device)
-        pools = []
-
-        def receive(layer: int, hidden: torch.Tensor) -> None:
-            arrived = clock.mark()
-            pool(hidden, out[layers.index(layer)])
-            pools.append((arrived, clock.mark()))
-
-        index, laid = text.index(sentences), TimeMajor.of(lengths)
-        made = clock.mark()
-        self.network.run(text.vectors, index, laid, layers, receive, rows=self._gate_rows)
+        shape = (1, int(lengths.sum()))
+        one_row = Batch(sentences, np.zeros(len(lengths), np.int64), np.cumsum(lengths) - lengths, shape)
+        rows, starts, n_words = work.spans_of(one_row, before=1)
+        pool = LayerPooling(
+            starts,
+            n_words,
+            layers=layers,
+            pooling=pooling,
+            hidden_size=self.info.hidden_size,
+            dtype=self.network.dtype,
+            device=self.device,
+            clock=clock,
+        )
+        index, order = text.index(sentences), TimeMajor.of(lengths)
+        prepared = clock.mark()
+        self.network.run(text.vectors, index, order, layers, pool.receive, rows=self._gate_rows)
         ran = clock.mark()
-        return Passed(rows[pool.order], self._copies.begin((out,), clock), begun, made, ran, pools)
+        copy = self._copies.begin((pool.vectors,), clock)
+        return RunningBatch(rows[pool.order], copy, began, prepared, ran, pool.marks)
 
     @torch.inference_mode()
-    def _batch(
+    def _run_plain_batch(
         self, batch: Sequence[Sequence[str]], layers: tuple[int, ...], states: list[State]
     ) -> list[NDArray[np.float32]]:
-        """Run one batch from `states` and put back into them where each sentence ended."""
-        if not len(batch):
-            return []
+        """Run one batch from `states` and store in them where each sentence ended."""
         tokenized = self.tokenize(batch)
-        words = np.diff(tokenized.sentence_indptr)
-        longest_first = np.argsort(-words, kind="stable")
-        text = self._text(tokenized.ids, words)
+        n_words = np.diff(tokenized.sentence_indptr)
+        longest_first = np.argsort(-n_words, kind="stable")
+        text = self._text(tokenized.ids, n_words)
         states[:] = [_with_rows(state, len(batch)) for state in states]
         begun = [(output[:, longest_first], cell[:, longest_first]) for output, cell in states]
         found: dict[int, torch.Tensor] = {}
-        laid = TimeMajor.of(words[longest_first] + 2)
-        self.network.run(
-            text.vectors, text.index(longest_first), laid, layers, found.__setitem__, states=begun, rows=self._gate_rows
-        )
+        order, index = TimeMajor.of(n_words[longest_first] + 2), text.index(longest_first)
+        self.network.run(text.vectors, index, order, layers, found.__setitem__, states=begun, rows=self._gate_rows)
         for state, ended in zip(states, begun, strict=True):
             for whole, part in zip(state, ended, strict=True):
                 whole[:, longest_first] = part
         vectors = torch.stack([found[layer] for layer in layers]).float().cpu().numpy()
-        ends = np.empty(len(words), np.int64)
-        ends[longest_first] = np.cumsum(words[longest_first] + 2) - 1
-        return [vectors[:, end - many : end] for end, many in zip(ends.tolist(), words.tolist(), strict=True)]
+        ends = np.empty(len(n_words), np.int64)
+        ends[longest_first] = np.cumsum(n_words[longest_first] + 2) - 1
+        return [vectors[:, end - many : end] for end, many in zip(ends.tolist(), n_words.tolist(), strict=True)]
 
     @torch.inference_mode()
     def _text(self, ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> _Text:
-        """Compute each distinct word's vector once; which words go through together depends on the text alone."""
+        """Compute the vector of each distinct word once; the groups of the CNN depend on the text alone."""
         ids = np.concatenate([np.array([BEGIN, END], np.int32), ids])
         distinct, first, numbers = np.unique(ids, return_index=True, return_inverse=True)
         as_seen = np.argsort(first)
         rank = np.empty(len(distinct), np.int64)
         rank[as_seen] = np.arange(len(distinct))
-        vectors = self._vectors([self._words.word(number) for number in distinct[as_seen].tolist()])
+        vectors = self._word_vectors([self._words.word(number) for number in distinct[as_seen].tolist()])
         return _Text(vectors, rank[numbers[2:]], np.cumsum(lengths) - lengths, lengths)
 
-    def _vectors(self, words: list[str]) -> torch.Tensor:
-        """Return the vectors of words [words, projection_dim], words of like length computed together."""
+    def _word_vectors(self, words: list[str]) -> torch.Tensor:
+        """Return the vectors of words [n_words, projection_dim]; words of similar length are computed together."""
         cnn, width = self.network.words, self.options.max_characters
-        vectors = torch.empty(len(words), self.options.projection_dim, dtype=self.dtype, device=self.device)
-        lengths = spelt_lengths(words, width=width)
+        vectors = torch.empty(len(words), self.options.projection_dim, dtype=self.network.dtype, device=self.device)
+        lengths = spelled_lengths(words, width=width)
         order = np.argsort(-lengths, kind="stable")
-        for start in range(0, len(words), self._words_at_once):
-            chosen = order[start : start + self._words_at_once]
+        for start in range(0, len(words), self._cnn_words):
+            chosen = order[start : start + self._cnn_words]
             needed = cnn.characters_needed(int(lengths[chosen[0]]))
             ids = spell([words[number] for number in chosen.tolist()], width=width)[:, :needed]
             vectors[torch.from_numpy(chosen).to(self.device)] = cnn(torch.from_numpy(ids).to(self.device))
@@ -293,26 +277,17 @@ class _Text:
     lengths: NDArray[np.int64]
 
     def index(self, sentences: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the words of sentences one after the other, each with <S> and </S> around."""
+        """Return the words of sentences one after the other, each sentence between <S> and </S>."""
         lengths = self.lengths[sentences]
         ends = np.cumsum(lengths + 2)
         index = np.full(int(ends[-1]), BEGIN, np.int64)
         index[ends - 1] = END
-        index[ragged_indices(ends - 1 - lengths, lengths)] = self.numbers[
-            ragged_indices(self.starts[sentences], lengths)
-        ]
+        words = ragged_indices(self.starts[sentences], lengths)
+        index[ragged_indices(ends - 1 - lengths, lengths)] = self.numbers[words]
         return index
 
 
 def _with_rows(state: State, rows: int) -> State:
-    """Add rows of zeros where a state has fewer than `rows`."""
+    """Add rows of zeros to a state that has fewer than `rows`."""
     output, cell = (torch.nn.functional.pad(part, (0, 0, 0, max(0, rows - part.shape[1]))) for part in state)
     return output, cell
-
-
-def load_elmo(files: ElmoFiles, *, name: str, device: str, compute_dtype: str, threads: int | None) -> ElmoEncoder:
-    """Load a biLM; see `embstore.models.load_encoder`."""
-    chosen = choose_device(device)
-    dtype = choose_dtype(compute_dtype, chosen)
-    use_threads(threads)
-    return ElmoEncoder(files, read_options(files.options), name=name, device=chosen, dtype=dtype)

@@ -10,42 +10,42 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.models.elmo.weights import Array, ElmoOptions, ElmoWeights, LstmWeights
-from embstore.models.transformer.tokens import ragged_indices
+from embstore.models.encoder import ragged_indices
 
 State = tuple[torch.Tensor, torch.Tensor]
 
-_MOSTLY_REPEATED = 0.75  # distinct words a position, below which it pays to reuse what a word adds to the gates
+_MOSTLY_REPEATED = 0.75  # distinct words per position, below which the gate inputs of a word are computed once
 
 
 @dataclass(frozen=True)
 class TimeMajor:
-    """Sentences laid step after step, without padding.
+    """Order of the positions of sentences step after step, without padding.
 
-    `counts`: how many sentences go on at each step; they are always the first ones, as the longest come first.
-    `order`: int64 [2, positions], where the positions of the forward and of the backward reading stand in the
-    sentences one after the other; `place`: its inverse.
+    `counts`: how many sentences have a word at each step; always the first ones, as the longest come first. `order`:
+    int64 [2, n_positions], where each position of the forward and of the backward reading is in the sentences one after
+    the other; `inverse`: the inverse of `order`.
     """
 
     counts: tuple[int, ...]
     order: NDArray[np.int64]
-    place: NDArray[np.int64]
+    inverse: NDArray[np.int64]
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64]) -> TimeMajor:
-        """Lay out sentences of `lengths` words, descending."""
+        """Return the order for sentences of `lengths` words, descending."""
         longest = int(lengths[0]) if len(lengths) else 0
         counts = len(lengths) - np.searchsorted(lengths[::-1], np.arange(longest), side="right")
         step = np.repeat(np.arange(longest), counts)
         row = ragged_indices(np.zeros(longest, np.int64), counts)
         first = (np.cumsum(lengths) - lengths)[row]
         order = np.stack([first + step, first + lengths[row] - 1 - step])
-        place = np.empty_like(order)
-        np.put_along_axis(place, order, np.arange(order.shape[1])[None], axis=1)
-        return cls(tuple(counts.tolist()), order, place)
+        inverse = np.empty_like(order)
+        np.put_along_axis(inverse, order, np.arange(order.shape[1])[None], axis=1)
+        return cls(tuple(counts.tolist()), order, inverse)
 
 
 class CharacterCnn:
-    """Words from their characters: convolutions, the maximum over the word, highways, a projection."""
+    """Vectors of words from their characters: convolutions, the maximum over the word, highways, a projection."""
 
     def __init__(self, options: ElmoOptions, weights: ElmoWeights, *, device: torch.device, dtype: torch.dtype) -> None:
         def tensor(array: Array) -> torch.Tensor:
@@ -60,7 +60,7 @@ class CharacterCnn:
         self.projection = None if weights.projection is None else tuple(map(tensor, weights.projection))
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the vectors [words, projection_dim] of words spelt in `ids` [words, characters]."""
+        """Return the vectors [n_words, projection_dim] of words spelled in `ids` [n_words, characters]."""
         characters = self.characters[ids].transpose(1, 2)
         found = [torch.nn.functional.conv1d(characters, kernel, bias).amax(-1) for kernel, bias in self.convolutions]
         hidden: torch.Tensor = self.activation(torch.cat(found, -1))
@@ -72,15 +72,15 @@ class CharacterCnn:
         return torch.addmm(self.projection[1], hidden, self.projection[0])
 
     def characters_needed(self, longest: int) -> int:
-        """How many characters decide the vector of words of `longest` bytes: beyond are windows of padding alone.
+        """Return how many characters decide the vectors of words of `longest` bytes; the rest is padding.
 
-        One such window is kept, because the maximum is taken over it too.
+        One window of padding is included, because the maximum is taken over it too.
         """
         return min(self.width, longest + 2 + self.reach)
 
 
 class BiLstm:
-    """One layer, both directions side by side: an LSTM with projected output, cell and output clipped."""
+    """One layer in both directions: an LSTM with projected output, cell and output clipped."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class BiLstm:
         self.projection = both([side.projection for side in weights])
 
     def zero_state(self, rows: int) -> State:
-        """The output and the cell before the first word: [2, rows, projection_dim] and [2, rows, cell_dim]."""
+        """Return the output and the cell before the first word: [2, rows, projection_dim] and [2, rows, cell_dim]."""
         like = self.projection
         return like.new_zeros(2, rows, self.projection_dim), like.new_zeros(2, rows, self.cell_dim)
 
     def __call__(self, words: torch.Tensor, counts: Sequence[int], state: State, *, rows: int) -> torch.Tensor:
-        """Run over words [2, positions, projection_dim], time-major, and leave in `state` where each row ended.
+        """Run over words [2, positions, projection_dim] in time-major order; `state` becomes that of each row's end.
 
-        The input's share of the gates is computed for about `rows` positions at a time.
+        The contribution of the input to the gates is computed for about `rows` positions at a time.
         """
 
         def fill(gates: torch.Tensor, start: int, stop: int) -> None:
@@ -123,26 +123,26 @@ class BiLstm:
     def over_distinct(
         self, words: torch.Tensor, order: torch.Tensor, counts: Sequence[int], state: State, *, rows: int
     ) -> torch.Tensor:
-        """Run over the words `order` int64 [2, positions] names of [n, projection_dim], each one's share made once."""
-        shares = torch.baddbmm(self.bias, words.expand(2, *words.shape), self.input)
+        """Run over `words` [n, projection_dim] in `order` int64 [2, positions]; each word is multiplied once."""
+        inputs = torch.baddbmm(self.bias, words.expand(2, *words.shape), self.input)
 
         def fill(gates: torch.Tensor, start: int, stop: int) -> None:
-            for share, side, gate in zip(shares, order[:, start:stop], gates, strict=True):
-                torch.index_select(share, 0, side, out=gate)
+            for given, side, gate in zip(inputs, order[:, start:stop], gates, strict=True):
+                torch.index_select(given, 0, side, out=gate)
 
         return self._run(fill, counts, state, rows)
 
     def _run(
         self, fill: Callable[[torch.Tensor, int, int], None], counts: Sequence[int], state: State, rows: int
     ) -> torch.Tensor:
-        """Run step by step over gates that `fill` sets to the input's share of the positions `[start, stop)`."""
+        """Run step by step; `fill` sets gates to the contribution of the input at the positions `[start, stop)`."""
         outputs = self.projection.new_empty(2, sum(counts), self.projection_dim)
         runs = _runs(counts, rows)
-        room = self.bias.new_empty(max(map(sum, runs)) * self.bias.numel())  # one for all, as fresh memory is slow
+        buffer = self.bias.new_empty(max(map(sum, runs)) * self.bias.numel())  # reused: new memory is slow
         start = 0
         for steps in runs:
             stop = start + sum(steps)
-            gates = room[: (stop - start) * self.bias.numel()].view(2, stop - start, -1)
+            gates = buffer[: (stop - start) * self.bias.numel()].view(2, stop - start, -1)
             fill(gates, start, stop)
             self._steps(gates, steps, state, outputs[:, start:stop])
             start = stop
@@ -166,19 +166,20 @@ class BiLstm:
 
 
 class ElmoNetwork:
-    """The whole biLM on its device; layer 0 is the words themselves, in both directions the same."""
+    """The whole biLM on its device; layer 0 is the words themselves, the same in both directions."""
 
     def __init__(self, options: ElmoOptions, weights: ElmoWeights, *, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
+        self.projection_dim = options.projection_dim
         self.words = CharacterCnn(options, weights, device=device, dtype=dtype)
         self.layers = [
-            BiLstm(sides, options, residual=options.skip_connections and place > 0, device=device, dtype=dtype)
-            for place, sides in enumerate(zip(*weights.lstms, strict=True))
+            BiLstm(sides, options, residual=options.skip_connections and number > 0, device=device, dtype=dtype)
+            for number, sides in enumerate(zip(*weights.lstms, strict=True))
         ]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights."""
+        """Return the bytes of the weights."""
         cnn = self.words
         tensors = [cnn.characters, *(part for pair in cnn.convolutions for part in pair), *(cnn.projection or ())]
         tensors += [part for highway in cnn.highways for part in highway]
@@ -190,55 +191,55 @@ class ElmoNetwork:
         self,
         vectors: torch.Tensor,
         index: NDArray[np.int64],
-        laid: TimeMajor,
+        order: TimeMajor,
         layers: Sequence[int],
         receive: Callable[[int, torch.Tensor], None],
         *,
         states: Sequence[State] | None = None,
         rows: int = 1024,
     ) -> None:
-        """Hand the layers asked for to `receive`, each [positions, 2 * projection_dim], sentence after sentence.
+        """Pass each of `layers` to `receive`, as [positions, 2 * projection_dim], sentence after sentence.
 
-        `vectors` [words, projection_dim] and `index` int64 [positions]: the word at each position. `states`: of
-        every layer, changed in place; zero where none are given. No layer beyond the deepest is computed.
+        `vectors` [n_words, projection_dim] and `index` int64 [positions]: the word at each position. `states`: those of
+        every layer, changed in place; None: zero. Layers above the last one in `layers` are not computed.
         """
-        place = torch.from_numpy(laid.place).to(self.device)
+        inverse = torch.from_numpy(order.inverse).to(self.device)
         distinct, numbers = np.unique(index, return_inverse=True)
         words = vectors[torch.from_numpy(distinct).to(self.device)]
-        order = torch.from_numpy(numbers[laid.order]).to(self.device)
-        hidden = words[order]
+        word_order = torch.from_numpy(numbers[order.order]).to(self.device)
+        hidden = words[word_order]
         for number in range(max(layers) + 1):
             if number > 0:
                 layer = self.layers[number - 1]
-                state = layer.zero_state(laid.counts[0]) if states is None else states[number - 1]
+                state = layer.zero_state(order.counts[0]) if states is None else states[number - 1]
                 if number == 1 and len(distinct) <= min(2 * rows, _MOSTLY_REPEATED * len(index)):
-                    hidden = layer.over_distinct(words, order, laid.counts, state, rows=rows)
+                    hidden = layer.over_distinct(words, word_order, order.counts, state, rows=rows)
                 else:
-                    hidden = layer(hidden, laid.counts, state, rows=rows)
+                    hidden = layer(hidden, order.counts, state, rows=rows)
             if number in layers:
-                receive(number, torch.cat([hidden[0][place[0]], hidden[1][place[1]]], -1))
+                receive(number, torch.cat([hidden[0][inverse[0]], hidden[1][inverse[1]]], -1))
 
 
 def _sigmoid_gates_first(gates: Array) -> Array:
-    """Turn (input, new value, forget, output) of the last axis into (input, forget, output, new value)."""
+    """Reorder the gates of the last axis from (input, value, forget, output) to (input, forget, output, value)."""
     admit, value, forget, emit = np.split(gates, 4, axis=-1)
     return np.concatenate([admit, forget, emit, value], axis=-1)
 
 
 def _forget_bias_added(bias: Array) -> Array:
-    """Add the 1 that the published cell adds to its forget gate as it runs."""
+    """Add the 1 that the published cell adds to its forget gate at run time."""
     admit, value, forget, emit = np.split(bias, 4)
     return np.concatenate([admit, value, forget + np.float32(1), emit])
 
 
 def _runs(counts: Sequence[int], rows: int) -> list[list[int]]:
-    """Cut steps into runs of at least `rows` positions, the last one perhaps fewer."""
+    """Cut steps into runs of at least `rows` positions; the last one may be shorter."""
     runs: list[list[int]] = [[]]
-    held = 0
+    size = 0
     for count in counts:
-        if held >= rows:
+        if size >= rows:
             runs.append([])
-            held = 0
+            size = 0
         runs[-1].append(count)
-        held += count
+        size += count
     return runs

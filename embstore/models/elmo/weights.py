@@ -1,4 +1,4 @@
-"""ELMo's published files: options and weights, read and held against each other before any is used."""
+"""ELMo's published files: options and weights, read and compared with each other before they are used."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class ElmoFiles:
 
 @dataclass(frozen=True)
 class ElmoOptions:
-    """What `options.json` says of the network.
+    """The network that `options.json` describes.
 
-    `filters`: (width in characters, how many) of each convolution. `cell_clip`, `projection_clip`: bounds of the
-    cell state and of the projected output, None where they have none.
+    `filters`: (width in characters, count) of each convolution. `cell_clip`, `projection_clip`: bounds of the
+    cell state and of the projected output, None if unbounded.
     """
 
     filters: tuple[tuple[int, int], ...]
@@ -58,8 +58,8 @@ class ElmoOptions:
 class LstmWeights:
     """One direction of one layer, as published.
 
-    `kernel` [2 * projection_dim, 4 * cell_dim]: of the input and then of the last output, to the gates input,
-    new value, forget, output. `bias` [4 * cell_dim]: of the gates, 1 still to be added to the forget gate's.
+    `kernel` [2 * projection_dim, 4 * cell_dim]: from the input and then from the last output, to the gates input,
+    value, forget, output. `bias` [4 * cell_dim]: of the gates, without the 1 that is added to the forget gate's.
     `projection` [cell_dim, projection_dim].
     """
 
@@ -74,7 +74,7 @@ class ElmoWeights:
 
     `characters` [261, character_dim]. `convolutions`: kernel [width, character_dim, filters] and bias of each.
     `highways`: carry kernel and bias, transform kernel and bias of each. `projection`: kernel and bias, None
-    where the filters are as many as the projection is wide. `lstms` [direction][layer].
+    if there are as many filters as the projection is wide. `lstms` [direction][layer].
     """
 
     characters: Array
@@ -85,10 +85,10 @@ class ElmoWeights:
 
 
 def find_elmo(model: str | Path) -> ElmoFiles | None:
-    """Return the files of a folder that holds a biLM; None for anything else.
+    """Return the two files of a folder with a biLM; None for anything else.
 
     The folder has no `config.json`, one file that ends in `options.json` and one that ends in `weights.hdf5`.
-    Raises ModelError where one of the two is missing or there are several.
+    Raises ModelError if one of the two is missing or exists twice.
     """
     folder = Path(model).expanduser()
     try:
@@ -96,15 +96,15 @@ def find_elmo(model: str | Path) -> ElmoFiles | None:
             return None
         options, weights = sorted(folder.glob("*options.json")), sorted(folder.glob("*weights.hdf5"))
     except OSError:
-        return None  # what cannot be read is reported by the loader of transformers
+        return None  # an unreadable folder is reported by the loader of transformers
     if not options and not weights:
         return None
     for found, name in ((options, "options.json"), (weights, "weights.hdf5")):
         if not found:
-            raise ModelError(f"the ELMo folder {str(folder)!r} has no file *{name}; put the published one beside")
+            raise ModelError(f"the ELMo folder {str(folder)!r} has no file *{name}; add the published one")
         if len(found) > 1:
             names = ", ".join(file.name for file in found)
-            raise ModelError(f"the ELMo folder {str(folder)!r} has several *{name}: {names}; leave one")
+            raise ModelError(f"the ELMo folder {str(folder)!r} has several *{name}: {names}; remove all but one")
     return ElmoFiles(options[0], weights[0])
 
 
@@ -115,7 +115,7 @@ def read_options(file: Path) -> ElmoOptions:
     except OSError as error:
         raise ModelError(f"the options {str(file)!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ModelError(f"the options {str(file)!r} are no JSON: {error}") from error
+        raise ModelError(f"the options {str(file)!r} are not JSON: {error}") from error
     lstm, cnn = _Keys(file, parsed, "").section("lstm"), _Keys(file, parsed, "").section("char_cnn")
     cnn.number("n_characters", CHARACTERS, CHARACTERS + 1)
     activation = cnn.value("activation")
@@ -145,7 +145,7 @@ _REQUIRED = object()
 
 @dataclass(frozen=True)
 class _Keys:
-    """A section of the options, whose complaints name the file and the key."""
+    """A section of the options; its errors name the file and the key."""
 
     file: Path
     values: Any
@@ -153,9 +153,11 @@ class _Keys:
 
     def value(self, key: str, default: Any = _REQUIRED) -> Any:
         if not isinstance(self.values, Mapping):
-            raise ModelError(f"the options {str(self.file)!r} hold no object at {self.prefix.rstrip('.') or 'the top'}")
+            raise ModelError(f"the options {str(self.file)!r} have no object at {self.prefix.rstrip('.') or 'the top'}")
         if key not in self.values and default is _REQUIRED:
-            raise ModelError(f"the options {str(self.file)!r} lack {self.prefix}{key}; use the file as published")
+            raise ModelError(
+                f"the options {str(self.file)!r} do not contain {self.prefix}{key}; use the published file"
+            )
         return self.values.get(key, default)
 
     def section(self, key: str) -> _Keys:
@@ -210,12 +212,12 @@ def read_weights(file: Path, options: ElmoOptions, *, largest: float) -> ElmoWei
         if error.errno:
             raise ModelError(f"the weights {str(file)!r} cannot be read: {error.strerror}") from error
         reason = " ".join(str(error).split())
-        raise ModelError(f"the weights {str(file)!r} are damaged: {reason}; fetch them again") from error
+        raise ModelError(f"the weights {str(file)!r} are damaged: {reason}; download them again") from error
 
 
 @dataclass(frozen=True)
 class _Arrays:
-    """The arrays of an open HDF5 file, each taken with the shape that it must have."""
+    """The arrays of an open HDF5 file, checked for shape and values."""
 
     file: Path
     opened: Any
@@ -224,18 +226,18 @@ class _Arrays:
     def take(self, name: str, *shape: int) -> Array:
         found = self.opened.get(name)
         if not isinstance(found, h5py.Dataset):
-            raise ModelError(f"the weights {str(self.file)!r} lack {name}; use the published file of these options")
+            raise ModelError(f"the weights {str(self.file)!r} do not contain {name}; use the published file")
         if found.shape != shape or found.dtype.kind != "f":
             raise ModelError(
-                f"the weights {str(self.file)!r} hold {name} as {found.dtype} {found.shape}; the options ask for "
-                f"floats of shape {shape}"
+                f"the weights {str(self.file)!r} contain {name} as {found.dtype} {found.shape}; the options "
+                f"require floats of shape {shape}"
             )
         array = np.asarray(found[()], np.float32)
         if not np.isfinite(array).all():
-            raise ModelError(f"the weights {str(self.file)!r} hold NaN or infinity in {name}; fetch them again")
+            raise ModelError(f"the weights {str(self.file)!r} contain NaN or infinity in {name}; download them again")
         if np.abs(array).max(initial=0) > self.largest:
             raise ModelError(
-                f"the weights {str(self.file)!r} hold values beyond {self.largest:g} in {name}; "
+                f"the weights {str(self.file)!r} contain values beyond {self.largest:g} in {name}; "
                 "choose a wider compute dtype"
             )
         return array
@@ -245,19 +247,19 @@ def _weights(arrays: _Arrays, options: ElmoOptions) -> ElmoWeights:
     filters, width = options.num_filters, options.projection_dim
     convolutions = tuple(
         (
-            arrays.take(f"CNN/W_cnn_{place}", 1, reach, options.character_dim, count)[0],
-            arrays.take(f"CNN/b_cnn_{place}", count),
+            arrays.take(f"CNN/W_cnn_{number}", 1, reach, options.character_dim, count)[0],
+            arrays.take(f"CNN/b_cnn_{number}", count),
         )
-        for place, (reach, count) in enumerate(options.filters)
+        for number, (reach, count) in enumerate(options.filters)
     )
     highways = tuple(
         (
-            arrays.take(f"CNN_high_{place}/W_carry", filters, filters),
-            arrays.take(f"CNN_high_{place}/b_carry", filters),
-            arrays.take(f"CNN_high_{place}/W_transform", filters, filters),
-            arrays.take(f"CNN_high_{place}/b_transform", filters),
+            arrays.take(f"CNN_high_{number}/W_carry", filters, filters),
+            arrays.take(f"CNN_high_{number}/b_carry", filters),
+            arrays.take(f"CNN_high_{number}/W_transform", filters, filters),
+            arrays.take(f"CNN_high_{number}/b_transform", filters),
         )
-        for place in range(options.highways)
+        for number in range(options.highways)
     )
     projection = None
     if filters != width or "CNN_proj" in arrays.opened:

@@ -1,4 +1,4 @@
-"""ELMo's words: numbered as they are seen, and spelt in characters, which are the bytes of UTF-8."""
+"""ELMo's words: numbered in the order in which they are seen, and spelled in characters, the bytes of UTF-8."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.models.encoder import Tokenized
-from embstore.models.transformer.tokens import indptr, ragged_indices
+from embstore.models.encoder import Tokenized, indptr, ragged_indices
 
-BEGIN, END = 0, 1  # the numbers of the words that stand around a sentence
+BEGIN, END = 0, 1  # the numbers of the words before and after a sentence
 
 
 @dataclass(frozen=True)
 class Characters:
-    """The ids of characters: the published ones and one, since 0 stands for no character at all."""
+    """The ids of characters: the published ids plus one, because 0 means no character."""
 
     first_byte: int = 1
     begin_sentence: int = 257
@@ -36,17 +35,17 @@ CHARACTERS = Characters()
 
 
 def spell(words: Sequence[str], *, width: int) -> NDArray[np.int64]:
-    """Spell words in characters: int64 [words, width], each word cut to `width - 2` bytes.
+    """Return the characters of words: int64 [n_words, width], each word cut to `width - 2` bytes.
 
-    A word is its begin, its bytes, its end and padding. The words <S> and </S> are the begin and the end of a
-    sentence, wherever they stand, as in the published code.
+    A word is a begin mark, its bytes, an end mark and padding. The words <S> and </S> are the begin and the end of a
+    sentence at any position, as in the published code.
     """
-    spelt = [word.encode("utf-8", "ignore")[: width - 2] for word in words]
-    lengths = np.fromiter(map(len, spelt), np.int64, count=len(spelt))
-    ids = np.full((len(spelt), width), CHARACTERS.padding, np.int64)
+    spelled = [word.encode("utf-8", "ignore")[: width - 2] for word in words]
+    lengths = np.fromiter(map(len, spelled), np.int64, count=len(spelled))
+    ids = np.full((len(spelled), width), CHARACTERS.padding, np.int64)
     ids[:, 0] = CHARACTERS.begin_word
-    starts = np.arange(len(spelt)) * width + 1
-    letters = np.frombuffer(b"".join(spelt), np.uint8).astype(np.int64)
+    starts = np.arange(len(spelled)) * width + 1
+    letters = np.frombuffer(b"".join(spelled), np.uint8).astype(np.int64)
     ids.ravel()[ragged_indices(starts, lengths)] = letters + CHARACTERS.first_byte
     ids.ravel()[starts + lengths] = CHARACTERS.end_word
     boundaries = zip(CHARACTERS.sentence_words, (CHARACTERS.begin_sentence, CHARACTERS.end_sentence), strict=True)
@@ -57,36 +56,36 @@ def spell(words: Sequence[str], *, width: int) -> NDArray[np.int64]:
     return ids
 
 
-def spelt_lengths(words: Sequence[str], *, width: int) -> NDArray[np.int64]:
-    """Return how many bytes of each word are spelt."""
+def spelled_lengths(words: Sequence[str], *, width: int) -> NDArray[np.int64]:
+    """Return how many bytes of each word are spelled."""
     return np.fromiter((min(len(word.encode("utf-8", "ignore")), width - 2) for word in words), np.int64, len(words))
 
 
 class WordNumbers:
-    """Numbers words as they are first seen; a word is one subword, whatever its letters.
+    """Numbers words in the order in which they are first seen; each word is one subword.
 
-    A number stays good as long as the object lives, so the table grows with the distinct words of a corpus.
+    Numbers never change, so the table grows with the distinct words of a corpus.
     """
 
     def __init__(self) -> None:
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
         self._words: list[str] = []
-        self._growing = Lock()  # text is tokenised beside the forward passes
+        self._growing = Lock()  # text is tokenized in another thread than the forward passes
         self._number(CHARACTERS.sentence_words, 2)
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Number the words of sentences, one subword each."""
+        """Return the numbers of the words of sentences, one subword each."""
         bounds = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
         total = int(bounds[-1])
         numbers = self._number(chain.from_iterable(sentences), total)
         return Tokenized(numbers, np.arange(total + 1, dtype=np.int64), bounds)
 
     def word(self, number: int) -> str:
-        """Return a word by its number."""
+        """Return the word of a number."""
         return self._words[number]
 
     def sha256(self, *, width: int) -> str:
-        """Hash all that decides how a word becomes characters."""
+        """Return a hash of everything that decides how a word becomes characters."""
         rules = {"encoding": "utf-8", "width": width, **asdict(CHARACTERS)}
         return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 

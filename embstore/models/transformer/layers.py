@@ -1,10 +1,10 @@
-"""Hidden states as they come: hooks before the blocks of a model, counted as its `hidden_states` are."""
+"""Hidden states as they are computed: hooks before the blocks of a model, counted like its `hidden_states`."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,16 +14,16 @@ Receive = Callable[[int, torch.Tensor], None]
 
 
 class _DeepEnough(Exception):
-    """Ends a forward pass once the deepest layer asked for has come."""
+    """Ends a forward pass after the last requested layer."""
 
 
 @dataclass(frozen=True)
 class LayerTap:
-    """Where a model's layers can be picked up.
+    """Where the layers of a model can be read during a forward pass.
 
-    `blocks`: modules whose calls take hidden state 0, 1, ... as their first argument; empty where none do,
-    and then every layer is computed and kept until the end. `transposed`: they take [positions, batch, ...].
-    `num_hidden_layers`: the last layer. `final_norm`: whether a norm outside the blocks makes the last layer.
+    `blocks`: modules whose calls receive hidden state 0, 1, ... as their first argument; empty if there are none, and
+    then every layer is computed and held until the end. `transposed`: they receive [positions, batch, features].
+    `num_hidden_layers`: the last layer. `final_norm`: whether a norm outside the blocks computes the last layer.
     """
 
     model: nn.Module
@@ -33,8 +33,13 @@ class LayerTap:
     hidden_size: int
     final_norm: bool
 
+    def of_copy(self, model: nn.Module) -> LayerTap:
+        """Return the tap of a copy of the model, in which submodules have the same names."""
+        names = {module: name for name, module in self.model.named_modules()}
+        return replace(self, model=model, blocks=tuple(model.get_submodule(names[block]) for block in self.blocks))
+
     def run(self, inputs: Mapping[str, Any], layers: Iterable[int], receive: Receive) -> None:
-        """Run the model and hand each layer asked for to `receive(layer, [batch, positions, features])`."""
+        """Run the model as deep as necessary and call `receive(layer, [batch, positions, features])` for each layer."""
         wanted = frozenset(layers)
         if not wanted:
             return
@@ -43,10 +48,6 @@ class LayerTap:
             for layer in sorted(wanted):
                 receive(layer, states[layer])
             return
-        self._run_tapped(inputs, wanted, receive)
-
-    def _run_tapped(self, inputs: Mapping[str, Any], wanted: frozenset[int], receive: Receive) -> None:
-        deepest = max(wanted)
         calls = 0
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -55,7 +56,7 @@ class LayerTap:
             if layer in wanted:
                 state = _first_argument(args, kwargs)
                 receive(layer, state.transpose(0, 1).contiguous() if self.transposed else state)
-            if layer == deepest:
+            if layer == max(wanted):
                 raise _DeepEnough
 
         handles = [block.register_forward_pre_hook(hook, with_kwargs=True) for block in self.blocks]
@@ -72,8 +73,8 @@ class LayerTap:
 def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
     """Find the modules whose inputs are the model's `hidden_states`, by running it once on `inputs`.
 
-    The batch and the positions of `inputs` must differ in number. Raises ValueError where the model returns no
-    hidden states, or layers of different sizes.
+    The batch and the positions of `inputs` must differ in number. Raises ValueError if the model returns no hidden
+    states, or layers of different sizes.
     """
     calls: list[tuple[nn.Module, torch.Tensor]] = []
     norms: list[torch.Tensor] = []
@@ -88,10 +89,13 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
             norms.append(output.clone())
 
     owners = {child: id(owner) for owner in model.modules() if isinstance(owner, nn.ModuleList) for child in owner}
-    listed = list(owners)
-    inside = {module for child in listed for module in child.modules()}
-    handles = [child.register_forward_pre_hook(before, with_kwargs=True) for child in listed]
-    handles += [m.register_forward_hook(after) for m in model.modules() if m not in inside and _is_norm(m)]
+    inside = {module for child in owners for module in child.modules()}
+    handles = [child.register_forward_pre_hook(before, with_kwargs=True) for child in owners]
+    handles += [
+        module.register_forward_hook(after)
+        for module in model.modules()
+        if module not in inside and "norm" in type(module).__name__.lower()
+    ]
     try:
         output = model(**inputs, output_hidden_states=True)
     finally:
@@ -113,27 +117,23 @@ def _matching(
     owners: Mapping[nn.Module, int],
     states: Sequence[torch.Tensor],
 ) -> tuple[tuple[nn.Module, ...], bool]:
-    """Return the modules, of one list or one class, whose successive inputs are all hidden states but the last."""
+    """Return the modules of one list or class whose successive inputs are all hidden states but the last one."""
     groups: dict[int | type, list[tuple[nn.Module, torch.Tensor]]] = defaultdict(list)
     for module, state in calls:
         groups[owners[module]].append((module, state))
         groups[type(module)].append((module, state))
-    for found in groups.values():
-        if len(found) != len(states) - 1:
+    for group in groups.values():
+        if len(group) != len(states) - 1:
             continue
         for transposed in (False, True):
-            taken = [state.transpose(0, 1) if transposed else state for _, state in found]
-            if all(_same(one, other) for one, other in zip(taken, states, strict=False)):
-                return tuple(dict.fromkeys(module for module, _ in found)), transposed
+            inputs = [state.transpose(0, 1) if transposed else state for _, state in group]
+            if all(_same(one, other) for one, other in zip(inputs, states, strict=False)):
+                return tuple(dict.fromkeys(module for module, _ in group)), transposed
     return (), False
 
 
 def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0] if args else kwargs.get("hidden_states")
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

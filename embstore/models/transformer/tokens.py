@@ -1,4 +1,4 @@
-"""Words to subwords: each distinct word is split once, and sentences are composed from the pieces by index."""
+"""Words to subwords: each distinct word is split once, and sentences are composed from the parts by index."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import ModelError
-from embstore.models.encoder import Tokenized
+from embstore.models.encoder import Tokenized, indptr, ragged_indices
+from embstore.models.selfcheck import PROBES
 
 MAX_CACHED_WORDS = 1 << 20
 CHECKED_SENTENCES = 64
-# Sentences on which the first word, capitals, digits, punctuation and other scripts would show a context effect.
-PROBES = (
-    ("The", "cat", "'s", "1,234", "mice", ",", "don't", "they", "?"),
-    ("the", "the", "Straße", "naïve", "日本", "…", "x_1", "ok"),
-)
 
 Mode = Literal["words", "first", "sentences"]
-Pieces = tuple[NDArray[np.int32], NDArray[np.int64]]
+_Split = tuple[NDArray[np.int32], NDArray[np.int64]]  # ids of all words, and how many each word has
 
 
 @dataclass(frozen=True)
 class Specials:
-    """What a tokenizer puts around a sentence: ids before and after it, and the token types of all three."""
+    """The special subwords around a sentence: ids before and after it, and the token types of all three parts."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -40,13 +36,20 @@ class Specials:
 
     @property
     def count(self) -> int:
+        """Return the number of special subwords."""
         return len(self.prefix) + len(self.suffix)
 
+    def around(self, ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return a sentence's subwords with the special ones around them, and the token types of all."""
+        body = np.full(len(ids), self.body_type)
+        types = np.concatenate([self.prefix_types, body, self.suffix_types])
+        return np.concatenate([self.prefix, ids, self.suffix]).astype(np.int64), types.astype(np.int64)
 
-class _Table:
-    """The pieces of distinct words: `lookup` gives where each word's pieces start in `flat`, and how many."""
 
-    def __init__(self, split: Callable[[list[str]], Pieces]) -> None:
+class _WordTable:
+    """The subwords of distinct words: `lookup` returns where each word's subwords start in `flat`, and how many."""
+
+    def __init__(self, split: Callable[[list[str]], _Split]) -> None:
         self._split = split
         self._reset()
 
@@ -78,10 +81,12 @@ class _Table:
 
 
 class SubwordTokenizer:
-    """Splits words into subwords as a tokenizer does with pre-split sentences.
+    """Splits words into subwords as a transformers tokenizer splits pre-split sentences, but faster.
 
-    `tokenizer`: a transformers tokenizer, which this object then owns (truncation and padding are switched
-    off). `vocabulary`: how many subwords the model knows. Raises ModelError where a subword is beyond it.
+    `tokenizer`: a transformers tokenizer, which this object owns from then on (truncation and padding are switched
+    off). `vocabulary`: the number of subwords that the model knows. `mode`: "words" if a word's subwords never depend
+    on its sentence, "first" if only the first word differs, else "sentences": then nothing is cached. Raises ModelError
+    for a tokenizer that does not fit the model.
     """
 
     def __init__(self, tokenizer: Any, *, vocabulary: int) -> None:
@@ -92,11 +97,11 @@ class SubwordTokenizer:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
-            self._lead = _keep_space_before_words(self._backend)
-        self._table = _Table(self._split_single)
-        self._first: _Table | None = None
+            self._lead = _restore_space_before_words(self._backend)
+        self._table = _WordTable(self._split_single)
+        self._first: _WordTable | None = None
         self.mode: Mode = "words"
-        self._settle(PROBES)
+        self._choose_mode(PROBES)
         self._checked = False
         self.specials = self._find_specials()
         self.takes_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
@@ -104,22 +109,21 @@ class SubwordTokenizer:
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         """Split the words of sentences, each distinct word once."""
         if not self._checked and sentences:
-            self._settle(sentences[:CHECKED_SENTENCES])
+            self._choose_mode(sentences[:CHECKED_SENTENCES])
             self._checked = True
-        words_of = np.fromiter(map(len, sentences), np.int64, count=len(sentences))
-        sentence_indptr = indptr(words_of)
+        sentence_indptr = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
         if self.mode == "sentences":
             ids, lengths = self._split_sentences(sentences)
         else:
             ids, lengths = self._compose(sentences, sentence_indptr)
         return Tokenized(ids=ids, word_indptr=indptr(lengths), sentence_indptr=sentence_indptr)
 
-    def piece(self, index: int) -> str:
-        """Return the spelling of a subword as the vocabulary has it."""
+    def subword_text(self, index: int) -> str:
+        """Return the spelling of a subword in the vocabulary."""
         return str(self._tokenizer.convert_ids_to_tokens(int(index)))
 
     def sha256(self) -> str:
-        """Hash all that decides how text becomes ids."""
+        """Return a hash of everything that decides how text becomes ids."""
         if self._backend is not None:
             description = json.loads(self._backend.to_str())
         else:
@@ -127,9 +131,7 @@ class SubwordTokenizer:
         canonical = json.dumps([description, asdict(self.specials), self._lead], sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def _compose(
-        self, sentences: Sequence[Sequence[str]], sentence_indptr: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _compose(self, sentences: Sequence[Sequence[str]], sentence_indptr: NDArray[np.int64]) -> _Split:
         starts, lengths = self._table.lookup(chain.from_iterable(sentences), int(sentence_indptr[-1]))
         flat = self._table.flat
         if self._first is not None:
@@ -140,26 +142,24 @@ class SubwordTokenizer:
             flat = np.concatenate([flat, self._first.flat])
         return flat[ragged_indices(starts, lengths)], lengths
 
-    def _settle(self, sentences: Sequence[Sequence[str]]) -> None:
-        """Hold composed words against the tokenizer's own encoding of whole sentences, and choose the mode."""
+    def _choose_mode(self, sentences: Sequence[Sequence[str]]) -> None:
+        """Compare composed words with the tokenizer's own encoding of whole sentences, and choose the mode."""
         sentences = [sentence for sentence in sentences if len(sentence)]
         expected = self._split_sentences(sentences)
-        while self.mode != "sentences" and not self._reproduces(sentences, expected):
+        bounds = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
+        while self.mode != "sentences":
+            ids, lengths = self._compose(sentences, bounds)
+            if np.array_equal(ids, expected[0]) and (self._backend is None or np.array_equal(lengths, expected[1])):
+                return
             if self.mode == "words":
                 self.mode = "first"
-                self._first = _Table(self._split_single)
-                self._table = _Table(self._split_inner)
+                self._first = _WordTable(self._split_single)
+                self._table = _WordTable(self._split_inner)
             elif self._backend is not None:
                 self.mode = "sentences"
-            else:  # without a fast tokenizer nothing says which piece is whose: a word stands for itself
-                self.mode, self._first, self._table = "words", None, _Table(self._split_single)
+            else:  # a slow tokenizer does not report which subword belongs to which word: split words one by one
+                self.mode, self._first, self._table = "words", None, _WordTable(self._split_single)
                 return
-
-    def _reproduces(self, sentences: Sequence[Sequence[str]], expected: Pieces) -> bool:
-        bounds = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
-        ids, lengths = self._compose(sentences, bounds)
-        alike = np.array_equal(ids, expected[0])
-        return alike and (self._backend is None or np.array_equal(lengths, expected[1]))
 
     def _encode(self, sentences: list[list[str]]) -> list[Any]:
         assert self._backend is not None
@@ -172,61 +172,61 @@ class SubwordTokenizer:
         ids: list[int] = encoded["input_ids"]
         return ids
 
-    def _split_single(self, words: list[str]) -> Pieces:
+    def _split_single(self, words: list[str]) -> _Split:
         """Split words, each as a sentence of one word."""
         if self._backend is None:
-            ids = [self._encode_slowly([word]) for word in words]
-        else:
-            ids = [encoding.ids for encoding in self._encode([[word] for word in words])]
-        return self._pieces(ids)
+            return self._flat([self._encode_slowly([word]) for word in words])
+        return self._flat([encoding.ids for encoding in self._encode([[word] for word in words])])
 
-    def _split_inner(self, words: list[str]) -> Pieces:
+    def _split_inner(self, words: list[str]) -> _Split:
         """Split words, each as the second word of a sentence."""
         if self._backend is None:
             skipped = len(self._encode_slowly(["a"]))
-            return self._pieces([self._encode_slowly(["a", word])[skipped:] for word in words])
+            return self._flat([self._encode_slowly(["a", word])[skipped:] for word in words])
         encodings = self._encode([["a", word] for word in words])
-        return self._pieces([_of_word(encoding, 1) for encoding in encodings])
+        return self._flat(
+            [
+                [index for index, word in zip(encoding.ids, encoding.word_ids, strict=True) if word == 1]
+                for encoding in encodings
+            ]
+        )
 
-    def _split_sentences(self, sentences: Sequence[Sequence[str]]) -> Pieces:
-        """Split whole sentences; without a fast tokenizer the lengths are those of the sentences."""
+    def _split_sentences(self, sentences: Sequence[Sequence[str]]) -> _Split:
+        """Split whole sentences; with a slow tokenizer the lengths are those of sentences, not of words."""
         if self._backend is None:
-            return self._pieces([self._encode_slowly(sentence) for sentence in sentences])
+            return self._flat([self._encode_slowly(sentence) for sentence in sentences])
         encodings = self._encode([list(sentence) for sentence in sentences])
         lengths = [
             np.bincount(np.array(encoding.word_ids, np.int64), minlength=len(sentence))
             for encoding, sentence in zip(encodings, sentences, strict=True)
         ]
-        ids, _ = self._pieces([encoding.ids for encoding in encodings])
+        ids, _ = self._flat([encoding.ids for encoding in encodings])
         return ids, np.concatenate(lengths) if lengths else np.empty(0, np.int64)
 
-    def _pieces(self, ids: list[list[int]]) -> Pieces:
+    def _flat(self, ids: list[list[int]]) -> _Split:
         lengths = np.fromiter(map(len, ids), np.int64, count=len(ids))
         flat = np.fromiter(chain.from_iterable(ids), np.int32, count=int(lengths.sum()))
         if len(flat) and int(flat.max()) >= self._vocabulary:
             largest = int(flat.max())
             raise ModelError(
-                f"the tokenizer gives the id {largest} ({self.piece(largest)!r}), the model has only "
+                f"the tokenizer returns the id {largest} ({self.subword_text(largest)!r}), the model has only "
                 f"{self._vocabulary} embeddings; use the tokenizer that belongs to the model"
             )
         return flat, lengths
 
     def _find_specials(self) -> Specials:
-        """Read off what stands around two probe sentences, which must be the same."""
-        found = {self._specials_of([word]) for word in self._probe_words()[:2]}
-        found |= {self._specials_of(self._probe_words())}
-        if len(found) != 1:
-            raise ModelError("the tokenizer's special subwords depend on the sentence; this is not supported")
-        return found.pop()
-
-    def _probe_words(self) -> list[str]:
+        """Find what is added around a few probe sentences; it must always be the same."""
         words = [word for sentence in PROBES for word in sentence]
         if self._backend is not None:
             encodings = self._encode([[word] for word in words])
             words = [word for word, encoding in zip(words, encodings, strict=True) if encoding.ids]
-        return words
+        found = {self._specials_of(sentence) for sentence in (words[:1], words[1:2], words)}
+        if len(found) != 1:
+            raise ModelError("the tokenizer's special subwords depend on the sentence; this is not supported")
+        return found.pop()
 
     def _specials_of(self, words: list[str]) -> Specials:
+        special: list[int] = []
         if self._backend is not None:
             encoding = self._backend.encode(
                 [self._lead + word for word in words], is_pretokenized=True, add_special_tokens=True
@@ -237,7 +237,6 @@ class SubwordTokenizer:
             encoded = self._tokenizer(words, is_split_into_words=True, return_token_type_ids=True)
             ids, types = encoded["input_ids"], encoded["token_type_ids"]
             body = self._encode_slowly(words)
-            special = []
         start = special.index(0) if 0 in special else 0
         while ids[start : start + len(body)] != body:
             start += 1
@@ -248,31 +247,11 @@ class SubwordTokenizer:
         return Specials(tuple(ids[:start]), tuple(ids[stop:]), tuple(types[:start]), body_type, tuple(types[stop:]))
 
 
-def ragged_indices(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of runs `[start, start + length)`, one run after the other."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    indices = np.arange(total, dtype=np.int64)
-    indices += np.repeat(starts - (ends - lengths), lengths)
-    return indices
+def _restore_space_before_words(backend: Any) -> str:
+    """Give pre-split words the space in front of them that byte-level BPE treats as part of their spelling.
 
-
-def indptr(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where runs of `lengths` begin and end."""
-    bounds = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=bounds[1:])
-    return bounds
-
-
-def _of_word(encoding: Any, word: int) -> list[int]:
-    return [index for index, of in zip(encoding.ids, encoding.word_ids, strict=True) if of == word]
-
-
-def _keep_space_before_words(backend: Any) -> str:
-    """Give split words back the space before them, which in byte-level BPE is part of their spelling.
-
-    Where the byte-level step stands alone it can add the space itself. Behind another step it would add one to
-    every part of a word, so there the space is put before the word: returned is what to put.
+    A byte-level step that is alone can add the space itself. After another step it would add one to every part of a
+    word, so the returned string is to be put in front of each word instead.
     """
     step = json.loads(backend.to_str()).get("pre_tokenizer") or {}
     if step.get("type") == "ByteLevel":

@@ -16,10 +16,7 @@ from embstore.errors import InvalidValueError
 from embstore.extraction.extract import extract
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.plan import plan
-from embstore.models.elmo.weights import find_elmo
-from embstore.models.loading import open_checkpoint
-from embstore.models.static.names import parse_static_name
-from embstore.models.transformer.untrained import save_untrained
+from embstore.models import encoder_from_shorthand, model_kind, save_untrained
 from embstore.probes import EdgeProbe, Training, read_edges, split_file
 from embstore.probes.edges.tasks import SPLITS, Sample
 from embstore.store import Store
@@ -98,8 +95,7 @@ class Sentences:
 def require_models(models: Mapping[str, str]) -> None:
     """Raise ModelError for a folder that lacks what a transformer needs, before another model's hours have passed."""
     for model in models.values():
-        if parse_static_name(model) is None and find_elmo(model) is None:
-            open_checkpoint(model, revision=None)
+        model_kind(model)
 
 
 def extracted(setting: Setting, name: str) -> dict[str, Store]:
@@ -108,7 +104,7 @@ def extracted(setting: Setting, name: str) -> dict[str, Store]:
     if not setting.scale.untrained:
         return stores
     model = setting.models[name]
-    if parse_static_name(model) is not None or find_elmo(model) is not None:
+    if model_kind(model) != "transformer":
         setting.notes.append(f"{name}: no baseline of random weights: they are drawn for transformers alone")
         return stores
     folder = setting.study.folder / "models" / f"{name}-untrained-{setting.scale.seed}"
@@ -125,7 +121,7 @@ def _store(setting: Setting, name: str, model: str, *, layers: str) -> Store:
     def make() -> Store:
         planned = plan(
             Sentences(setting.tasks, scale.sentences, scale.seed),
-            model=model,
+            model=encoder_from_shorthand(model, device=setting.device),
             options=ExtractionOptions(layers=layers, unit=scale.unit),
             device=setting.device,
             store=path,

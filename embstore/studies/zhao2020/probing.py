@@ -16,6 +16,7 @@ from embstore.extraction.extract import extract
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.plan import plan
 from embstore.extraction.window_plan import extract_windows, plan_windows
+from embstore.models import encoder_from_shorthand
 from embstore.probes import ClassProbe, ProbeResult, Training, WordSplit, load
 from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
 from embstore.probes.splits import SPLITS
@@ -130,7 +131,7 @@ def extracted_once(setting: Setting, name: str, model: str | Path) -> Store:
     def make() -> Store:
         planned = plan(
             open_corpus(setting.corpus, format="pse"),
-            model=model,
+            model=encoder_from_shorthand(model, device=setting.device),
             options=ExtractionOptions(keep=setting.keep),
             device=setting.device,
             store=path,
@@ -148,7 +149,7 @@ def _windowed(setting: Setting, name: str, model: str) -> Mapping[int | None, St
     def make() -> Mapping[int | None, Store]:
         planned = plan_windows(
             open_corpus(setting.corpus, format="pse"),
-            model=model,
+            model=encoder_from_shorthand(model, device=setting.device),
             context_windows=setting.scale.context_windows,
             options=ExtractionOptions(keep=setting.keep),
             device=setting.device,

@@ -10,8 +10,7 @@ from typing import Any
 import polars as pl
 
 from embstore.corpus import open_corpus
-from embstore.models.finetune import FineTuned, finetune
-from embstore.models.transformer.attention_maps import attention_similarity
+from embstore.models import FineTuned, FineTuneSettings, attention_similarity, finetune
 from embstore.studies.zhao2020.probing import (
     LABEL,
     Setting,
@@ -37,17 +36,19 @@ def _tuned(setting: Setting, task: str, data: str | Path, *, window: int | None 
     return setting.study.timed(
         f"fine-tune {name}",
         lambda: finetune(
-            task,
             data,
+            task=task,
             model=setting.model,
             out=setting.study.folder / "models" / name,
-            epochs=scale.tuning_epochs,
-            batch_size=scale.tuning_batch_size,
-            sentences=scale.tuning_sentences,
-            attention_window=window,
-            seed=scale.seed,
+            settings=FineTuneSettings(
+                epochs=scale.tuning_epochs,
+                batch_size=scale.tuning_batch_size,
+                n_examples=scale.tuning_sentences,
+                attention_window=window,
+                seed=scale.seed,
+                **options,
+            ),
             device=setting.device,
-            **options,
         ),
     )
 
@@ -68,7 +69,7 @@ def pos_by_window(setting: Setting, data: str | Path) -> pl.DataFrame:
 
 def _best(tuned: FineTuned, task: str) -> pl.DataFrame:
     chosen = pl.col("best") & (pl.col("split") == "dev") & (pl.col("metric") == METRIC[task])
-    return tuned.scores.filter(chosen).select("epoch", "split", "metric", "value")
+    return tuned.frame.filter(chosen).select("epoch", "split", "metric", "value")
 
 
 def probed(setting: Setting, tuned: Mapping[str, FineTuned], stores: Stores) -> pl.DataFrame:
@@ -101,10 +102,10 @@ def attention(setting: Setting, tuned: Mapping[str, FineTuned], data: Mapping[st
 
         def make(path: Path = each.path) -> pl.DataFrame:
             return attention_similarity(
-                setting.model,
-                path,
                 open_corpus(setting.corpus, format="pse"),
-                sentences=scale.similarity_sentences,
+                model_a=setting.model,
+                model_b=path,
+                n_sentences=scale.similarity_sentences,
                 seed=scale.seed,
                 device=setting.device,
             )

@@ -1,0 +1,238 @@
+"""Hugging Face checkpoints from a folder or the hub: safetensors only, no code from the folder, errors in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from embstore.errors import ModelError
+from embstore.models.memory import memory_needed
+
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+HUB_FILES = ("*.json", "*.txt", "model*.safetensors", *(name for name in TOKENIZER_FILES if "model" in name))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode on its device, its tokenizer, and the source of both.
+
+    `missing`: parameters of the model that the files do not contain; their values are random.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+    revision: str | None
+    weights_sha256: str
+    missing: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The folder of a model: its revision on the hub, weight files, configuration and tokenizer."""
+
+    folder: Path
+    revision: str | None
+    files: list[Path]
+    config: Any
+    tokenizer: Any
+
+
+def load(model: str | Path, *, device: torch.device, dtype: torch.dtype, revision: str | None) -> Loaded:
+    """Load a model folder or a model of the Hugging Face hub; every failure is a ModelError of one line."""
+    checkpoint = open_checkpoint(model, revision=revision)
+    with quiet():
+        network, missing = _load_network(checkpoint.folder, checkpoint.config, dtype)
+    with memory_needed(f"the model {str(model)!r}", device):
+        network = network.to(device).eval()
+    sha256 = sha256_of(checkpoint.files)
+    return Loaded(network, checkpoint.tokenizer, str(model), checkpoint.revision, sha256, missing)
+
+
+def open_checkpoint(model: str | Path, *, revision: str | None) -> Checkpoint:
+    """Find a model folder, or download one from the hub, and read all but its weights; raises ModelError."""
+    with quiet():
+        folder, revision = _find_folder(model, revision)
+        return Checkpoint(folder, revision, _weight_files(folder), _config(folder), _tokenizer(folder))
+
+
+def _find_folder(model: str | Path, revision: str | None) -> tuple[Path, str | None]:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder, None
+    name = str(model)
+    if folder.exists():
+        raise ModelError(f"the model {name!r} is a file; give the folder that contains config.json")
+    looks_like_path = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
+    if looks_like_path or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise ModelError(f"there is no model folder {name!r}; give a folder with config.json or a name of the hub")
+    try:
+        snapshot = Path(
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"]
+            )
+        )
+    except Exception as error:
+        wanted = name if revision is None else f"{name} (revision {revision})"
+        raise ModelError(
+            f"the model {wanted!r} is not a folder here and could not be downloaded from the hub: {_line(error)}"
+        ) from error
+    return snapshot, snapshot.name
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder after checking that all of them can be read."""
+    if not os.access(folder, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise ModelError(f"the folder {str(folder)!r} cannot be read: permission denied")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"the folder {str(folder)!r} has no config.json; give the folder of a Hugging Face model")
+    files = [folder / WEIGHTS]
+    if (folder / WEIGHTS_INDEX).is_file():
+        try:
+            shards = json.loads((folder / WEIGHTS_INDEX).read_text("utf-8"))["weight_map"].values()
+            files = [folder / name for name in sorted(set(shards))]
+        except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
+            raise ModelError(f"{str(folder / WEIGHTS_INDEX)!r} is not a safetensors index: {_line(error)}") from error
+    for file in files:
+        if not file.is_file():
+            pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
+            advice = (
+                "pickled weights are never loaded: convert them with model.save_pretrained(..., "
+                "safe_serialization=True)"
+                if pickled
+                else "give a folder with safetensors weights"
+            )
+            raise ModelError(f"the folder {str(folder)!r} has no {file.name}; {advice}")
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise ModelError(f"the weights {str(file)!r} cannot be read: {error.strerror}") from error
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(f"the weights {str(file)!r} are damaged: {_line(error)}; download them again") from error
+    return files
+
+
+def _config(folder: Path) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"the config.json of {str(folder)!r} is not of a known model: {_line(error)}") from error
+
+
+def _tokenizer(folder: Path) -> Any:
+    # Without this check transformers builds an empty tokenizer for some architectures, without a warning.
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            f"the folder {str(folder)!r} has no tokenizer; add the tokenizer.json that belongs to the model"
+        )
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"the tokenizer of {str(folder)!r} cannot be loaded: {_line(error)}") from error
+
+
+def _load_network(folder: Path, config: Any, dtype: torch.dtype) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Return the network, of an encoder-decoder its encoder, and the parameters that the files do not contain."""
+    text_encoders = transformers.AutoModelForTextEncoding
+    kind = text_encoders if type(config) in text_encoders._model_mapping else transformers.AutoModel
+    network, report = read_network(kind, folder, config, dtype)
+    tensors = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
+    missing = {name: tensors[name] for name in sorted(report.get("missing_keys", ())) if name in tensors}
+    for name, parameter in network.named_parameters():
+        if name not in missing and not bool(torch.isfinite(parameter).all()):
+            stored = str(parameter.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"the weights of {str(folder)!r} contain NaN or infinity in {name!r} (as {stored}); "
+                "download them again or choose a wider compute dtype"
+            )
+    if getattr(config, "is_encoder_decoder", False) and kind is transformers.AutoModel:
+        network = network.get_encoder()
+    return network, missing
+
+
+def read_network(
+    kind: Any, folder: Path, config: Any, dtype: torch.dtype, **more: Any
+) -> tuple[Any, Mapping[str, Any]]:
+    """Read a network of that Auto class, with fused attention if it has one, and transformers' loading report."""
+    options = {
+        "config": config,
+        "dtype": dtype,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+        "output_loading_info": True,
+        **more,
+    }
+    try:
+        try:
+            network, report = kind.from_pretrained(folder, attn_implementation="sdpa", **options)
+        except (ValueError, ImportError) as error:
+            if "attention" not in str(error):
+                raise
+            network, report = kind.from_pretrained(folder, attn_implementation="eager", **options)
+    except Exception as error:
+        raise ModelError(f"the model in {str(folder)!r} cannot be loaded: {_line(error)}") from error
+    return network, report
+
+
+def sha256_of(files: list[Path]) -> str:
+    """Return the hash of files as if they were one, in the given order."""
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb", buffering=0) as stream:
+            while chunk := stream.read(1 << 22):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers and the hub from writing progress bars and advice inside the block."""
+    logs: Any = transformers.utils.logging
+    hub: Any = huggingface_hub.utils
+    verbosity = logs.get_verbosity()
+    bars = logs.is_progress_bar_enabled()
+    hub_bars = not hub.are_progress_bars_disabled()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    hub.disable_progress_bars()
+    try:
+        yield
+    finally:
+        logs.set_verbosity(verbosity)
+        if bars:
+            logs.enable_progress_bar()
+        if hub_bars:
+            hub.enable_progress_bars()

@@ -1,0 +1,157 @@
+"""Labeled data as subwords, and examples of different lengths as one batch of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.models.batching import ROW_CAPACITY, pack
+from embstore.models.encoder import ragged_indices
+from embstore.models.finetuning.data import LabeledText, LabeledWords
+from embstore.models.transformer.inputs import NO_WORD, visible_words
+from embstore.models.transformer.tokens import SubwordTokenizer
+
+NO_LABEL = -100  # ignored by torch's cross entropy
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuneExample:
+    """The subwords of a sentence or pair, special ones included: four arrays of one length.
+
+    `types`: the tokenizer's token types. `words`: the number of each subword's word, NO_WORD for special ones.
+    `labels`: NO_LABEL except where the model predicts one: at a word's last subword, or at the one for the whole.
+    """
+
+    ids: NDArray[np.int64]
+    types: NDArray[np.int64]
+    words: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FineTuneData:
+    """The examples of a split, and how many labels they have.
+
+    `n_cut`: labels that are neither trained on nor scored, because their word (or a part of it) is beyond the maximum
+    length or has no subword.
+    """
+
+    examples: list[FineTuneExample]
+    n_labels: int
+    n_cut: int
+
+
+def word_examples(
+    sentences: Sequence[LabeledWords], tokenizer: SubwordTokenizer, numbers: dict[str, int], *, max_length: int
+) -> FineTuneData:
+    """Encode sentences with each word's label at its last subword; sentences without any label are left out."""
+    tokenized = tokenizer.tokenize([sentence.words for sentence in sentences])
+    specials = tokenizer.specials
+    before = len(specials.prefix)
+    limit = max_length - specials.count
+    examples, n_labels, n_cut = [], 0, 0
+    for number, sentence in enumerate(sentences):
+        bounds = tokenized.word_indptr[tokenized.sentence_indptr[number] : tokenized.sentence_indptr[number + 1] + 1]
+        ids = tokenized.ids[bounds[0] : bounds[-1]][:limit]
+        counts, ends = np.diff(bounds), bounds[1:] - bounds[0]
+        targets = np.array([NO_LABEL if label is None else numbers[label] for label in sentence.labels], np.int64)
+        labeled = (counts > 0) & (ends <= limit) & (targets != NO_LABEL)
+        n_labels += int(labeled.sum())
+        n_cut += int((targets != NO_LABEL).sum() - labeled.sum())
+        if not labeled.any():
+            continue
+        words = np.full(len(ids) + specials.count, NO_WORD, np.int64)
+        words[before : before + len(ids)] = np.repeat(np.arange(len(counts)), counts)[:limit]
+        labels = np.full(len(words), NO_LABEL, np.int64)
+        labels[before + ends[labeled] - 1] = targets[labeled]
+        whole, types = specials.around(ids)
+        examples.append(FineTuneExample(whole, types, words, labels))
+    return FineTuneData(examples, n_labels, n_cut)
+
+
+def text_examples(
+    items: Sequence[LabeledText], tokenizer: Any, numbers: dict[str, int], *, max_length: int, causal: bool
+) -> FineTuneData:
+    """Encode sentences or pairs as the tokenizer does, with their label at one subword.
+
+    That is [CLS] if the tokenizer has one, else the first subword, or the last one of a causal model. Pairs are cut
+    from the end of the longer sentence.
+    """
+    columns = zip(*(item.texts for item in items), strict=True)
+    encoded = tokenizer(
+        *map(list, columns), truncation=True, max_length=max_length, padding=False, return_token_type_ids=True
+    )
+    examples = []
+    for item, ids, types in zip(items, encoded["input_ids"], encoded["token_type_ids"], strict=True):
+        labels = np.full(len(ids), NO_LABEL, np.int64)
+        cls = tokenizer.cls_token_id
+        labels[ids.index(cls) if cls in ids else len(ids) - 1 if causal else 0] = numbers[item.label]
+        examples.append(FineTuneExample(np.array(ids, np.int64), np.array(types, np.int64), labels * 0, labels))
+    return FineTuneData(examples, len(examples), 0)
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes one batch of examples.
+
+    `position_offset`: the number of the first position; if given, examples are packed into rows one after the other,
+    each attending to itself alone, so that little is computed for padding. None: each has a row, padded at the end.
+    `attention_window`: words left and right; None: all.
+    """
+
+    padding_id: int
+    takes_types: bool
+    causal: bool
+    attention_window: int | None
+    position_offset: int | None = None
+
+    def __call__(self, examples: Sequence[FineTuneExample]) -> dict[str, torch.Tensor]:
+        lengths = np.array([len(example.ids) for example in examples])
+        if self.position_offset is None:
+            rows, columns = np.arange(len(examples)), np.zeros(len(examples), np.int64)
+        else:
+            rows, columns, _ = pack(lengths, max(ROW_CAPACITY["cpu"], int(lengths.max())))
+        shape = (int(rows.max()) + 1, int((columns + lengths).max()))
+        positions = ragged_indices(rows * shape[1] + columns, lengths)
+
+        def arranged(parts: Sequence[NDArray[np.int64]], fill: int) -> torch.Tensor:
+            flat = np.full(shape[0] * shape[1], fill, np.int64)
+            flat[positions] = np.concatenate(parts)
+            return torch.from_numpy(flat.reshape(shape))
+
+        batch = {
+            "input_ids": arranged([example.ids for example in examples], self.padding_id),
+            "labels": arranged([example.labels for example in examples], NO_LABEL),
+        }
+        if self.takes_types:
+            batch["token_type_ids"] = arranged([example.types for example in examples], 0)
+        if self.position_offset is not None:
+            numbers = [np.arange(length) + self.position_offset for length in lengths]
+            batch["position_ids"] = arranged(numbers, self.position_offset)
+        owners = arranged([np.full(length, number) for number, length in enumerate(lengths)], -1)
+        if self.position_offset is None and self.attention_window is None:
+            batch["attention_mask"] = (owners >= 0).long()
+        else:
+            words = arranged([example.words for example in examples], NO_WORD)
+            batch["attention_mask"] = pair_mask(owners, words, reach=self.attention_window, causal=self.causal)
+        return batch
+
+
+def pair_mask(owners: torch.Tensor, words: torch.Tensor, *, reach: int | None, causal: bool) -> torch.Tensor:
+    """Return the mask of pairs that is added to attention scores: float32 [rows, 1, positions, positions].
+
+    `owners` [rows, positions]: the example at each position; an example attends to itself alone. Padding is one more
+    example, because a row of scores must not be masked entirely. `words`: see `visible_words`. `reach`: of the
+    attention window; None: all words.
+    """
+    allowed = owners[:, None, :, None] == owners[:, None, None, :]
+    if reach is not None:
+        allowed &= visible_words(words, reach)
+    if causal:
+        allowed &= torch.ones(owners.shape[1], owners.shape[1], dtype=torch.bool).tril()
+    return torch.zeros(allowed.shape).masked_fill_(~allowed, torch.finfo(torch.float32).min)

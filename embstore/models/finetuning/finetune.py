@@ -1,0 +1,181 @@
+"""Fine-tune a transformer on labeled data to an ordinary checkpoint, resumable epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embstore.devices import choose_device, torch_threads
+from embstore.errors import InvalidValueError, MissingPackageError
+from embstore.models.checkpoint import Checkpoint, open_checkpoint, sha256_of
+from embstore.models.finetuning.data import DataSource, Item, find_splits, label_names, read_items, sampled
+from embstore.models.finetuning.examples import FineTuneData, text_examples, word_examples
+from embstore.models.finetuning.network import Trainable, load_trainable, save_network
+from embstore.models.finetuning.record import (
+    PLAN,
+    RECORD,
+    TRAINING,
+    begin,
+    finish,
+    read_record,
+    require_same,
+    stage_of,
+)
+from embstore.models.finetuning.settings import FineTuneSettings, FineTuneTask, check_task
+from embstore.models.finetuning.training import FineTuneRun, own_randomness
+from embstore.models.transformer.tokens import SubwordTokenizer
+from embstore.progress import Progress, reporting
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A fine-tuned model: its folder, which is an ordinary checkpoint, and the record in its finetuning.json."""
+
+    path: Path
+    record: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"FineTuned({str(self.path)!r}, task={self.record['task']!r}, best_epoch={self.record['best_epoch']})"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the training."""
+        return dict(self.record["settings"])
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """Return a tidy frame `task, epoch, split, metric, value, best`: the loss on train, scores on dev and test."""
+        import polars as pl
+
+        best = self.record["best_epoch"]
+        rows = [
+            (row["epoch"], split, metric, value, row["epoch"] == best)
+            for row in self.record["epochs"]
+            for split in ("train", "dev")
+            for metric, value in row[split].items()
+        ]
+        rows += [(best, "test", metric, value, True) for metric, value in (self.record["test"] or {}).items()]
+        schema = {"epoch": pl.Int64, "split": pl.String, "metric": pl.String, "value": pl.Float64, "best": pl.Boolean}
+        frame = pl.DataFrame(rows, schema=schema, orient="row")
+        return frame.select(pl.lit(self.record["task"]).alias("task"), pl.all())
+
+
+def finetune(
+    data: DataSource,
+    *,
+    task: str,
+    model: str | Path,
+    out: str | Path,
+    settings: FineTuneSettings | None = None,
+    label: str | None = None,
+    columns: str | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    revision: str | None = None,
+    progress: Progress = None,
+) -> FineTuned:
+    """Fine-tune a transformer on a task and save the checkpoint of the epoch that is best on dev.
+
+    `data`: a folder with files named train, dev and perhaps test, or the files by split: {"train": ..., "dev": ...}.
+    `task`: "pos" and "ner" read words from CoNLL-U (`label`: upos) or CoNLL columns (`columns`, `label`); "classify"
+    reads lines `label<TAB>sentence`, "paraphrase" lines `label<TAB>sentence1<TAB>sentence2`. A linear layer predicts
+    the label from the last hidden state of a word's last subword, or of [CLS]. `out`: the folder to write.
+    `settings`: None is those of Zhao et al. 2020. `threads`: CPU threads; None: as many as torch uses. `progress`:
+    called with (batches done, of how many).
+
+    The same call resumes an interrupted training after its last complete epoch, and returns a finished one unchanged.
+    Raises InvalidValueError if `out` contains anything else or was made with other settings, CorpusError for data that
+    cannot be read or trained on, ModelError for the model, MissingPackageError without accelerate.
+    """
+    settings = settings or FineTuneSettings()
+    chosen = check_task(task, settings)
+    if find_spec("accelerate") is None:
+        raise MissingPackageError('fine-tuning needs accelerate: pip install "embstore[finetune]"')
+    where, folder = choose_device(device), Path(out)
+    if where.type == "cuda" and where.index:
+        raise InvalidValueError(f"fine-tuning uses the first GPU, not {device}: choose it with CUDA_VISIBLE_DEVICES")
+    stage = stage_of(folder)
+    files = find_splits(data)
+    items = {split: read_items(chosen, path, label=label, columns=columns) for split, path in files.items()}
+    labels = label_names(files, items)
+    checkpoint = open_checkpoint(model, revision=revision)
+    plan = _plan(task, model, checkpoint, files, settings, {"label": label, "columns": columns})
+    if stage != "new":
+        recorded = read_record(folder / RECORD if stage == "finished" else folder / TRAINING / PLAN)
+        require_same(folder, recorded, plan)
+        if stage == "finished":
+            return FineTuned(folder, recorded)
+    items["train"] = sampled(items["train"], settings.n_examples, seed=settings.seed)
+    with (
+        torch_threads(threads),
+        own_randomness(settings.seed),
+        reporting(progress, unit="batches", label="finetune") as report,
+    ):
+        trainable = load_trainable(checkpoint, str(model), labels)
+        trainable.check(max_length=settings.max_length, attention_window=settings.attention_window)
+        encoded = {
+            split: _encode(chosen, part, trainable, checkpoint, labels, settings.max_length)
+            for split, part in items.items()
+        }
+        for split, part in encoded.items():
+            if not part.examples:
+                raise InvalidValueError(
+                    f"{files[split]}: no labeled word is within the maximum length; choose a longer one"
+                )
+        begin(folder, plan)
+        run = FineTuneRun(chosen, settings, trainable, encoded, labels, folder / TRAINING, where, report)
+        record = plan | run.run()
+    for split, part in encoded.items():
+        record["data"][split] |= {"examples": len(part.examples), "labels": part.n_labels, "labels_cut": part.n_cut}
+    save_network(trainable.network, checkpoint, folder / TRAINING / "model")
+    finish(folder, folder / TRAINING / "model", record)
+    return FineTuned(folder, record)
+
+
+def _plan(
+    task: str,
+    model: str | Path,
+    checkpoint: Checkpoint,
+    files: dict[str, Path],
+    settings: FineTuneSettings,
+    columns: dict[str, str | None],
+) -> dict[str, Any]:
+    """Return everything that decides the result, and where it was found."""
+    tokenizer = SubwordTokenizer(checkpoint.tokenizer, vocabulary=len(checkpoint.tokenizer))
+    return {
+        "format": 1,
+        "task": task,
+        "model": str(model),
+        "revision": checkpoint.revision,
+        "weights": sha256_of(checkpoint.files),
+        "tokenizer": tokenizer.sha256(),
+        "data": {split: {"name": path.name, "sha256": sha256_of([path])} for split, path in files.items()},
+        "settings": asdict(settings)
+        | {"batch_size": settings.batch_size or check_task(task, settings).batch_size}
+        | {"optimizer": "Adam", "schedule": "constant", "head": "linear", **columns},
+        "software": {name: version(name) for name in ("embstore", "torch", "transformers", "accelerate")},
+    }
+
+
+def _encode(
+    task: FineTuneTask,
+    items: Sequence[Item],
+    trainable: Trainable,
+    checkpoint: Checkpoint,
+    labels: list[str],
+    max_length: int,
+) -> FineTuneData:
+    numbers = {name: number for number, name in enumerate(labels)}
+    given: Any = items
+    if task.labels_words:
+        return word_examples(given, trainable.tokenizer, numbers, max_length=max_length)
+    # Text needs the tokenizer as published: SubwordTokenizer may have changed its own to start words with a space.
+    tokenizer = open_checkpoint(checkpoint.folder, revision=None).tokenizer
+    return text_examples(given, tokenizer, numbers, max_length=max_length, causal=trainable.causal)

@@ -1,0 +1,116 @@
+"""The folder of a fine-tuned model: its record, and whether its training is finished or can be resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from embstore.errors import InvalidValueError, StorageError, one_line
+
+RECORD = "finetuning.json"
+TRAINING = "training"  # the folder of an unfinished training, removed at its end
+PLAN = "plan.json"
+COMPARED = ("task", "weights", "tokenizer", "data", "settings")
+
+Stage = Literal["new", "begun", "finished"]
+
+
+def stage_of(out: Path) -> Stage:
+    """Return how far the training in a folder is; raises InvalidValueError if the folder contains anything else."""
+    if (out / RECORD).is_file():
+        return "finished"
+    if (out / TRAINING / PLAN).is_file():
+        return "begun"
+    if out.exists() and not out.is_dir():
+        raise InvalidValueError(f"{one_line(out)} is a file: give the folder that the model is to be written to")
+    if out.is_dir() and any(path.name != TRAINING for path in out.iterdir()):
+        raise InvalidValueError(
+            f"the folder {one_line(out)} contains something other than a fine-tuned model: choose another --out"
+        )
+    if not out.absolute().parent.is_dir():
+        raise InvalidValueError(f"cannot make {one_line(out)}: there is no folder {one_line(out.absolute().parent)}")
+    return "new"
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a record or a plan; raises InvalidValueError for any other file."""
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidValueError(f"{one_line(path)} cannot be read ({error}): choose another --out") from None
+    if not isinstance(record, dict) or any(name not in record for name in COMPARED):
+        raise InvalidValueError(f"{one_line(path)} is not a record of fine-tuning: choose another --out")
+    return record
+
+
+def require_same(out: Path, recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise InvalidValueError, with the first difference, if a folder was made with other inputs or settings."""
+    first, second = dict(_compared(recorded)), dict(_compared(wanted))
+    for name in [*second, *first]:
+        if first.get(name) != second.get(name):
+            raise InvalidValueError(
+                f"{one_line(out)} was fine-tuned with {name} {_short(first.get(name))}, this command has "
+                f"{_short(second.get(name))}: choose another --out, or use the recorded value"
+            )
+
+
+def _compared(plan: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what must be the same, with its name: everything but paths and names of files and models."""
+    yield "task", plan["task"]
+    yield "the weights", plan["weights"]
+    yield "the tokenizer", plan["tokenizer"]
+    for split, data in plan["data"].items():
+        yield f"{split} data", data["sha256"]
+    for name, value in plan["settings"].items():
+        yield name.replace("_", " "), value
+
+
+def _short(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return f"{text[:12]}..." if len(text) == 64 else text
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a file atomically."""
+    partial = path.with_name(f".{path.name}.new")
+    try:
+        with partial.open("w", encoding="utf-8") as stream:
+            json.dump(value, stream, ensure_ascii=False, indent=2)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise StorageError(f"{one_line(path)} cannot be written: {error.strerror or error}") from error
+
+
+def begin(out: Path, plan: Mapping[str, Any]) -> None:
+    """Make the folder of a training that can be resumed after an interruption."""
+    try:
+        (out / TRAINING).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{one_line(out)} cannot be made: {error.strerror or error}") from error
+    write_json(out / TRAINING / PLAN, plan)
+
+
+def finish(out: Path, model: Path, record: Mapping[str, Any]) -> None:
+    """Move the files of the folder `model` into `out`, then write the record, then remove the training."""
+    try:
+        for path in sorted(model.iterdir()):
+            os.replace(path, out / path.name)
+        write_json(out / RECORD, record)
+        shutil.rmtree(out / TRAINING)
+    except OSError as error:
+        raise StorageError(f"{one_line(out)} cannot be written: {error.strerror or error}") from error
+
+
+def last_checkpoint(training: Path) -> Path | None:
+    """Return the newest complete checkpoint of an unfinished training; incomplete ones are removed."""
+    found = sorted(training.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    while found and not (found[-1] / "trainer_state.json").is_file():
+        shutil.rmtree(found.pop())
+    return found[-1] if found else None

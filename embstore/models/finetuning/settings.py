@@ -1,0 +1,75 @@
+"""The tasks of fine-tuning and the settings of a training run; defaults are those of Table 4 of Zhao et al. 2020."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from embstore.errors import InvalidValueError
+
+
+@dataclass(frozen=True)
+class FineTuneTask:
+    """A task: the sentences of an example (0: it labels words), its score, and its batch size in the paper."""
+
+    n_sentences: int
+    metric: str
+    batch_size: int
+
+    @property
+    def labels_words(self) -> bool:
+        """Return whether every word has a label, rather than every example."""
+        return self.n_sentences == 0
+
+
+TASKS = {
+    "pos": FineTuneTask(0, "accuracy", 150),
+    "ner": FineTuneTask(0, "f1", 32),
+    "classify": FineTuneTask(1, "accuracy", 200),
+    "paraphrase": FineTuneTask(2, "accuracy", 350),
+}
+
+
+@dataclass(frozen=True)
+class FineTuneSettings:
+    """How a model is fine-tuned.
+
+    `batch_size`: None is that of the paper: 150 (pos), 32 (ner), 200 (classify), 350 (paraphrase). `learning_rate`: of
+    Adam, constant. `max_length`: subwords of a sentence or pair, special ones included. `n_examples`: train on that
+    many examples, chosen at random; None: all. `attention_window`: words left and right that a word attends to at every
+    layer (appendix C of the paper); None: all. `seed`: of everything that is random.
+
+    Raises InvalidValueError for the first value that is not allowed.
+    """
+
+    epochs: int = 5
+    batch_size: int | None = None
+    learning_rate: float = 5e-5
+    max_length: int = 128
+    n_examples: int | None = None
+    attention_window: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "max_length", "n_examples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidValueError(f"{name.replace('_', ' ')} is {value}; it must be 1 or more")
+        if not 0 < self.learning_rate < math.inf:
+            raise InvalidValueError(f"the learning rate is {self.learning_rate}; it must be above 0, such as 5e-5")
+        if not 0 <= self.seed < 2**32:
+            raise InvalidValueError(f"the seed is {self.seed}; it must be 0 or more and below 2**32")
+        if self.attention_window is not None and self.attention_window < 0:
+            raise InvalidValueError(f"the attention window is {self.attention_window}; it must be 0 or more words")
+
+
+def check_task(task: str, settings: FineTuneSettings) -> FineTuneTask:
+    """Return the task of that name; raises InvalidValueError for an unknown one, or settings that do not fit it."""
+    if task not in TASKS:
+        raise InvalidValueError(f"unknown task {task!r}; allowed are {', '.join(TASKS)}")
+    if settings.attention_window is not None and not TASKS[task].labels_words:
+        raise InvalidValueError(
+            "an attention window has no meaning for the label of a whole sentence, which is predicted at a special "
+            "subword that then attends to no word; leave it out, or fine-tune pos or ner"
+        )
+    return TASKS[task]

@@ -1,0 +1,228 @@
+"""Batches on the device: arrays are copied in, spans pooled layer by layer, and vectors copied out meanwhile."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError
+from embstore.models.batching import Batch
+from embstore.models.encoder import Pooled, Pooling, Spans, StageTimes, Tokenized, ragged_indices
+
+_Indices = NDArray[np.int64]
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Start copying an array to the device; on CUDA through pinned memory, so that nothing waits for the copy."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Stopwatch:
+    """Takes times without waiting for the device: the clock on a CPU, events of the current stream on CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> Any:
+        """Return a mark for the present moment."""
+        if self._device.type != "cuda":
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds(self, earlier: Any, later: Any) -> float:
+        """Return the seconds between two marks; waits for the later one."""
+        if self._device.type != "cuda":
+            return float(later - earlier)
+        later.synchronize()
+        return float(earlier.elapsed_time(later)) / 1000
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """Tensors that are being copied to the host: `host` is complete once the mark `ended` has passed.
+
+    `device`: the source tensors, which must not be freed before that.
+    """
+
+    device: tuple[torch.Tensor, ...]
+    host: tuple[torch.Tensor, ...]
+    began: Any
+    ended: Any
+
+
+class HostCopies:
+    """Copies tensors to the host; on CUDA in a stream of its own into pinned memory, during the next forward pass.
+
+    Torch's allocator of pinned memory reuses a block once its copy is done and its reader has released it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def begin(self, tensors: tuple[torch.Tensor, ...], clock: Stopwatch) -> HostCopy:
+        """Start a copy that waits for the work queued on the device so far."""
+        if self._stream is None:
+            began = clock.mark()
+            return HostCopy(tensors, tuple(tensor.cpu() for tensor in tensors), began, clock.mark())
+        host = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            began = clock.mark()
+            for target, source in zip(host, tensors, strict=True):
+                target.copy_(source, non_blocking=True)
+            return HostCopy(tensors, host, began, clock.mark())
+
+
+class LayerPooling:
+    """Pools the spans of one batch in every layer, as the layers arrive, with the same index tensors.
+
+    `starts`, `lengths`: int64 [n_spans], runs of positions of the batch, counted row after row. `vectors`: the result
+    [n_layers, n_spans, hidden_size]. `order`: int64 [n_spans], the span of each result; those of one subword are first.
+    """
+
+    def __init__(
+        self,
+        starts: _Indices,
+        lengths: _Indices,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        clock: Stopwatch,
+    ) -> None:
+        self._layers = layers
+        self._mode = pooling
+        self._clock = clock
+        self.marks: list[tuple[Any, Any]] = []
+        one = lengths == 1
+        if pooling in ("first", "last"):
+            one = np.ones(len(lengths), np.bool_)
+        if pooling == "last":
+            starts = starts + lengths - 1
+        single, several = np.flatnonzero(one), np.flatnonzero(~one)
+        self.order = np.concatenate([single, several])
+        self._n_single = len(single)
+        self._single = to_device(starts[single], device)
+        several_lengths = lengths[several]
+        self._members = to_device(ragged_indices(starts[several], several_lengths), device)
+        self._offsets = to_device(np.cumsum(several_lengths) - several_lengths, device)
+        self.vectors = torch.empty(len(layers), len(lengths), hidden_size, dtype=dtype, device=device)
+
+    def receive(self, layer: int, hidden: torch.Tensor) -> None:
+        """Pool the hidden states [..., features] of a layer, whose leading axes are the positions of the batch."""
+        arrived = self._clock.mark()
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        out = self.vectors[self._layers.index(layer)]
+        torch.index_select(hidden, 0, self._single, out=out[: self._n_single])
+        if self._n_single < len(out):
+            out[self._n_single :] = torch.nn.functional.embedding_bag(
+                self._members, hidden, self._offsets, mode=self._mode
+            )
+        self.marks.append((arrived, self._clock.mark()))
+
+
+@dataclass(frozen=True)
+class RunningBatch:
+    """A batch whose vectors are being copied to the host.
+
+    `rows`: int64 [n], its spans. `copy`: the vectors and, if requested, the extremes of each layer. `began`,
+    `prepared`, `ran`: marks at the start of the work, of the forward pass and of the copy. `pools`: marks around the
+    pooling of each layer. `computed`: the dtype before a cast.
+    """
+
+    rows: _Indices
+    copy: HostCopy
+    began: Any
+    prepared: Any
+    ran: Any
+    pools: Sequence[tuple[Any, Any]] = ()
+    computed: torch.dtype | None = None
+
+    def collect(self, clock: Stopwatch, times: StageTimes) -> Pooled:
+        """Wait for the vectors and add up the times of the stages; preparing the inputs counts as copying."""
+        pooling = sum(clock.seconds(start, stop) for start, stop in self.pools)
+        times.copy += clock.seconds(self.copy.began, self.copy.ended) + clock.seconds(self.began, self.prepared)
+        times.pool += pooling
+        times.forward += clock.seconds(self.prepared, self.ran) - pooling
+        vectors, *extremes = self.copy.host
+        return Pooled(self.rows, vectors, extremes[0] if extremes else None, self.computed)
+
+
+def collect(
+    batches: Iterable[RunningBatch | None], clock: Stopwatch, times: StageTimes, *, ahead: int
+) -> Iterator[Pooled]:
+    """Yield the vectors of batch after batch while up to `ahead` later ones run; None: collect all that are waiting."""
+    waiting: deque[RunningBatch] = deque()
+    for batch in batches:
+        if batch is not None:
+            waiting.append(batch)
+        while len(waiting) > (ahead if batch is not None else 0):
+            yield waiting.popleft().collect(clock, times)
+    while waiting:
+        yield waiting.popleft().collect(clock, times)
+
+
+@dataclass(frozen=True)
+class SpanWork:
+    """The sentences of a call of `encode` that have spans.
+
+    `starts`, `lengths`: int64 [n], the subwords of each such sentence, cut to the model's limit.
+    """
+
+    tokenized: Tokenized
+    spans: Spans
+    starts: _Indices
+    lengths: _Indices
+    first_span: _Indices
+    n_spans: _Indices
+
+    @classmethod
+    def of(cls, tokenized: Tokenized, spans: Spans, limit: int | None) -> SpanWork:
+        """Check the spans; raises InvalidValueError for one that is empty or outside its sentence or the limit."""
+        n_sentences = len(tokenized.sentence_indptr) - 1
+        if len(spans.sentence) and (spans.sentence.min() < 0 or spans.sentence.max() >= n_sentences):
+            raise InvalidValueError(f"a span names a sentence that is not among the {n_sentences} given")
+        if np.any(np.diff(spans.sentence) < 0):
+            raise InvalidValueError("the spans must be ascending by sentence")
+        bounds = tokenized.sentence_bounds
+        lengths = np.diff(bounds)
+        if limit is not None:
+            lengths = np.minimum(lengths, limit)
+        wrong = (spans.start < 0) | (spans.start >= spans.stop) | (spans.stop > lengths[spans.sentence])
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            sentence = int(spans.sentence[row])
+            raise InvalidValueError(
+                f"span {row} is [{int(spans.start[row])}, {int(spans.stop[row])}) of sentence {sentence}, which has "
+                f"{int(lengths[sentence])} subwords within the model's limit"
+            )
+        chosen, first = np.unique(spans.sentence, return_index=True)
+        n_spans = np.diff(np.append(first, len(spans.sentence)))
+        return cls(tokenized, spans, bounds[:-1][chosen], lengths[chosen], first, n_spans)
+
+    def spans_of(self, batch: Batch, *, before: int) -> tuple[_Indices, _Indices, _Indices]:
+        """Return the spans of a batch: their rows, their first positions in the batch, their lengths.
+
+        `before`: special subwords in front of each sentence.
+        """
+        counts = self.n_spans[batch.sentences]
+        rows = ragged_indices(self.first_span[batch.sentences], counts)
+        first = batch.rows * batch.shape[1] + batch.columns + before
+        starts = np.repeat(first, counts) + self.spans.start[rows]
+        return rows, starts, self.spans.stop[rows] - self.spans.start[rows]

@@ -1,0 +1,194 @@
+"""A loaded transformer with everything that is known about it: its inputs, layers, limits and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from embstore.errors import ModelError
+from embstore.models.batching import ROW_CAPACITY, Batching, fitting_capacity
+from embstore.models.checkpoint import Loaded
+from embstore.models.encoder import ModelInfo
+from embstore.models.transformer.inputs import InputMaker
+from embstore.models.transformer.layers import LayerTap, find_layers
+from embstore.models.transformer.packed import TYPICAL_POSITIONS, packed_copy
+from embstore.models.transformer.probing import (
+    forward_parameters,
+    is_causal,
+    longest_sentence,
+    needed_parameters,
+    padding_id,
+    position_offset,
+    probe_inputs,
+    sliding_window,
+)
+from embstore.models.transformer.tokens import SubwordTokenizer
+from embstore.models.transformer.varlen import accepts_sentence_bounds
+
+BATCHES_AHEAD = 2  # batches that a GPU is given before an earlier one is fetched
+_FLOPS_SUBWORDS = 5
+
+
+class Network:
+    """A transformer and what its batches must look like; the encoder and its self-check share it.
+
+    `model`: the model as transformers loads it. `tap`: its layers. `fast_tap`: those of the model that batches run
+    through, whose linear layers are packed on a CPU (see `packed_copy`); it is `tap` where nothing can be packed.
+    `row_capacity`: the width of packed rows.
+    """
+
+    def __init__(self, loaded: Loaded, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.model: Any = loaded.model
+        self.device, self.dtype = device, dtype
+        self.compute_dtype = str(dtype).removeprefix("torch.")
+        self.row_capacity = ROW_CAPACITY.get(device.type, 128)
+        vocabulary: int = self.model.get_input_embeddings().num_embeddings
+        self.tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=vocabulary)
+        self.inputs, self.tap = self._probe(loaded, vocabulary)
+        packed, self.packed_nbytes = packed_copy(self.model)
+        self.fast_tap = self.tap.of_copy(packed)
+        specials, offset = self.tokenizer.specials, self.inputs.position_offset
+        self.info = ModelInfo(
+            name=loaded.name,
+            architecture=type(self.model).__name__,
+            revision=loaded.revision,
+            weights_sha256=loaded.weights_sha256,
+            tokenizer_sha256=self.tokenizer.sha256(),
+            num_hidden_layers=self.tap.num_hidden_layers,
+            hidden_size=self.tap.hidden_size,
+            max_subwords=longest_sentence(self.model.config, loaded.tokenizer, specials, offset),
+            final_norm=self.tap.final_norm,
+        )
+
+    def drop_packed(self) -> None:
+        """Run batches through the model as transformers loads it from now on."""
+        self.fast_tap, self.packed_nbytes = self.tap, 0
+
+    def batchings(self, *, attention_window: int | None = None, equal_lengths: bool = False) -> tuple[Batching, ...]:
+        """Return the batchings to try with this model, fastest first.
+
+        "varlen" is first on a GPU, where a mask costs more than the attention of the sentences, and not used on a CPU,
+        where it gains nothing (see docs/gpu.md); it has no mask for an attention window. `equal_lengths`: batch only
+        sentences of one length together.
+        """
+        if equal_lengths or "attention_mask" not in self.inputs.parameters:
+            masked: tuple[Batching, ...] = ("equal",)
+        else:
+            masked = ("packed", "padded", "equal")
+        if equal_lengths or attention_window is not None or self.device.type != "cuda" or not self.takes_varlen:
+            return masked
+        return ("varlen", *masked)
+
+    @property
+    def takes_varlen(self) -> bool:
+        """Return whether "varlen" may be tried: the model is given positions and passes keywords on to attention."""
+        return self.inputs.position_offset is not None and accepts_sentence_bounds(self.model, self.inputs.parameters)
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Return the bytes of the weights, packed copies included."""
+        return self.packed_nbytes + sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    def batch_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+        """Estimate the memory of one batch's activations, masks and results, from above."""
+        config, size, hidden = self.model.config, self.dtype.itemsize, self.info.hidden_size
+        inner = _first_int(config, ("intermediate_size", "d_ff", "n_inner", "hidden_dim", "d_inner"), 4 * hidden)
+        heads = _first_int(config, ("num_attention_heads", "n_head", "num_heads", "n_heads"), 1)
+        longest = (self.info.max_subwords or batch_subwords) + self.inputs.specials.count
+        width = min(fitting_capacity(longest, self.row_capacity), max(self.row_capacity, batch_subwords))
+        positions = max(batch_subwords, width)
+        n_held = self.info.num_hidden_layers + 1 if not self.tap.blocks else len(set(layers))
+        if self.device.type != "cpu":
+            n_held += BATCHES_AHEAD * len(set(layers))
+        activations = positions * size * (8 * hidden + 3 * inner + n_held * hidden)
+        masks = positions * width * (size + 12) * max(1, len(self.inputs.layer_types))
+        scores = 0 if config._attn_implementation == "sdpa" else 3 * positions * width * heads * size
+        return activations + masks + scores
+
+    def position_nbytes(self) -> int:
+        """Estimate the memory of one subword of a batch with all layers, from above."""
+        layers = range(self.info.num_hidden_layers + 1)
+        batch = self.batch_nbytes(layers=layers, batch_subwords=TYPICAL_POSITIONS)
+        return max(1, batch // TYPICAL_POSITIONS)
+
+    def forward_flops(self, lengths: NDArray[np.int64], *, deepest: int) -> float:
+        """Return the multiplications and additions of a pass over sentences up to layer `deepest`.
+
+        `lengths`: positions of each sentence, special ones included. 2 x in x out for each position of each linear
+        layer, and 4 x width x length^2 for the attention of each layer: what the sentences need, without padding, and
+        without a discount for sliding or causal attention.
+        """
+        by_position, by_sentence = self._linear_flops(deepest)
+        config = self.model.config
+        heads = _first_int(config, ("num_attention_heads", "n_head", "num_heads"), 1)
+        head_size = _first_int(config, ("head_dim", "d_kv", "d_head"), 0)
+        width = heads * head_size or self.info.hidden_size
+        attention = 4.0 * width * float((lengths.astype(np.float64) ** 2).sum()) * deepest
+        return by_position * float(lengths.sum()) + by_sentence * len(lengths) + attention
+
+    @torch.inference_mode()
+    def _linear_flops(self, deepest: int) -> tuple[float, float]:
+        """Return the operations of linear layers for each position and for each sentence, from one short sentence."""
+        inputs = self.inputs.plain(np.full(_FLOPS_SUBWORDS, self.inputs.padding_id, np.int32))
+        positions = inputs["input_ids"].shape[1]
+        counted = {True: 0.0, False: 0.0}
+
+        def count(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            weight: Any = module.weight
+            rows = args[0].numel() // args[0].shape[-1]
+            counted[rows == positions] += 2.0 * weight.numel() * rows
+
+        linears = (module for module in self.model.modules() if isinstance(module, nn.Linear | Conv1D))
+        handles = [linear.register_forward_pre_hook(count) for linear in linears]
+        try:
+            self.tap.run(inputs | self.inputs.fixed, (deepest,), lambda layer, state: None)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return counted[True] / positions, counted[False]
+
+    def _probe(self, loaded: Loaded, vocabulary: int) -> tuple[InputMaker, LayerTap]:
+        """Find out what the model takes and where its layers are; raises ModelError if it cannot be used."""
+        model, config, specials = self.model, self.model.config, self.tokenizer.specials
+        given = probe_inputs(model, loaded.tokenizer, specials, n_sentences=2)
+        try:
+            with torch.no_grad():
+                states = model(**given, output_hidden_states=True).hidden_states
+                if random := needed_parameters(model, given, loaded.missing):
+                    raise ModelError(
+                        f"the weights of {loaded.name!r} do not contain {len(random)} parameters that the hidden "
+                        f"states need, such as {random[0]!r}; use a complete model"
+                    )
+                tap = find_layers(model, given)
+                offset = position_offset(model, given, states)
+                causal = is_causal(model, given, states)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"the model {loaded.name!r} cannot be used: {' '.join(str(error).split())}") from error
+        parameters = forward_parameters(model)
+        window, kinds = sliding_window(config)
+        maker = InputMaker(
+            parameters=parameters,
+            specials=specials,
+            takes_types=self.tokenizer.takes_types and "token_type_ids" in parameters,
+            padding_id=padding_id(config, vocabulary),
+            position_offset=offset,
+            causal=causal,
+            window=window,
+            layer_types=kinds,
+            device=self.device,
+            dtype=self.dtype,
+        )
+        return maker, tap
+
+
+def _first_int(config: Any, names: Sequence[str], default: int) -> int:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int)), default)

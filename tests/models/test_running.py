@@ -1,0 +1,133 @@
+"""Batches return in order while later ones run, and vectors leave a simulated GPU in a stream of their own."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from embstore.models.running import HostCopies, Stopwatch, collect, to_device
+
+
+class Pass:
+    def __init__(self, number, told):
+        self.number, self.told = number, told
+        told.append(("run", number))
+
+    def collect(self, clock, times):
+        self.told.append(("collect", self.number))
+        return self.number
+
+
+@pytest.mark.parametrize(
+    ("ahead", "order"),
+    [
+        (0, "run0 get0 run1 get1 run2 get2 run3 get3"),
+        (1, "run0 run1 get0 run2 get1 run3 get2 get3"),
+        (2, "run0 run1 run2 get0 run3 get1 get2 get3"),
+    ],
+)
+def test_later_batches_may_run_before_one_is_collect(ahead, order):
+    told = []
+    passes = (Pass(number, told) for number in range(4))
+    assert list(collect(passes, None, None, ahead=ahead)) == [0, 1, 2, 3]
+    assert told == [({"run": "run", "get": "collect"}[step[:3]], int(step[3])) for step in order.split()]
+
+
+def test_all_that_waits_is_collected_where_memory_is_short():
+    told = []
+    passes = (None if number == 2 else Pass(number, told) for number in range(4))
+    assert list(collect(passes, None, None, ahead=2)) == [0, 1, 3]
+    assert [number for what, number in told if what == "collect"] == [0, 1, 3]
+    assert told.index(("collect", 1)) < told.index(("run", 3))
+
+
+def test_nothing_comes_of_no_batches():
+    assert list(collect(iter(()), None, None, ahead=1)) == []
+
+
+GPU = torch.device("cuda", 1)
+
+
+class Stream:
+    def __init__(self, name, told):
+        self.name, self.told, self.device = name, told, GPU
+
+    def wait_stream(self, other):
+        self.told.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def told(monkeypatch):
+    told, current = [], []
+    current.append(Stream("compute", told))
+    make_empty, copy = torch.empty, torch.Tensor.copy_
+
+    class Event:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            told.append(f"mark in {stream.name}")
+
+    @contextmanager
+    def entered(stream):
+        current.append(stream)
+        yield
+        current.pop()
+
+    def current_stream(device):
+        assert device == GPU
+        return current[-1]
+
+    def empty(*shape, dtype, pin_memory):
+        assert pin_memory
+        return make_empty(*shape, dtype=dtype)
+
+    def copied(here, there, non_blocking=False):
+        told.append(f"{'begin to copy' if non_blocking else 'copy'} in {current[-1].name}")
+        return copy(here, there)
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("leave", told))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    return told
+
+
+def test_a_copy_waits_for_the_vectors_and_nothing_waits_for_it(told):
+    clock = Stopwatch(GPU)
+    vectors, extremes = torch.arange(6.0).half().reshape(1, 2, 3), torch.tensor([[0.0], [5.0]])
+    clock.mark()
+    copying = HostCopies(GPU).begin((vectors, extremes), clock)
+    clock.mark()
+    assert told == [
+        "mark in compute",
+        "leave waits for compute",
+        "mark in leave",
+        "begin to copy in leave",
+        "begin to copy in leave",
+        "mark in leave",
+        "mark in compute",
+    ]
+    assert all(torch.equal(here, there) for here, there in zip(copying.host, (vectors, extremes), strict=True))
+    assert copying.device[0] is vectors  # it must live until the copy has ended
+
+
+def test_arrays_go_there_through_pinned_memory(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: (asked.append("pin"), self)[1])
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, **options: (asked.append((device, options)), self)[1])
+    array = np.arange(6).reshape(2, 3).T
+    assert np.array_equal(to_device(array, GPU).numpy(), array)
+    assert asked == ["pin", (GPU, {"non_blocking": True})]
+
+
+def test_on_a_cpu_nothing_is_copied():
+    vectors = torch.zeros(1, 2, 3)
+    cpu = torch.device("cpu")
+    assert HostCopies(cpu).begin((vectors,), Stopwatch(cpu)).host[0] is vectors

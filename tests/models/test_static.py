@@ -1,0 +1,410 @@
+"""Encoders without context against dictionary lookups and loops."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.corpus import Sentence
+from embstore.errors import InvalidValueError, ModelError, StoreMismatchError, WordVectorsError
+from embstore.models import (
+    Encoder,
+    Spans,
+    bag_encoder,
+    encoder_from_shorthand,
+    load_encoder,
+    model_kind,
+    random_encoder,
+    subword_encoder,
+    vector_encoder,
+)
+from embstore.vectors import RandomVectors, WordVectors, write_vectors
+from tests.extraction.plans import plan_of
+from tests.models import tiny
+from tests.models.oracle import REDUCE, PlainScript, gather, word_spans
+
+DIMENSIONS = 6
+WORDS = ("the", "bank", "Bank", "of", "river", "new", "los_angeles", "São", "new_york")
+SENTENCES = [
+    Sentence(["The", "Bank", "of", "the", "river"], {"class": ["x", "y", None, "x", "z"]}),
+    Sentence(["new", "york", "and", "Los", "Angeles", "lend"], {"class": ["a"] + [None] * 5}, [(0, 2), (3, 5)]),
+    Sentence(["unseen", "words", "unseen"], {}, [(0, 2)]),
+    Sentence(["new", "river", "unseen", "SÃO"], {}, [(0, 3)]),
+    Sentence(["bank"] * 40),
+    Sentence(["of"]),
+]
+PHRASES = {"new york": "new_york", "Los Angeles": "los_angeles"}
+POOLINGS = ("mean", "first", "last", "max")
+
+
+def table() -> dict[str, np.ndarray]:
+    """Numbers far from any norm, so that a vector that was normalised on the way would show."""
+    rng = np.random.default_rng(5)
+    return {word: (rng.normal(3, 50, DIMENSIONS) * 10.0**place).astype(np.float32) for place, word in enumerate(WORDS)}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vectors") / "table.txt"
+    held = table()
+    write_vectors(WordVectors(tuple(held), np.stack(list(held.values()))), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save("bert", tmp_path_factory.mktemp("models") / "bert")
+
+
+def vector_of(word: str, missing: str, seed: int = 0) -> np.ndarray | None:
+    held = table()
+    for form in (word, word.lower()):
+        if form in held:
+            return held[form]
+    return RandomVectors(DIMENSIONS, seed=seed).vectors_of([word])[0] if missing == "random" else None
+
+
+def expected(*, missing: str, bag: bool, pooling: str, seed: int = 0) -> dict[tuple[int, int], np.ndarray]:
+    """The vector of every row by its sentence and position, word by word."""
+    rows = {}
+    for number, sentence in enumerate(SENTENCES):
+        starts = dict(sentence.targets)
+        inside = {word for start, stop in sentence.targets for word in range(start + 1, stop)}
+        for position in range(len(sentence.words)):
+            if position in inside:
+                continue
+            words = sentence.words[position : starts.get(position, position + 1)]
+            vectors = [vector_of(word, missing, seed) for word in words]
+            if not bag and (entry := PHRASES.get(" ".join(words))) is not None:
+                vectors = [table()[entry]]
+            known = [vector for vector in vectors if vector is not None]
+            if not known:
+                continue
+            if bag:
+                every = [vector_of(word, missing, seed) for word in sentence.words]
+                rows[number, position] = np.mean([vector for vector in every if vector is not None], axis=0)
+            else:
+                rows[number, position] = REDUCE[pooling](np.array(known))
+    return rows
+
+
+def stored(store: es.Store) -> dict[tuple[int, int], np.ndarray]:
+    index, vectors = store.index, store.gather(np.arange(store.n_rows), 0)
+    source = [int(index.source[int(number)]) for number in index.sentence]
+    return dict(zip(zip(source, index.position.tolist(), strict=True), vectors, strict=True))
+
+
+def assert_same(found: dict[tuple[int, int], np.ndarray], wanted: dict[tuple[int, int], np.ndarray]) -> None:
+    assert found.keys() == wanted.keys()
+    for place, vector in wanted.items():
+        np.testing.assert_allclose(found[place], vector, rtol=2e-6, err_msg=str(place))
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.parametrize("missing", ["random", "drop"])
+@pytest.mark.parametrize("bag", [False, True])
+def test_a_store_of_word_vectors(file: Path, tmp_path: Path, suffix: str, missing: str, bag: bool) -> None:
+    name = f"{'bag:' if bag else ''}vectors:{file}?missing={missing}&seed=7"
+    plan = plan_of(SENTENCES, model=encoder_from_shorthand(name), dtype="float32")
+    store = es.extract(plan, tmp_path / f"store{suffix}")
+    wanted = expected(missing=missing, bag=bag, pooling="mean", seed=7)
+    assert_same(stored(store), wanted)
+    dropped = {drop.reason: drop.count for drop in store.metadata.dropped}
+    rows = sum(len(s.words) for s in SENTENCES) - sum(stop - start - 1 for s in SENTENCES for start, stop in s.targets)
+    assert dropped == ({} if missing == "random" else {"no vector: the table of words has none": rows - len(wanted)})
+    shown = f"vectors:{file}?seed=7" if missing == "random" else f"vectors:{file}?missing=drop"
+    assert store.metadata.model["name"] == f"{'bag:' if bag else ''}{shown}"
+    assert (store.metadata.model["num_hidden_layers"], store.metadata.model["final_norm"]) == (0, False)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("missing", ["random", "drop"])
+def test_phrases_are_pooled_like_any_target(file: Path, tmp_path: Path, missing: str, pooling: str) -> None:
+    plan = plan_of(
+        SENTENCES,
+        model=encoder_from_shorthand(f"{file}?missing={missing}"),
+        dtype="float32",
+        pooling=pooling,
+    )
+    assert_same(stored(es.extract(plan, tmp_path / "s.zarr")), expected(missing=missing, bag=False, pooling=pooling))
+
+
+@pytest.mark.parametrize("batch_subwords", [1, 3, 7, 1000])
+@pytest.mark.parametrize("bag", [False, True])
+@pytest.mark.parametrize("missing", ["random", "drop"])
+def test_batches_change_nothing(file: Path, batch_subwords: int, bag: bool, missing: str) -> None:
+    encoder = vector_encoder(file, missing=missing)
+    encoder = bag_encoder(encoder) if bag else encoder
+    tokenized = encoder.tokenize([sentence.words for sentence in SENTENCES])
+    spans, places = word_spans(tokenized)
+    kept = ~encoder.without_vector(tokenized, spans)
+    some = Spans(spans.sentence[kept], spans.start[kept], spans.stop[kept])
+    passes = encoder.encode(tokenized, some, layers=[0], pooling="mean", batch_subwords=batch_subwords)
+    vectors = gather(passes, some, 1, DIMENSIONS)[0]
+    for place, vector in zip(np.array(places)[kept].tolist(), vectors, strict=True):
+        words = SENTENCES[place[0]].words
+        chosen = [vector_of(word, missing) for word in (words if bag else [words[place[1]]])]
+        np.testing.assert_allclose(vector, np.mean([v for v in chosen if v is not None], axis=0), rtol=2e-6)
+
+
+def test_a_span_without_a_vector_is_not_a_number(file: Path) -> None:
+    encoder = vector_encoder(file, missing="drop")
+    assert isinstance(encoder, Encoder)
+    tokenized = encoder.tokenize([["unseen", "bank", "los", "angeles"]])
+    ends = [1, 2, 3, 4, 2, 4, 4]
+    spans = Spans(np.zeros(7, np.int64), np.array([0, 1, 2, 3, 0, 2, 1]), np.array(ends))
+    wanted = [True, False, True, True, False, False, False]
+    assert encoder.without_vector(tokenized, spans).tolist() == wanted
+    for pooling in POOLINGS:
+        passes = encoder.encode(tokenized, spans, layers=[0], pooling=pooling, batch_subwords=3)
+        vectors = gather(passes, spans, 1, DIMENSIONS)[0]
+        assert np.isnan(vectors).all(1).tolist() == wanted
+        assert np.isnan(vectors).any(1).tolist() == wanted
+    bag = bag_encoder(encoder)
+    tokenized = bag.tokenize([["unseen", "bank", "los", "angeles"]])
+    wanted = [True, False, True, True, False, True, False]  # a bag is of words alone
+    assert bag.without_vector(tokenized, spans).tolist() == wanted
+    vectors = gather(bag.encode(tokenized, spans, layers=[0], pooling="mean", batch_subwords=9), spans, 1, DIMENSIONS)
+    assert np.isnan(vectors[0]).all(1).tolist() == wanted
+
+
+def test_bags_see_a_context_window_alone(file: Path, tmp_path: Path) -> None:
+    for window in (0, 1, 100):
+        plan = plan_of(
+            SENTENCES,
+            model=encoder_from_shorthand(f"bag:{file}"),
+            dtype="float32",
+            context_window=window,
+        )
+        found = stored(es.extract(plan, tmp_path / f"{window}.zarr"))
+        for (number, position), vector in found.items():
+            sentence = SENTENCES[number]
+            stop = dict(sentence.targets).get(position, position + 1)
+            words = sentence.words[max(0, position - window) : stop + window]
+            mean = np.mean([vector_of(word, "random") for word in words], axis=0)
+            np.testing.assert_allclose(vector, mean, rtol=2e-6)
+
+
+def test_drawn_words_have_one_vector_each(tmp_path: Path) -> None:
+    plan = plan_of(SENTENCES, model=random_encoder(9, seed=3), dtype="float32")
+    found = stored(es.extract(plan, tmp_path / "s.zarr"))
+    drawn = RandomVectors(9, seed=3)
+    assert (found[0, 0] != found[0, 3]).any()  # The, the
+    np.testing.assert_array_equal(found[0, 3], drawn.vectors_of(["the"])[0])
+    np.testing.assert_array_equal(found[1, 0], drawn.vectors_of(["new_york"])[0])
+    np.testing.assert_array_equal(found[4, 0], found[4, 39])
+    bag = plan_of(SENTENCES, model=bag_encoder(random_encoder(9)), dtype="float32")
+    bags = stored(es.extract(bag, tmp_path / "b.zarr"))
+    words = RandomVectors(9).vectors_of(SENTENCES[1].words)
+    np.testing.assert_allclose(bags[1, 0], words.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(bags[1, 0], bags[1, 5])
+
+
+def test_drawn_vectors_are_normal_and_the_same_in_any_process() -> None:
+    code = "from embstore.vectors import RandomVectors as D; print(D(300, seed=1).vectors_of(['Straße']).sum())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    one = RandomVectors(300, seed=1).vectors_of(["Straße"])
+    assert done.stdout.strip() == str(one.sum())
+    # The numbers themselves, so that stores made years apart agree.
+    np.testing.assert_allclose(RandomVectors(3).vectors_of(["bank"])[0], BANK, rtol=1e-6)
+    many = RandomVectors(50, seed=2).vectors_of([f"word{number}" for number in range(2000)])
+    assert abs(many.mean()) < 0.02
+    assert abs(many.std() - 1) < 0.02
+    assert np.abs(np.corrcoef(many.T) - np.eye(50)).max() < 0.1
+    assert (RandomVectors(5).vectors_of(["a"]) != RandomVectors(5, seed=1).vectors_of(["a"])).all()
+
+
+BANK = [-0.047010358, -1.2043618, -0.29957727]
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_models_own_subwords(bert: Path, pooling: str) -> None:
+    plain = PlainScript.open(bert)
+    weight = plain.model.get_input_embeddings().weight.detach().numpy()
+    sentences = [list(sentence) for sentence in tiny.SENTENCES[:6]]
+    encoder = subword_encoder(bert)
+    tokenized = encoder.tokenize(sentences)
+    for width in (1, 2):
+        spans, places = word_spans(tokenized, width=width)
+        passes = encoder.encode(tokenized, spans, layers=[0], pooling=pooling, batch_subwords=50)
+        vectors = gather(passes, spans, 1, weight.shape[1])[0]
+        bags = bag_encoder(encoder)
+        passes = bags.encode(tokenized, spans, layers=[0], pooling=pooling, batch_subwords=50)
+        means = gather(passes, spans, 1, weight.shape[1])[0]
+        for (sentence, word), vector, mean in zip(places, vectors, means, strict=True):
+            encoding = plain.tokenizer.encode(sentences[sentence], is_pretokenized=True)
+            pieces = zip(encoding.ids, encoding.word_ids, strict=True)
+            owned = [(piece, of) for piece, of in pieces if of is not None]
+            own = [piece for piece, of in owned if word <= of < word + width]
+            np.testing.assert_allclose(vector, REDUCE[pooling](weight[own]), rtol=1e-5, atol=1e-7)
+            every = weight[[piece for piece, _ in owned]].mean(0)
+            np.testing.assert_allclose(mean, every, rtol=1e-5, atol=1e-7)
+    assert encoder.info.weights_sha256 == load_encoder(bert).info.weights_sha256
+    assert encoder.subword_text(int(tokenized.ids[0])) == plain.tokenizer.id_to_token(int(tokenized.ids[0]))
+
+
+def test_one_subword_a_row(bert: Path, file: Path, tmp_path: Path) -> None:
+    plan = plan_of(
+        [["the", "bank"]],
+        model=subword_encoder(bert),
+        unit="subword",
+        dtype="float32",
+    )
+    assert plan.layout.n_rows >= 2
+    plan = plan_of(
+        SENTENCES[:2],
+        model=vector_encoder(file),
+        unit="subword",
+        dtype="float32",
+    )
+    store = es.extract(plan, tmp_path / "s.zarr")
+    words = [store.index.words[int(number)] for number in store.index.type]
+    assert words == [word for sentence in SENTENCES[:2] for word in sentence.words]
+    vectors = store.gather(np.arange(store.n_rows), 0)
+    np.testing.assert_allclose(vectors, np.stack([vector_of(word, "random") for word in words]), rtol=2e-6)
+
+
+def test_encoders_say_what_they_are(file: Path, bert: Path) -> None:
+    names = [str(file), f"{file}?missing=drop", f"{file}?seed=1", f"bag:{file}", "random:6", "random:6?seed=1"]
+    names += [f"subwords:{bert}", f"bag:subwords:{bert}"]
+    encoders: list[Encoder] = [encoder_from_shorthand(name) for name in names]
+    identities = {(e.info.architecture, e.info.weights_sha256, e.info.tokenizer_sha256) for e in encoders}
+    assert len(identities) == len(names)
+    for encoder in encoders:
+        assert encoder_from_shorthand(encoder.info.name).info == encoder.info
+        assert (encoder.info.max_subwords, encoder.n_specials, encoder.compute_dtype) == (None, 0, "float32")
+        encoder.use_batching(encoder.batching)
+        with pytest.raises(InvalidValueError, match="batching 'padded'"):
+            encoder.use_batching("padded")
+        tokenized = encoder.tokenize([["the", "bank", "unseen"], ["of"]])
+        assert encoder.self_check(tokenized, layers=[0], pooling="mean") <= 2e-6
+        assert encoder.projected_nbytes(layers=[0], batch_subwords=10) > 0
+        with pytest.raises(InvalidValueError, match="has layers 0 to 0"):
+            encoder.encode(tokenized, word_spans(tokenized)[0], layers=[1], pooling="mean", batch_subwords=9)
+
+
+def test_the_self_check_finds_what_is_wrong(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = vector_encoder(file)
+    tokenized = encoder.tokenize([["the", "bank", "of"], ["river"]])
+    encoder.self_check(tokenized, layers=[0], pooling="mean")
+    for wrong in (1e-2 * encoder.table.matrix[:4].abs().max(), float("nan")):
+        encoder.table.matrix[1, 2] += wrong
+        with pytest.raises(ModelError, match="do not reproduce"):
+            encoder.self_check(tokenized, layers=[0], pooling="mean")
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_resuming(file: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+    rng = np.random.default_rng(0)
+    words = [*WORDS, *(f"word{number}" for number in range(99))]
+    sentences = [rng.choice(words, 30).tolist() for _ in range(60)]
+
+    def plan(model: str) -> es.Plan:
+        return plan_of(
+            sentences,
+            model=encoder_from_shorthand(model),
+            dtype="bfloat16",
+        )
+
+    whole, parts = tmp_path / f"whole{suffix}", tmp_path / f"parts{suffix}"
+    es.extract(plan(str(file)), whole)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, total: int | None) -> None:
+        if done > 600:
+            raise Stop
+
+    with pytest.raises(Stop):
+        es.extract(plan(str(file)), parts, progress=stop)
+    other = tmp_path / "other.txt"
+    held = table()
+    write_vectors(WordVectors(tuple(held), np.stack(list(held.values())) * 2), other)
+    for model, key in [
+        (other, "weights_sha256"),
+        (f"{file}?missing=drop", "rows|architecture"),
+        (f"bag:{file}", "Bag"),
+    ]:
+        with pytest.raises(StoreMismatchError, match=key):
+            es.extract(plan(str(model)), parts)
+    es.extract(plan(str(file)), parts)
+
+    def content(path: Path) -> list[bytes]:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        return [each.read_bytes() for each in files if each.is_file()]
+
+    assert content(whole) == content(parts)
+
+
+def test_half_precision(file: Path, tmp_path: Path) -> None:
+    small = WordVectors(("a", "b"), np.array([[1.1, 2], [3, 4]], np.float32))
+    encoder = vector_encoder(small, compute_dtype="float16")
+    tokenized = encoder.tokenize([["a", "b", "a"]])
+    assert encoder.self_check(tokenized, layers=[0], pooling="mean") < 1e-3
+    large = vector_encoder(WordVectors(("a",), np.array([[1e6]], np.float32)), compute_dtype="float16")
+    with pytest.raises(ModelError, match="'a' has numbers beyond float16"):
+        large.self_check(large.tokenize([["a"]]), layers=[0], pooling="mean")
+
+
+def test_an_encoder_is_named_by_the_shorthand_that_makes_it(file: Path, bert: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "what?seed=1.txt"
+    odd.write_text("a 1 2\n")
+    for encoder, name in [
+        (random_encoder(12, seed=4), "random:12?seed=4"),
+        (bag_encoder(random_encoder(12)), "bag:random:12"),
+        (bag_encoder(subword_encoder(bert)), f"bag:subwords:{bert}"),
+        (vector_encoder(file), f"vectors:{file}"),
+        (vector_encoder(file, missing="drop", seed=3), f"vectors:{file}?missing=drop"),
+        (vector_encoder(odd, seed=2), f"vectors:{odd}?seed=2"),
+    ]:
+        assert encoder.info.name == name
+        assert encoder_from_shorthand(name).info == encoder.info
+        assert model_kind(name) == "static"
+    assert encoder_from_shorthand(odd).info == vector_encoder(odd).info
+    assert encoder_from_shorthand(bert).info == load_encoder(bert).info
+    assert model_kind(bert) == "transformer"
+    with pytest.raises(InvalidValueError, match="a bag needs an encoder without context"):
+        bag_encoder(load_encoder(bert))  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="no model folder"):
+        load_encoder("random:12")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("random:", "'random:' cannot be read: write random:DIMENSIONS"),
+        ("random:x", "write random:DIMENSIONS"),
+        ("random:0", "0 dimensions are not allowed: give 1 to 65536"),
+        ("random:3?missing=drop", "write random:DIMENSIONS"),
+        ("random:3?seed=-1", "seed '-1' is not allowed"),
+        ("vectors:", "write vectors:FILE"),
+        ("vectors:gone.txt", "no word vectors at gone.txt"),
+        ("gone.vec", "there is no vector file 'gone.vec'"),
+        ("FILE?missing=zero", "missing 'zero' is not allowed: choose random or drop"),
+        ("FILE?other=1", "write vectors:FILE"),
+        ("FILE?seed=1&seed=2", "write vectors:FILE"),
+        ("bag:bert-base-uncased", "write bag:subwords:MODEL"),
+        ("bag:bag:random:3", "write bag:subwords:MODEL"),
+        ("subwords:./gone", "'./gone'"),
+        ("PROSE", "is a file; give the folder of a model, or a file of word vectors"),
+    ],
+)
+def test_bad_names_are_one_line(file: Path, tmp_path: Path, name: str, says: str) -> None:
+    prose = tmp_path / "prose.txt"
+    prose.write_text("it was the best of times\nit was the worst of times\n")
+    with pytest.raises((InvalidValueError, ModelError, WordVectorsError)) as caught:
+        encoder_from_shorthand(name.replace("FILE", str(file)).replace("PROSE", str(prose)))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_revision_is_of_the_hub_alone() -> None:
+    with pytest.raises(InvalidValueError, match="revision 'main'"):
+        encoder_from_shorthand("random:3", revision="main")
