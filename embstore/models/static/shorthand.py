@@ -57,9 +57,7 @@ def parse_shorthand(model: str | Path) -> Shorthand | None:
     if bare:
         path = rest if Path(rest).exists() else rest.rpartition("?")[0] or rest
         if not Path(path).exists() and Path(path).suffix in VECTOR_SUFFIXES:
-            raise ModelError(
-                f"there is no vector file {path!r}: give a file, or the folder or name of a model"
-            )
+            raise ModelError(f"there is no vector file {path!r}: give a file, or the folder or name of a model")
         if not Path(path).is_file() or Path(path).suffix in MODEL_SUFFIXES:
             if rest != name:
                 raise ModelError(
