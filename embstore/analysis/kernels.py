@@ -318,8 +318,7 @@ def add_cosine_block(  # type: ignore[no-untyped-def]
     """
     count = half.shape[0] + full.shape[0]
     size = row.shape[0]
-    zero, one = row.dtype.type(0), row.dtype.type(1)
-    found = 0
+    zero, one, found = row.dtype.type(0), row.dtype.type(1), 0
     for i in range(count):
         if half.shape[0]:
             for j in range(size):

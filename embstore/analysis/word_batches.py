@@ -225,22 +225,14 @@ def word_groups(store: Store, words: WordRows, resources: Resources) -> list[NDA
     return [*frequent, *_windows(numbers, counts, most)]
 
 
-def iter_word_batches(
-    store: Store, layer: int, words: WordRows, *, budget_nbytes: int, batch_nbytes: int = BATCH_NBYTES
+def _stored_batches(
+    store: Store, layer: int, words: WordRows, *, budget_nbytes: int, batch_nbytes: int
 ) -> Iterator[WordBatch]:
     """Yield the words that have at most as many occurrences as features, each in one batch, fewest first.
 
     Many words at a time are read in the order of their rows, within `budget_nbytes`. A batch has about `batch_nbytes`
-    and is valid until the next is requested. Raises MissingRowsError and NonFiniteError.
+    of float32; it is in the dtype of the store and not checked yet. Raises MissingRowsError.
     """
-    for batch in _stored_batches(store, layer, words, budget_nbytes=budget_nbytes, batch_nbytes=batch_nbytes):
-        yield _as_float32(store, layer, words, batch)
-
-
-def _stored_batches(
-    store: Store, layer: int, words: WordRows, *, budget_nbytes: int, batch_nbytes: int
-) -> Iterator[WordBatch]:
-    """The batches of `iter_word_batches` in the dtype of the store, not checked yet."""
     counts = words.counts
     numbers = np.argsort(counts, kind="stable")
     numbers = numbers[counts[numbers] <= store.hidden_size]
@@ -263,7 +255,7 @@ def _as_float32(store: Store, layer: int, words: WordRows, batch: WordBatch) -> 
 
 
 def frequent_words(store: Store, words: WordRows) -> NDArray[np.int64]:
-    """The numbers of the words that `iter_word_batches` leaves out, fewest occurrences first."""
+    """The numbers of the words with more occurrences than features, fewest first."""
     numbers = np.argsort(words.counts, kind="stable")
     return numbers[words.counts[numbers] > store.hidden_size]
 

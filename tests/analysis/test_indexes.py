@@ -67,7 +67,7 @@ def test_every_dtype_is_searched_as_it_reads(dtype: str, metric: str, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["SQfp16", "IVF3,SQfp16", "Flat"])
 @pytest.mark.parametrize("metric", METRICS)
-def test_vectors_that_float16_cannot_tell_apart_are_told_apart(tmp_path: Path, metric: str, kind: str) -> None:
+def test_vectors_that_are_equal_in_float16_are_distinguished(tmp_path: Path, metric: str, kind: str) -> None:
     rng = np.random.default_rng(0)
     near = rng.normal(size=(1, 12)) + 1e-4 * rng.normal(size=(500, 12))
     made = write_words(tmp_path / "s.zarr", [("near", near), ("far", rng.normal(size=(100, 12)))], dtype="float32")

@@ -18,7 +18,7 @@ from embstore.analysis.geometry.spectra import (
     sample_mev,
     symmetric_product,
 )
-from embstore.analysis.word_batches import frequent_words, iter_word_batches, iter_word_blocks
+from embstore.analysis.word_batches import _as_float32, _stored_batches, frequent_words, iter_word_blocks
 from embstore.analysis.words import all_types, distinct_contexts, distinct_texts, eligible_types, rows_of_words
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.store import Strings
@@ -154,7 +154,7 @@ def test_largest_eigenvalues_of_every_spectrum(size: int) -> None:
     assert (along[alone] > 1 - 1e-12).all()
 
 
-def test_the_krylov_space_settles_what_has_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_krylov_space_solves_matrices_with_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.normal(size=(200, 200)))[0]
     matrix = torch.from_numpy(basis * spectrum("gap", 200, rng) @ basis.T)[None]
@@ -199,7 +199,8 @@ def test_batches_hold_every_occurrence_once_and_zeros(written: Written) -> None:
     store = written.store
     words = rows_of_words(store, all_types(store))
     seen: dict[int, np.ndarray] = {}
-    for batch in iter_word_batches(store, 4, words, budget_nbytes=9_000, batch_nbytes=2_000):
+    for stored in _stored_batches(store, 4, words, budget_nbytes=9_000, batch_nbytes=2_000):
+        batch = _as_float32(store, 4, words, stored)
         assert batch.vectors.dtype == torch.float32
         for place, count, vectors in zip(batch.numbers.tolist(), batch.counts.tolist(), batch.vectors, strict=True):
             assert not vectors[count:].any()

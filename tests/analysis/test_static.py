@@ -116,7 +116,7 @@ def test_large_words(tmp_path: Path) -> None:
             np.testing.assert_allclose(vector, component(written.of(word, 2))[0], atol=bound)
 
 
-def test_words_are_those_of_so_many_contexts(tmp_path: Path) -> None:
+def test_words_have_the_required_number_of_contexts(tmp_path: Path) -> None:
     made = make_store(tmp_path / "store.zarr")
     texts = {word: {row["text"] for row in made.table if row["word"] == word} for word in made.store.index.words}
     fewest = sorted(len(found) for found in texts.values())[2]

@@ -51,70 +51,39 @@ def neighbors(
 ) -> pl.DataFrame:
     """Find the k nearest neighbours of words, occurrences or vectors, nearest first; exact without an index.
 
-    Give one kind of query. `word`: each of its occurrences is a query, or their mean with `pool="mean"`. `occurrence`:
-    rows of the store. `vectors`: [q, feature] as in the store. `text`: a sentence with one word in [brackets], or with
-    `word` in it once; it is encoded by the model of the store (`model`: its location, if it has moved).
+    Give one kind of query. `word`: each of its occurrences, or their mean with `pool="mean"`. `occurrence`: rows of the
+    store. `vectors`: [q, feature] as stored. `text`: a sentence with one word in [brackets], or with `word` in it once,
+    encoded by the model of the store (`model`: its location, if it has moved).
 
     One row per neighbour. In a store: `query, rank, score, occurrence, word, sentence, position`, the label columns
-    (with the prefix `label_` if their name is taken), `text` (the sentence), `marked` (with its word in brackets),
-    `store`, `layer`. `query` is the row of the occurrence, the word with `pool="mean"`, or else the number of the
-    vector. In WordVectors: `query, rank, score, word`.
+    (prefixed with `label_` if a name is taken), `text` (the sentence), `marked` (with its word in brackets), `store`,
+    `layer`; in WordVectors: `query, rank, score, word`. `query` is the row of the occurrence, the word with
+    `pool="mean"` and in WordVectors, or else the number of the vector.
 
-    An occurrence is not its own neighbour, nor is a word in WordVectors. Neighbours are all occurrences of a store, or
+    An occurrence does not find itself, nor does a word in WordVectors. Neighbours are all occurrences of a store, or
     those of a selection; `labels` keeps those with these labels, `same_word=False` and `same_sentence=False` exclude
-    those of the word (form) and the sentence of the query. `metric`: cosine, ip (inner product) or l2 (the score is the
-    distance). `centered` subtracts the mean of the layer and `n_components` removes its first principal components,
-    from queries too. `index`: an index of the same layer and space, or its name: faster for millions of rows, and
-    finds nearly all neighbours. `progress(done, total)` counts the vectors compared.
+    those of the query's word (form) and sentence. `metric`: cosine, ip (inner product) or l2 (distance). `centered`
+    subtracts the mean of the layer, `n_components` removes its first principal components, from queries too. `index`:
+    an index of the same layer and space, or its name: faster for millions of rows, and finds nearly all neighbours.
 
-    Raises InvalidValueError for an unknown word (it names similar spellings), a layer that is not stored, k below 1 or
-    above the number of candidates, and if no candidate remains; ModelError if the model of the store cannot be loaded.
+    Raises InvalidValueError (unknown word, layer or metric; k below 1 or above the number of candidates), ModelError.
     """
-    if metric not in METRICS:
-        raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
-    if pool not in POOLS:
-        raise InvalidValueError(f"unknown pool {pool!r}; allowed are {', '.join(POOLS)}")
-    _check_query(data, word, occurrence, vectors, text, model)
+    _check_query(data, word, occurrence, vectors, text, model, metric, pool)
+    space = {"metric": metric, "centered": centered, "n_components": n_components}
     if isinstance(data, WordVectors):
         if layer not in (-1, "last") or labels or pool != "each":
             raise InvalidValueError("word vectors have no layers, labels or occurrences: leave these options out")
-        space = space_of(data.vectors, metric=metric, centered=centered, n_components=n_components)
-        queries = _word_vector_queries(data, word, vectors)
-        exclude = [] if word is None else [Exclusion(np.arange(len(data)), queries.rows)]
-        _check_k(k, len(data) - len(exclude), "words")
-        hits = exact_search(
-            ArrayVectors(data.vectors), queries.vectors, k=k, space=space, exclude=exclude, device=device,
-            threads=threads,
-        )  # fmt: skip
-        return _word_table(data, queries, hits)
+        return _in_word_vectors(data, word, vectors, k, space, device, threads)
     candidates = _Candidates.of(data, layer, labels)
     if text is not None:
-        word_in_text = word if word is None or isinstance(word, str) else word[0]
-        vectors = encode_word(candidates.store, text, word_in_text, layer=candidates.layer, model=model)
-        word = None
+        marked = word if word is None or isinstance(word, str) else word[0]
+        word, vectors = None, encode_word(candidates.store, text, marked, layer=candidates.layer, model=model)
     queries = candidates.queries(word, occurrence, vectors, pool)
     exclude = candidates.exclusions(queries, same_word=same_word, same_sentence=same_sentence)
     _check_k(k, len(candidates.rows), "occurrences")
     if index is not None:
-        opened = _fitting_index(candidates, index, metric, centered, n_components)
-        rows = None if len(candidates.rows) == candidates.store.n_rows else candidates.rows
-        hits = opened.search(queries.vectors, k=k, rows=rows, exclude=exclude, threads=threads)
-        return candidates.table(queries, hits)
-    with reporting(progress, total=len(candidates.rows), unit="vectors", label="neighbors") as report:
-        hits = exact_search(
-            StoreVectors(candidates.store, candidates.layer),
-            queries.vectors,
-            k=k,
-            space=space_of(
-                candidates.selection, candidates.layer, metric=metric, centered=centered, n_components=n_components
-            ),
-            rows=candidates.rows,
-            exclude=exclude,
-            device=device,
-            threads=threads,
-            progress=report,
-        )
-    return candidates.table(queries, hits)
+        return candidates.table(queries, candidates.search_index(index, queries, exclude, k, space, threads))
+    return candidates.table(queries, candidates.search(queries, exclude, k, space, device, threads, progress))
 
 
 def _check_query(
@@ -124,8 +93,14 @@ def _check_query(
     vectors: ArrayLike | None,
     text: str | None,
     model: str | Path | None,
+    metric: str,
+    pool: str,
 ) -> None:
     """Raise InvalidValueError unless there is exactly one kind of query, and one that fits the data."""
+    if metric not in METRICS:
+        raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
+    if pool not in POOLS:
+        raise InvalidValueError(f"unknown pool {pool!r}; allowed are {', '.join(POOLS)}")
     if text is None and model is not None:
         raise InvalidValueError("a model encodes a new sentence: give the text too")
     if text is not None and isinstance(data, WordVectors):
@@ -228,6 +203,52 @@ class _Candidates:
             exclude.append(Exclusion(sentences, sentences[queries.rows]))
         return exclude
 
+    def search(
+        self,
+        queries: Queries,
+        exclude: list[Exclusion],
+        k: int,
+        space: dict[str, Any],
+        device: str,
+        threads: int | None,
+        progress: Progress,
+    ) -> Hits:
+        """Search the layer exactly."""
+        with reporting(progress, total=len(self.rows), unit="vectors", label="neighbors") as report:
+            return exact_search(
+                StoreVectors(self.store, self.layer),
+                queries.vectors,
+                k=k,
+                space=space_of(self.selection, self.layer, **space),
+                rows=self.rows,
+                exclude=exclude,
+                device=device,
+                threads=threads,
+                progress=report,
+            )
+
+    def search_index(
+        self,
+        index: LayerIndex | str,
+        queries: Queries,
+        exclude: list[Exclusion],
+        k: int,
+        space: dict[str, Any],
+        threads: int | None,
+    ) -> Hits:
+        """Search through an index; raises InvalidValueError if it is of another layer or space."""
+        opened = open_index(self.store, name=index) if isinstance(index, str) else index
+        centered = space["centered"] or space["n_components"] > 0
+        for option, value in {"layer": self.layer, **space, "centered": centered}.items():
+            built = getattr(opened.info.settings, option)
+            if built != value:
+                raise InvalidValueError(
+                    f"the index {opened.name} has {option} {built}, not {value}: use the same value, or search without "
+                    "this index"
+                )
+        rows = None if len(self.rows) == self.store.n_rows else self.rows
+        return opened.search(queries.vectors, k=k, rows=rows, exclude=exclude, threads=threads)
+
     def table(self, queries: Queries, hits: Hits) -> pl.DataFrame:
         """One row per hit, with its context."""
         import polars as pl
@@ -248,27 +269,6 @@ class _Candidates:
         contexts = contexts.with_columns(pl.Series("marked", mark_words(contexts), dtype=pl.String))
         origin = {"store": pl.lit(str(self.store.path)), "layer": pl.lit(self.layer, pl.Int64)}
         return pl.concat([ranked, contexts], how="horizontal").with_columns(**origin)
-
-
-def _fitting_index(
-    candidates: _Candidates, index: LayerIndex | str, metric: str, centered: bool, n_components: int
-) -> LayerIndex:
-    """The opened index; raises InvalidValueError if it is of another layer or space."""
-    opened = open_index(candidates.store, name=index) if isinstance(index, str) else index
-    settings = opened.info.settings
-    requested = {
-        "layer": candidates.layer,
-        "metric": metric,
-        "centered": centered or n_components > 0,
-        "n_components": n_components,
-    }
-    for option, value in requested.items():
-        if getattr(settings, option) != value:
-            raise InvalidValueError(
-                f"the index {opened.name} has {option} {getattr(settings, option)}, not {value}: use the same value, "
-                "or search without this index"
-            )
-    return opened
 
 
 def mark_words(contexts: pl.DataFrame) -> list[str]:
@@ -296,9 +296,30 @@ def _word_vector_queries(table: WordVectors, word: str | Sequence[str] | None, v
     return Queries(names, table.vectors[rows], rows, rows)
 
 
-def _word_table(table: WordVectors, queries: Queries, hits: Hits) -> pl.DataFrame:
+def _in_word_vectors(
+    table: WordVectors,
+    word: str | Sequence[str] | None,
+    vectors: ArrayLike | None,
+    k: int,
+    space: dict[str, Any],
+    device: str,
+    threads: int | None,
+) -> pl.DataFrame:
+    """Search a table of word vectors exactly."""
     import polars as pl
 
+    queries = _word_vector_queries(table, word, vectors)
+    exclude = [] if word is None else [Exclusion(np.arange(len(table)), queries.rows)]
+    _check_k(k, len(table) - len(exclude), "words")
+    hits = exact_search(
+        ArrayVectors(table.vectors),
+        queries.vectors,
+        k=k,
+        space=space_of(table.vectors, **space),
+        exclude=exclude,
+        device=device,
+        threads=threads,
+    )
     query, rank = np.nonzero(hits.rows >= 0)
     return pl.DataFrame(
         {

@@ -73,7 +73,29 @@ def build_index(
     """
     from embstore.analysis.neighbors.index_build import ensure_index
 
-    for option, value, least in (("threads", threads, 1), ("seed", seed, 0), ("train_sample", train_sample, 1)):
+    if threads is not None and threads < 1:
+        raise InvalidValueError(f"threads {threads} is not allowed: give 1 or more")
+    settings = _settings_of(data, layer, kind, metric, centered, n_components, train_sample, seed, memory)
+    with reporting(progress, total=data.n_rows, unit="rows", label="index") as report:
+        name = ensure_index(
+            data, settings, name, threads=threads, checkpoint_seconds=checkpoint_seconds, progress=report
+        )
+    return open_index(data, name=name, device=device)
+
+
+def _settings_of(
+    data: Store,
+    layer: int | str,
+    kind: str,
+    metric: str,
+    centered: bool,
+    n_components: int,
+    train_sample: int | None,
+    seed: int,
+    memory: int | str | None,
+) -> IndexSettings:
+    """Check the options of `build_index` and choose the parameters of the index."""
+    for option, value, least in (("seed", seed, 0), ("train_sample", train_sample, 1)):
         if value is not None and value < least:
             raise InvalidValueError(f"{option} {value} is not allowed: give {least} or more")
     if metric not in METRICS:
@@ -91,7 +113,7 @@ def build_index(
     chosen = kinds.choose_kind(
         data, kind=kind, metric=metric, centered=centered, train_sample=train_sample, memory=nbytes
     )
-    settings = IndexSettings(
+    return IndexSettings(
         digest=data.digest,
         layer=number,
         kind=chosen.kind,
@@ -104,11 +126,6 @@ def build_index(
         n_train=chosen.n_train,
         seed=seed,
     )
-    with reporting(progress, total=data.n_rows, unit="rows", label="index") as report:
-        name = ensure_index(
-            data, settings, name, threads=threads, checkpoint_seconds=checkpoint_seconds, progress=report
-        )
-    return open_index(data, layer=number, name=name, device=device)
 
 
 def open_index(

@@ -133,7 +133,21 @@ def senses(
         found, tried = _best_kmeans(unit, min_size, seed)
     else:
         found = spherical_kmeans(unit, n_clusters, seed=seed)
-    found = _largest_first(found)
+    return _clusters(selection, word, method, rows, vectors, _largest_first(found), tried, label)
+
+
+def _clusters(
+    selection: Selection,
+    word: str,
+    method: str,
+    rows: NDArray[np.int64],
+    vectors: NDArray[np.float64],
+    found: NDArray[np.int64],
+    tried: dict[int, float | None],
+    label: str | None,
+) -> Clusters:
+    """Describe clusters of the occurrences `rows`, numbered by `found`."""
+    unit, (number,) = unit_rows(vectors), selection.layers
     scores, values = _center_scores(unit, found), silhouettes(unit, found)
     order = np.lexsort((rows, -scores, np.where(found < 0, len(rows), found)))
     table = _occurrence_table(selection.store, rows[order], found[order], scores[order], values[order], label)
