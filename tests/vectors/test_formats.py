@@ -44,7 +44,7 @@ def test_round_trip(format: str, named: bool, tmp_path: Path) -> None:
     assert same(read_vectors(path, format=format if named else "auto"), table())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     words=st.lists(
         st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"), min_size=1),
@@ -63,7 +63,7 @@ def test_any_words_round_trip_through_npy(
     assert same(read_vectors(path), given_)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     words=st.lists(
         st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0 "), min_size=1),

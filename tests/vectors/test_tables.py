@@ -6,7 +6,6 @@ import gzip
 import os
 import pickle
 import struct
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 from gensim.models import FastText, KeyedVectors
 from gensim.models.fasttext import load_facebook_vectors, save_facebook_model
 
-from embstore.errors import SurplusWordsWarning, WordVectorsError
+from embstore.errors import WordVectorsError
 from embstore.vectors import VectorTable, WordVectors, open_vector_table, read_vectors, write_vectors
 from embstore.vectors import text as text_format
 
@@ -73,55 +72,6 @@ def test_phrases_with_spaces(tmp_path: Path) -> None:
     table = open_vector_table(written(held, tmp_path / "v", "npy"))
     assert table.phrase(["New", "York"]) == "New York"
     np.testing.assert_array_equal(table.vectors_of(["New York"])[0], held.vectors[1])
-
-
-def test_unusual_lines(tmp_path: Path) -> None:
-    path = tmp_path / "v.txt"
-    lines = "\ufeffthe 3 4\r\n. . . 1 2 \nat name@x.org 5  6\na\u00a0b 7 8e0\n\n"
-    path.write_bytes(lines.encode())
-    table = open_vector_table(path)
-    words = ["the", ". . .", "at name@x.org", "a\u00a0b"]
-    np.testing.assert_array_equal(table.vectors_of(words), [[3, 4], [1, 2], [5, 6], [7, 8]])
-    np.testing.assert_array_equal(table.vectors_of(words), read_vectors(path).vectors)
-
-
-def test_surplus_words_are_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "v.txt"
-    path.write_text("1 2\na 1 2\nb 3 4\n")
-    with pytest.warns(SurplusWordsWarning, match="2 words, but its header says 1"):
-        table = open_vector_table(path)
-    assert (table.holds("a"), table.holds("b")) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "is empty"),
-        (b"2 2\na 1 2\n", "v.txt:1: the header says 2 words, 1 follow"),
-        (b"a 1 2\nb 3\n", "v.txt:2: 'b' has 1 number, not 2"),
-        (b"a 1 2\nb 3 4\na 5 6\n", "v.txt:3: the word 'a' is in line 1 too"),
-        (b"a 1 2\n\nb 3 4\n", "v.txt:3: an empty line before it"),
-        (b"a 1 2\nb\xff 3 4\n", "v.txt:2: the word 'b\ufffd' is not UTF-8"),
-        (b"a 1 2\nb 3 x\n", "v.txt:2: 'x' in the vector of 'b' is not a number"),
-        (b"a 1 2\nb 3 nan\n", "v.txt:2: the vector of 'b' has NaN"),
-        (b"a 1 2\nb 3 1e99\n", "v.txt:2: the vector of 'b' has NaN or infinity"),
-        (b"2 2\na " + struct.pack("<2f", 1, 2) + b"\nb " + struct.pack("<f", 1), "it is cut off"),
-        (b"2 1\na " + struct.pack("<f", 1) + b"a " + struct.pack("<f", 1), "'a' is both word 1 and word 2"),
-        (b"1 1\na " + struct.pack("<f", 1) + b"a " + struct.pack("<f", 1), "has data after the 1 words"),
-        (b"9 9\na " + struct.pack("<9f", *range(9)) + b"\n", "ends in word 2 of the 9"),
-        (b"a 1 2\n\n\nb 3 4\n", "v.txt:4: an empty line before it"),
-        (b"1 1\nb " + struct.pack("<f", np.nan), "'b' (word 1) has NaN"),
-        (b"\x80\x04K\x01.", "a pickle, as gensim saves it"),
-        (b"\x80\x04garbage", "a pickle, as gensim saves it, which can run any code and is not read"),
-    ],
-)
-def test_bad_files(tmp_path: Path, content: bytes, says: str) -> None:
-    path = tmp_path / "v.txt"
-    path.write_bytes(content)
-    with pytest.raises(WordVectorsError) as caught:
-        open_vector_table(path).vectors_of(["b"])
-    assert any(part in str(caught.value) for part in says.split("|")), caught.value
-    assert "\n" not in str(caught.value)
 
 
 def test_only_lines_that_are_looked_up_are_parsed(tmp_path: Path) -> None:
@@ -201,12 +151,3 @@ def test_pickles_are_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not Path("opened").exists()
     KeyedVectors.load("gensim.kv").save_word2vec_format("vectors.bin", binary=True)
     assert_holds(open_vector_table("vectors.bin"), held)
-
-
-def test_real_glove(data: Path) -> None:
-    path = data / "glove" / "glove50_4k.txt"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SurplusWordsWarning)
-        table, whole = open_vector_table(path), read_vectors(path)
-        np.testing.assert_array_equal(table.vectors_of(whole.words), whole.vectors)
-        assert_holds(table, whole.take(range(0, len(whole), 199)))
