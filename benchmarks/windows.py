@@ -162,7 +162,7 @@ def plain_pass(
 
 def agreement(setting: Setting) -> dict[str, Any]:
     """How many rows of the sweep's stores hold what the plain script found."""
-    told = {}
+    found = {}
     for window in setting.windows:
         name = window_name(window)
         file = "x-full.zarr" if window is None else f"x-k{window}.zarr"
@@ -170,8 +170,8 @@ def agreement(setting: Setting) -> dict[str, Any]:
         ours = store.gather_layers(np.arange(store.n_rows)).astype(np.float32)
         theirs = np.load(setting.folder / f"{name}.npy").astype(np.float32)
         alike = (np.abs(ours - theirs) <= ABSOLUTE + RELATIVE * np.abs(theirs)).all(axis=(0, 2))
-        told[name] = {"rows": len(alike), "agreeing": int(alike.sum()), "largest": float(np.abs(ours - theirs).max())}
-    return told
+        found[name] = {"rows": len(alike), "agreeing": int(alike.sum()), "largest": float(np.abs(ours - theirs).max())}
+    return found
 
 
 def report(setting: Setting, times: dict[str, Times]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The script for the card and the simulated job of 10^9 occurrences run from end to end, here and small."""
+"""The GPU benchmark and the simulation of 10^9 occurrences run from end to end, in a small size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = [
 ]  # all but the bank of probes, which would start a process of its own
 
 
-def test_the_steps_for_the_card_run_without_one(tmp_path: Path) -> None:
+def test_the_steps_run_without_a_gpu(tmp_path: Path) -> None:
     out = tmp_path / "cpu.json"
     done = ran("gpu/run.py", "--device", "cpu", "--tiny", "--tmp", tmp_path, "--out", out, "--steps", *STEPS)
     result = json.loads(out.read_text())
@@ -49,10 +49,10 @@ def test_the_steps_for_the_card_run_without_one(tmp_path: Path) -> None:
         "a sentence a pass, float32",
     }
     targets = {target["what"].split(":")[0]: target for target in result["targets"]}
-    assert targets["float16 beside CPU float32"]["holds"]
+    assert targets["float16 compared with CPU float32"]["holds"]
     assert len(result["targets"]) == 7
-    told = out.with_suffix(".md").read_text()
-    assert all(f"## {name}: done" in told for name in statuses)
+    text = out.with_suffix(".md").read_text()
+    assert all(f"## {name}: done" in text for name in statuses)
     assert not list(tmp_path.glob("embstore-bench-*"))
 
 
@@ -70,14 +70,14 @@ def test_a_step_is_skipped_or_fails_by_itself(tmp_path: Path, monkeypatch: pytes
 
         return call
 
-    outcomes = [{"rate": 2.0}, SkipError("needs a store"), RuntimeError("CUDA error\nmore"), ImportError("no polars")]
-    monkeypatch.setattr(run, "STEPS", [run.Step(str(at), 10, give(value)) for at, value in enumerate(outcomes)])
+    results = [{"rate": 2.0}, SkipError("needs a store"), RuntimeError("CUDA error\nmore"), ImportError("no polars")]
+    monkeypatch.setattr(run, "STEPS", [run.Step(str(at), 10, give(value)) for at, value in enumerate(results)])
     setting = SimpleNamespace(device=SimpleNamespace(type="cpu"), targets=[])
-    result: dict[str, Any] = {"card": "none", "steps": {}, "targets": []}
+    result: dict[str, Any] = {"gpu": "none", "steps": {}, "targets": []}
     arguments = argparse.Namespace(seconds=60.0, steps=None, out=str(tmp_path / "out.json"))
     run.run_steps(setting, arguments, result)
-    told = [(step["status"], step.get("reason")) for step in result["steps"].values()]
-    assert told == [
+    outcomes = [(step["status"], step.get("reason")) for step in result["steps"].values()]
+    assert outcomes == [
         ("done", None),
         ("skipped", "SkipError: needs a store"),
         ("failed", "RuntimeError: CUDA error"),
@@ -86,7 +86,7 @@ def test_a_step_is_skipped_or_fails_by_itself(tmp_path: Path, monkeypatch: pytes
     assert json.loads((tmp_path / "out.json").read_text())["steps"]["2"]["status"] == "failed"
     arguments.seconds = 1.0
     run.run_steps(setting, arguments, result)
-    assert {step["reason"] for step in result["steps"].values()} == {"the time for the whole run is out"}
+    assert {step["reason"] for step in result["steps"].values()} == {"the time of the whole run is over"}
 
 
 def test_a_job_of_many_partitions_is_killed_resumed_and_loses_some(tmp_path: Path) -> None:

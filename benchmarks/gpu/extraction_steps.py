@@ -1,4 +1,4 @@
-"""Steps of run.py: the card's own rates, whether its vectors are right, and how fast text becomes vectors."""
+"""Steps of run.py: the rates of the GPU, the accuracy of its vectors, and the speed of extraction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PIECE_NBYTES = 16 * 2**20
 
 
 def rates(setting: Setting) -> dict[str, Any]:
-    """What the card multiplies and copies, and what the disk writes, a second."""
+    """Measure matrix products and copies of the GPU, and the disk, per second."""
     found: dict[str, Any] = {"products": {}}
     for name in (*HALVES, "float32"):
         try:
@@ -69,7 +69,7 @@ def _rate(setting: Setting, dtype: torch.dtype, rows: int, inner: int, columns: 
 
 
 def _copy_rate(setting: Setting) -> float:
-    """Bytes a second from the card into pinned memory (between two arrays where there is no card)."""
+    """Return bytes per second from the GPU into pinned memory (without a GPU, between two arrays)."""
     count = setting.size.buffer_nbytes // 2
     here = torch.ones(count, dtype=torch.float16, device=setting.device)
     there = torch.empty(count, dtype=torch.float16, pin_memory=setting.device.type == "cuda")
@@ -93,7 +93,7 @@ def _disk_rate(setting: Setting) -> float:
 
 
 def correctness(setting: Setting) -> dict[str, Any]:
-    """The card's vectors in half precision beside those of a CPU in float32, word by word and layer by layer."""
+    """Compare the GPU's vectors in half precision with those of a CPU in float32, by word and layer."""
     cases = []
     for shape in dict.fromkeys(setting.size.shapes[:2]):
         sentences = setting.sentences[: setting.size.correctness_sentences]
@@ -113,7 +113,7 @@ def correctness(setting: Setting) -> dict[str, Any]:
                 cases.append(case)
     worst = [case["relative"] for case in cases if case["dtype"] == "float16" and "relative" in case]
     if worst:
-        what = "float16 beside CPU float32: largest relative difference of a vector"
+        what = "float16 compared with CPU float32: largest relative difference of a vector"
         setting.targets.append(Target(what, max(worst), RELATIVE_ALLOWED, False))
     return {"cases": cases}
 
@@ -232,7 +232,7 @@ def storing(setting: Setting, shape: str) -> dict[str, Any]:
     return {
         "words": words,
         "batching": encoder.batching,
-        "settled_before": batching,
+        "batching_before": batching,
         "batch_subwords": size,
         "plan_s": planned - began,
         "extract_s": extracting,
@@ -246,7 +246,7 @@ def storing(setting: Setting, shape: str) -> dict[str, Any]:
 
 
 def baselines(setting: Setting, shape: str) -> dict[str, Any]:
-    """The plain script, and a sentence a forward pass as NeuroX does it, on the same card and the same sentences."""
+    """The plain script, and one sentence per forward pass as in NeuroX, on the same GPU and the same sentences."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(setting.model(shape))
     found: dict[str, Any] = {}
     path, device = setting.folder / "plain.h5", str(setting.device)

@@ -20,7 +20,7 @@ VALUE_ALLOWED = 1e-3
 
 
 def geometry(setting: Setting) -> dict[str, Any]:
-    """The cosines and spectra of words and sentences in every layer, on the card and on the CPU."""
+    """The cosines and spectra of words and sentences in every layer, on the GPU and on the CPU."""
     store = es.open(setting.need("store"))
     found: dict[str, Any] = {"rows": store.n_rows, "layers": len(store.layers)}
     tables = {}
@@ -36,7 +36,7 @@ def geometry(setting: Setting) -> dict[str, Any]:
 
 
 def neighbors(setting: Setting) -> dict[str, Any]:
-    """The ten nearest of some occurrences among all, by every one of them, on the card and on the CPU."""
+    """The ten nearest of some occurrences among all, found exactly, on the GPU and on the CPU."""
     store = es.open(setting.need("store"))
     rng = np.random.default_rng(setting.seed)
     asked = np.sort(rng.choice(store.n_rows, min(setting.size.queries, store.n_rows), replace=False)).tolist()

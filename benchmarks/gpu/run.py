@@ -1,4 +1,4 @@
-"""All that is to be known of a card, in one call of under ten minutes; README.md beside this says how to run it.
+"""The performance of embstore on a GPU, measured in one call of under ten minutes; see README.md in this folder.
 
 python benchmarks/gpu/run.py --out benchmarks/results/h100.json
 python benchmarks/gpu/run.py --device cpu --tiny
@@ -23,14 +23,14 @@ import torch
 from extraction_steps import baselines, correctness, forward, rates, storing
 from measure import Target, machine, table, targets_table, write_json
 from query_steps import bank, geometry, neighbors
-from setting import ON_CARD, TINY, Setting, SkipError, one_line
+from setting import ON_GPU, TINY, Setting, SkipError, one_line
 
-LEAST_SECONDS = 5.0  # with less than that left a step is not begun
+MIN_SECONDS = 5.0  # with less time left a step is not begun
 
 
 @dataclass(frozen=True)
 class Step:
-    """A thing to measure, and the seconds that it should take on a card."""
+    """A measurement, and the seconds that it should take on a GPU."""
 
     name: str
     seconds: float
@@ -52,7 +52,7 @@ STEPS = (
 
 
 def run_steps(setting: Setting, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Do the steps in their order, each within its own time, and write what there is after each."""
+    """Run the steps in order, each within its own time, and write the results after each."""
     ends = time.perf_counter() + arguments.seconds
     for step in STEPS:
         if arguments.steps and step.name not in arguments.steps:
@@ -69,9 +69,9 @@ def run_steps(setting: Setting, arguments: argparse.Namespace, result: dict[str,
 
 
 def done(step: Step, setting: Setting, left: float) -> dict[str, Any]:
-    """What came of a step: "done" with its figures, "skipped" or "failed" with the reason."""
-    if left < min(LEAST_SECONDS, step.seconds):
-        return {"status": "skipped", "reason": "the time for the whole run is out"}
+    """Return the outcome of a step: "done" with its figures, "skipped" or "failed" with the reason."""
+    if left < min(MIN_SECONDS, step.seconds):
+        return {"status": "skipped", "reason": "the time of the whole run is over"}
     try:
         return {"status": "done", "figures": step.run(setting)}
     except (SkipError, ImportError) as error:
@@ -87,30 +87,30 @@ def written(out: str | None, result: dict[str, Any], targets: list[Target]) -> N
 
 
 def markdown(result: dict[str, Any], targets: list[Target]) -> str:
-    """The figures for people: what held, then a table a step."""
-    lines = [f"# {result['card']}", "", "```", targets_table(targets) if targets else "no target was measured", "```"]
+    """Return the results as Markdown: the targets, then a table for each step."""
+    lines = [f"# {result['gpu']}", "", "```", targets_table(targets) if targets else "no target was measured", "```"]
     for name, entry in result["steps"].items():
         lines += ["", f"## {name}: {entry['status']}, {entry['seconds']:.1f} s", ""]
-        lines += [entry["reason"]] if "reason" in entry else ["```", *told(entry["figures"]), "```"]
+        lines += [entry["reason"]] if "reason" in entry else ["```", *figure_lines(entry["figures"]), "```"]
     return "\n".join(lines) + "\n"
 
 
-def told(figures: dict[str, Any], name: str = "") -> list[str]:
-    """Plain figures a line each; lists of cases as tables; what is inside under its name."""
+def figure_lines(figures: dict[str, Any], name: str = "") -> list[str]:
+    """Return plain figures as lines, lists of cases as tables, and nested figures under their names."""
     lines = []
     plain = [(key, value) for key, value in figures.items() if not isinstance(value, dict | list)]
     if plain:
         lines.append(table([name or "figure", "value"], plain))
     for key, value in figures.items():
         if isinstance(value, dict):
-            lines += ["", *told(value, f"{name} {key}".strip())]
+            lines += ["", *figure_lines(value, f"{name} {key}".strip())]
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             head = list(dict.fromkeys(column for case in value for column in case))
             lines += ["", table(head, [[case.get(column) for column in head] for case in value])]
     return lines
 
 
-def card(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else machine()["cpu"]
 
 
@@ -119,11 +119,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny models and few words: does every line run?")
     parser.add_argument("--seconds", type=float, default=540.0, help="for the whole; what does not fit is skipped")
-    parser.add_argument("--steps", nargs="*", choices=[step.name for step in STEPS], help="only these")
+    parser.add_argument("--steps", nargs="*", choices=[step.name for step in STEPS], help="run only these")
     parser.add_argument("--data", help="a corpus whose sentence lengths are used instead of those of EWT")
     parser.add_argument("--tmp", help="folder for models and stores (default: the system's)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="JSON file to write, and Markdown beside it, anew after every step")
+    parser.add_argument("--out", help="JSON file to write after every step, with a Markdown file next to it")
     return parser.parse_args()
 
 
@@ -131,12 +131,12 @@ def main() -> None:
     arguments = parse()
     device = torch.device(arguments.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("no card is to be seen by torch: --device cpu --tiny shows that the script runs")
+        raise SystemExit("torch sees no GPU: --device cpu --tiny runs the script without one")
     settings = {name: value for name, value in vars(arguments).items() if name not in ("out", "tmp")}
-    result: dict[str, Any] = {"benchmark": "gpu", "card": card(device), "machine": machine(), "settings": settings,
+    result: dict[str, Any] = {"benchmark": "gpu", "gpu": device_name(device), "machine": machine(), "settings": settings,
                               "steps": {}, "targets": []}  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
-        size = TINY if arguments.tiny else ON_CARD
+        size = TINY if arguments.tiny else ON_GPU
         setting = Setting(device, Path(folder), size, arguments.seed, arguments.data)
         run_steps(setting, arguments, result)
     print(markdown(result, setting.targets))

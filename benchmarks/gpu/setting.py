@@ -1,4 +1,4 @@
-"""What the steps of run.py work on: sentences as long as EWT's, models of random weights, the card, the clock."""
+"""What the steps of run.py work on: sentences as long as EWT's, models of random weights, the GPU, the clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SkipError(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """How much is done: on a card, or enough to see that every line runs."""
+    """The size of the measurements: for a GPU, or just enough to run every line."""
 
     shapes: tuple[str, ...]
     correctness_sentences: int
@@ -50,7 +50,7 @@ class Size:
     rate_seconds: float
 
 
-ON_CARD = Size(("MiniLM", "BERT-base", "BERT-large"), 96, 400_000, 200_000, 640, 320, 1024, (16384, 32768, 65536), 8192,
+ON_GPU = Size(("MiniLM", "BERT-base", "BERT-large"), 96, 400_000, 200_000, 640, 320, 1024, (16384, 32768, 65536), 8192,
                2**30, 1.0)  # fmt: skip
 TINY = Size(("tiny", "tiny, wide", "tiny, deep"), 6, 300, 300, 8, 4, 8, (256, 512), 64, 2**20, 0.01)
 
@@ -96,7 +96,7 @@ class Setting:
         return es.load_encoder(self.model(shape), device=device or str(self.device), compute_dtype=dtype)
 
     def some(self, words: int) -> list[list[str]]:
-        """The first sentences, of so many words in all or a few more."""
+        """Return the first sentences that have `words` words together, or a few more."""
         ends = np.cumsum([len(sentence) for sentence in self.sentences])
         return self.sentences[: int(np.searchsorted(ends, words)) + 1]
 
@@ -105,7 +105,7 @@ class Setting:
             torch.cuda.synchronize(self.device)
 
     def timed(self, call: Any) -> float:
-        """Seconds of a call and all that it set off on the card."""
+        """Return the seconds of a call and of the work that it started on the GPU."""
         self.wait()
         began = time.perf_counter()
         call()

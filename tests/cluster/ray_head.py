@@ -17,9 +17,9 @@ OBJECT_STORE_NBYTES = 80 * 2**20
 
 
 class RayHead:
-    """A head with room for three workers; `address` is where executors reach it, also after it is started anew.
+    """A head with places for three workers; `address` is where executors reach it.
 
-    `environment`: variables that its workers have beside those of this process.
+    `environment`: variables of its workers, in addition to those of this process.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:

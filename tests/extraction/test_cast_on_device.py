@@ -1,4 +1,4 @@
-"""What leaves a card is what is stored, and what cannot be stored is named as well as on a CPU."""
+"""Vectors that the GPU casts are those that are stored; values that cannot be stored are named as on a CPU."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def casting_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransformerEncoder, "casts_on_device", True)
 
 
 @pytest.fixture
 def spoil(folder: Path) -> Callable[[float, str], TransformerEncoder]:
-    """An encoder whose layer 2 has a value planted where the word zebra stands, layer 3 too."""
+    """An encoder whose layer 2 has a value planted at the word zebra, and so has layer 3."""
 
     def made(value: float, compute_dtype: str) -> TransformerEncoder:
         encoder = load_encoder(folder, compute_dtype=compute_dtype)
@@ -61,9 +61,9 @@ def planned(encoder: TransformerEncoder, monkeypatch: pytest.MonkeyPatch, dtype:
     return es.plan(corpus, model=encoder, options=es.ExtractionOptions(dtype=dtype, pooling="first"), calibrate=False)
 
 
-@pytest.mark.parametrize("card", [True, False])
+@pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize(
-    ("value", "compute", "dtype", "told"),
+    ("value", "compute", "dtype", "message"),
     [
         (float("inf"), "float32", "float16", "the model computes inf in float32: check its weights"),
         (float("inf"), "bfloat16", "bfloat16", "the model computes inf in bfloat16: check its weights, or compute in"),
@@ -78,17 +78,17 @@ def test_layer_sentence_and_dtype_are_named(
     spoil: Callable[[float, str], TransformerEncoder],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    card: bool,
+    on_device: bool,
     value: float,
     compute: str,
     dtype: str,
-    told: str,
+    message: str,
 ) -> None:
-    monkeypatch.setattr(TransformerEncoder, "casts_on_device", card)
+    monkeypatch.setattr(TransformerEncoder, "casts_on_device", on_device)
     plan = planned(spoil(value, compute), monkeypatch, dtype)
     sentence = len(SENTENCES)
     row = plan.layout.n_rows - 2
-    with pytest.raises(NonFiniteError, match=rf"^layer 2, sentence {sentence}, row {row}: {told}") as error:
+    with pytest.raises(NonFiniteError, match=rf"^layer 2, sentence {sentence}, row {row}: {message}") as error:
         es.extract(plan, tmp_path / "s.zarr")
     assert "\n" not in str(error.value)
 
@@ -121,21 +121,21 @@ def test_the_store_is_the_same_wherever_the_cast_is_made(
     computed = getattr(torch, compute)
     kept = torch.float32 if dtype == "int8" else getattr(torch, dtype)
     leaves = kept if kept.itemsize <= computed.itemsize else computed
-    told = [pooled for pooled in came if pooled.extremes is not None]
-    assert len(told) == (len(came) if dtype != "int8" else len(came) // 2)  # its center is computed first
-    assert all(pooled.vectors.dtype == leaves and pooled.computed == computed for pooled in told)
-    assert all(pooled.extremes.shape == (2, 4) for pooled in told)
+    cast_ones = [pooled for pooled in came if pooled.extremes is not None]
+    assert len(cast_ones) == (len(came) if dtype != "int8" else len(came) // 2)  # its center is computed first
+    assert all(pooled.vectors.dtype == leaves and pooled.computed == computed for pooled in cast_ones)
+    assert all(pooled.extremes.shape == (2, 4) for pooled in cast_ones)
 
 
-def test_only_a_card_is_told(folder: Path, on_a_card: None) -> None:
+def test_only_a_device_that_casts_is_given_a_dtype(folder: Path, casting_on_device: None) -> None:
     encoder = load_encoder(folder)
     assert device_cast(encoder, "float16") == {"dtype": torch.float16}
     assert device_cast(encoder, "int8") == {"dtype": torch.float32}
     assert device_cast(FakeEncoder(), "float16") == {}
 
 
-def test_a_card_goes_on_with_the_next_partition_while_vectors_are_cast(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_card: None
+def test_the_next_partition_is_encoded_while_vectors_are_cast(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, casting_on_device: None
 ) -> None:
     small_partitions(monkeypatch)
     encoder = load_encoder(folder)

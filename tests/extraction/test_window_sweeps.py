@@ -177,7 +177,7 @@ def test_an_encoder_takes_the_batching_of_the_plan_at_hand(tmp_path: Path, scene
     assert encoder.batching == "packed"
 
 
-def test_too_little_space_is_told_before_the_first_store(
+def test_too_little_space_is_reported_before_the_first_store(
     tmp_path: Path, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = sweep(scene("bert"), CORPUS[:3], context_windows=[0, 1])
