@@ -133,8 +133,8 @@ def main() -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU: --device cpu --tiny runs the script without one")
     settings = {name: value for name, value in vars(arguments).items() if name not in ("out", "tmp")}
-    result: dict[str, Any] = {"benchmark": "gpu", "gpu": device_name(device), "machine": machine(), "settings": settings,
-                              "steps": {}, "targets": []}  # fmt: skip
+    result: dict[str, Any] = {"benchmark": "gpu", "gpu": device_name(device), "machine": machine()}
+    result |= {"settings": settings, "steps": {}, "targets": []}
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         size = TINY if arguments.tiny else ON_GPU
         setting = Setting(device, Path(folder), size, arguments.seed, arguments.data)

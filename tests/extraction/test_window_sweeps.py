@@ -42,7 +42,6 @@ def test_a_sweep_gives_what_each_window_gives_alone(tmp_path: Path, scene: Calla
             model=used.encoder,
             options=es.ExtractionOptions(dtype="float32", context_window=width),
             calibrate=False,
-            store=tmp_path,
         )
         store = es.extract(alone, tmp_path / f"alone{width}.zarr")
         np.testing.assert_array_equal(store.index.type, stores[width].index.type)
