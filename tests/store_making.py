@@ -1,4 +1,4 @@
-"""Small stores of random vectors, and everything that stands in them as plain Python."""
+"""Small stores of random vectors, with their contents as plain Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings,
 
 @dataclass
 class Made:
-    """A store and its contents: `table` has a dict an occurrence, `vectors` is [layer, occurrence, feature]."""
+    """A store and its contents: `table` has a dict for each occurrence, `vectors` is [layer, occurrence, feature]."""
 
     store: Store
     table: list[dict[str, object]]
@@ -28,7 +28,7 @@ def make_store(
     seed: int = 0,
     leave_out: tuple[int, ...] = (),
 ) -> Made:
-    """Write a store of partitions of 256 rows; the partitions of `leave_out` are not written."""
+    """Write a store with partitions of 256 rows, except the partitions in `leave_out`."""
     rng = np.random.default_rng(seed)
     words = ["bank", "river", "the", "new york", "suit", "évident"]
     tags = ["NOUN", "DET", "X"]

@@ -1,7 +1,8 @@
-"""Imports of files that are written here as NeuroX and AllenNLP write them, against numpy."""
+"""Imports of files written here in the formats of NeuroX and AllenNLP, compared with numpy."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -22,10 +23,10 @@ from embstore.errors import (
     StoreFormatError,
     StoreNotFoundError,
 )
-from embstore.store import Store, StoreWriter, import_store, open_store, verify
+from embstore.store import StoreWriter, import_store, open_store, verify
+from tests.store.example import SUFFIXES, table, values
 from tests.store_making import make_store
 
-SUFFIXES = [".zarr", ".h5"]
 SENTENCES = [["the", "bank", "of", "the", "river"], ["a", "bank"], ["the", "bank", "of", "the", "river"], ["évident"]]
 Vectors = Sequence[np.ndarray]
 
@@ -41,7 +42,7 @@ def _name_sentences(file: h5py.File, mapping: dict[str, str]) -> None:
 
 
 def write_neurox(path: Path, sentences: Iterable[Sequence[str]], vectors: Vectors) -> Path:
-    """The file of NeuroX: equal sentences are told apart by what is added to them."""
+    """Write a file as NeuroX does: a repeated sentence gets a suffix."""
     mapping: dict[str, str] = {}
     with h5py.File(path, "w") as file:
         for number, (words, values) in enumerate(zip(sentences, vectors, strict=True)):
@@ -57,16 +58,16 @@ def write_neurox(path: Path, sentences: Iterable[Sequence[str]], vectors: Vector
 
 
 def write_allennlp(
-    path: Path, lines: Iterable[str], vectors: Vectors, *, output: str = "all", forget: bool = False
+    path: Path, lines: Iterable[str], vectors: Vectors, *, output: str = "all", named: bool = True
 ) -> Path:
-    """The file of `allennlp elmo`: of equal sentences the last one is named; --top and --average have no layers."""
+    """Write a file as `allennlp elmo` does: it names the last of equal sentences; top and average have no layers."""
     mapping = {}
     with h5py.File(path, "w") as file:
         for number, (line, values) in enumerate(zip(lines, vectors, strict=True)):
-            kept = {"all": values, "top": values[-1], "average": values.mean(0)}[output]
-            file.create_dataset(str(number), kept.shape, dtype="float32", data=kept)
+            stored = {"all": values, "top": values[-1], "average": values.mean(0)}[output]
+            file.create_dataset(str(number), stored.shape, dtype="float32", data=stored)
             mapping[line] = str(number)
-        if not forget:
+        if named:
             _name_sentences(file, mapping)
     return path
 
@@ -75,22 +76,14 @@ def joined(vectors: Vectors) -> np.ndarray:
     return np.concatenate(list(vectors), axis=1)
 
 
-def values(store: Store) -> np.ndarray:
-    return store.gather_layers(np.arange(store.n_rows))
-
-
 def expected_table(sentences: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    kept = [(number, words) for number, words in enumerate(sentences) if words]
+    given = [(number, words) for number, words in enumerate(sentences) if words]
     rows = [
         {"word": word, "sentence": row, "position": position, "subwords": 1, "source": number, "text": " ".join(words)}
-        for row, (number, words) in enumerate(kept)
+        for row, (number, words) in enumerate(given)
         for position, word in enumerate(words)
     ]
     return [{"occurrence": number, **row} for number, row in enumerate(rows)]
-
-
-def table(store: Store) -> list[dict[str, Any]]:
-    return [dict(row) for row in store.select().table().to_dicts()]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -115,8 +108,6 @@ def test_metadata(tmp_path: Path) -> None:
     assert metadata.model["architecture"] == "unknown"
     assert metadata.model["num_hidden_layers"] == 2
     assert metadata.extraction["pooling"] == "unknown"
-    import hashlib
-
     assert metadata.extraction["import"]["sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
     assert (metadata.corpus["n_sentences"], metadata.corpus["n_words"]) == (4, 13)
 
@@ -160,7 +151,7 @@ def test_equal_sentences_of_allennlp_need_the_corpus(tmp_path: Path) -> None:
     assert table(store) == expected_table(SENTENCES)
 
 
-def test_more_than_ten_sentences_stand_in_order_of_their_numbers(tmp_path: Path) -> None:
+def test_more_than_ten_sentences_are_in_order_of_their_numbers(tmp_path: Path) -> None:
     sentences = [[f"w{number}", "end"] for number in range(25)]
     vectors = vectors_of(sentences)
     for write in (write_neurox, lambda path, each, found: write_allennlp(path, map(" ".join, each), found)):
@@ -179,7 +170,7 @@ def test_empty_sentences_get_no_row(tmp_path: Path) -> None:
         np.zeros((3, 0, 1024), np.float32) if not words else each
         for words, each in zip(sentences, vectors, strict=True)
     ]
-    source = write_allennlp(tmp_path / "a.hdf5", map(str, range(5)), odd, forget=True)
+    source = write_allennlp(tmp_path / "a.hdf5", map(str, range(5)), odd, named=False)
     with h5py.File(source, "a") as file:
         del file["4"]
     store = import_store(source, tmp_path / "out.zarr", corpus=sentences, dtype="float32")
@@ -195,7 +186,7 @@ def test_random_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObj
     sentences = data.draw(st.lists(st.lists(word, min_size=1, max_size=70), min_size=1, max_size=12))
     layers = data.draw(st.integers(1, 3))
     vectors = vectors_of(sentences, layers=layers, seed=data.draw(st.integers(0, 99)))
-    source = write_allennlp(folder / "a.hdf5", map(" ".join, sentences), vectors, forget=True)
+    source = write_allennlp(folder / "a.hdf5", map(" ".join, sentences), vectors, named=False)
     chosen = sorted(data.draw(st.sets(st.integers(0, layers - 1), min_size=1)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
@@ -216,16 +207,16 @@ def test_several_partitions_and_dtypes(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     sentences = [[f"w{number % 7}"] * (number % 40 + 1) for number in range(50)]
     vectors = vectors_of(sentences)
-    source = write_allennlp(tmp_path / "a.hdf5", map(" ".join, sentences), vectors, forget=True)
+    source = write_allennlp(tmp_path / "a.hdf5", map(" ".join, sentences), vectors, named=False)
     store = import_store(source, tmp_path / "out.zarr", corpus=sentences, dtype=dtype)
     assert store.layout.n_partitions > 2
     step = {"float32": 0, "float16": 2**-11, "bfloat16": 2**-8, "int8": 0}[dtype]
     expected = joined(vectors)
-    room = np.abs(expected) * step
+    tolerance = np.abs(expected) * step
     if dtype == "int8":
-        room = np.abs(expected - store.center[:, None]).max(2, keepdims=True) / 127 * 0.5001 + 1e-7
+        tolerance = np.abs(expected - store.center[:, None]).max(2, keepdims=True) / 127 * 0.5001 + 1e-7
         np.testing.assert_allclose(store.center, expected.mean(1), atol=1e-6)
-    assert (np.abs(values(store) - expected) <= room).all()
+    assert (np.abs(values(store) - expected) <= tolerance).all()
 
 
 def test_float64_and_float16_files(tmp_path: Path) -> None:
@@ -253,7 +244,7 @@ def test_the_fixture_of_allennlp(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_an_interrupted_import_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+def test_an_interrupted_import_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     sentences = [["w"] * 100 for _ in range(8)]
     source = write_neurox(tmp_path / "a.hdf5", sentences, vectors_of(sentences))
@@ -271,9 +262,9 @@ def test_an_interrupted_import_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(StoreWriter, "write", write)
     with pytest.raises(InvalidValueError, match="exists already"):
         import_store(source, tmp_path / f"out{suffix}", layers=0)
-    told: list[tuple[int, int]] = []
-    store = import_store(source, tmp_path / f"out{suffix}", progress=lambda done, total: told.append((done, total)))
-    assert told == [(512, 800), (768, 800), (800, 800)]
+    calls: list[tuple[int, int | None]] = []
+    store = import_store(source, tmp_path / f"out{suffix}", progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(512, 800), (768, 800), (800, 800)]
     np.testing.assert_array_equal(values(store), values(whole))
     with pytest.raises(InvalidValueError, match="exists already"):
         import_store(source, tmp_path / f"out{suffix}")
@@ -396,11 +387,6 @@ def test_no_such_file(tmp_path: Path) -> None:
     refused(store, tmp_path, StoreFormatError, "is an embstore store already: copy it with `embstore export`")
 
 
-def test_a_taken_path(tmp_path: Path) -> None:
-    (tmp_path / "out.zarr").mkdir()
-    refused(_plain(tmp_path), tmp_path, InvalidValueError, "exists already")
-
-
 @pytest.mark.parametrize(
     ("value", "dtype", "message"),
     [
@@ -411,7 +397,7 @@ def test_a_taken_path(tmp_path: Path) -> None:
         (1e39, "float32", r"word 1 of .*: 1e\+39 is beyond float32's 3.40282e\+38"),
     ],
 )
-def test_values_that_cannot_be_kept(tmp_path: Path, value: float, dtype: str, message: str) -> None:
+def test_values_that_cannot_be_stored(tmp_path: Path, value: float, dtype: str, message: str) -> None:
     changed = np.ones((3, 2, 4))
     changed[2, 1, 3] = value
     refused(_plain(tmp_path, _replace("1", changed)), tmp_path, NonFiniteError, message, dtype=dtype)

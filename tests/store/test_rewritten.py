@@ -1,4 +1,4 @@
-"""Stores whose arrays another tool has written again: read right all the same, by map or by library."""
+"""Stores with arrays that another tool has rewritten are read correctly, mapped or through the library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from embstore.store.zarr.reader import ZarrRows
 from tests.store.example import DTYPES, Example, example
 
 
-def read_right(made: Example, store: Store) -> None:
+def check_reading(made: Example, store: Store) -> None:
     rows = np.random.default_rng(0).integers(0, store.n_rows, 300)
     np.testing.assert_array_equal(store.gather_layers(rows), made.values[:, rows])
     np.testing.assert_array_equal(store.gather_layers(np.sort(rows)), made.values[:, np.sort(rows)])
@@ -31,7 +31,7 @@ def read_right(made: Example, store: Store) -> None:
 
 
 def write_again(path: Path, name: str, **options: Any) -> None:
-    """Store one array anew with zarr-python, its values and attributes kept."""
+    """Rewrite one array with zarr-python, with the same values and attributes."""
     before = zarr.open_array(str(path / name), mode="r")
     values, attributes, fill = before[...], dict(before.attrs), before.fill_value
     names = before.metadata.dimension_names
@@ -62,7 +62,7 @@ def test_morton_order_without_compressor_is_mapped(tmp_path: Path, dtype: str) -
         write_again(path, "hidden_states", shards=(3, 512, 16), chunks=(1, rows, 16), compressors=None)
         assert (path / "hidden_states/c/0/0/0").read_bytes() != ours
         assert kind_of_rows(path) is MappedRows
-        read_right(made, open_store(path))
+        check_reading(made, open_store(path))
         assert not verify(path).ok
 
 
@@ -78,7 +78,7 @@ def test_default_compressor_falls_back_to_zarr(tmp_path: Path, dtype: str, shard
     if dtype == "int8":
         write_again(path, "scale", chunks=(2, 100))
     assert kind_of_rows(path) is ZarrRows
-    read_right(made, open_store(path))
+    check_reading(made, open_store(path))
 
 
 def test_chunks_of_all_fill_that_are_left_out(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_every_column_written_again(tmp_path: Path) -> None:
         if '"array"' in node.read_text() and name != "commits":
             shape = zarr.open_array(str(node.parent)).shape
             write_again(path, name, chunks=tuple(max(size // 2, 1) for size in shape))
-    read_right(made, open_store(path))
+    check_reading(made, open_store(path))
 
 
 def test_a_foreign_array_of_another_shape_is_refused(tmp_path: Path) -> None:
@@ -131,5 +131,5 @@ def test_hdf5_chunks_elsewhere(tmp_path: Path, dtype: str) -> None:
                     if values.ndim == 1:
                         rank = {"chunks": (100,)}
                     file.create_dataset(name, data=values, **{**options, **rank})
-        read_right(made, open_store(path))
+        check_reading(made, open_store(path))
         assert not verify(path).ok

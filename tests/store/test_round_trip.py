@@ -1,4 +1,4 @@
-"""What goes in comes out, in both backends and every dtype, against plain numpy."""
+"""Stores return what was written, with both backends and every dtype, compared with plain numpy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from embstore.errors import InvalidValueError
-from embstore.store import Index, Metadata, Store, Strings, create_store, open_store, verify
+from embstore.store import Index, Metadata, Strings, create_store, open_store, verify
 from tests.store.example import DTYPES, FORMS, SUFFIXES, all_files, example
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize(("rows", "partition_rows"), [(1, 256), (255, 256), (256, 256), (700, 256), (700, 768)])
+@pytest.mark.parametrize(("rows", "partition_rows"), [(1, 256), (256, 256), (700, 256), (700, 768)])
 def test_every_row(tmp_path: Path, suffix: str, dtype: str, rows: int, partition_rows: int) -> None:
     made = example(rows=rows, dtype=dtype, partition_rows=partition_rows)
     store = made.make(tmp_path / f"s{suffix}")
@@ -99,14 +99,6 @@ def test_no_labels_and_no_text(tmp_path: Path, suffix: str) -> None:
     assert verify(path).ok
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_backends_read_the_same(tmp_path: Path, dtype: str) -> None:
-    made = example(dtype=dtype)
-    one, other = (made.make(tmp_path / f"s{suffix}") for suffix in SUFFIXES)
-    assert one.metadata == other.metadata
-    np.testing.assert_array_equal(one.gather_layers(np.arange(700)), other.gather_layers(np.arange(700)))
-
-
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_same_bytes_however_it_was_written(tmp_path: Path, suffix: str, dtype: str) -> None:
@@ -130,11 +122,6 @@ def test_special_values_are_kept(tmp_path: Path) -> None:
         store = made.make(tmp_path / f"s{suffix}")
         got = store.gather([0, 1, 2, 3], 0).view(np.uint32)
         assert got.tolist() == (bits[0].astype(np.uint32) << 16).tolist()
-
-
-def test_an_open_store_prints_itself(tmp_path: Path) -> None:
-    store: Store = example().make(tmp_path / "s.zarr")
-    assert repr(store).endswith("s.zarr: 3 layers x 700 rows x 16 float16>")
 
 
 def test_provenance_leaves_out_names_and_software() -> None:

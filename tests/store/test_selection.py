@@ -1,4 +1,4 @@
-"""Selections and the occurrence table against plain Python filters."""
+"""Selections and the occurrence table, compared with plain Python filters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def oracle(made: Made, **conditions: Any) -> list[int]:
-    """The rows that a selection must have, one by one."""
+    """Return the rows that a selection must have, tested one by one."""
     rows = []
     for row in made.table:
         wanted = [
@@ -72,9 +72,9 @@ def test_any_conditions(made: Made, wanted: dict[str, Any], layers: list[int]) -
             np.testing.assert_array_equal(block.vectors, made.vectors[place][block.rows])
 
 
-def test_contexts_are_the_table(made: Made) -> None:
-    contexts = made.store.select(words="new york").table()
-    assert contexts.to_dicts() == [row for row in made.table if row["word"] == "new york"]
+def test_table(made: Made) -> None:
+    table = made.store.select(words="new york").table()
+    assert table.to_dicts() == [row for row in made.table if row["word"] == "new york"]
     assert made.store.select(rows=[5, 3, 5]).table().to_dicts() == [made.table[row] for row in (5, 3, 5)]
     assert made.store.table().to_dicts() == made.table
     few = made.store.table(columns=["upos", "occurrence"])
@@ -98,13 +98,13 @@ def test_rows_in_every_notation(made: Made) -> None:
     assert made.store.select(words="bank").vectors(dtype="float64").dtype == np.float64
 
 
-def test_a_selection_reads_nothing_before_it_is_asked(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selection_reads_no_vectors_until_they_are_needed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(made.store), "gather_layers", None)
     monkeypatch.setattr(type(made.store), "gather", None)
     assert len(made.store.select(words="bank")) > 0
 
 
-def test_kept_blocks_stay_right(made: Made) -> None:
+def test_held_blocks_do_not_change(made: Made) -> None:
     blocks = list(made.store.select(layers=2).iter_blocks(block_rows=50))
     np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), made.vectors[1])
 
