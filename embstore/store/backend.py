@@ -16,6 +16,7 @@ from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.reading.mapped import RowSource, TakeSource
 from embstore.store.storage.base import Storage
 from embstore.store.storage.cache import CachedStorage
+from embstore.store.storage.client import client
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
@@ -98,8 +99,9 @@ def zarr_storage(path: Path | ObjectPath, *, cache: Path | None = None) -> Stora
         return LocalStorage(path, temporary=TEMPORARY)
     if path.suffix == ".h5":
         raise InvalidValueError(f"cannot read {path}: a store in a bucket is a .zarr; copy the file to a disk")
-    remote = ObjectStorage.at(path, temporary=TEMPORARY)
-    return remote if cache is None else CachedStorage(remote, cache)
+    if cache is not None:
+        return CachedStorage(path, client(path), cache)
+    return ObjectStorage.at(path, temporary=TEMPORARY)
 
 
 def create(path: Path | ObjectPath, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], *, hdf5: bool) -> None:

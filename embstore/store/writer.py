@@ -109,29 +109,19 @@ def remove_store(path: Path | ObjectPath) -> None:
 
 @dataclass(frozen=True)
 class Record:
-    """What `write_partition` returns and `StoreWriter.commit` takes: the rows of a partition and their CRC32C."""
+    """What PartitionWriter returns and `StoreWriter.commit` takes: the rows of a partition and their CRC32C."""
 
     n_rows: int
     crc32c: int
 
 
-def write_partition(
-    path: str | os.PathLike[str] | ObjectPath, partition: int, arrays: Mapping[str, NDArray[Any]]
-) -> Record:
-    """Write a partition of the store at `path` without committing it; for workers in any process or machine.
-
-    `arrays` as for `StoreWriter.write`. The rows are on disk or in the bucket when this returns, and count only once
-    the process that holds the StoreWriter commits the record. Takes no lock. See PartitionWriter to write many.
-    """
-    with PartitionWriter(path) as writer:
-        return writer.write(partition, arrays)
-
-
 class PartitionWriter:
-    """Writes partitions of the store at `path` without committing them; a context manager.
+    """Writes partitions of the store at `path` without committing them: what the workers of an executor use.
 
-    Takes no lock and may be used from many threads; any number of processes may write at a time. Of two that write
-    one partition of a Zarr store, the first shard is kept, and both return its record.
+    Rows are on disk or in the bucket when `write` returns, and count once the process that holds the StoreWriter
+    commits the record. Takes no lock and may be used from many threads; any number of processes, on any machine, may
+    write at a time. Of two that write one partition of a Zarr store, the first shard is kept, and both return its
+    record. A context manager.
     """
 
     def __init__(self, path: str | os.PathLike[str] | ObjectPath) -> None:
@@ -250,7 +240,7 @@ class StoreWriter:
             self._commit(partition, Record(n_rows, self._backend.write(partition, arrays)))
 
     def commit(self, partition: int, record: Record) -> None:
-        """Commit a partition that `write_partition`, here or on another machine, has written.
+        """Commit a partition that a PartitionWriter, here or on another machine, has written.
 
         Raises InvalidValueError for a record of another partition, or a committed partition.
         """

@@ -81,12 +81,12 @@ def test_changed_bytes_are_refused_and_not_cached(bucket: Bucket, tmp_path: Path
     shard[100] ^= 1
     bucket.put(f"{KEY}/hidden_states/c/0/1/0", bytes(shard))
     far = open_store(url, cache=tmp_path / "cache")
-    with pytest.raises(StoreDamagedError, match=r"the rows of partition 1 of .* were changed"):
+    with pytest.raises(StoreDamagedError, match=r"partition 1 of .* was changed"):
         far.gather([300], 0)
     assert not any((tmp_path / "cache").iterdir())
     far.gather([10], 0)
     bucket.delete(f"{KEY}/hidden_states/c/0/1/0")
-    with pytest.raises(StoreDamagedError, match="there is nothing at"):
+    with pytest.raises(StoreDamagedError, match="does not exist"):
         far.gather([300], 0)
     bucket.put(f"{KEY}/hidden_states/c/0/1/0", good)
     bucket.proxy.break_next(Fault("hidden_states", 1, cut=0.5))

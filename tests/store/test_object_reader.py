@@ -215,17 +215,17 @@ def test_what_was_damaged_is_never_read_as_good(bucket: Bucket, tmp_path: Path) 
     column = bytearray(bucket.get(f"{KEY}/occurrence/type/c/0"))
     column[5] ^= 1
     bucket.put(f"{KEY}/occurrence/type/c/0", bytes(column))
-    with pytest.raises(StoreDamagedError, match=r"occurrence/type/c/0 is not what was written, its checksum differs"):
+    with pytest.raises(StoreDamagedError, match=r"occurrence/type/c/0 was changed, its checksum differs"):
         _ = open_store(url).index
     bucket.delete(f"{KEY}/occurrence/type/c/0")
-    with pytest.raises(StoreDamagedError, match="there is nothing at"):
+    with pytest.raises(StoreDamagedError, match="does not exist"):
         _ = open_store(url).index
     shard = bucket.get(f"{KEY}/hidden_states/c/0/0/0")
     bucket.put(f"{KEY}/hidden_states/c/0/0/0", shard[:-1] + bytes([shard[-1] ^ 1]))
     with pytest.raises(StoreDamagedError, match=r"the index of .* is damaged"):
         open_store(url).gather([1], 0)
     bucket.put(f"{KEY}/hidden_states/c/0/0/0", shard[100:])
-    with pytest.raises(StoreDamagedError, match="names bytes that it does not have"):
+    with pytest.raises(StoreDamagedError, match="names bytes beyond its end"):
         open_store(url).gather([1], 0)
     bucket.delete(f"{KEY}/hidden_states/c/0/0/0")
     with pytest.raises(StoreDamagedError, match="of partition 0 is missing"):

@@ -73,7 +73,7 @@ def test_a_server_that_fails_says_nothing_of_the_store(bucket: Bucket, url: str)
     with pytest.raises(StoreNotFoundError, match="there is no store at"):
         verify(f"{bucket.url}/none.zarr")
     bucket.proxy.break_next(Fault("hidden_states/c", 99, 403, "AccessDenied"))
-    with pytest.raises(StorageError, match="no right to do so"):
+    with pytest.raises(StorageError, match="permission denied"):
         verify(url)
     bucket.proxy.reset()
     bucket.proxy.break_next(Fault("hidden_states/c", 2, cut=0.3))
@@ -88,7 +88,7 @@ def test_exports_are_those_of_the_disk(bucket: Bucket, url: str, tmp_path: Path)
     data = bucket.get(f"{KEY}/hidden_states/c/0/1/0")
     bucket.put(f"{KEY}/hidden_states/c/0/1/0", bytes([data[0] ^ 1]) + data[1:])
     for cache in (None, tmp_path / "kept"):
-        with pytest.raises(StoreDamagedError, match=r"the rows of partition 1 of .* were changed"):
+        with pytest.raises(StoreDamagedError, match=r"partition 1 of .* (was|were) changed"):
             export(open_store(url, cache=cache), tmp_path / "damaged.zarr")
 
 
@@ -136,7 +136,7 @@ def test_a_store_is_read_and_verified_from_a_web_server(web: str, tmp_path: Path
     rows = np.random.default_rng(0).integers(0, 700, 60)
     assert far.finished
     assert np.array_equal(far.gather_layers(rows), local.gather_layers(rows))
-    assert far.occurrences.equals(local.occurrences)
+    assert far.select().table().equals(local.select().table())
     assert verify(f"{web}/x.zarr").ok
     shard = tmp_path / "x.zarr/hidden_states/c/0/1/0"
     shard.write_bytes(b"\1" + shard.read_bytes()[1:])

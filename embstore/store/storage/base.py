@@ -121,15 +121,6 @@ class Storage(ABC):
         futures = [self.submit(lambda key=key: self.get_or_none(key)) for key in keys]  # type: ignore[misc]
         return [future.result() for future in futures]
 
-    def get_ranges(self, key: str, starts: Sequence[int], stops: Sequence[int]) -> list[Bytes]:
-        """Return several ranges of a key, one request each, made at the same time."""
-        futures = [
-            self.submit(lambda start=start, stop=stop: self.get_range(key, start, stop))  # type: ignore[misc]
-            for start, stop in zip(starts, stops, strict=True)
-        ]
-        wait_all(futures)
-        return [future.result() for future in futures]
-
     def read(self, key: str, size: int) -> Bytes:
         """Return the first `size` bytes of a key as an array, requested in parts of 8 MiB at the same time."""
         out = np.empty(size, np.uint8)

@@ -1,4 +1,4 @@
-"""A storage with a local cache: shards are downloaded once, checked, and mapped from a folder."""
+"""A bucket with a local cache: shards are downloaded once, checked, and mapped from a folder."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from embstore.errors import StoreDamagedError
-from embstore.store.storage.base import Expected, KeyNotFoundError, Parts, Storage
+from embstore.store.storage.base import Expected, KeyNotFoundError
 from embstore.store.storage.client import setting
-from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c, opened, storing, write_at
+from embstore.store.storage.files import REPAIR_HINT, crc32c, opened, storing, write_at
+from embstore.store.storage.location import ObjectPath
+from embstore.store.storage.objects import ObjectStorage
 
 SIZE_GIB = 64.0
 _CACHED = re.compile(r"[0-9a-f]{64}\.cached")
 _PARTIAL = re.compile(r"[0-9a-f]{64}\.[a-z0-9_]+\.partial")
 _STALE_SECONDS = 86_400
-
-T = TypeVar("T")
 
 
 class CacheFolder:
@@ -94,51 +93,19 @@ class CacheFolder:
             total -= size
 
 
-class CachedStorage(Storage):
-    """Another storage, of which `files` keeps local copies in the folder `cache`; everything else passes through.
+class CachedStorage(ObjectStorage):
+    """The objects below a URL, of which `files` keeps local copies in the folder `cache`.
 
     A copy is named by the version and checksum of its bytes, so that bytes which were replaced are downloaded again.
-    EMBSTORE_CACHE_GIB bounds the folder (64). For reading only.
+    EMBSTORE_CACHE_GIB bounds the folder (64).
     """
 
     is_mapped = True
 
-    def __init__(self, storage: Storage, cache: Path) -> None:
-        self.path = storage.path
-        self.can_list = storage.can_list
+    def __init__(self, path: ObjectPath, client: Any, cache: Path) -> None:
+        super().__init__(path, client)
         self.cache: Path = cache
-        self._storage = storage
         self._folder = CacheFolder(cache, int(setting("EMBSTORE_CACHE_GIB", SIZE_GIB) * 2**30))
-
-    def get(self, key: str) -> bytes:
-        return self._storage.get(key)
-
-    def get_range(self, key: str, start: int, stop: int) -> Bytes:
-        return self._storage.get_range(key, start, stop)
-
-    def size(self, key: str) -> int | None:
-        return self._storage.size(key)
-
-    def sizes(self, prefix: str = "") -> dict[str, int]:
-        return self._storage.sizes(prefix)
-
-    def put(self, key: str, parts: Parts) -> None:
-        self._storage.put(key, parts)
-
-    def put_new(self, key: str, parts: Parts) -> bool:
-        return self._storage.put_new(key, parts)
-
-    def delete(self, key: str) -> None:
-        self._storage.delete(key)
-
-    def is_tidy(self) -> bool:
-        return self._storage.is_tidy()
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        return self._storage.submit(work)
-
-    def iter_parts(self, key: str, size: int) -> Iterator[Bytes]:
-        return self._storage.iter_parts(key, size)
 
     def files(self, expected: Expected) -> list[Path]:
         """Return local copies; what is missing is downloaded, all keys at once since the checksum covers them all."""
@@ -158,7 +125,7 @@ class CachedStorage(Storage):
             crc = 0
             for key, size, descriptor in zip(expected.keys, expected.sizes, descriptors, strict=True):
                 offset = 0
-                for part in self._storage.iter_parts(key, size):
+                for part in self.iter_parts(key, size):
                     offset = write_at(descriptor, part, offset)
                     crc = crc32c(part, crc)
             if crc != expected.crc32c:

@@ -24,6 +24,7 @@ from embstore.store.storage.files import REPAIR_HINT, Bytes, as_bytes
 from embstore.store.storage.location import ObjectPath
 
 PART_NBYTES = 16 * 2**20
+LARGE_NBYTES = PART_NBYTES  # a larger object is uploaded in parts
 COPY_NBYTES = 5 * 2**30  # what a server copies in one step
 TRIES = 6
 
@@ -128,7 +129,7 @@ class ObjectStorage(Storage):
     def put(self, key: str, parts: Parts) -> None:
         self._refuse_web("write", key)
         flat = [as_bytes(part) for part in parts]
-        if sum(map(len, flat)) > PART_NBYTES:
+        if sum(map(len, flat)) > LARGE_NBYTES:
             self._upload(key, flat)
             return
         with self._translating("write", key):
@@ -143,7 +144,7 @@ class ObjectStorage(Storage):
         self._refuse_web("write", key)
         flat = [as_bytes(part) for part in parts]
         nbytes = sum(map(len, flat))
-        if nbytes <= PART_NBYTES:
+        if nbytes <= LARGE_NBYTES:
             return self._create(
                 "write",
                 key,
