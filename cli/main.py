@@ -23,7 +23,7 @@ from embstore_cli import (
     models,
     neighbors,
     probes,
-    recipe,
+    reproduce,
     store,
     structure,
     trace,
@@ -122,7 +122,7 @@ for _name, _command, _example in (
 ):
     _add(_name, _command, "Commands", f"probe {_example}", to=_probe)
 
-recipe.add_to(app)
+_add("reproduce", reproduce.reproduce, PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study")
 
 _bench = _group("bench", "Measure extraction, reading and search on this machine.", MODELS)
 _add("extract", bench.extract, "Commands", "bench extract ewt.conllu --model bert-base-uncased", to=_bench)

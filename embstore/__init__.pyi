@@ -38,6 +38,7 @@ from .store import Store as Store
 from .store import export as export
 from .store import verify as verify
 from .store.store import open as open
+from .studies import reproduce as reproduce
 from .vectors import WordVectors as WordVectors
 
 __version__: str

@@ -1,4 +1,4 @@
-"""Studies of the literature, run end to end: from a corpus and a model to tables and figures."""
+"""Studies of the literature, run from extraction to report with one call."""
 
 import lazy_loader
 

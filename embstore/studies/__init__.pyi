@@ -1,2 +1,8 @@
-from .tenney2019.study import tenney2019 as tenney2019
-from .zhao2020.study import zhao2020 as zhao2020
+from .run import STUDIES as STUDIES
+from .run import reproduce as reproduce
+from .study import Section as Section
+from .study import StudyResult as StudyResult
+from .tenney2019.settings import Tenney2019 as Tenney2019
+from .zhao2020.settings import Zhao2020 as Zhao2020
+
+__all__ = ["STUDIES", "Section", "StudyResult", "Tenney2019", "Zhao2020", "reproduce"]

@@ -16,17 +16,20 @@ from typer.testing import CliRunner
 import embstore as es
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError, ModelError
-from embstore.probes import EdgeProbe, Training, ambiguous_sentences, load, trace
+from embstore.probes import EdgeProbe, ProbeResult, Training, ambiguous_sentences, load, trace
+from embstore.probes.edges.tasks import Sample
+from embstore.studies import StudyResult, Tenney2019
 from embstore.studies.tenney2019 import report
 from embstore.studies.tenney2019.probing import Sentences, find_tasks
-from embstore.studies.tenney2019.study import Scale, Tenney2019, tenney2019
-from embstore.studies.tenney2019.traces import drawn
+from embstore.studies.tenney2019.traces import rank
 from tests.models import tiny
 from tests.probes.edge_store import write_edges
 
 WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
 KINDS = {"cat": "animal", "people": "animal", "river": "place", "hill": "place", "sea": "place", "bank": "place"}
-SCALE = Scale(sentences=30, seeds=(0, 1), epochs=2, batch_size=8, hidden_size=8, control=True, resamples=50, traces=2)
+SETTINGS = Tenney2019(
+    sentences=30, seeds=(0, 1), epochs=2, batch_size=8, hidden_size=8, control=True, resamples=50, traces=2
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +60,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told() -> list[str]:
-    return []
+def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    return es.reproduce(SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
 
 
-@pytest.fixture(scope="module")
-def study(data: Path, model: Path, told: list[str], tmp_path_factory: pytest.TempPathFactory) -> Tenney2019:
-    return tenney2019(data, models={"tiny": model}, out=tmp_path_factory.mktemp("study"), scale=SCALE, tell=told.append)
+def means(study: StudyResult, *, encoder: str = "trained") -> pl.DataFrame:
+    return report.Scores(SETTINGS, {"tiny": ""}, (), study.frames["scores"]).means("tiny", encoder=encoder)
 
 
 def test_tasks_are_found_in_the_papers_order(data: Path) -> None:
@@ -72,12 +74,12 @@ def test_tasks_are_found_in_the_papers_order(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_each_sentence_is_extracted_once(study: Tenney2019, data: Path) -> None:
+def test_each_sentence_is_extracted_once(study: StudyResult, data: Path) -> None:
     texts = set()
     for split in ("train", "dev", "test"):
         lines = (data / "pos" / f"{split}.jsonl").read_text().splitlines()
         texts |= {json.loads(line)["text"] for line in lines}
-    drawn = [" ".join(sentence.words) for sentence in Sentences(find_tasks(data, None), 30, 0)]
+    drawn = [" ".join(sentence.words) for sentence in Sentences(find_tasks(data, None), Sample(30, 0))]
     assert len(drawn) == len(set(drawn)) == 30 + 12 + 12  # of train 30 of 40, which all tasks draw alike
     assert set(drawn) <= texts
     for name in ("tiny", "tiny-untrained"):
@@ -86,7 +88,7 @@ def test_each_sentence_is_extracted_once(study: Tenney2019, data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_scores_are_those_of_the_probes(study: Tenney2019, data: Path) -> None:
+def test_scores_are_those_of_the_probes(study: StudyResult, data: Path) -> None:
     store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
     files = {split: data / "links" / f"{split}.jsonl" for split in ("train", "dev", "test")}
     probe = EdgeProbe(
@@ -100,40 +102,45 @@ def test_scores_are_those_of_the_probes(study: Tenney2019, data: Path) -> None:
     )
     probe.fit(store, files["train"], files["dev"], name="links")
     wanted = probe.score({"dev": files["dev"], "test": files["test"]}, resamples=50)
-    found = study.scores.filter(pl.col("task") == "links", pl.col("encoder") == "trained").drop("model", "encoder")
+    found = (
+        study.frames["scores"]
+        .filter(pl.col("task") == "links", pl.col("encoder") == "trained")
+        .drop("model", "encoder")
+    )
     assert found.equals(wanted.frame)
 
 
 @pytest.mark.slow
-def test_the_baseline_has_random_weights_and_the_outer_layers(study: Tenney2019, model: Path) -> None:
-    drawn = study.summary(encoder="untrained")
-    assert drawn.filter(pl.col("metric") == "f1")["layer"].unique().sort().to_list() == [0, study_layers(study)]
+def test_the_baseline_has_random_weights_and_the_outer_layers(study: StudyResult, model: Path) -> None:
+    random = means(study, encoder="untrained")
+    assert random.filter(pl.col("metric") == "f1")["layer"].unique().sort().to_list() == [0, study_layers(study)]
     trained = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
     other = es.open(study.folder / "stores" / "tiny-untrained-subwords-30-0.zarr")
     assert trained.metadata.model["weights_sha256"] != other.metadata.model["weights_sha256"]
 
 
-def study_layers(study: Tenney2019) -> int:
-    return int(study.summary().filter(pl.col("metric") == "mixing")["layer"].max())  # type: ignore[arg-type]
+def study_layers(study: StudyResult) -> int:
+    return int(means(study).filter(pl.col("metric") == "mixing")["layer"].max())  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-def test_the_report_has_every_task_and_figure(study: Tenney2019) -> None:
+def test_the_report_has_every_task_and_figure(study: StudyResult) -> None:
     text = (study.folder / "report.md").read_text()
     for said in ("POS", "Entities", "links", "30 of 40 sentences, drawn with seed 0", "center of gravity", "Time"):
         assert said in text
-    assert len(study.traces) == SCALE.traces
-    for name in ("figure1.png", "figure2.png", "figureA1.png", *study.traces):
+    traces = [name for name, title in study.figures.items() if title == "Figure 3. A trace"]
+    assert len(traces) == SETTINGS.traces
+    for name in ("figure1.png", "figure2.png", "figureA1.png", *traces):
         assert f"figures/{name}" in text
         assert (study.folder / "figures" / name).stat().st_size > 10_000
-    first = report.tables(study)[0].rows[0]
-    value = study.summary().filter(metric="f1", task="pos", split="test", layer=0)["value"].item()
+    first = study.sections[0].rows[0]
+    value = means(study).filter(metric="f1", task="pos", split="test", layer=0)["value"].item()
     assert str(first["P(0)"]).startswith(f"{value:.3f} [")
     assert set(first) >= {"majority", "random weights", "selectivity", "center of gravity", "expected layer"}
 
 
 @pytest.mark.slow
-def test_sentences_in_doubt_are_those_of_the_saved_probes(study: Tenney2019, data: Path) -> None:
+def test_ambiguous_sentences_are_those_of_the_saved_probes(study: StudyResult, data: Path) -> None:
     store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
     held = []
     for task in ("pos", "entities", "links"):
@@ -151,13 +158,13 @@ def test_short_sentences_of_several_tasks_that_turn_are_drawn_first() -> None:
         {"sentence": list(words), "ambiguous": [9, 8, 7, 6, 5], "turned": [3, 3, 0, 1, 3], "tasks": tasks}
     )
     traces = SimpleNamespace(sentences=[["word"] * count for count in words.values()])
-    assert drawn(frame, traces) == [3, 2, 1, 4, 0]  # type: ignore[arg-type]
-    assert drawn(frame.clear(), traces) == []  # type: ignore[arg-type]
+    assert rank(frame, traces) == [3, 2, 1, 4, 0]  # type: ignore[arg-type]
+    assert rank(frame.clear(), traces) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_the_same_call_does_nothing_twice(
-    study: Tenney2019, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    study: StudyResult, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import embstore.studies.tenney2019.probing as probing
 
@@ -165,65 +172,74 @@ def test_the_same_call_does_nothing_twice(
         raise AssertionError("probed again")
 
     monkeypatch.setattr(probing.EdgeProbe, "fit", refuse)
-    again = tenney2019(data, models={"tiny": model}, out=study.folder, scale=SCALE)
-    assert again.scores.equals(study.scores)
+    again = es.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder)
+    assert again.frames["scores"].equals(study.frames["scores"])
     assert again.notes == study.notes
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_tables_and_goes_on(study: Tenney2019, data: Path, model: Path) -> None:
+def test_the_command_prints_the_tables_and_resumes(study: StudyResult, data: Path, model: Path) -> None:
     from embstore_cli.main import app
 
-    given = ["recipe", "tenney2019", str(data), "--model", f"tiny={model}", "--out", str(study.folder)]
-    small = ["--sentences", "30", "--seeds", "0,1", "--epochs", "2", "--hidden", "8", "--task", "links"]
-    ran = CliRunner().invoke(app, [*given, *small, "--scale", "cpu"])
+    given = ["reproduce", "tenney2019", str(data), "--model", f"tiny={model}", "--out", str(study.folder), "--small"]
+    for pair in ("sentences=30", "seeds=0,1", "epochs=2", "hidden_size=8", "traces=1"):
+        given += ["--set", pair]
+    ran = CliRunner().invoke(app, [*given, "--task", "links"])
     assert ran.exit_code == 0, ran.output
-    for said in ("Scale: at most 30 sentences", "Figure 1. Tasks by metrics", "The order of tasks", "report.md"):
-        assert said in ran.stdout
-    ran = CliRunner().invoke(app, [*given, *small, "--scale", "cpu", "--json"])
-    rows = json.loads(ran.stdout)
-    assert {row["task"] for row in rows} == {"links"}
-    assert set(rows[0]) == set(study.scores.columns)
+    for text in ("Size: at most 30 sentences", "Figure 1. Tasks by metric", "The order of tasks", "report.md"):
+        assert text in ran.stdout
+    ran = CliRunner().invoke(app, [*given, "--task", "links", "--json"])
+    document = json.loads(ran.stdout)
+    assert {row["task"] for row in document["Figure 1. Tasks by metric"]} == {"links"}
 
 
-def test_an_expected_layer_of_next_to_nothing_is_left_out() -> None:
+def test_an_expected_layer_without_an_interval_is_left_out() -> None:
     rows = [("a", "expected_layer", 2.0, 1.5), ("b", "expected_layer", -32.0, None), ("b", "mixing_kl", 0.1, None)]
-    frame = pl.DataFrame(rows, schema=["task", "metric", "value", "low"], orient="row")
-    result = SimpleNamespace(scale=SCALE, summary=lambda model, encoder: frame)
-    assert report.means(result, "tiny")["value"].to_list() == [2.0, 0.1]  # type: ignore[arg-type]
-    result.scale = replace(SCALE, resamples=0)
-    assert report.means(result, "tiny")["value"].to_list() == [2.0, -32.0, 0.1]  # type: ignore[arg-type]
+    made = [dict(zip(("task", "metric", "value", "low"), row, strict=True)) for row in rows]
+    common = {"model": "tiny", "encoder": "trained"}
+    frame = ProbeResult.of(made, store="s", split="test", seed=0).frame
+    frame = frame.with_columns(**{name: pl.lit(value) for name, value in common.items()})
+    scores = report.Scores(SETTINGS, {"tiny": "tiny"}, ("a", "b"), frame)
+    assert scores.means("tiny")["value"].to_list() == [2.0, 0.1]
+    without = replace(scores, settings=replace(SETTINGS, resamples=0))
+    assert without.means("tiny")["value"].to_list() == [2.0, -32.0, 0.1]
 
 
-def test_the_papers_order_is_counted_by_pairs() -> None:
+def test_the_order_of_the_paper_is_counted_by_pairs() -> None:
     assert report.agreement(["pos", "constituents", "dependencies", "semantic-roles", "coreference"]) == (10, 10)
     assert report.agreement(["coreference", "relations", "pos", "dependencies"]) == (1, 3)
     assert report.agreement(["relations"]) == (0, 0)
-    assert report.reach({"value": 2.0, "low": 1.5, "high": 3.0}) == (1.5, 3.0)
-    assert report.reach({"value": 2.0, "low": None, "high": None, "deviation": 0.25}) == (1.5, 2.5)
+    assert report.interval({"value": 2.0, "low": 1.5, "high": 3.0}) == (1.5, 3.0)
+    assert report.interval({"value": 2.0, "low": None, "high": None, "deviation": 0.25}) == (1.5, 2.5)
 
 
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("missing", "is no folder"),
-        ("empty", "holds no task"),
+        ("missing", "is not a folder"),
+        ("empty", "has no task"),
         ("unknown", "there is no task 'verbs' in"),
         ("no dev", "has no dev.jsonl"),
-        ("no model", "there is no model folder"),
+        ("no model", "none"),
     ],
 )
-def test_what_cannot_be_used_is_told_in_one_line(case: str, message: str, tmp_path: Path, data: Path) -> None:
-    folder, tasks = {"missing": tmp_path / "gone", "unknown": data}.get(case, tmp_path), None
-    if case == "unknown":
-        tasks = ["verbs"]
+def test_bad_input_is_refused_in_one_line(case: str, message: str, tmp_path: Path, data: Path) -> None:
+    folder = {"missing": tmp_path / "gone", "unknown": data, "no model": data}.get(case, tmp_path)
+    settings = Tenney2019(tasks=["verbs"] if case == "unknown" else None)
     if case == "no dev":
         (tmp_path / "pos").mkdir()
         (tmp_path / "pos" / "train.jsonl").write_text((data / "pos" / "train.jsonl").read_text())
-    if case == "no model":
-        folder = data
     with pytest.raises((InvalidValueError, ModelError)) as refused:
-        tenney2019(folder, models={"tiny": "./none"}, out=tmp_path / "out", tasks=tasks)
+        es.reproduce(settings, folder, model={"tiny": "./none"}, out=tmp_path / "out")
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_unknown_studies_and_missing_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match="unknown study 'zhao': choose zhao2020 or tenney2019"):
+        es.reproduce("zhao", tmp_path, model="m", out=tmp_path)
+    with pytest.raises(InvalidValueError, match="there is no model"):
+        es.reproduce("tenney2019", tmp_path, model={}, out=tmp_path)
+    with pytest.raises(InvalidValueError, match="zhao2020 takes one model, not 2: a, b"):
+        es.reproduce("zhao2020", tmp_path, model={"a": "x", "b": "y"}, out=tmp_path)

@@ -14,8 +14,8 @@ import embstore as es
 from embstore.corpus import read_word_classes
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, ProbeResult, Training, load, split_words
+from embstore.studies import StudyResult, Zhao2020
 from embstore.studies.zhao2020 import published, report
-from embstore.studies.zhao2020.study import Scale, Zhao2020, cpu_scale, zhao2020
 from tests.models import tiny
 from tests.models.finetuning import planted
 
@@ -34,7 +34,7 @@ WORDS = (
     "need it",
 )
 FRAMES = {"animal": "the {} sat on a mat because it was warm .", "place": "a b {} flow to the old hill , ok !"}
-SCALE = cpu_scale(
+SETTINGS = Zhao2020.small(
     max_contexts=3,
     hidden_size=8,
     epochs=3,
@@ -53,7 +53,7 @@ SCALE = cpu_scale(
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Words of two classes, told apart by the sentences around them, and the lists of words."""
+    """Words of two classes that their sentences distinguish, and the lists of words."""
     folder = tmp_path_factory.mktemp("pse")
     lines, lists = [], {"train": [], "test": []}
     for number, word in enumerate(WORDS * 2):
@@ -78,18 +78,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def study(corpus: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Zhao2020:
-    return zhao2020(
-        corpus,
-        model=model,
-        out=tmp_path_factory.mktemp("study"),
-        vectors={name: corpus.parent / f"{name}.txt" for name in ("few", "none")},
-        scale=SCALE,
-    )
+def study(corpus: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    return es.reproduce(with_vectors(corpus), corpus, model=model, out=tmp_path_factory.mktemp("study"), progress=False)
+
+
+def with_vectors(corpus: Path, **changes: Any) -> Zhao2020:
+    return replace(SETTINGS, vectors={name: corpus.parent / f"{name}.txt" for name in ("few", "none")}, **changes)
 
 
 def _directly(
-    study: Zhao2020, corpus: Path, stores: dict[str, str], splits: tuple[str, ...] = ("dev", "test"), **options: Any
+    study: StudyResult, corpus: Path, stores: dict[str, str], splits: tuple[str, ...] = ("dev", "test"), **options: Any
 ) -> pl.DataFrame:
     """The table of the parts: probes called by hand on the stores of the study."""
     train, test = (read_word_classes(corpus.parent / f"{name}.tsv") for name in ("train", "test"))
@@ -102,34 +100,37 @@ def _directly(
 
 
 @pytest.mark.slow
-def test_every_table_is_that_of_its_parts(study: Zhao2020, corpus: Path) -> None:
+def test_every_table_is_that_of_its_parts(study: StudyResult, corpus: Path) -> None:
     types = _directly(study, corpus, {"BERTw": "bertw", "AVG": "bert-full"}, level="type")
-    own = study.types.filter((pl.col("vocabulary") == "own") & pl.col("store").is_in(["BERTw", "AVG"]))
+    own = study.frames["types"].filter((pl.col("vocabulary") == "own") & pl.col("store").is_in(["BERTw", "AVG"]))
     assert own.drop("vocabulary").equals(types)
     contexts = _directly(study, corpus, {"BERT": "bert-full"}, control=True)
-    assert study.contexts.filter(pl.col("store") == "BERT").drop("vocabulary").equals(contexts)
+    assert study.frames["contexts"].filter(pl.col("store") == "BERT").drop("vocabulary").equals(contexts)
     window = _directly(study, corpus, {"BERT": "bert-k2", "P-BERT": "p-bert-k2"}, splits=("dev",))
-    assert study.windows.filter(pl.col("window") == 2).drop("vocabulary", "window").equals(window)
+    assert study.frames["windows"].filter(pl.col("window") == 2).drop("vocabulary", "window").equals(window)
 
 
 @pytest.mark.slow
-def test_a_table_of_vectors_is_compared_on_its_own_words(study: Zhao2020) -> None:
-    few = study.types.filter(pl.col("vocabulary") == "few")
+def test_a_table_of_vectors_is_compared_on_its_own_words(study: StudyResult) -> None:
+    few = study.frames["types"].filter(pl.col("vocabulary") == "few")
     assert set(few["store"]) == {"Rand", "BERTw", "skip-gram", "AVG", "few"}
     counted = few.filter((pl.col("metric") == "f1") & (pl.col("split") == "test"))["count"]
     assert counted.n_unique() == 1
-    assert counted[0] < study.types.filter((pl.col("vocabulary") == "own") & (pl.col("metric") == "f1"))["count"].max()
+    assert (
+        counted[0]
+        < study.frames["types"].filter((pl.col("vocabulary") == "own") & (pl.col("metric") == "f1"))["count"].max()
+    )
 
 
 @pytest.mark.slow
-def test_vectors_of_too_few_words_are_noted_and_left_out(study: Zhao2020) -> None:
-    assert set(study.types["vocabulary"]) == {"own", "few"}
+def test_vectors_of_too_few_words_are_noted_and_left_out(study: StudyResult) -> None:
+    assert set(study.frames["types"]["vocabulary"]) == {"own", "few"}
     assert any("none has vectors for too few words" in note for note in study.notes)
     assert "too few words" in (study.folder / "report.md").read_text()
 
 
 @pytest.mark.slow
-def test_the_words_pairs_and_contexts_of_each_split(study: Zhao2020, corpus: Path) -> None:
+def test_the_words_pairs_and_contexts_of_each_split(study: StudyResult, corpus: Path) -> None:
     pairs: dict[tuple[str, str], int] = {}
     for line in corpus.read_text().splitlines():
         target = next(word for word in line.split() if word.startswith("@"))
@@ -137,34 +138,32 @@ def test_the_words_pairs_and_contexts_of_each_split(study: Zhao2020, corpus: Pat
         pairs[word, label] = pairs.get((word, label), 0) + 1
     listed = {line.split("@")[1] for line in (corpus.parent / "test.tsv").read_text().splitlines()}
     held = {pair: min(count, 3) for pair, count in pairs.items() if pair[0] in listed}
-    row = study.counts.filter((pl.col("split") == "test") & (pl.col("class") == "")).to_dicts()[0]
+    row = study.frames["counts"].filter((pl.col("split") == "test") & (pl.col("class") == "")).to_dicts()[0]
     assert (row["words"], row["pairs"], row["contexts"]) == (len(listed), len(held), sum(held.values()))
-    animals = study.counts.filter((pl.col("split") == "test") & (pl.col("class") == "animal")).to_dicts()[0]
+    animals = study.frames["counts"].filter((pl.col("split") == "test") & (pl.col("class") == "animal")).to_dicts()[0]
     assert animals["pairs"] == sum(label == "animal" for _, label in held)
 
 
 @pytest.mark.slow
 def test_the_same_call_finds_its_work_done(
-    study: Zhao2020, corpus: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    study: StudyResult, corpus: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it was done already")
 
     monkeypatch.setattr("embstore.studies.zhao2020.probing.ClassProbe.fit", refuse)
     monkeypatch.setattr("embstore.studies.zhao2020.probing.train_vectors", refuse)
-    options: dict[str, Any] = {"model": model, "out": study.folder}
-    options["vectors"] = {name: corpus.parent / f"{name}.txt" for name in ("few", "none")}
-    again = zhao2020(corpus, scale=SCALE, **options)
+    again = es.reproduce(with_vectors(corpus), corpus, model=model, out=study.folder)
     for name in ("counts", "types", "contexts", "windows"):
-        assert getattr(again, name).equals(getattr(study, name))
+        assert again.frames[name].equals(study.frames[name])
     with pytest.raises(AssertionError, match="done already"):  # other probes are other tables
-        zhao2020(corpus, scale=replace(SCALE, epochs=4), **options)
+        es.reproduce(with_vectors(corpus, epochs=4), corpus, model=model, out=study.folder)
 
 
 @pytest.mark.slow
-def test_the_report_holds_every_table_and_figure(study: Zhao2020) -> None:
+def test_the_report_holds_every_table_and_figure(study: StudyResult) -> None:
     text = (study.folder / "report.md").read_text()
-    for table in report.tables(study):
+    for table in study.sections:
         assert f"## {table.title}" in text
     for number in (3, 4, 5):
         assert (study.folder / "figures" / f"figure{number}.png").stat().st_size > 5000
@@ -173,15 +172,15 @@ def test_the_report_holds_every_table_and_figure(study: Zhao2020) -> None:
 
 
 @pytest.mark.slow
-def test_published_layers_stand_beside_ours_only_where_there_are_as_many(study: Zhao2020) -> None:
-    def beside(result: Zhao2020) -> dict[str, str]:
-        table = next(table for table in report.tables(result) if table.title.startswith("Table 6"))
+def test_published_layers_are_shown_only_for_a_model_with_as_many(study: StudyResult) -> None:
+    def paper(n_layers: int) -> dict[str, str]:
+        table = report.contexts(report.Scores(SETTINGS, n_layers, study.frames))
         return {str(row["representation"]): str(row["paper test"]) for row in table.rows}
 
-    ours = beside(study)
+    ours = paper(3)
     assert ours["P-BERT"] == "0.670"
     assert not any(value for name, value in ours.items() if name.startswith("BERT"))
-    as_deep = beside(replace(study, num_hidden_layers=published.NUM_HIDDEN_LAYERS))
+    as_deep = paper(published.NUM_HIDDEN_LAYERS)
     assert as_deep["BERT, layer 0"] == ""
     assert as_deep["BERT, layer 1"] == "0.645"
     assert as_deep["BERT, layer 2"] == "0.688"
@@ -190,53 +189,47 @@ def test_published_layers_stand_beside_ours_only_where_there_are_as_many(study: 
 @pytest.mark.slow
 def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tmp_path: Path) -> None:
     data = {task: planted.folder(tmp_path / task, task, train=24, dev=8) for task in ("pos", "ner")}
-    study = zhao2020(corpus, model=model, out=tmp_path / "study", tuning=data, scale=SCALE)
-    assert study.finetuned is not None
-    assert study.tuning is not None
-    assert study.pos_windows is not None
-    assert study.attention is not None
+    study = es.reproduce(replace(SETTINGS, tuning=data), corpus, model=model, out=tmp_path / "study")
     store = es.open(study.folder / "stores" / "tuned-pos.zarr")
     probe = load(study.folder / "probes" / "pretrained")
     assert isinstance(probe, ClassProbe)
     applied = probe.score(data=store, name="pos").summary().rename({"store": "model"})
-    ours = study.finetuned.filter((pl.col("model") == "pos") & (pl.col("setup") == "a"))
+    ours = study.frames["finetuned"].filter((pl.col("model") == "pos") & (pl.col("setup") == "a"))
     assert ours.select(applied.columns).equals(applied)
     renewed = _directly(study, corpus, {"pos": "tuned-pos"}).rename({"store": "model"})
-    ours = study.finetuned.filter((pl.col("model") == "pos") & (pl.col("setup") == "b"))
+    ours = study.frames["finetuned"].filter((pl.col("model") == "pos") & (pl.col("setup") == "b"))
     assert ours.select(renewed.columns).equals(renewed)
-    assert study.pos_windows["window"].to_list() == [0, None]
-    whole = study.tuning.filter(pl.col("task") == "pos")["value"].item()
-    assert study.pos_windows.filter(pl.col("window").is_null())["value"].item() == whole
-    assert sorted(study.attention["task"].unique()) == ["ner", "pos"]
+    assert study.frames["pos_windows"]["window"].to_list() == [0, None]
+    whole = study.frames["tuning"].filter(pl.col("task") == "pos")["value"].item()
+    assert study.frames["pos_windows"].filter(pl.col("window").is_null())["value"].item() == whole
+    assert sorted(study.frames["attention"]["task"].unique()) == ["ner", "pos"]
     text = (study.folder / "report.md").read_text()
     assert all(f"figure{number}.png" in text for number in (6, 7))
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("settings", "message"),
     [
-        ({"tuning": {"parsing": "x"}}, "task 'parsing' is not known: choose among pos, ner, classify, paraphrase"),
-        ({"train": "nowhere.tsv"}, "nowhere.tsv"),
-        ({"vectors": {"Rand": "few.txt"}}, "vectors 'Rand': the study has a representation of that name"),
+        ({"tuning": {"parsing": "x"}}, "unknown task 'parsing': choose among pos, ner, classify, paraphrase"),
+        ({"vectors": {"Rand": "few.txt"}}, "vectors 'Rand': the study uses this name itself"),
+        ({"context_windows": (0, 2)}, "add full"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(
-    options: dict[str, Any], told: str, corpus: Path, model: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(es.EmbstoreError, match=told) as caught:
-        zhao2020(corpus, model=model, out=tmp_path / "out", scale=SCALE, **options)
-    assert "\n" not in str(caught.value)
+def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(es.EmbstoreError, match=message) as refused:
+        Zhao2020(**settings)
+    assert "\n" not in str(refused.value)
 
 
-def test_lists_that_are_not_there_and_a_file_for_a_folder(corpus: Path, model: Path, tmp_path: Path) -> None:
+def test_missing_word_lists_and_a_file_as_folder_are_refused(corpus: Path, model: Path, tmp_path: Path) -> None:
     alone = tmp_path / "corpus.txt"
     alone.write_text(corpus.read_text())
-    with pytest.raises(InvalidValueError, match="there is no list of train words beside"):
-        zhao2020(alone, model=model, out=tmp_path / "out", scale=SCALE)
+    with pytest.raises(InvalidValueError, match=r"there is no train\.tsv next to"):
+        es.reproduce(SETTINGS, alone, model=model, out=tmp_path / "out")
     with pytest.raises(InvalidValueError, match="is a file: give a folder"):
-        zhao2020(corpus, model=model, out=alone, scale=SCALE)
-    with pytest.raises(InvalidValueError, match="add full"):
-        Scale(context_windows=(0, 2))
+        es.reproduce(SETTINGS, corpus, model=model, out=alone)
+    with pytest.raises(es.EmbstoreError, match=r"nowhere\.tsv"):
+        es.reproduce(replace(SETTINGS, train="nowhere.tsv"), corpus, model=model, out=tmp_path / "out")
 
 
 def test_the_figures_of_the_paper() -> None:
@@ -248,30 +241,20 @@ def test_the_figures_of_the_paper() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_tables(study: Zhao2020, corpus: Path, model: Path, capsys: Any) -> None:
+def test_the_command_prints_the_tables(study: StudyResult, corpus: Path, model: Path, capsys: Any) -> None:
     from typer.testing import CliRunner
 
     from embstore_cli.main import app
 
-    given = [
-        "recipe",
-        "zhao2020",
-        str(corpus),
-        "--model",
-        str(model),
-        "--out",
-        str(study.folder / "cli"),
-        "--scale",
-        "cpu",
-    ]
-    small = ["--hidden", "8", "--epochs", "1", "--max-contexts", "2", "--context-windows", "0,full", "--json"]
-    ran = CliRunner().invoke(app, [*given, *small])
+    given = ["reproduce", "zhao2020", str(corpus), "-m", str(model), "--out", str(study.folder / "cli"), "--small"]
+    for pair in ("hidden_size=8", "epochs=1", "max_contexts=2", "context_windows=0,none", "skipgram_size=12"):
+        given += ["--set", pair]
+    ran = CliRunner().invoke(app, [*given, "--json"])
     assert ran.exit_code == 0, ran.output
-    document = json.loads(ran.stdout)
-    assert [name.split(".")[0] for name in document] == [
+    assert [name.split(".")[0] for name in json.loads(ran.stdout)] == [
         "Table 2",
         "Table 5",
         "Table 6",
-        "Control task: classes drawn by word (test)",
+        "Control task: random classes for each word (test)",
         "Figure 5",
     ]

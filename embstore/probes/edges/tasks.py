@@ -105,7 +105,7 @@ def task_name(train: Edges) -> str:
 def read_edges(edges: Edges) -> list[EdgeSentence]:
     """Return the sentences of a JSON lines file, or those given. Raises CorpusError with file and line."""
     if isinstance(edges, str | os.PathLike):
-        return list(iter_edges(Lines(Path(edges), kind="file of targets")))
+        return list(iter_edges(Lines(Path(edges))))
     return list(edges)
 
 

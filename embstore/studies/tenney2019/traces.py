@@ -1,75 +1,79 @@
-"""Figure 3 of Tenney et al. 2019: dev sentences that leave the probes in doubt, traced through the layers."""
+"""Figure 3 of Tenney et al. 2019: ambiguous dev sentences, followed through the layers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 
+import embstore.probes as probes
 from embstore import plot
-from embstore.probes import EdgeProbe, SentenceTrace, Traces, ambiguous_sentences, load
-from embstore.probes import trace as trace_edges
+from embstore.probes import EdgeProbe, SentenceTrace, Traces, ambiguous_sentences, trace
+from embstore.store import Store
+from embstore.studies.tenney2019.probing import Run
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from embstore.store import Store
-    from embstore.studies.tenney2019.probing import Setting
-
-LONGEST = 30  # words of a sentence that is drawn
-MOST = 8  # annotations that are drawn of one
+MAX_WORDS = 30  # longer sentences are drawn last
+MAX_ANNOTATIONS = 8  # of one sentence
 
 
-def traced(setting: Setting, store: Store, probes: Mapping[str, Path]) -> tuple[str, ...]:
-    """Draw the sentences most in doubt; the files in figures/. Which others there are is left in tables/ambiguous.
+def draw_traces(run: Run, store: Store, saved: Mapping[str, Path]) -> tuple[str, ...]:
+    """Draw the most ambiguous sentences; returns the files in figures/. All of them are listed in tables/ambiguous.
 
-    `probes`: the folder of each task's, all of one model. Sentences that several tasks label come first.
+    `saved`: the folder of each task's probes, all of one model. Sentences that several tasks label come first.
     """
-    study, scale = setting.study, setting.scale
-    if not scale.traces:
+    folder, settings = run.folder, run.settings
+    if not settings.traces:
         return ()
-    names = [f"figure3-{number}.png" for number in range(1, scale.traces + 1)]
+    names = [f"figure3-{number}.png" for number in range(1, settings.traces + 1)]
 
     def make() -> pl.DataFrame:
         for name in names:
-            (study.folder / "figures" / name).unlink(missing_ok=True)
-        held = []
-        for task, folder in probes.items():
-            probe = load(folder)
+            (folder.path / "figures" / name).unlink(missing_ok=True)
+        tasks = []
+        for task, path in saved.items():
+            probe = probes.load(path)
             assert isinstance(probe, EdgeProbe)
-            probe.device = setting.device
-            held.append((probe, setting.tasks[task]["dev"]))
-        traces = trace_edges(store, held, split="dev", sentences=scale.sentences, sample_seed=scale.seed)
+            probe.device = run.device
+            tasks.append((probe, run.tasks[task]["dev"]))
+        traces = trace(
+            store,
+            tasks,
+            split="dev",
+            sentences=settings.sentences,
+            sample_seed=settings.seed,
+            progress=folder.bars,
+        )
         frame = ambiguous_sentences(traces)
-        for name, number in zip(names, drawn(frame, traces), strict=False):
-            plot.save(plot.trace_figure(shortened(traces.trace(number))), study.folder / "figures" / name)
+        for name, number in zip(names, rank(frame, traces), strict=False):
+            plot.save(plot.trace_figure(shorten(traces.trace(number))), folder.path / "figures" / name)
         return frame
 
-    made_from = {"probes": {task: folder.name for task, folder in probes.items()}, "traces": scale.traces}
-    study.table("ambiguous", made_from, make)
-    return tuple(name for name in names if (study.folder / "figures" / name).exists())
+    folder.table("ambiguous", {"probes": {task: path.name for task, path in saved.items()}, "names": names}, make)
+    return tuple(name for name in names if (folder.path / "figures" / name).exists())
 
 
-def drawn(frame: pl.DataFrame, traces: Traces) -> list[int]:
-    """The sentences in the order in which they are worth drawing: short ones of several tasks that turn, first."""
+def rank(frame: pl.DataFrame, traces: Traces) -> list[int]:
+    """Order sentences for drawing: short ones, of several tasks, whose answers change between layers, come first."""
     if not len(frame):
         return []
     lengths = pl.Series([len(traces.sentences[number]) for number in frame["sentence"].to_list()], dtype=pl.Int64)
     tasks = frame["tasks"].str.count_matches(", ") + 1
-    ranked = frame.with_columns(short=lengths <= LONGEST, several=tasks.clip(1, 3))
+    ranked = frame.with_columns(short=lengths <= MAX_WORDS, several=tasks.clip(1, 3))
     order = ranked.sort("short", "several", "turned", descending=True, maintain_order=True)
     return order["sentence"].to_list()
 
 
-def shortened(trace: SentenceTrace) -> SentenceTrace:
-    """The annotations that are in doubt, at most MOST: those that turn from one label to the other first."""
+def shorten(whole: SentenceTrace) -> SentenceTrace:
+    """Return at most MAX_ANNOTATIONS ambiguous annotations, those that change from one label to the other first."""
+    ambiguous = whole.ambiguous()
 
     def turns(place: int) -> bool:
-        each = doubted[place]
+        each = ambiguous.annotations[place]
         ahead = each.right_probability > each.wrong_probability
         return bool(ahead[0] != ahead[-1])
 
-    doubted = trace.ambiguous().annotations
-    chosen = sorted(sorted(range(len(doubted)), key=lambda place: not turns(place))[:MOST])
-    return SentenceTrace(trace.number, trace.words, trace.layers, tuple(doubted[place] for place in chosen))
+    places = range(len(ambiguous.annotations))
+    chosen = sorted(sorted(places, key=lambda place: not turns(place))[:MAX_ANNOTATIONS])
+    return replace(ambiguous, annotations=tuple(ambiguous.annotations[place] for place in chosen))

@@ -1,273 +1,304 @@
-"""The probing of Zhao et al. 2020: stores of every representation, and probes of classes over them."""
+"""The probing of Zhao et al. 2020: stores of every representation, and class probes on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import polars as pl
 
-from embstore.analysis.scan import selected
-from embstore.corpus import Keep, open_corpus
-from embstore.errors import InvalidValueError
+import embstore.probes as probes
+from embstore.corpus import Corpus, Keep, open_corpus
+from embstore.extraction import ExtractionOptions, extract_windows, plan_windows
 from embstore.extraction.extract import extract
-from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.plan import plan
-from embstore.extraction.window_plan import extract_windows, plan_windows
-from embstore.models import encoder_from_shorthand
-from embstore.probes import ClassProbe, ProbeResult, Training, WordSplit, load
+from embstore.models import bag_encoder, load_encoder, random_encoder, subword_encoder, vector_encoder
+from embstore.models.encoder import Encoder
+from embstore.probes import ClassProbe, ProbeResult, Training, WordSplit
 from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
-from embstore.probes.splits import SPLITS
 from embstore.store import Store
-from embstore.studies.steps import Study
+from embstore.studies.study import StudyFolder
+from embstore.studies.zhao2020.settings import Zhao2020
 from embstore.vectors import SkipGram, train_vectors, write_vectors
 
-if TYPE_CHECKING:
-    from embstore.studies.zhao2020.study import Scale
-
 LABEL = "class"
-OURS = ("Rand", "BERTw", "skip-gram", "AVG", "BERT")
-OWN = "own"  # the vocabulary of a representation that has a vector for every word
+SPLITS = ("train", "dev", "test")
+OWN = "own"  # the vocabulary of representations that have a vector for every word
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What every step of the study is given."""
+class Run:
+    """One run of the study: its folder, data and settings. `notes` collects what a reader must know."""
 
-    study: Study
+    folder: StudyFolder
     corpus: Path
     model: str
-    split: WordSplit
-    scale: Scale
+    words: WordSplit
+    settings: Zhao2020
     device: str
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def keep(self) -> Keep:
-        """The occurrences of the study: a sample of those of each word and class."""
-        return Keep(labelled=LABEL, max_contexts=self.scale.max_contexts, per=LABEL, seed=self.scale.seed)
+    def open_corpus(self) -> Corpus:
+        return open_corpus(self.corpus, format="pse")
 
-    def probe(self, *, level: Literal["context", "type"] = "context", control: bool = False) -> ClassProbe:
-        """The probes of the study, not fitted."""
-        scale = self.scale
-        return ClassProbe(
-            label=LABEL,
-            level=level,
-            kind=scale.kind,
-            hidden_size=scale.hidden_size,
-            seeds=scale.seeds,
-            seed=scale.seed,
-            max_contexts=scale.max_contexts,
-            control=control,
-            training=Training(scale.epochs, scale.batch_size, scale.learning_rate, scale.patience or 0),
-            device=self.device,
+    def options(self, **changes: Any) -> ExtractionOptions:
+        """Return the options of every extraction: a sample of the occurrences of each word and class."""
+        settings = self.settings
+        keep = Keep(labelled=LABEL, max_contexts=settings.max_contexts, per=LABEL, seed=settings.seed)
+        return ExtractionOptions(keep=keep, **changes)
+
+    def probe(self, **changes: Any) -> ClassProbe:
+        """Return class probes as the study trains them, not fitted yet."""
+        settings = self.settings
+        training = Training(
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            patience=settings.patience,
         )
+        given: dict[str, Any] = {
+            "label": LABEL,
+            "kind": settings.kind,
+            "hidden_size": settings.hidden_size,
+            "seeds": settings.seeds,
+            "seed": settings.seed,
+            "max_contexts": settings.max_contexts,
+            "training": training,
+            "device": self.device,
+        }
+        return ClassProbe(**{**given, **changes})
 
 
 @dataclass(frozen=True)
 class Stores:
-    """`bert` and `bags` by context window (None: the sentence); `bags_of` and `words`: other vectors by name.
+    """The stores of the study.
 
-    `vocabularies`: the words of tables of vectors that lack some; their rows in `words` are of these alone.
+    `bert` and `bags` by context window (None: the whole sentence); `other_bags` and `words`: other vectors by name.
+    `vocabularies`: the words of tables that do not have all words; their stores hold rows of these alone.
     """
 
     bert: Mapping[int | None, Store]
     bags: Mapping[int | None, Store]
-    bags_of: Mapping[str, Store]
+    other_bags: Mapping[str, Store]
     words: Mapping[str, Store]
     vocabularies: Mapping[str, frozenset[str]]
 
     @property
     def full(self) -> Store:
+        """The model's vectors of whole sentences."""
         return self.bert[None]
 
 
-def extracted(setting: Setting, vectors: Mapping[str, str | Path]) -> Stores:
-    """Extract every representation of the study that is not there yet."""
-    for name in vectors:
-        if name in OURS:
-            raise InvalidValueError(f"vectors {name!r}: the study has a representation of that name: choose another")
-    scale = setting.scale
-    skipgram = _skipgram(setting)
-    size = f"random:{scale.skipgram_size}?seed={scale.seed}"
-    bert = _windowed(setting, "bert", setting.model)
-    bags = _windowed(setting, "p-bert", f"bag:subwords:{setting.model}")
-    bags_of = {"P-Rand": extracted_once(setting, "p-rand", f"bag:{size}")}
+def extract_all(run: Run) -> Stores:
+    """Extract every representation of the study that is not stored yet."""
+    settings = run.settings
+    skipgram = train_skipgram(run)
+
+    def random() -> Encoder:
+        return random_encoder(settings.skipgram_size, seed=settings.seed)
+
+    def subwords() -> Encoder:
+        return subword_encoder(run.model, device=run.device)
+
+    def of_file(file: str | Path, missing: str = "random") -> Encoder:
+        return vector_encoder(file, missing=missing, seed=settings.seed)
+
+    bert = extract_by_window(run, "bert", load_encoder(run.model, device=run.device))
+    bags = extract_by_window(run, "p-bert", bag_encoder(subwords()))
     words = {
-        "Rand": extracted_once(setting, "rand", size),
-        "BERTw": extracted_once(setting, "bertw", f"subwords:{setting.model}"),
-        "skip-gram": extracted_once(setting, "skip-gram", f"vectors:{skipgram}?seed={scale.seed}"),
+        "Rand": extract_one(run, "rand", random()),
+        "BERTw": extract_one(run, "bertw", subwords()),
+        "skip-gram": extract_one(run, "skip-gram", of_file(skipgram)),
     }
-    bags_of["P-skip-gram"] = extracted_once(setting, "p-skip-gram", f"bag:vectors:{skipgram}?seed={scale.seed}")
+    other_bags = {
+        "P-Rand": extract_one(run, "p-rand", bag_encoder(random())),
+        "P-skip-gram": extract_one(run, "p-skip-gram", bag_encoder(of_file(skipgram))),
+    }
     vocabularies = {}
-    for name, file in vectors.items():
-        words[name] = extracted_once(setting, f"words-{name}", f"vectors:{file}?missing=drop")
-        bags_of[f"P-{name}"] = extracted_once(setting, f"p-words-{name}", f"bag:vectors:{file}?seed={scale.seed}")
+    for name, file in settings.vectors.items():
+        words[name] = extract_one(run, f"words-{name}", of_file(file, missing="drop"))
+        other_bags[f"P-{name}"] = extract_one(run, f"p-words-{name}", bag_encoder(of_file(file)))
         vocabularies[name] = frozenset(words[name].index.words)
-    return Stores(bert, bags, bags_of, words, vocabularies)
+    return Stores(bert, bags, other_bags, words, vocabularies)
 
 
-def _skipgram(setting: Setting) -> Path:
-    """The paper's PSE: skip-gram vectors of the corpus itself."""
-    scale = setting.scale
-    path = setting.study.folder / "models" / f"skip-gram-{scale.skipgram_size}-{scale.skipgram_epochs}-{scale.seed}.bin"
-    options: dict[str, Any] = {"size": scale.skipgram_size, "epochs": scale.skipgram_epochs, "seed": scale.seed}
+def train_skipgram(run: Run) -> Path:
+    """Train skip-gram vectors on the corpus, the paper's PSE, and return their file."""
+    settings = run.settings
+    size, epochs, seed = settings.skipgram_size, settings.skipgram_epochs, settings.seed
+    path = run.folder.path / "models" / f"skip-gram-{size}-{epochs}-{seed}.bin"
 
     def make() -> None:
-        corpus = open_corpus(setting.corpus, format="pse")
-        write_vectors(train_vectors(corpus, training=SkipGram(min_count=1, **options), progress=False), path)
+        training = SkipGram(size=size, epochs=epochs, seed=seed, min_count=1)
+        trained = train_vectors(run.open_corpus(), training=training, progress=run.folder.bars)
+        write_vectors(trained, path)
 
     if not path.exists():
-        setting.study.timed("skip-gram vectors of the corpus", make)
+        run.folder.step("skip-gram vectors of the corpus", make)
     return path
 
 
-def extracted_once(setting: Setting, name: str, model: str | Path) -> Store:
-    """The store of one representation."""
-    path = setting.study.store(name)
+def extract_one(run: Run, name: str, model: str | Path | Encoder) -> Store:
+    """Extract one representation."""
+    path = run.folder.store(name)
 
     def make() -> Store:
         planned = plan(
-            open_corpus(setting.corpus, format="pse"),
-            model=encoder_from_shorthand(model, device=setting.device),
-            options=ExtractionOptions(keep=setting.keep),
-            device=setting.device,
+            run.open_corpus(),
+            model=model,
+            options=run.options(),
+            device=run.device,
             store=path,
             calibrate=False,
+            progress=run.folder.bars,
         )
-        return extract(planned, path)
+        return extract(planned, path, progress=run.folder.bars)
 
-    return setting.study.timed(f"extract {name}", make)
+    return run.folder.step(f"extract {name}", make)
 
 
-def _windowed(setting: Setting, name: str, model: str) -> Mapping[int | None, Store]:
-    """The stores of one representation by context window, equal windows run once."""
-    path = setting.study.store(name)
+def extract_by_window(run: Run, name: str, model: Encoder) -> Mapping[int | None, Store]:
+    """Extract one representation for every context window."""
+    path = run.folder.store(name)
 
     def make() -> Mapping[int | None, Store]:
         planned = plan_windows(
-            open_corpus(setting.corpus, format="pse"),
-            model=encoder_from_shorthand(model, device=setting.device),
-            context_windows=setting.scale.context_windows,
-            options=ExtractionOptions(keep=setting.keep),
-            device=setting.device,
+            run.open_corpus(),
+            model=model,
+            context_windows=run.settings.context_windows,
+            options=run.options(),
+            device=run.device,
             store=path,
             calibrate=False,
+            progress=run.folder.bars,
         )
-        return extract_windows(planned, path)
+        return extract_windows(planned, path, progress=run.folder.bars)
 
-    return setting.study.timed(f"extract {name} by context window", make)
+    return run.folder.step(f"extract {name} by context window", make)
 
 
-def counts(setting: Setting, stores: Stores) -> pl.DataFrame:
-    """The paper's Table 2: words, word-class pairs and contexts of each split; and by class, its Table 8."""
-    options = ExampleOptions(LABEL, "context", setting.scale.max_contexts, setting.scale.seed)
-    source = ClassExamples(selected(stores.full, stores.full.layers[0]), setting.split, options)
-    names, unfit = source.classes()
+def count_examples(run: Run, stores: Stores) -> pl.DataFrame:
+    """Count words, word-class pairs and contexts of each split and class: the paper's Tables 2 and 8."""
+    options = ExampleOptions(LABEL, "context", run.settings.max_contexts, run.settings.seed)
+    examples = ClassExamples(stores.full.select(layers=0), run.words, options)
+    classes, unfit = examples.classes()
     if unfit:
-        setting.notes.append(f"{len(unfit)} classes of fewer than two train words have no probe: {', '.join(unfit)}")
+        run.notes.append(f"{len(unfit)} classes of fewer than two train words have no probe: {', '.join(unfit)}")
     rows = []
-    for name in SPLITS:
-        part = source.of(name, names)
-        contexts = part.contexts
-        rows.append((name, "", len(part.words), len(contexts), int(contexts.sum())))
-        for place, each in enumerate(names):
-            own = part.gold[:, place]
-            rows.append((name, each, len(set(part.word[own].tolist())), int(own.sum()), int(contexts[own].sum())))
+    for split in SPLITS:
+        part = examples.of(split, classes)
+        rows.append((split, "", len(part.words), len(part.contexts), int(part.contexts.sum())))
+        for number, name in enumerate(classes):
+            own = part.gold[:, number]
+            rows.append((split, name, len(set(part.word[own].tolist())), int(own.sum()), int(part.contexts[own].sum())))
     return pl.DataFrame(rows, schema=["split", "class", "words", "pairs", "contexts"], orient="row")
 
 
-def types(setting: Setting, stores: Stores) -> pl.DataFrame:
-    """Table 5: one vector a word; and again on the words of each table that lacks some."""
-    averaged = {"AVG": stores.full}
-    whole = {**{name: s for name, s in stores.words.items() if name not in stores.vocabularies}, **averaged}
-    frames = [_probed(setting, "types", whole, level="type", vocabulary=OWN)]
-    for name, words in stores.vocabularies.items():
-        lacking = [part for part in SPLITS if not _among(setting.split, words).of(part)]
-        if lacking:
-            setting.notes.append(f"{name} has vectors for too few words: none of the {lacking[0]} words, so no table")
+def probe_types(run: Run, stores: Stores) -> pl.DataFrame:
+    """Probe one vector per word, the paper's Table 5; once more on the words of each table that has not all."""
+    complete = {name: store for name, store in stores.words.items() if name not in stores.vocabularies}
+    complete["AVG"] = stores.full
+    frames = [probe_stores(run, "types", complete, level="type")]
+    for name, vocabulary in stores.vocabularies.items():
+        words = restrict(run.words, vocabulary)
+        empty = [split for split in SPLITS if not words.of(split)]
+        if empty:
+            run.notes.append(f"{name} has vectors for too few words: no {empty[0]} words, so no table")
             continue
-        shared = {**whole, name: stores.words[name]}
-        frames.append(_probed(setting, f"types-{name}", shared, level="type", vocabulary=name, words=words))
+        shared = {**complete, name: stores.words[name]}
+        frames.append(probe_stores(run, f"types-{name}", shared, level="type", vocabulary=name, words=words))
     return pl.concat(frames)
 
 
-def contexts(setting: Setting, stores: Stores) -> pl.DataFrame:
-    """Table 6: a vector a context, with the control task; keeps the probes of the pretrained model."""
-    bags = {"P-BERT": stores.bags[None], **stores.bags_of}
-    frames = [_probed(setting, "bags", bags, control=True)]
-    folder = pretrained_probes(setting)
+def probe_contexts(run: Run, stores: Stores) -> pl.DataFrame:
+    """Probe one vector per context with the control task, the paper's Table 6; saves the model's probes."""
+    bags = {"P-BERT": stores.bags[None], **stores.other_bags}
+    frames = [probe_stores(run, "bags", bags, control=True)]
+    folder = pretrained_probes(run)
 
-    def keep(probe: ClassProbe, result: ProbeResult) -> None:
+    def save(probe: ClassProbe, result: ProbeResult) -> None:
         probe.save(folder)
-        setting.notes.extend(note for note in result.notes if "no probe" not in note)
+        run.notes.extend(note for note in result.notes if "no probe" not in note)
 
-    frames.append(_probed(setting, "bert", {"BERT": stores.full}, control=True, then=keep, beside=folder))
+    frames.append(probe_stores(run, "bert", {"BERT": stores.full}, control=True, then=save, needs=folder))
     return pl.concat(frames)
 
 
-def pretrained_probes(setting: Setting) -> Path:
-    """Where the probes of the pretrained model stand: setup (a) applies them."""
-    return setting.study.folder / "probes" / "pretrained"
+def pretrained_probes(run: Run) -> Path:
+    """Return the folder of the probes of the pretrained model, which setup (a) applies."""
+    return run.folder.path / "probes" / "pretrained"
 
 
-def windows(setting: Setting, stores: Stores) -> pl.DataFrame:
-    """Figure 5: dev scores by context window, of the model's layers and of the bag of its subwords."""
+def probe_windows(run: Run, stores: Stores) -> pl.DataFrame:
+    """Probe the layers and the bag of subwords by context window, dev scores: the paper's Figure 5."""
     frames = []
-    for window in (window for window in setting.scale.context_windows if window is not None):
-        both = {"BERT": stores.bert[window], "P-BERT": stores.bags[window]}
-        frame = _probed(setting, f"window-{window}", both, splits=("dev",))
-        frames.append(frame.with_columns(pl.lit(window, pl.Int64).alias("window")))
+    for window in run.settings.context_windows:
+        if window is not None:
+            both = {"BERT": stores.bert[window], "P-BERT": stores.bags[window]}
+            frame = probe_stores(run, f"window-{window}", both, splits=("dev",))
+            frames.append(frame.with_columns(pl.lit(window, pl.Int64).alias("window")))
     return pl.concat(frames) if frames else pl.DataFrame()
 
 
-def probed_again(setting: Setting, name: str, store: Store) -> pl.DataFrame:
-    """Setup (b): new probes on the vectors of a fine-tuned model."""
-    return _probed(setting, f"tuned-{name}", {name: store}, splits=("dev", "test"))
-
-
-def _probed(
-    setting: Setting,
+def probe_stores(
+    run: Run,
     table: str,
     stores: Mapping[str, Store],
     *,
+    splits: Sequence[str] = ("dev", "test"),
     vocabulary: str = OWN,
-    words: frozenset[str] | None = None,
+    words: WordSplit | None = None,
     then: Callable[[ClassProbe, ProbeResult], None] | None = None,
-    beside: Path | None = None,
-    level: Literal["context", "type"] = "context",
-    control: bool = False,
-    splits: tuple[str, ...] = ("dev", "test"),
+    needs: Path | None = None,
+    **settings: Any,
 ) -> pl.DataFrame:
-    """Probe stores, or take the saved table (with the folder next to it); `words`: those that take part, if not all."""
-    split = setting.split if words is None else _among(setting.split, words)
+    """Train and score probes on each store, or return the stored table.
+
+    `words`: those that take part, if not all. `then` is called with the probes and their result; `needs` is what it
+    leaves.
+    """
+    words = run.words if words is None else words
+    wanted = run.probe(**settings).settings
 
     def make() -> pl.DataFrame:
         results = []
         for name, store in stores.items():
-            probe = setting.probe(level=level, control=control).fit(store, split, progress=False)
-            results.append(probe.score(splits=splits, name=name))
+            probe = run.probe(**settings).fit(store, words, progress=run.folder.bars)
+            result = probe.score(splits=splits, name=name)
             if then is not None:
-                then(probe, results[-1])
+                then(probe, result)
+            results.append(result)
         return ProbeResult.concat(results).summary().with_columns(pl.lit(vocabulary).alias("vocabulary"))
 
     made_from = {
-        "stores": {name: store.metadata.fingerprint for name, store in stores.items()},
-        "split": split.sha256,
-        "probes": {**setting.probe(level=level, control=control).settings, "splits": list(splits)},
+        "stores": {name: store.digest for name, store in stores.items()},
+        "words": words.sha256,
+        "probes": wanted,
+        "splits": list(splits),
     }
-    return setting.study.table(table, made_from, make, beside=beside)
+    return run.folder.table(table, made_from, make, needs=needs)
 
 
-def _among(split: WordSplit, words: frozenset[str]) -> WordSplit:
-    kept = {part: {word: own for word, own in split.of(part).items() if word in words} for part in SPLITS}
-    return replace(split, **kept)
-
-
-def load_pretrained(setting: Setting) -> ClassProbe:
-    probe = load(pretrained_probes(setting))
+def apply_pretrained(run: Run, name: str, store: Store) -> pl.DataFrame:
+    """Score the probes of the pretrained model on another store: setup (a)."""
+    folder = pretrained_probes(run)
+    probe = probes.load(folder)
     assert isinstance(probe, ClassProbe)
-    probe.device = setting.device
-    return probe
+    probe.device = run.device
+
+    def make() -> pl.DataFrame:
+        result = probe.score(data=store, splits=("dev", "test"), name=name)
+        return result.summary().with_columns(pl.lit(OWN).alias("vocabulary"))
+
+    made_from = {"store": store.digest, "probes": probe.fitted.store, "settings": probe.settings}
+    return run.folder.table(f"applied-{name}", made_from, make)
+
+
+def restrict(words: WordSplit, vocabulary: frozenset[str]) -> WordSplit:
+    """Return the words of a split that are in a vocabulary."""
+    parts = {
+        split: {word: classes for word, classes in words.of(split).items() if word in vocabulary} for split in SPLITS
+    }
+    return replace(words, **parts)

@@ -1,4 +1,4 @@
-"""The figures of Zhao et al. 2020: BERT-base-uncased on Wiki-PSE, micro F1 over 34 classes; accuracy for POS.
+"""Published figures of Zhao et al. 2020: BERT-base-uncased on Wiki-PSE, micro F1 over 34 classes; accuracy for POS.
 
 Their layer i is the output of block i + 1, which the rest of embstore calls layer i + 1.
 """

@@ -1,86 +1,93 @@
-"""The tables of Zhao et al. 2020 as they are read: rows for print, a report in Markdown, and the figures."""
+"""The tables of Zhao et al. 2020, next to the published figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
-from embstore.studies.report import Row, Shown, decimals, seconds_table
+from embstore.studies.study import Row, Section, decimals
 from embstore.studies.zhao2020 import published
+from embstore.studies.zhao2020.settings import Zhao2020
 
-if TYPE_CHECKING:
-    from embstore.studies.zhao2020.study import Zhao2020
-
-COUNTERPART = {"skip-gram": "PSE"}  # ours by the paper's name
-
-
-def tables(result: Zhao2020) -> list[Shown]:
-    """Every table of the study; scores are micro F1 over word-class decisions where nothing else is said."""
-    shown = [_counts(result), *_types(result), _contexts(result), _selectivity(result)]
-    if len(result.windows):
-        shown.append(_windows(result))
-    if result.tuning is not None:
-        shown.append(_tuning(result.tuning))
-    if result.pos_windows is not None and len(result.pos_windows):
-        shown.append(_pos(result.pos_windows))
-    if result.finetuned is not None:
-        shown.append(_finetuned(result))
-    return shown
+PUBLISHED_NAMES = {"skip-gram": "PSE"}  # our name: the paper's
+PAPER = (
+    "Paper: BERT-base-uncased on Wiki-PSE; its layers are shown only for a model with as many. Layer 0 is the "
+    "embeddings; layer l, the output of block l, is the paper's layer l - 1."
+)
 
 
-def scale_line(result: Zhao2020) -> str:
-    """What the study was scaled to, beside the paper's."""
-    scale = result.scale
-    units = f" of {scale.hidden_size} units (1,024)" if scale.kind == "mlp" else ""
-    return (
-        f"Scale, in brackets the paper's: at most {scale.max_contexts} contexts a word-class pair (100), {scale.kind} "
-        f"probes (mlp){units}, at most {scale.epochs} epochs (400) in batches of {scale.batch_size} at "
-        f"{scale.learning_rate:g} (0.001), {len(scale.seeds)} seed(s); fine-tuning on "
-        f"{'all' if scale.tuning_sentences is None else f'{scale.tuning_sentences:,}'} sentences (all), "
-        f"{scale.tuning_epochs} epochs (5), rate {scale.tuning_rate or 5e-5:g} (5e-05)."
-    )
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The frames of one run of the study, with the number of layers of its model."""
+
+    settings: Zhao2020
+    n_layers: int
+    frames: Mapping[str, pl.DataFrame]
+
+    @property
+    def has_published_layers(self) -> bool:
+        """Whether the paper's scores by layer are comparable."""
+        return self.n_layers == published.NUM_HIDDEN_LAYERS
+
+    def by_window(self) -> pl.DataFrame:
+        """Return dev F1 by representation, layer and context window; null is the whole sentence."""
+        whole = self.frames["contexts"].filter(pl.col("store").is_in(["BERT", "P-BERT"]))
+        whole = whole.with_columns(pl.lit(None, pl.Int64).alias("window"))
+        frame = pl.concat([self.frames["windows"], whole], how="diagonal")
+        return f1(frame, split="dev", task="class").select("store", "layer", "window", "value", "deviation")
 
 
 def f1(frame: pl.DataFrame, **where: Any) -> pl.DataFrame:
-    """The rows of micro F1 that fit."""
-    chosen = pl.col("metric") == "f1"
-    for name, value in where.items():
-        chosen = chosen & (pl.col(name) == value)
-    return frame.filter(chosen)
+    """Return the rows of micro F1 with these values."""
+    return frame.filter(metric="f1", **where)
 
 
-def _counts(result: Zhao2020) -> Shown:
-    rows = result.counts.filter(pl.col("class") == "").drop("class").to_dicts()
-    classes = result.counts["class"].n_unique() - 1
-    return Shown("Table 2. Words, word-class pairs and contexts", f"{classes} classes.", rows)
+def sections(scores: Scores) -> list[Section]:
+    """Return every table of the study; scores are micro F1 over word-class decisions unless stated otherwise."""
+    frames = scores.frames
+    found = [counts(frames["counts"]), *types(scores), contexts(scores), selectivity(frames["contexts"])]
+    if len(frames["windows"]):
+        found.append(windows(scores))
+    if "tuning" in frames:
+        found.append(tuning(frames["tuning"]))
+    if len(frames.get("pos_windows", ())):
+        found.append(pos_windows(frames["pos_windows"]))
+    if "finetuned" in frames:
+        found.append(finetuned(frames["contexts"], frames["finetuned"]))
+    return found
 
 
-def _value(frame: pl.DataFrame, split: str) -> str | None:
-    row = frame.filter(pl.col("split") == split)
-    if not len(row):
-        return None
+def counts(frame: pl.DataFrame) -> Section:
+    rows = frame.filter(pl.col("class") == "").drop("class").to_dicts()
+    return Section("Table 2. Words, word-class pairs and contexts", f"{frame['class'].n_unique() - 1} classes.", rows)
+
+
+def score(frame: pl.DataFrame, split: str) -> str:
+    """Format the score of a split with its deviation over the seeds; empty where there is none."""
+    row = frame.filter(split=split)
+    if not len(row) or row["value"][0] is None:
+        return ""
     value, deviation = row["value"][0], row["deviation"][0]
-    text = "" if value is None else f"{value:.3f}"
-    return text if deviation is None else f"{text} ± {deviation:.3f}"
+    return f"{value:.3f}" if deviation is None else f"{value:.3f} ± {deviation:.3f}"
 
 
-def _score_rows(
-    result: Zhao2020, frame: pl.DataFrame, layered: str, table: dict[str, Any], theirs: dict[str, Any]
+def score_rows(
+    scores: Scores, frame: pl.DataFrame, layered: str, table: dict[str, Any], by_layer: dict[str, Any]
 ) -> list[Row]:
-    """A row a representation and layer, dev and test, and the published figures of the same name."""
+    """Return a row for each representation and layer: dev and test, and the published scores of the same name."""
     rows = []
-    same_depth = result.num_hidden_layers == published.NUM_HIDDEN_LAYERS
     for (name, layer), group in f1(frame, task="class").group_by("store", "layer", maintain_order=True):
-        known: dict[str, float] = table.get(COUNTERPART.get(str(name), str(name)), {})
-        if name == layered and same_depth and isinstance(layer, int) and layer > 0:
-            known = {split: values[layer - 1] for split, values in theirs.items()}
+        known: dict[str, float] = table.get(PUBLISHED_NAMES.get(str(name), str(name)), {})
+        if name == layered and scores.has_published_layers and isinstance(layer, int) and layer > 0:
+            known = {split: values[layer - 1] for split, values in by_layer.items()}
         rows.append(
             {
                 "representation": name if name != layered else f"{name}, layer {layer}",
-                "dev": _value(group, "dev"),
-                "test": _value(group, "test"),
+                "dev": score(group, "dev"),
+                "test": score(group, "test"),
                 "paper dev": decimals(known.get("dev")),
                 "paper test": decimals(known.get("test")),
             }
@@ -88,28 +95,22 @@ def _score_rows(
     return rows
 
 
-PAPER = (
-    "Paper: BERT-base-uncased on Wiki-PSE, its layers beside ours only where the model has as many. Layer 0 is the "
-    "embeddings; layer l, the output of block l, is the paper's layer l - 1."
-)
+def types(scores: Scores) -> Iterable[Section]:
+    for (vocabulary,), frame in scores.frames["types"].group_by("vocabulary", maintain_order=True):
+        rows = score_rows(scores, frame, "AVG", published.UNCONTEXTUAL, dict(published.AVERAGED))
+        words = "" if vocabulary == "own" else f", words of {vocabulary} only"
+        yield Section(f"Table 5. One vector per word{words}", PAPER, rows)
 
 
-def _types(result: Zhao2020) -> Iterable[Shown]:
-    for (vocabulary,), frame in result.types.group_by("vocabulary", maintain_order=True):
-        rows = _score_rows(result, frame, "AVG", published.UNCONTEXTUAL, dict(published.AVERAGED))
-        among = "" if vocabulary == "own" else f" on the words of {vocabulary} alone"
-        yield Shown(f"Table 5. One vector a word{among}", PAPER, rows)
+def contexts(scores: Scores) -> Section:
+    rows = score_rows(scores, scores.frames["contexts"], "BERT", published.BAGS, dict(published.CONTEXTUAL))
+    return Section("Table 6. One vector per context", PAPER, rows)
 
 
-def _contexts(result: Zhao2020) -> Shown:
-    rows = _score_rows(result, result.contexts, "BERT", published.BAGS, dict(published.CONTEXTUAL))
-    return Shown("Table 6. A vector a context", PAPER, rows)
-
-
-def _selectivity(result: Zhao2020) -> Shown:
+def selectivity(frame: pl.DataFrame) -> Section:
     rows = []
-    for (name, layer), group in result.contexts.group_by("store", "layer", maintain_order=True):
-        test = group.filter((pl.col("split") == "test") & (pl.col("item") == ""))
+    for (name, layer), group in frame.group_by("store", "layer", maintain_order=True):
+        test = group.filter(split="test", item="")
         values = {(task, metric): value for task, metric, value in test.select("task", "metric", "value").iter_rows()}
         rows.append(
             {
@@ -120,41 +121,31 @@ def _selectivity(result: Zhao2020) -> Shown:
                 "contexts F1": decimals(values.get(("class", "contexts_f1"))),
             }
         )
-    return Shown(
-        "Control task: classes drawn by word (test)", "Selectivity: the class task's F1 less the control's.", rows
-    )
+    note = "Selectivity: F1 of the class task minus F1 of the control task."
+    return Section("Control task: random classes for each word (test)", note, rows)
 
 
-def by_window(result: Zhao2020) -> pl.DataFrame:
-    """Dev F1 by representation, layer and window, the whole sentence (null) among them."""
-    whole = result.contexts.filter(pl.col("store").is_in(["BERT", "P-BERT"])).with_columns(
-        pl.lit(None, pl.Int64).alias("window")
-    )
-    frame = pl.concat([result.windows, whole], how="diagonal")
-    return f1(frame, split="dev", task="class").select("store", "layer", "window", "value", "deviation")
-
-
-def _windows(result: Zhao2020) -> Shown:
-    frame = by_window(result)
+def windows(scores: Scores) -> Section:
     rows = []
-    for (name, layer), group in frame.group_by("store", "layer", maintain_order=True):
+    for (name, layer), group in scores.by_window().group_by("store", "layer", maintain_order=True):
         values = dict(group.select("window", "value").iter_rows())
         row: Row = {"representation": f"{name}, layer {layer}" if name == "BERT" else name}
-        for window in result.scale.context_windows:
+        for window in scores.settings.context_windows:
             row["all" if window is None else str(window)] = decimals(values.get(window))
         rows.append(row)
-    return Shown("Figure 5. Words of context on each side (dev)", "The input is truncated to so many words.", rows)
+    note = "The model is given this many words on each side of the target."
+    return Section("Figure 5. Words of context on each side (dev)", note, rows)
 
 
-def _tuning(frame: pl.DataFrame) -> Shown:
+def tuning(frame: pl.DataFrame) -> Section:
     rows = [
         {"task": task, "metric": metric, "dev": decimals(value), "paper dev": decimals(published.FINETUNED[task])}
         for task, metric, value in frame.select("task", "metric", "value").iter_rows()
     ]
-    return Shown("Table 3. Fine-tuning", "Paper: BERT-base-uncased, on other data.", rows)
+    return Section("Table 3. Fine-tuning", "Paper: BERT-base-uncased, on other data.", rows)
 
 
-def _pos(frame: pl.DataFrame) -> Shown:
+def pos_windows(frame: pl.DataFrame) -> Section:
     rows = [
         {
             "window": "all" if window is None else str(window),
@@ -163,39 +154,16 @@ def _pos(frame: pl.DataFrame) -> Shown:
         }
         for window, value in frame.select("window", "value").iter_rows()
     ]
-    return Shown("Table 7. POS accuracy by attention window", "Words that a word attends to on each side.", rows)
+    return Section("Table 7. POS accuracy by attention window", "A word attends to this many words on each side.", rows)
 
 
-def _finetuned(result: Zhao2020) -> Shown:
-    assert result.finetuned is not None
+def finetuned(contexts: pl.DataFrame, frame: pl.DataFrame) -> Section:
     rows = []
-    before = f1(result.contexts, split="dev", task="class", store="BERT")
-    for layer, value in before.select("layer", "value").iter_rows():
+    for layer, value in f1(contexts, split="dev", task="class", store="BERT").select("layer", "value").iter_rows():
         row: Row = {"layer": layer, "pretrained": decimals(value)}
-        after = f1(result.finetuned, split="dev", task="class", layer=layer)
-        for task, setup, score in after.select("model", "setup", "value").iter_rows():
-            row[f"{task} ({setup})"] = decimals(score)
+        after = f1(frame, split="dev", task="class", layer=layer)
+        for task, setup, found in after.select("model", "setup", "value").iter_rows():
+            row[f"{task} ({setup})"] = decimals(found)
         rows.append(row)
-    note = "(a) the probes of the pretrained model, (b) new probes, on the vectors of the fine-tuned one."
-    return Shown("Figure 6. Before and after fine-tuning (dev)", note, rows)
-
-
-def write_report(result: Zhao2020) -> None:
-    """Leave report.md, with every table and figure, in the study's folder."""
-    from embstore.studies.zhao2020.figures import draw
-
-    figures = draw(result)
-    lines = [
-        "# Semantic-class probing after Zhao et al. 2020",
-        "",
-        f"Model {result.model}, {result.num_hidden_layers} layers. {scale_line(result)}",
-        "",
-    ]
-    for table in tables(result):
-        lines += table.markdown()
-    lines += ["## Figures", ""]
-    lines += [f"![{title}](figures/{name})\n" for name, title in figures.items()]
-    if result.notes:
-        lines += ["## Notes", "", *(f"- {note}" for note in dict.fromkeys(result.notes)), ""]
-    lines += seconds_table(dict(result.seconds)).markdown()
-    (result.folder / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    note = "(a) the probes of the pretrained model, (b) new probes, both on the vectors of the fine-tuned model."
+    return Section("Figure 6. Before and after fine-tuning (dev)", note, rows)

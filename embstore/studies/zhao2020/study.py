@@ -2,174 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
 
+from embstore.corpus import read_word_classes
 from embstore.errors import InvalidValueError
-from embstore.probes.splits import WordSplit
-from embstore.studies.steps import Study, Tell
+from embstore.probes import WordSplit, split_words
+from embstore.progress import Progress
+from embstore.studies.study import StudyFolder, StudyResult
+from embstore.studies.zhao2020 import probing, tuning
+from embstore.studies.zhao2020.figures import draw
+from embstore.studies.zhao2020.report import Scores, sections
+from embstore.studies.zhao2020.settings import Zhao2020
 
-if TYPE_CHECKING:
-    import polars as pl
 
-WINDOWS = (0, 2, 4, 8, 16, 32, None)
-TASKS = ("pos", "ner", "classify", "paraphrase")
+def run_zhao2020(
+    settings: Zhao2020, corpus: Path, *, model: str, out: Path, device: str, progress: Progress
+) -> StudyResult:
+    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
 
-
-@dataclass(frozen=True)
-class Scale:
-    """How large the study is; the defaults are the paper's where it names a figure.
-
-    `max_contexts`: of a word-class pair. `hidden_size`: units of a probe's hidden layer. `epochs`, `batch_size`,
-    `learning_rate`, `patience`: of probes. `seeds`: of their weights. `context_windows`: words on each side, None for
-    the sentence. `attention_windows`: of POS tagging. `tuning_epochs`: of fine-tuning; `tuning_sentences`: a sample of
-    its training data, None for all; `tuning_batch_size`, `tuning_rate`: None for the paper's of each task.
+    `corpus` is in Wiki-PSE markup. See `embstore.studies.reproduce`.
     """
-
-    max_contexts: int = 100
-    kind: Literal["linear", "mlp"] = "mlp"
-    hidden_size: int = 1024
-    epochs: int = 400
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    patience: int | None = 5
-    seeds: tuple[int, ...] = (0,)
-    context_windows: tuple[int | None, ...] = WINDOWS
-    attention_windows: tuple[int | None, ...] = WINDOWS
-    tuning_epochs: int = 5
-    tuning_sentences: int | None = None
-    tuning_batch_size: int | None = None
-    tuning_rate: float | None = None
-    similarity_sentences: int = 500
-    skipgram_size: int = 300
-    skipgram_epochs: int = 5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if None not in self.context_windows:
-            raise InvalidValueError("the context windows lack the whole sentence: add full")
-        for name in ("context_windows", "attention_windows"):
-            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
-
-
-def cpu_scale(**changed: Any) -> Scale:
-    """The study made small enough for an hour on two cores: fewer contexts, narrower probes, shorter fine-tuning."""
-    small: dict[str, Any] = {
-        "max_contexts": 5,
-        "hidden_size": 64,
-        "epochs": 15,
-        "batch_size": 512,  # a step passes over all weights: of 256 that takes as long as the products
-        "learning_rate": 2e-3,
-        "patience": 2,
-        "context_windows": (0, 2, 4, 8, 16, None),
-        "attention_windows": (0, 2, 8, None),
-        "tuning_epochs": 1,
-        "tuning_sentences": 3000,
-        "tuning_batch_size": 16,
-        "tuning_rate": 2e-4,
-        "similarity_sentences": 200,
-        "skipgram_epochs": 20,
+    words = read_words(settings, corpus)
+    run = probing.Run(StudyFolder(out, progress), corpus, model, words, settings, device)
+    stores = probing.extract_all(run)
+    frames = {
+        "counts": probing.count_examples(run, stores),
+        "types": probing.probe_types(run, stores),
+        "contexts": probing.probe_contexts(run, stores),
+        "windows": probing.probe_windows(run, stores),
     }
-    return Scale(**{**small, **changed})
-
-
-@dataclass(frozen=True)
-class Zhao2020:
-    """The tables of the study; each has its own columns, and a figure beside it in `folder`."""
-
-    folder: Path
-    scale: Scale
-    model: str
-    num_hidden_layers: int
-    counts: pl.DataFrame
-    types: pl.DataFrame
-    contexts: pl.DataFrame
-    windows: pl.DataFrame
-    finetuned: pl.DataFrame | None = None
-    pos_windows: pl.DataFrame | None = None
-    tuning: pl.DataFrame | None = None
-    attention: pl.DataFrame | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-
-
-def zhao2020(
-    corpus: str | Path,
-    *,
-    model: str | Path,
-    out: str | Path,
-    train: str | Path | None = None,
-    test: str | Path | None = None,
-    vectors: Mapping[str, str | Path] | None = None,
-    tuning: Mapping[str, str | Path] | None = None,
-    scale: Scale | None = None,
-    device: str = "auto",
-    tell: Tell = lambda text: None,
-) -> Zhao2020:
-    """Carry the study out and leave its tables, figures and report in `out`; the same call goes on where one ended.
-
-    `corpus`: Wiki-PSE markup. `train`, `test`: its lists of words (those beside the corpus if not given). `vectors`:
-    files of word vectors by the name they go by, probed on the words that they have. `tuning`: data for fine-tuning by
-    task (pos, ner, classify, paraphrase), as `finetune` takes it. `scale`: how large; the paper's if not given.
-
-    Raises EmbstoreError, in one line, for all that cannot be used.
-    """
-    from embstore.studies.zhao2020 import probing
-    from embstore.studies.zhao2020 import tuning as fine
-    from embstore.studies.zhao2020.report import write_report
-
-    scale = scale or Scale()
-    given = {"vectors": dict(vectors or {}), "tuning": dict(tuning or {})}
-    for task in given["tuning"]:
-        if task not in TASKS:
-            raise InvalidValueError(f"task {task!r} is not known: choose among {', '.join(TASKS)}")
-    split = _split(Path(corpus), train, test, seed=scale.seed)
-    study = Study(Path(out), tell)
-    setting = probing.Setting(
-        study=study,
-        corpus=Path(corpus),
-        model=str(model),
-        split=split,
-        scale=scale,
-        device=device,
+    if settings.tuning:
+        tuned = tuning.tune_all(run)
+        frames["tuning"] = tuning.dev_scores(tuned)
+        frames["finetuned"] = tuning.probe_tuned(run, tuned)
+        frames["attention"] = tuning.compare_attention(run, tuned)
+    if "pos" in settings.tuning:
+        frames["pos_windows"] = tuning.pos_by_window(run)
+    scores = Scores(settings, stores.full.layers[-1], frames)
+    result = StudyResult(
+        title="Semantic-class probing after Zhao et al. 2020",
+        folder=out,
+        scale=f"Model {model}, {scores.n_layers} layers. {settings.describe()}",
+        frames=frames,
+        sections=sections(scores),
+        figures=draw(scores, out / "figures"),
+        notes=tuple(dict.fromkeys(run.notes)),
+        seconds=run.folder.seconds,
     )
-    stores = probing.extracted(setting, given["vectors"])
-    tables: dict[str, Any] = {
-        "counts": probing.counts(setting, stores),
-        "types": probing.types(setting, stores),
-        "contexts": probing.contexts(setting, stores),
-        "windows": probing.windows(setting, stores),
-    }
-    if given["tuning"]:
-        tuned = fine.tuned_models(setting, given["tuning"])
-        tables["tuning"] = fine.scores(setting, tuned)
-        tables["finetuned"] = fine.probed(setting, tuned, stores)
-        tables["attention"] = fine.attention(setting, tuned, given["tuning"])
-        if "pos" in given["tuning"]:
-            tables["pos_windows"] = fine.pos_by_window(setting, given["tuning"]["pos"])
-    result = Zhao2020(
-        folder=study.folder,
-        scale=scale,
-        model=str(model),
-        num_hidden_layers=stores.full.layers[-1],
-        seconds=study.seconds,
-        notes=tuple(setting.notes),
-        **tables,
-    )
-    write_report(result)
+    result.save()
     return result
 
 
-def _split(corpus: Path, train: str | Path | None, test: str | Path | None, *, seed: int) -> WordSplit:
-    from embstore.corpus import read_word_classes
-    from embstore.probes.splits import split_words
-
+def read_words(settings: Zhao2020, corpus: Path) -> WordSplit:
+    """Read the lists of words and split them; dev words are taken from the train words."""
     lists = []
-    for name, path in (("train", train), ("test", test)):
-        beside = corpus.parent / f"{name}.tsv"
-        if path is None and not beside.is_file():
-            raise InvalidValueError(f"there is no list of {name} words beside {corpus}: name one with --{name}")
-        lists.append(read_word_classes(beside if path is None else path))
-    return split_words(*lists, seed=seed)
+    for name, path in (("train", settings.train), ("test", settings.test)):
+        neighbor = corpus.parent / f"{name}.tsv"
+        if path is None and not neighbor.is_file():
+            raise InvalidValueError(f"there is no {name}.tsv next to {corpus}: give a list of {name} words")
+        lists.append(read_word_classes(neighbor if path is None else path))
+    return split_words(*lists, seed=settings.seed)

@@ -1,0 +1,112 @@
+"""`embstore reproduce`: the study of a paper, from extraction to report."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+
+import embstore as es
+from embstore.errors import InvalidValueError
+from embstore_cli.options import AsJson, Config, Device, read_settings, set_option
+from embstore_cli.output import print_json, print_table
+
+NAMED = {"train", "test", "vectors", "tuning", "tasks"}  # settings with an option of their own
+KEYS: dict[str, dict[str, Any]] = {
+    name: {field.name: get_type_hints(study)[field.name] for field in fields(study) if field.name not in NAMED}
+    for name, study in es.studies.STUDIES.items()
+}
+ALL_KEYS = {key: kind for keys in KEYS.values() for key, kind in keys.items()}
+
+
+def reproduce(
+    study: Annotated[Literal["zhao2020", "tenney2019"], typer.Argument(metavar="STUDY", help="The paper.")],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA", help="zhao2020: a corpus in Wiki-PSE markup; tenney2019: a folder with a folder per task."
+        ),
+    ],
+    model: Annotated[
+        list[str], typer.Option("--model", "-m", metavar="[NAME=]MODEL", help="Model folder or hub name.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of stores, tables, figures and the report.")],
+    small: Annotated[bool, typer.Option("--small", help="A size for one or two hours on two CPU cores.")] = False,
+    train: Annotated[Path | None, typer.Option(metavar="TSV", help="zhao2020: train words (DATA's train.tsv).")] = None,
+    test: Annotated[Path | None, typer.Option(metavar="TSV", help="zhao2020: test words (DATA's test.tsv).")] = None,
+    vectors: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FILE", help="zhao2020: word vectors to compare, repeatable.")
+    ] = None,
+    tuning: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TASK=DATA", help="zhao2020: fine-tune for pos, ner, classify or paraphrase, repeatable."),
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="tenney2019: a task of the folder, repeatable (all).")
+    ] = None,
+    config: Config = None,
+    settings: Annotated[list[str] | None, set_option(ALL_KEYS)] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Reproduce the study of a paper with your model and data; run the same command again to resume.
+
+    zhao2020: semantic classes by layer, representation and context, before and after fine-tuning. tenney2019: in which
+    layers the tasks of the NLP pipeline are solved. Both write tables, figures and report.md to --out.
+    """
+    given = read_settings(settings, KEYS[study], config)
+    if study == "zhao2020":
+        given |= {"train": train, "test": test}
+        given |= {"vectors": named_files(vectors, "--vectors"), "tuning": named_files(tuning, "--tuning")}
+    else:
+        given |= {"tasks": task}
+    kind = es.studies.STUDIES[study]
+    chosen: Any = kind.small(**given) if small else kind(**given)
+    logging.basicConfig(format="... %(message)s")
+    logging.getLogger("embstore.studies").setLevel(logging.INFO)
+    result = es.reproduce(chosen, data, model=named_models(model), out=out, device=device)
+    if as_json:
+        print_json({section.title: list(section.rows) for section in result.sections})
+        return
+    print(result.scale)
+    for section in result.sections:
+        print()
+        print_table(section.rows, title=section.title)
+        if section.note:
+            print(section.note)
+    print(f"\nReport, figures and tables: {result.report}")
+
+
+def named_files(given: Sequence[str] | None, option: str) -> dict[str, Path]:
+    """Return the paths of a repeatable NAME=PATH option by name."""
+    named: dict[str, Path] = {}
+    for each in given or ():
+        name, sign, file = each.partition("=")
+        if not (name and sign and file):
+            raise InvalidValueError(f"{option} {each!r} is not allowed: give NAME=PATH, such as GloVe=glove.txt")
+        if not Path(file).exists():
+            raise InvalidValueError(f"{option} {name}: there is no file or folder {file}")
+        named[name] = Path(file)
+    return named
+
+
+def named_models(given: Sequence[str]) -> dict[str, str]:
+    """Return the models by name: the text before the equals sign, or the last part of the path."""
+    named: dict[str, str] = {}
+    for each in given:
+        name, sign, model = each.partition("=")
+        if not sign or "/" in name:
+            name, model = Path(each).name or each, each
+        if not name or not model:
+            raise InvalidValueError(f"--model {each!r} is not allowed: give MODEL or NAME=MODEL")
+        if not re.fullmatch(r"[\w.+-]+", name):
+            raise InvalidValueError(f"--model {each!r}: {name!r} cannot be a file name: give NAME=MODEL")
+        if name in named:
+            raise InvalidValueError(f"--model: two models are named {name}: name them, as in first={named[name]}")
+        named[name] = model
+    return named

@@ -1,0 +1,76 @@
+"""`reproduce`: run the study of a paper from extraction to report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from embstore.errors import InvalidValueError
+from embstore.progress import Progress
+from embstore.studies.study import StudyResult
+from embstore.studies.tenney2019.settings import Tenney2019
+from embstore.studies.zhao2020.settings import Zhao2020
+
+STUDIES: dict[str, type[Zhao2020] | type[Tenney2019]] = {"zhao2020": Zhao2020, "tenney2019": Tenney2019}
+
+
+def reproduce(
+    study: str | Zhao2020 | Tenney2019,
+    data: str | Path,
+    *,
+    model: str | Path | Mapping[str, str | Path],
+    out: str | Path,
+    device: str = "auto",
+    progress: Progress = None,
+) -> StudyResult:
+    """Reproduce the study of a paper with your model and data.
+
+    Leaves stores, tables, figures and `report.md` in the folder `out`; the same call resumes.
+
+    Parameters
+    ----------
+    study:
+        "zhao2020" (semantic classes) or "tenney2019" (the NLP pipeline) at the paper's size, or the settings of one:
+        `Zhao2020(...)`, `Tenney2019.small()` and so on.
+    data:
+        For zhao2020 a corpus in Wiki-PSE markup; for tenney2019 a folder with a folder per task, each with train.jsonl,
+        dev.jsonl and, if there is one, test.jsonl.
+    model:
+        A model folder or the name of a model of the Hugging Face hub. tenney2019 also takes several by name, which its
+        figures compare.
+    device:
+        That of the model and the probes.
+    progress:
+        None or True: the steps show bars; False: they do not; a function receives the number of steps done.
+
+    Raises
+    ------
+    EmbstoreError
+        For all that cannot be used, in one line, before the first extraction where possible.
+    """
+    settings = _settings(study)
+    models = {str(key): str(value) for key, value in model.items()} if isinstance(model, Mapping) else _named(model)
+    if not models:
+        raise InvalidValueError("there is no model: name one or more")
+    if isinstance(settings, Zhao2020):
+        from embstore.studies.zhao2020.study import run_zhao2020
+
+        if len(models) > 1:
+            raise InvalidValueError(f"zhao2020 takes one model, not {len(models)}: {', '.join(models)}")
+        only = next(iter(models.values()))
+        return run_zhao2020(settings, Path(data), model=only, out=Path(out), device=device, progress=progress)
+    from embstore.studies.tenney2019.study import run_tenney2019
+
+    return run_tenney2019(settings, Path(data), models=models, out=Path(out), device=device, progress=progress)
+
+
+def _settings(study: str | Zhao2020 | Tenney2019) -> Zhao2020 | Tenney2019:
+    if not isinstance(study, str):
+        return study
+    if study not in STUDIES:
+        raise InvalidValueError(f"unknown study {study!r}: choose {' or '.join(STUDIES)}")
+    return STUDIES[study]()
+
+
+def _named(model: str | Path) -> dict[str, str]:
+    return {Path(model).name or str(model): str(model)}

@@ -1,0 +1,184 @@
+"""What studies share: a folder whose steps resume, tables to read, and the report."""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from embstore.errors import InvalidValueError, StorageError
+from embstore.progress import Progress
+from embstore.store.metadata import canonical
+
+if TYPE_CHECKING:
+    import polars as pl
+
+LOG = logging.getLogger("embstore.studies")
+T = TypeVar("T")
+Row = dict[str, Any]
+FOLDERS = ("stores", "tables", "figures", "models", "probes")
+
+
+@dataclass
+class StudyFolder:
+    """The folder of a study, in which a step that is done already is not done again.
+
+    A table is stored with the settings that it was made from, and is made again if these differ. The name of each step
+    is logged to "embstore.studies". A function given as `progress` receives the number of steps done; with None or True
+    the steps show bars of their own. `seconds`: the time that each step took.
+    """
+
+    path: Path
+    progress: Progress = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    n_done: int = 0
+
+    def __post_init__(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise InvalidValueError(f"{self.path} is a file: give a folder for the study")
+        try:
+            for name in FOLDERS:
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be created: {error.strerror}") from error
+        with suppress(OSError, ValueError):  # of an earlier call
+            self.seconds.update(json.loads(self._times.read_text()))
+
+    @property
+    def bars(self) -> Progress:
+        """What the functions that a step calls are given as `progress`."""
+        return False if callable(self.progress) else self.progress
+
+    def store(self, name: str) -> Path:
+        """Return the path of a store of the study."""
+        return self.path / "stores" / f"{name}.zarr"
+
+    @property
+    def _times(self) -> Path:
+        return self.path / "tables" / "seconds.json"
+
+    def step(self, name: str, make: Callable[[], T]) -> T:
+        """Run a step and record its time; a step that finds its work done keeps its original time."""
+        LOG.info(name)
+        began = time.perf_counter()
+        made = make()
+        self.n_done += 1
+        if callable(self.progress):
+            self.progress(self.n_done, None)
+        self.seconds[name] = max(time.perf_counter() - began, self.seconds.get(name, 0.0))
+        write_text(self._times, json.dumps(self.seconds, indent=1))
+        return made
+
+    def table(
+        self, name: str, made_from: Mapping[str, Any], make: Callable[[], pl.DataFrame], *, needs: Path | None = None
+    ) -> pl.DataFrame:
+        """Return the table of a step: the stored one if it was made from the same settings, else a new one.
+
+        `needs`: a file or folder that the step leaves too; if it is missing, the step runs again.
+        """
+        import polars as pl
+
+        path = self.path / "tables" / f"{name}.parquet"
+        origin = path.with_suffix(".json")
+        wanted = json.loads(canonical(made_from))
+        with suppress(OSError, ValueError, KeyError):
+            if json.loads(origin.read_text())["made_from"] == wanted and (needs is None or needs.exists()):
+                return pl.read_parquet(path)
+        frame = self.step(name, make)
+        origin.unlink(missing_ok=True)
+        for target, write in ((path, frame.write_parquet), (path.with_suffix(".csv"), frame.write_csv)):
+            temporary = target.with_name(f".{target.name}.new")
+            write(temporary)
+            os.replace(temporary, target)
+        write_text(origin, json.dumps({"made_from": wanted}, indent=1))
+        return frame
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file in one step."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of a report: its title, a note on how to read it, and its rows."""
+
+    title: str
+    note: str
+    rows: Sequence[Row]
+
+    def markdown(self) -> str:
+        """Return the section as Markdown."""
+        lines = [f"## {self.title}", ""]
+        if self.note:
+            lines += [self.note, ""]
+        if self.rows:
+            names = list(dict.fromkeys(name for row in self.rows for name in row))
+            lines += [f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}"]
+            lines += [f"| {' | '.join(_cell(row.get(name)) for name in names)} |" for row in self.rows]
+        return "\n".join([*lines, ""])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")
+
+
+def decimals(value: float | None, places: int = 3) -> str:
+    """Format a score; empty for None."""
+    return "" if value is None else f"{value:.{places}f}"
+
+
+@dataclass(frozen=True, eq=False)
+class StudyResult:
+    """What a study has found: the frames with all scores, the tables of the paper, and the figures.
+
+    `frames`: Polars frames by name. `sections`: the tables of the report. `figures`: title by file name in
+    `folder`/figures. `scale`: one line on the size of the study. `seconds`: time by step. `report.md` in `folder` holds
+    all of it.
+    """
+
+    title: str
+    folder: Path
+    scale: str
+    frames: Mapping[str, pl.DataFrame]
+    sections: Sequence[Section]
+    figures: Mapping[str, str]
+    notes: Sequence[str] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def report(self) -> Path:
+        """The file of the report."""
+        return self.folder / "report.md"
+
+    def markdown(self) -> str:
+        """Return the report as Markdown, with links to the figures."""
+        parts = [f"# {self.title}\n", f"{self.scale}\n", *(section.markdown() for section in self.sections)]
+        parts += ["## Figures\n", *(f"![{title}](figures/{name})\n" for name, title in self.figures.items())]
+        if self.notes:
+            parts += ["## Notes\n", "\n".join(f"- {note}" for note in self.notes) + "\n"]
+        times = [{"step": step, "seconds": f"{spent:,.1f}"} for step, spent in self.seconds.items()]
+        return "\n".join([*parts, Section("Time", "", times).markdown()])
+
+    def save(self) -> Path:
+        """Write the report to `folder`/report.md and return its path."""
+        write_text(self.report, self.markdown())
+        return self.report
+
+    def __repr__(self) -> str:
+        return f"<StudyResult {self.title}: {len(self.sections)} tables, {len(self.figures)} figures in {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<li>{html.escape(section.title)}</li>" for section in self.sections)
+        return f"<b>{html.escape(self.title)}</b><p>{html.escape(str(self.report))}</p><ul>{rows}</ul>"
