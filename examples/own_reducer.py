@@ -1,4 +1,4 @@
-"""A figure of one's own in the same single pass: which features of a layer lie farthest from zero (outlier dimensions).
+"""A statistic of your own in one pass over a store: the features with the largest mean (outlier dimensions).
 
 python examples/own_reducer.py STORE.zarr
 """
@@ -11,7 +11,7 @@ import embstore as es
 
 
 class FeatureMeans:
-    """The mean of every feature, from sums that blocks, threads and machines can add up in any order."""
+    """The mean of every feature, from sums that blocks, threads and workers add up in any order."""
 
     def init(self, scope: es.analysis.Scope) -> torch.Tensor:
         return torch.zeros(scope.hidden_size, dtype=torch.float64, device=scope.device)
@@ -23,14 +23,15 @@ class FeatureMeans:
         return state + other
 
     def finish(self, state: torch.Tensor, scope: es.analysis.Scope) -> torch.Tensor:
-        return state / len(scope.selection.rows)
+        return state / scope.n_rows
 
 
 def main(path: str) -> None:
-    for layer, found in es.reduce(es.open(path), {"means": FeatureMeans()}).items():
-        farthest = found["means"].abs().topk(3).indices
-        told = ", ".join(f"{place} ({found['means'][place]:+.2f})" for place in farthest.tolist())
-        print(f"layer {layer}: features farthest from zero on average: {told}")
+    for layer, results in es.reduce(es.open(path), {"means": FeatureMeans()}).items():
+        means = results["means"]
+        largest = means.abs().topk(3).indices.tolist()
+        described = ", ".join(f"{feature} ({means[feature]:+.2f})" for feature in largest)
+        print(f"layer {layer}: features with the largest mean: {described}")
 
 
 if __name__ == "__main__":

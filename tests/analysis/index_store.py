@@ -84,4 +84,4 @@ def require_nearest(
         np.testing.assert_allclose(scores[query, :count], by_hand[query][found], atol=1e-10 * scale, rtol=0)
         np.testing.assert_allclose(sign * scores[query, :count], np.sort(key)[:count], atol=1e-10 * scale, rtol=0)
         equal = np.diff(scores[query, :count]) == 0
-        assert (np.diff(found)[equal] > 0).all(), "equals stand by their row"
+        assert (np.diff(found)[equal] > 0).all(), "equal scores are ordered by row"

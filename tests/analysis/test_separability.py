@@ -138,7 +138,7 @@ def test_separability_of_a_selection(made: Made) -> None:
     compare(found, by_hand(words, labels, made.vectors[2][rows], 2))
 
 
-def test_layers_stand_one_after_the_other(made: Made) -> None:
+def test_layers_follow_each_other(made: Made) -> None:
     whole = sense_separability(made.store, label="upos")
     assert whole["layer"].unique(maintain_order=True).to_list() == [0, 2, 5]
     assert whole.filter(whole["layer"] == 2).equals(sense_separability(made.store, label="upos", layers=2))

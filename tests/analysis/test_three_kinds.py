@@ -12,7 +12,7 @@ from tests.models import tiny
 from tests.models.tiny_elmo import save_elmo
 
 
-def test_stores_of_three_kinds_stand_in_one_figure(tmp_path: Path) -> None:
+def test_stores_of_three_kinds_in_one_figure(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     models = {
         "BERT": tiny.save("bert", tmp_path / "bert"),
