@@ -132,8 +132,9 @@ def attention(
     chosen = read_settings(settings, ATTENTION)
     from embstore.models import attention_similarity
 
-    models = {"model_a": model_a, "model_b": model_b}
-    table = attention_similarity(corpus, **models, n_sentences=sentences, device=device, **chosen)
+    table = attention_similarity(
+        corpus, model_a=model_a, model_b=model_b, n_sentences=sentences, device=device, **chosen
+    )
     if plot is not None:
         names = " and ".join(Path(name).name for name in (model_a, model_b))
         es.plot.save(es.plot.attention_heatmap(table, title=f"Self-attention weights: {names}"), plot)

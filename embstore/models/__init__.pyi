@@ -1,3 +1,4 @@
+from .checkpoint import save_untrained as save_untrained
 from .encoder import Encoder as Encoder
 from .encoder import ModelInfo as ModelInfo
 from .encoder import Pooled as Pooled
@@ -8,19 +9,18 @@ from .encoder import Tokenized as Tokenized
 from .finetuning.finetune import FineTuned as FineTuned
 from .finetuning.finetune import finetune as finetune
 from .finetuning.settings import FineTuneSettings as FineTuneSettings
+from .loading import bag_encoder as bag_encoder
+from .loading import encoder_from_shorthand as encoder_from_shorthand
 from .loading import load_encoder as load_encoder
+from .loading import model_kind as model_kind
+from .loading import random_encoder as random_encoder
+from .loading import subword_encoder as subword_encoder
+from .loading import subword_table_vectors as subword_table_vectors
+from .loading import vector_encoder as vector_encoder
 from .static.encoder import StaticEncoder as StaticEncoder
-from .static.loading import bag_encoder as bag_encoder
-from .static.loading import encoder_from_shorthand as encoder_from_shorthand
-from .static.loading import model_kind as model_kind
-from .static.loading import random_encoder as random_encoder
-from .static.loading import subword_encoder as subword_encoder
-from .static.loading import subword_table_vectors as subword_table_vectors
-from .static.loading import vector_encoder as vector_encoder
 from .static.shorthand import absolute_shorthand as absolute_shorthand
 from .static.shorthand import is_shorthand as is_shorthand
 from .transformer.attention import attention_similarity as attention_similarity
-from .transformer.untrained import save_untrained as save_untrained
 
 __all__ = [
     "Encoder",

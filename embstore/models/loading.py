@@ -1,15 +1,29 @@
-"""Load the encoder of a model folder or of a model of the Hugging Face hub."""
+"""Functions that make encoders: of models, and of vectors without context."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from embstore.devices import choose_device, choose_dtype
-from embstore.models.checkpoint import load
+from embstore.errors import InvalidValueError, ModelError, WordVectorsError
+from embstore.models.checkpoint import load, open_checkpoint
 from embstore.models.elmo.encoder import ElmoEncoder
 from embstore.models.elmo.weights import find_elmo
 from embstore.models.encoder import Encoder
+from embstore.models.static.encoder import StaticEncoder
+from embstore.models.static.shorthand import BAG, Missing, parse_shorthand
+from embstore.models.static.tables import SubwordTable, WordTable, input_embeddings
 from embstore.models.transformer.encoder import TransformerEncoder
+from embstore.vectors import RandomVectors, VectorTable, WordVectors, open_vector_table
+from embstore.vectors.table import table_of_vectors
+
+_WORDS_AT_ONCE = 4096
 
 
 def load_encoder(
@@ -31,3 +45,154 @@ def load_encoder(
     if (files := find_elmo(model)) is not None:
         return ElmoEncoder(files, name=str(model), device=chosen, dtype=dtype)
     return TransformerEncoder(load(model, device=chosen, dtype=dtype, revision=revision), device=chosen, dtype=dtype)
+
+
+def vector_encoder(
+    vectors: WordVectors | VectorTable | str | Path,
+    *,
+    missing: Missing = "random",
+    seed: int = 0,
+    device: str = "auto",
+    compute_dtype: str = "auto",
+) -> StaticEncoder:
+    """Make an encoder of word vectors, to compare contextual vectors with.
+
+    `vectors`: a file of any kind that `WordVectors` reads, or vectors in memory. `missing`: words without a vector get
+    random ones from N(0, I), seeded by `seed` and the word ("random"), or no row ("drop"). A word is looked up as it is
+    spelled, then in lower case; a phrase as one entry, its words joined by "_" or a space, else its words are pooled.
+    `compute_dtype`: "auto" is float32.
+
+    Raises WordVectorsError for a file that cannot be read, InvalidValueError for an argument that is not allowed.
+    """
+    if missing not in ("random", "drop"):
+        raise InvalidValueError(f"missing {missing!r} is not allowed: choose random or drop")
+    name = "word vectors"
+    if isinstance(vectors, VectorTable):
+        table = vectors
+    elif isinstance(vectors, WordVectors):
+        table = table_of_vectors(vectors)
+    else:
+        table = open_vector_table(vectors)
+        options = ["missing=drop"] if missing == "drop" else [f"seed={seed}"] if seed else []
+        name = f"vectors:{vectors}" + "".join(f"?{option}" for option in options)
+    return _word_encoder(table, name, missing=missing, seed=seed, device=device, compute_dtype=compute_dtype)
+
+
+def random_encoder(
+    n_dimensions: int, *, seed: int = 0, device: str = "auto", compute_dtype: str = "auto"
+) -> StaticEncoder:
+    """Make an encoder with a random vector from N(0, I) for every word, seeded by `seed` and the word: a baseline.
+
+    Raises InvalidValueError for a number of dimensions that is not allowed.
+    """
+    name = f"random:{n_dimensions}" + (f"?seed={seed}" if seed else "")
+    table = RandomVectors(n_dimensions, seed=seed)
+    return _word_encoder(table, name, missing="random", seed=seed, device=device, compute_dtype=compute_dtype)
+
+
+def _word_encoder(
+    table: VectorTable, name: str, *, missing: Missing, seed: int, device: str, compute_dtype: str
+) -> StaticEncoder:
+    chosen, dtype = _device_and_dtype(device, compute_dtype)
+    return StaticEncoder(WordTable(table, missing=missing, seed=seed, device=chosen, dtype=dtype), name=name)
+
+
+def subword_encoder(
+    model: str | Path, *, device: str = "auto", compute_dtype: str = "auto", revision: str | None = None
+) -> StaticEncoder:
+    """Make an encoder of the input embeddings of a model: its subwords without context and without a forward pass.
+
+    Raises ModelError, in one line, if the model cannot be loaded.
+    """
+    chosen, dtype = _device_and_dtype(device, compute_dtype)
+    loaded = load(model, device=chosen, dtype=dtype, revision=revision)
+    return StaticEncoder(SubwordTable(loaded), name=f"subwords:{model}")
+
+
+def bag_encoder(encoder: StaticEncoder) -> StaticEncoder:
+    """Make an encoder that gives every word the mean vector of its sentence, from an encoder without context.
+
+    Raises InvalidValueError for any other encoder.
+    """
+    if not isinstance(encoder, StaticEncoder):
+        raise InvalidValueError("a bag needs an encoder without context, such as that of vector_encoder")
+    return StaticEncoder(encoder.table, name=BAG + encoder.info.name.removeprefix(BAG), bag=True)
+
+
+def _device_and_dtype(device: str, compute_dtype: str) -> tuple[torch.device, torch.dtype]:
+    chosen = choose_device(device)
+    return chosen, torch.float32 if compute_dtype == "auto" else choose_dtype(compute_dtype, chosen)
+
+
+def encoder_from_shorthand(
+    model: str | Path, *, device: str = "auto", compute_dtype: str = "auto", revision: str | None = None
+) -> Encoder:
+    """Load the encoder that the command line or the metadata of a store names.
+
+    Besides the names of `load_encoder` these are "vectors:FILE" (or just FILE), "random:DIMENSIONS", "subwords:MODEL",
+    each optionally after "bag:". After a file, "?missing=drop" leaves out words without a vector; "?seed=N" seeds
+    random vectors. Raises InvalidValueError for options that are not known, ModelError for a bag of a model with
+    context and for a model that cannot be loaded.
+    """
+    parsed = parse_shorthand(model)
+    options: dict[str, Any] = {"device": device, "compute_dtype": compute_dtype}
+    if parsed is None:
+        return load_encoder(model, revision=revision, **options)
+    if revision is not None and parsed.kind != "subwords":
+        raise InvalidValueError(f"revision {revision!r} belongs to models of the hub; {str(model)!r} is not one")
+    if parsed.kind == "subwords":
+        encoder = subword_encoder(parsed.target, revision=revision, **options)
+    elif parsed.kind == "random":
+        encoder = random_encoder(int(parsed.target), seed=parsed.seed, **options)
+    else:
+        try:
+            encoder = vector_encoder(parsed.target, missing=parsed.missing, seed=parsed.seed, **options)
+        except WordVectorsError as error:
+            if not parsed.bare:
+                raise
+            raise ModelError(
+                f"the model {parsed.target!r} is a file; give the folder of a model, or a file of word vectors: {error}"
+            ) from error
+    return bag_encoder(encoder) if parsed.bag else encoder
+
+
+def model_kind(model: str | Path) -> Literal["static", "elmo", "transformer"]:
+    """Return what a name of `encoder_from_shorthand` means, without loading weights.
+
+    Raises ModelError, in one line, for a transformer whose files are missing or damaged.
+    """
+    if parse_shorthand(model) is not None:
+        return "static"
+    if find_elmo(model) is not None:
+        return "elmo"
+    open_checkpoint(model, revision=None)
+    return "transformer"
+
+
+def subword_table_vectors(encoder: Encoder, words: Sequence[str]) -> WordVectors:
+    """Return the mean input embedding of each word's subwords in a transformer: no context, no forward pass; float32.
+
+    A phrase, its words joined by spaces, has the mean over the subwords of all its words. Raises ModelError for an
+    encoder that is not a transformer, InvalidValueError for no word and for a word without a subword.
+    """
+    model = encoder.network.model if isinstance(encoder, TransformerEncoder) else None
+    table = input_embeddings(model, encoder.info.name)
+    if not len(words):
+        raise InvalidValueError("no word is given: name one or more")
+    parts = [
+        _means(encoder, table, words[start : start + _WORDS_AT_ONCE]) for start in range(0, len(words), _WORDS_AT_ONCE)
+    ]
+    return WordVectors(tuple(words), np.concatenate(parts))
+
+
+def _means(encoder: Encoder, table: torch.Tensor, words: Sequence[str]) -> NDArray[np.float32]:
+    tokenized = encoder.tokenize([word.split(" ") for word in words])
+    bounds = tokenized.sentence_bounds
+    counts = np.diff(bounds)
+    if not counts.all():
+        raise InvalidValueError(f"the word {words[int(counts.argmin())]!r} has no subword in this model: leave it out")
+    rows = table[torch.from_numpy(tokenized.ids.astype(np.int64)).to(table.device)].float()
+    index = torch.arange(len(rows), device=table.device)
+    offsets = torch.from_numpy(bounds[:-1].astype(np.int64)).to(table.device)
+    means = torch.nn.functional.embedding_bag(index, rows, offsets, mode="mean")
+    return np.asarray(means.cpu().numpy(), np.float32)

@@ -12,8 +12,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models import load_encoder, subword_table_vectors
-from embstore.models.static import loading
+from embstore.models import load_encoder, loading, subword_table_vectors
 from tests.models import tiny
 
 TABLES = {

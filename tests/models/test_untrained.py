@@ -9,7 +9,7 @@ import torch
 
 import embstore as es
 from embstore.errors import ModelError, StorageError
-from embstore.models.transformer.untrained import save_untrained
+from embstore.models import save_untrained
 from tests.models import tiny
 
 

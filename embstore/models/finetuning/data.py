@@ -47,13 +47,13 @@ def find_splits(data: DataSource) -> dict[str, Path]:
     mapping, None or a missing key of a split is looked up in the folder under the key "folder", if that is given.
     Raises CorpusNotFoundError for a folder that does not exist, InvalidValueError for a missing split.
     """
-    named = {"folder": data} if isinstance(data, str | Path) else dict(data)
+    given: Mapping[str, str | Path | None] = {"folder": data} if isinstance(data, str | Path) else data
+    named = {name: Path(path) for name, path in given.items() if path is not None}
     if unknown := set(named) - {"folder", *SPLIT_NAMES}:
         raise InvalidValueError(f"unknown split {min(unknown)!r}; allowed are train, dev, test and folder")
-    found = {split: Path(named[split]) for split in SPLIT_NAMES if named.get(split) is not None}
+    found = {split: named[split] for split in SPLIT_NAMES if split in named}
     where = ""
-    if named.get("folder") is not None:
-        folder = Path(named["folder"])
+    if (folder := named.get("folder")) is not None:
         where = f" in {one_line(folder)}"
         if not folder.exists():
             raise CorpusNotFoundError(f"no data at {one_line(folder)}: give a folder with train and dev files")

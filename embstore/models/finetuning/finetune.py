@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from embstore.devices import choose_device, torch_threads
 from embstore.errors import InvalidValueError, MissingPackageError
 from embstore.models.checkpoint import Checkpoint, open_checkpoint, sha256_of
@@ -96,11 +98,7 @@ def finetune(
     """
     settings = settings or FineTuneSettings()
     chosen = check_task(task, settings)
-    if find_spec("accelerate") is None:
-        raise MissingPackageError('fine-tuning needs accelerate: pip install "embstore[finetune]"')
-    where, folder = choose_device(device), Path(out)
-    if where.type == "cuda" and where.index:
-        raise InvalidValueError(f"fine-tuning uses the first GPU, not {device}: choose it with CUDA_VISIBLE_DEVICES")
+    where, folder = _training_device(device), Path(out)
     stage = stage_of(folder)
     files = find_splits(data)
     items = {split: read_items(chosen, path, label=label, columns=columns) for split, path in files.items()}
@@ -121,22 +119,25 @@ def finetune(
         trainable = load_trainable(checkpoint, str(model), labels)
         trainable.check(max_length=settings.max_length, attention_window=settings.attention_window)
         encoded = {
-            split: _encode(chosen, part, trainable, checkpoint, labels, settings.max_length)
+            split: _encode(chosen, files[split], part, trainable, checkpoint, labels, settings.max_length)
             for split, part in items.items()
         }
-        for split, part in encoded.items():
-            if not part.examples:
-                raise InvalidValueError(
-                    f"{files[split]}: no labeled word is within the maximum length; choose a longer one"
-                )
         begin(folder, plan)
         run = FineTuneRun(chosen, settings, trainable, encoded, labels, folder / TRAINING, where, report)
-        record = plan | run.run()
-    for split, part in encoded.items():
-        record["data"][split] |= {"examples": len(part.examples), "labels": part.n_labels, "labels_cut": part.n_cut}
+        record = run.run(plan)
     save_network(trainable.network, checkpoint, folder / TRAINING / "model")
     finish(folder, folder / TRAINING / "model", record)
     return FineTuned(folder, record)
+
+
+def _training_device(device: str) -> torch.device:
+    """Return the device that accelerate, which must be installed, can train on."""
+    if find_spec("accelerate") is None:
+        raise MissingPackageError('fine-tuning needs accelerate: pip install "embstore[finetune]"')
+    chosen = choose_device(device)
+    if chosen.type == "cuda" and chosen.index:
+        raise InvalidValueError(f"fine-tuning uses the first GPU, not {device}: choose it with CUDA_VISIBLE_DEVICES")
+    return chosen
 
 
 def _plan(
@@ -166,6 +167,7 @@ def _plan(
 
 def _encode(
     task: FineTuneTask,
+    path: Path,
     items: Sequence[Item],
     trainable: Trainable,
     checkpoint: Checkpoint,
@@ -175,7 +177,10 @@ def _encode(
     numbers = {name: number for number, name in enumerate(labels)}
     given: Any = items
     if task.labels_words:
-        return word_examples(given, trainable.tokenizer, numbers, max_length=max_length)
+        encoded = word_examples(given, trainable.tokenizer, numbers, max_length=max_length)
+        if not encoded.examples:
+            raise InvalidValueError(f"{path}: no labeled word is within the maximum length; choose a longer one")
+        return encoded
     # Text needs the tokenizer as published: SubwordTokenizer may have changed its own to start words with a space.
     tokenizer = open_checkpoint(checkpoint.folder, revision=None).tokenizer
     return text_examples(given, tokenizer, numbers, max_length=max_length, causal=trainable.causal)

@@ -38,8 +38,8 @@ class FineTuneRun:
     device: torch.device
     report: Callable[[int, int], None]
 
-    def run(self) -> dict[str, Any]:
-        """Train from the last checkpoint, leave the best weights in the network, and return epochs and scores."""
+    def run(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Train from the last checkpoint, leave the best weights in the network, return the plan and results."""
         started = perf_counter()
         network = self.trainable.network
         used_cache = getattr(network.config, "use_cache", None)
@@ -55,7 +55,12 @@ class FineTuneRun:
             test = None
             if "test" in self.data:
                 test = _scores(trainer.evaluate(_by_length(self.data["test"].examples)))
-        return {
+        counts = {
+            split: {"examples": len(part.examples), "labels": part.n_labels, "labels_cut": part.n_cut}
+            for split, part in self.data.items()
+        }
+        return plan | {
+            "data": {split: plan["data"][split] | counts[split] for split in counts},
             "labels": list(self.labels),
             "metric": self.task.metric,
             "epochs": epochs,

@@ -87,7 +87,12 @@ class WordTable(StaticTable):
         self._n_rows = 0
         self.matrix = torch.empty(FIRST_ROWS, table.dimensions, dtype=dtype, device=device)
         self.weights_sha256 = table.sha256
-        rules = {"subword": "word", "lookup": ["exact", "lower"], "phrases": PHRASE_JOINS, "missing": missing}
+        rules: dict[str, object] = {
+            "subword": "word",
+            "lookup": ["exact", "lower"],
+            "phrases": PHRASE_JOINS,
+            "missing": missing,
+        }
         if isinstance(table, RandomVectors):
             self.architecture = f"RandomVectors(seed={table.seed})"
         elif missing == "random":

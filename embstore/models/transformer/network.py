@@ -93,7 +93,8 @@ class Network:
     @property
     def weights_nbytes(self) -> int:
         """Return the bytes of the weights, packed copies included."""
-        return self.packed_nbytes + sum(p.numel() * p.element_size() for p in self.model.parameters())
+        weights: int = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return weights + self.packed_nbytes
 
     def batch_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of one batch's activations, masks and results, from above."""
