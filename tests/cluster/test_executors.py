@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +93,35 @@ class TestProcesses:
         assert asleep.cancelled() or asleep.exception() is not None
         with pytest.raises(ProcessLookupError):
             os.kill(number, 0)
+
+
+SCRIPT = """
+import os, time
+from embstore.executors import Processes
+if __name__ == "__main__":
+    with Processes(1) as executor:
+        print(executor.submit(os.getpid).result(), flush=True)
+        executor.submit(time.sleep, 600).result()
+"""
+
+
+def test_workers_end_with_the_coordinator(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    coordinator = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert coordinator.stdout is not None
+    number = int(coordinator.stdout.readline())
+    coordinator.kill()
+    coordinator.wait()
+    for _ in range(300):
+        try:
+            os.kill(number, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{number}/stat").exists() and ") Z " in Path(f"/proc/{number}/stat").read_text():
+            return  # ended, and not yet collected by the system
+        time.sleep(0.1)
+    pytest.fail("the worker still runs")
 
 
 def test_results_of_threads() -> None:

@@ -277,6 +277,12 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_subwords_beyond_the_limit_are_not_counted() -> None:
+    plan = plan_of([Sentence(["abc"] * 9)], model=FakeEncoder(), max_length=6)
+    assert (plan.n_words, plan.n_subwords, plan.layout.n_rows) == (9, 4, 4)
+    assert plan.estimate.subwords_to_run == 4
+
+
 def test_layers_in_every_notation() -> None:
     from embstore.extraction.options import parse_layers
 
