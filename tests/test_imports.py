@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
         "schemas",
         "vectors",
     },
-    "probes": {"errors", "devices", "progress", "analysis", "corpus", "schemas", "store", "vectors"},
+    "probes": {"errors", "devices", "progress", "sizes", "analysis", "corpus", "schemas", "store", "vectors"},
     "plot": {"errors", "progress", "store", "analysis", "probes"},
     "studies": {
         "errors",

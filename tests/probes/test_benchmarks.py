@@ -1,4 +1,4 @@
-"""The benchmarks of probes run, tiny, without a card."""
+"""The benchmarks of probes run on tiny data, without a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ran(script: str, *arguments: object, out: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_bank_on_a_card_runs_on_a_processor(tmp_path: Path) -> None:
+def test_the_gpu_benchmark_of_class_probes_runs_on_a_cpu(tmp_path: Path) -> None:
     sizes = {"layers": 2, "classes": 3, "width": 8, "hidden": 4, "batch": 16, "steps": 60, "looped": 2, "square": 64}
     options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
     held = ran("gpu/bank.py", "--device", "cpu", "--repeats", 3, *options, out=tmp_path / "out.json")
@@ -34,7 +34,7 @@ def test_bank_on_a_card_runs_on_a_processor(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bank_beside_a_loop(tmp_path: Path) -> None:
+def test_the_bank_is_compared_with_a_loop(tmp_path: Path) -> None:
     made = make(tmp_path / "made.zarr")
     for name, words in zip(("train", "test"), made.lists, strict=True):
         write_list(tmp_path / f"{name}.tsv", words)
@@ -46,7 +46,7 @@ def test_bank_beside_a_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_edge_probes_beside_one_after_another(tmp_path: Path) -> None:
+def test_edge_probes_together_are_compared_with_one_after_another(tmp_path: Path) -> None:
     made = edge_store.make(tmp_path / "made.zarr", sentences=40, pairs=True, layers=(0, 1), planted=1, dtype="float16")
     made.write(tmp_path / "colours")
     sizes = ("--batch", 8, "--threads", 1, "--repeats", 1, "--square", 64)
