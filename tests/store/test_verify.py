@@ -16,6 +16,7 @@ import pytest
 
 from embstore.errors import StoreMismatchError, StoreNotFoundError
 from embstore.store import verify
+from embstore.store.arrays import commit_record
 from embstore.store.check.repair import repair_layout
 from embstore.store.zarr.format import array_node
 from tests.store.example import SUFFIXES, Example, all_files, example
@@ -337,6 +338,21 @@ def test_killed_in_repair(tmp_path: Path, suffix: str, stride: int) -> None:
     made.fill(path)
     assert all_files(path) == whole
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_shard_whose_index_is_not_that_of_the_layout_is_found(tmp_path: Path) -> None:
+    """Also where its bytes match their commit record: no reader could find its rows."""
+    made = example()
+    path = made.make(tmp_path / "s.zarr").path
+    shard = path / "hidden_states/c/0/1/0"
+    flip(shard, shard.stat().st_size - 10)
+    record = commit_record(256, google_crc32c.value(shard.read_bytes())).tobytes()
+    commits = bytearray((path / "commits/c/0/0").read_bytes())
+    commits[16:32] = record
+    (path / "commits/c/0/0").write_bytes(commits)
+    assert [str(fault) for fault in verify(path).faults] == [
+        "hidden_states/c/0/1/0 (partition 1): its index was changed"
+    ]
 
 
 def test_nodes_are_what_zarr_itself_understands() -> None:

@@ -26,6 +26,7 @@ from embstore.errors import (
 )
 from embstore.store import Index, Metadata, StoreWriter, Strings, create_store, open_store, verify
 from embstore.store.arrays import commit_record, committed, record_crc32c
+from embstore.store.writer import PartitionWriter
 from tests.store.example import SUFFIXES, all_files, example
 from tests.store.killed import killed_at_each_step
 
@@ -218,6 +219,44 @@ def test_discarding_in_a_finished_store(tmp_path: Path, suffix: str) -> None:
     assert verify(store.path).ok
     made.fill(store.path)
     assert all_files(store.path) == before
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_record_is_written_after_its_rows_are_durable(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows, fsync, (the name, fsync of the folder,) the record of 16 bytes in place, fsync."""
+    made = example()
+    path = made.create(tmp_path / f"s{suffix}")
+    calls: list[str] = []
+    for name in ("pwrite", "fsync", "link"):
+        real = getattr(os, name)
+
+        def noted(*arguments: Any, name: str = name, real: Any = real) -> Any:
+            calls.append(f"{name} {len(arguments[1])}" if name == "pwrite" else name)
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, noted)
+    with StoreWriter(path) as writer:
+        calls.clear()
+        writer.write(0, made.partition(0))
+        expected = ["fsync", "pwrite 16", "fsync"]
+        named = ["fsync", "link", "fsync"] if suffix == ".zarr" else ["fsync"]
+        steps = [call for call in calls if not call.startswith("pwrite") or call == "pwrite 16"]
+        assert [step for step in steps if step != "fsync"] == [*named[1:2], "pwrite 16"]
+        assert calls[-3:] == expected
+        assert "fsync" in calls[: calls.index("link")] if suffix == ".zarr" else len(calls) > 3
+
+
+def test_a_shard_without_a_record_is_written_again(tmp_path: Path) -> None:
+    """What an interrupted writer left on a disk is removed, whatever its bytes are."""
+    made = example()
+    path = made.create(tmp_path / "s.zarr")
+    PartitionWriter(path).write(1, {name: array[:, ::-1] for name, array in made.partition(1).items()})
+    (path / "hidden_states/c/0/2").mkdir()
+    (path / "hidden_states/c/0/2/0").write_bytes(b"not a shard")
+    made.fill(path)
+    assert all_files(path) == all_files(made.make(tmp_path / "t.zarr").path)
 
 
 def test_a_torn_record_is_not_committed() -> None:
