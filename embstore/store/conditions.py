@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError
 from embstore.store.index import Index, Strings, TypeIndex
@@ -57,7 +57,7 @@ def parse_conditions(
     return conditions
 
 
-def checked_rows(rows: Any, n_rows: int) -> Rows:
+def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
     """Return row numbers given as integers, as a slice or as one boolean for each row; int64 [n], in their order.
 
     Raises InvalidValueError for anything else and for a row that does not exist.
@@ -65,17 +65,22 @@ def checked_rows(rows: Any, n_rows: int) -> Rows:
     if isinstance(rows, slice):
         return np.arange(n_rows)[rows]
     array = np.asarray(rows)
-    if array.dtype == bool and array.shape == (n_rows,):
-        return np.flatnonzero(array)
+    if array.dtype == bool:
+        if array.shape == (n_rows,):
+            return np.flatnonzero(array)
+        raise InvalidValueError(f"rows of booleans must have the shape ({n_rows},), not {array.shape}")
+    return checked_rows(array, n_rows)
+
+
+def checked_rows(rows: ArrayLike, n_rows: int) -> Rows:
+    """Return a list of row numbers as int64 [n]. Raises InvalidValueError for anything else and for a missing row."""
+    array = np.asarray(rows)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise InvalidValueError(
-            f"rows must be integers, a slice or {n_rows:,} booleans, not {array.dtype} of shape {array.shape}"
-        )
+        raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions")
     if array.size:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= n_rows:
-            wrong = low if low < 0 else high
-            raise InvalidValueError(f"there is no row {wrong}: the store has rows 0 to {n_rows - 1}")
+            raise InvalidValueError(f"there is no row {low if low < 0 else high}: the store has rows 0 to {n_rows - 1}")
     return array.astype(np.int64, copy=False)
 
 

@@ -15,13 +15,13 @@ def resolve_layer(layer: Any, stored: Sequence[int]) -> int:
 
     Raises InvalidValueError for a layer that is not stored.
     """
-    if isinstance(layer, str) and layer.strip() == "last":
-        return int(stored[-1])
-    if isinstance(layer, int | np.integer) and not isinstance(layer, bool):
+    if isinstance(layer, (int, np.integer)) and not isinstance(layer, bool):
         if layer in stored:
             return int(layer)
         if -len(stored) <= layer < 0:
             return int(stored[int(layer)])
+    elif isinstance(layer, str) and layer.strip() == "last":
+        return int(stored[-1])
     listed = ", ".join(map(str, stored))
     raise InvalidValueError(f"layer {layer!r} is not stored: choose among {listed}, or -1 or 'last' for the last one")
 

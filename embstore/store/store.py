@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, UnfinishedStoreWarning
 from embstore.store.arrays import committed
 from embstore.store.backend import Reader, open_reader
-from embstore.store.conditions import Condition, checked_rows, parse_conditions
+from embstore.store.conditions import Condition, checked_rows, parse_conditions, selected_rows
 from embstore.store.index import Index, Labels, TypeIndex
 from embstore.store.layers import resolve_layer, resolve_layers
 from embstore.store.layout import Layout
@@ -259,8 +259,7 @@ class Store:
         unless `missing="nan"`.
         """
         target = None if out is None else out[None]
-        vectors = self.gather_layers(rows, (resolve_layer(layer, self.layers),), out=target, missing=missing)
-        return vectors.reshape(-1, self.hidden_size)
+        return self._take(rows, (resolve_layer(layer, self.layers),), target, missing).reshape(-1, self.hidden_size)
 
     def gather_layers(
         self,
@@ -271,13 +270,13 @@ class Store:
         missing: Literal["error", "nan"] = "error",
     ) -> NDArray[Any]:
         """Return the vectors of some rows of several layers (None: all); [layer, n, hidden_size]. See `gather`."""
+        return self._take(rows, resolve_layers(layers, self.layers), out, missing)
+
+    def _take(self, rows: ArrayLike, layers: tuple[int, ...], out: NDArray[Any] | None, missing: str) -> NDArray[Any]:
         if missing not in ("error", "nan"):
             raise InvalidValueError(f'missing must be "error" or "nan", not {missing!r}')
-        array = np.asarray(rows)
-        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-            raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions")
-        chosen = [self.layers.index(layer) for layer in resolve_layers(layers, self.layers)]
-        return self._gatherer.take(checked_rows(array, self.n_rows), chosen, out=out, nan=missing == "nan")
+        positions = [self.layers.index(layer) for layer in layers]
+        return self._gatherer.take(checked_rows(rows, self.n_rows), positions, out=out, nan=missing == "nan")
 
     def scan(
         self,
@@ -366,7 +365,7 @@ class Selection:
     @cached_property
     def rows(self) -> NDArray[np.int64]:
         """The selected rows, int64 [n]."""
-        given = None if self._given is None else checked_rows(self._given, self.store.n_rows)
+        given = None if self._given is None else selected_rows(self._given, self.store.n_rows)
         chosen: NDArray[np.int64] | None = None
         for condition in self._conditions:
             rows = condition()

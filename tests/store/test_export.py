@@ -351,7 +351,7 @@ BAD: list[tuple[dict[str, Any], type[EmbstoreError], str]] = [
     ({"rows": [2, 2]}, InvalidValueError, "2 follows 2"),
     ({"rows": [0, 10**6]}, InvalidValueError, "there is no row 1000000"),
     ({"rows": [-1]}, InvalidValueError, "there is no row -1"),
-    ({"rows": [0.5]}, InvalidValueError, "rows must be integers"),
+    ({"rows": [0.5]}, InvalidValueError, "rows must be a list of integers"),
     ({"dtype": "float64"}, InvalidValueError, "dtype 'float64' is not known: choose one of float32"),
 ]
 

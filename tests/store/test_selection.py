@@ -119,8 +119,8 @@ def test_held_blocks_do_not_change(made: Made) -> None:
         ({"labels": {"upos": "VERB"}}, "no occurrence has upos 'VERB': the labels are NOUN, DET, X"),
         ({"sentences": [0, 120]}, "there is no sentence 120: the store has sentences 0 to 119"),
         ({"rows": [-1]}, "there is no row -1"),
-        ({"rows": [1.5]}, "rows must be integers"),
-        ({"rows": np.ones(3, bool)}, "rows must be integers, a slice or"),
+        ({"rows": [1.5]}, "rows must be a list of integers"),
+        ({"rows": np.ones(3, bool)}, "rows of booleans must have the shape"),
         ({"layers": 1}, "layer 1 is not stored: choose among 0, 2, 5"),
         ({"layers": []}, "no layer is chosen"),
         (
