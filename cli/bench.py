@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.options import AsJson, Device, K, Layer, Layers, Model, StorePath, encoder_of, layer_of, layers_of
 from embstore_cli.output import print_json, print_table
 
 Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions of each; the median is printed.")]
@@ -17,14 +17,14 @@ Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions of e
 
 def extract(
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus, as extract takes it.")],
-    model: Model,
-    device: Device = "auto",
-    layers: Layers = "all",
+    model: opt.Model,
+    device: opt.Device = "auto",
+    layers: opt.Layers = "all",
     sentences: Annotated[int, typer.Option(metavar="N", help="Number of sentences of the corpus to run.")] = 2000,
     folder: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the store of the measurement is written.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Time an extraction and find its slowest stage.
 
@@ -33,9 +33,9 @@ def extract(
     """
     result = es.extraction.bench_extract(
         corpus,
-        model=encoder_of(model, device),
+        model=opt.encoder_of(model, device),
         sentences=sentences,
-        options=es.ExtractionOptions(layers=layers_of(layers) or "all"),
+        options=es.ExtractionOptions(layers=opt.layers_of(layers) or "all"),
         device=device,
         folder=folder,
     )
@@ -48,10 +48,10 @@ def extract(
     print(result.verdict)
 
 
-def query(store: StorePath, layer: Layer = "last", repeats: Repeats = 7, as_json: AsJson = False) -> None:
+def query(store: opt.StorePath, layer: opt.Layer = "last", repeats: Repeats = 7, as_json: opt.AsJson = False) -> None:
     """Time opening, gathers and scans against numpy in memory."""
     opened = es.open(store)
-    rows = es.analysis.bench_query(opened, layer=layer_of(layer, opened.layers), repeats=repeats)
+    rows = es.analysis.bench_query(opened, layer=opt.layer_of(layer, opened.layers), repeats=repeats)
     if as_json:
         print_json(rows)
     else:
@@ -59,14 +59,14 @@ def query(store: StorePath, layer: Layer = "last", repeats: Repeats = 7, as_json
 
 
 def neighbors(
-    store: StorePath,
-    layer: Layer = "last",
-    k: K = 10,
+    store: opt.StorePath,
+    layer: opt.Layer = "last",
+    k: opt.K = 10,
     queries: Annotated[
         str, typer.Option(metavar="LIST", help="Numbers of simultaneous queries, one row of the table each.")
     ] = "1,32,1000",
     repeats: Repeats = 5,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Time exact search against a flat faiss index in memory."""
     counts = [part.strip() for part in queries.split(",")]
@@ -74,7 +74,7 @@ def neighbors(
         if not count.isdecimal() or not int(count):
             raise InvalidValueError(f"--queries {count!r} is not a number of queries: give some such as 1,32,1000")
     opened = es.open(store)
-    number = layer_of(layer, opened.layers)
+    number = opt.layer_of(layer, opened.layers)
     rows = es.analysis.bench_neighbors(opened, layer=number, k=k, queries=list(map(int, counts)), repeats=repeats)
     if as_json:
         print_json(rows)

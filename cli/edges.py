@@ -8,26 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import embstore as es
-from embstore_cli.options import (
-    TRAINING,
-    AsJson,
-    Checkpoints,
-    Config,
-    Control,
-    Device,
-    Layers,
-    Out,
-    Plot,
-    Save,
-    Seeds,
-    Sentences,
-    StorePath,
-    layers_of,
-    read_settings,
-    seeds_of,
-    set_option,
-    training_of,
-)
+import embstore_cli.options as opt
 from embstore_cli.output import create_folder, deliver, print_notes, print_table, require_files, with_deviation
 from embstore_cli.probes import save_folders
 from embstore_cli.task_files import find_tasks
@@ -36,7 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FILES = {"dev": Path, "test": Path, "repair": bool}
-MODEL = {"hidden_size": int, "projection": int, "dropout": float | None, **TRAINING}
+MODEL = {"hidden_size": int, "projection": int, "dropout": float | None, **opt.TRAINING}
 EDGES = {**MODEL, "mixing_rate": float, "layerwise": bool, "resamples": int, **FILES}
 MDL = {**MODEL, "cumulative": bool, "fractions": tuple[float, ...], **FILES}
 FRACTIONS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.1, 6.25, 12.5, 25.0, 50.0, 100.0)  # percent of the sentences
@@ -60,22 +41,22 @@ Kind = Annotated[
 
 
 def edges(
-    store: StorePath,
+    store: opt.StorePath,
     tasks: Tasks,
     task: TaskNames = None,
     kind: Kind = "mlp",
-    layers: Layers = "all",
-    sentences: Sentences = 0,
-    seeds: Seeds = "0",
-    control: Control = False,
-    save: Save = None,
-    checkpoints: Checkpoints = None,
-    device: Device = "auto",
-    config: Config = None,
-    settings: Annotated[list[str] | None, set_option(EDGES)] = None,
-    plot: Plot = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    layers: opt.Layers = "all",
+    sentences: opt.Sentences = 0,
+    seeds: opt.Seeds = "0",
+    control: opt.Control = False,
+    save: opt.Save = None,
+    checkpoints: opt.Checkpoints = None,
+    device: opt.Device = "auto",
+    config: opt.Config = None,
+    settings: Annotated[list[str] | None, opt.set_option(EDGES)] = None,
+    plot: opt.Plot = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Read labelled spans from mixes of the layers.
 
@@ -85,11 +66,16 @@ def edges(
     lets a stray I-x start an entity.
     """
     require_files(out, plot)
-    chosen = read_settings(settings, EDGES, config)
+    chosen = opt.read_settings(settings, EDGES, config)
     resamples = chosen.pop("resamples", 1000)
     files = find_tasks(tasks, derive=task or (), **{name: chosen.pop(name) for name in FILES if name in chosen})
-    probe = {"kind": kind, "layers": layers_of(layers), "seeds": seeds_of(seeds), "sentences": sentences or None}
-    options: dict[str, Any] = {**probe, "control": control, "device": device, **training_of(chosen)}
+    probe = {
+        "kind": kind,
+        "layers": opt.layers_of(layers),
+        "seeds": opt.seeds_of(seeds),
+        "sentences": sentences or None,
+    }
+    options: dict[str, Any] = {**probe, "control": control, "device": device, **opt.training_of(chosen)}
     es.EdgeProbe(**options)  # checks the settings before a store is read
     folders = save_folders(save, files)
     opened = es.open(store)
@@ -198,20 +184,20 @@ def _interval(row: dict[str, Any]) -> str | None:
 
 
 def mdl(
-    store: StorePath,
+    store: opt.StorePath,
     tasks: Tasks,
     task: TaskNames = None,
     kind: Kind = "mlp",
-    layers: Layers = "all",
-    sentences: Sentences = 0,
-    seeds: Seeds = "0",
-    control: Control = False,
-    device: Device = "auto",
-    config: Config = None,
-    settings: Annotated[list[str] | None, set_option(MDL)] = None,
-    plot: Plot = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    layers: opt.Layers = "all",
+    sentences: opt.Sentences = 0,
+    seeds: opt.Seeds = "0",
+    control: opt.Control = False,
+    device: opt.Device = "auto",
+    config: opt.Config = None,
+    settings: Annotated[list[str] | None, opt.set_option(MDL)] = None,
+    plot: opt.Plot = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Measure how many bits labels take, given a layer.
 
@@ -220,11 +206,16 @@ def mdl(
     --set fractions=10,50,100 ends blocks at these percent of the sentences; cumulative=true adds P(l).
     """
     require_files(out, plot)
-    chosen = read_settings(settings, MDL, config)
+    chosen = opt.read_settings(settings, MDL, config)
     coding = {"fractions": chosen.pop("fractions", FRACTIONS), "cumulative": chosen.pop("cumulative", False)}
     files = find_tasks(tasks, derive=task or (), **{name: chosen.pop(name) for name in FILES if name in chosen})
-    probe = {"kind": kind, "layers": layers_of(layers), "seeds": seeds_of(seeds), "sentences": sentences or None}
-    options: dict[str, Any] = {**probe, "control": control, "device": device, **training_of(chosen)}
+    probe = {
+        "kind": kind,
+        "layers": opt.layers_of(layers),
+        "seeds": opt.seeds_of(seeds),
+        "sentences": sentences or None,
+    }
+    options: dict[str, Any] = {**probe, "control": control, "device": device, **opt.training_of(chosen)}
     base = es.EdgeProbe(**options)
     opened = es.open(store)
     result = es.probes.ProbeResult.concat(

@@ -11,20 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError, StorageError
-from embstore_cli.options import (
-    AsJson,
-    Device,
-    Layers,
-    Model,
-    NewStore,
-    encoder_of,
-    executor_of,
-    layers_of,
-    read_settings,
-    read_words,
-    set_option,
-)
 from embstore_cli.output import counted, print_json
 
 if TYPE_CHECKING:
@@ -110,9 +98,9 @@ Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; 
 
 def plan(
     corpus: Corpus,
-    model: Model,
-    device: Device = "auto",
-    layers: Layers = "all",
+    model: opt.Model,
+    device: opt.Device = "auto",
+    layers: opt.Layers = "all",
     unit: Unit = "word",
     pooling: Pooling = "mean",
     dtype: Dtype = "float16",
@@ -126,8 +114,8 @@ def plan(
     context_window: ContextWindow = None,
     attention_window: AttentionWindow = None,
     store: Annotated[str | None, typer.Option(metavar="STORE", help="The store to come, for its free space.")] = None,
-    settings: Annotated[list[str] | None, set_option(SETTINGS)] = None,
-    as_json: AsJson = False,
+    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Estimate what an extraction will cost, before it starts.
 
@@ -144,10 +132,10 @@ def plan(
 
 def extract(
     corpus: Corpus,
-    store: NewStore,
-    model: Model,
-    device: Device = "auto",
-    layers: Layers = "all",
+    store: opt.NewStore,
+    model: opt.Model,
+    device: opt.Device = "auto",
+    layers: opt.Layers = "all",
     unit: Unit = "word",
     pooling: Pooling = "mean",
     dtype: Dtype = "float16",
@@ -164,8 +152,8 @@ def extract(
     cluster: Cluster = None,
     workers: Workers = None,
     repair: Repair = False,
-    settings: Annotated[list[str] | None, set_option(SETTINGS)] = None,
-    as_json: AsJson = False,
+    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Extract hidden states into a store; rerun to resume.
 
@@ -179,7 +167,7 @@ def extract(
     paths = _paths(store, kind, windows)
     for path in paths.values():
         _require_rights(path)
-    executor = executor_of(cluster, workers, devices)
+    executor = opt.executor_of(cluster, workers, devices)
     first_device = devices.split(",")[0] if devices is not None and device == "auto" else device
     given["device"] = f"cuda:{first_device}" if first_device.isdecimal() else first_device
     made = _plan(given, prepared, store=paths[windows[0]] if len(windows) == 1 else store)
@@ -205,14 +193,14 @@ def extract(
 
 def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the options mean, as far as it is known without a model: corpus, keep, windows and settings."""
-    settings = read_settings(given["settings"], SETTINGS)
-    layers_of(given["layers"])
+    settings = opt.read_settings(given["settings"], SETTINGS)
+    opt.layers_of(given["layers"])
     windows = _windows(given["context_window"], given["attention_window"])
     reading = {name: given[name] for name in ("format", "split", "encoding")}
     reading |= {name: value for name, value in settings.items() if name in READING}
     words, label = given["words"], given["label"]
     keep = es.Keep(
-        words=None if words is None else frozenset(read_words(words, option="--words")),
+        words=None if words is None else frozenset(opt.read_words(words, option="--words")),
         labelled=label == "any" or label or False,
         min_contexts=given["min_contexts"],
         max_contexts=given["max_contexts"],
@@ -235,10 +223,10 @@ def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
 def _plan(given: Mapping[str, Any], prepared: Mapping[str, Any], *, store: str | None) -> es.Plan | WindowPlan:
     kind, windows = prepared["windows"]
     where: dict[str, Any] = {"device": given["device"], "store": store}
-    options = {"layers": layers_of(given["layers"]) or "all", **prepared["options"]}
+    options = {"layers": opt.layers_of(given["layers"]) or "all", **prepared["options"]}
     if "compute_dtype" in options:
         where["compute_dtype"] = options.pop("compute_dtype")
-    where["model"] = encoder_of(given["model"], given["device"], where.get("compute_dtype", "auto"))
+    where["model"] = opt.encoder_of(given["model"], given["device"], where.get("compute_dtype", "auto"))
     if len(windows) > 1:
         where["options"] = es.ExtractionOptions(**options)
         return es.extraction.plan_windows(prepared["corpus"], **{f"{kind}_windows": windows}, **where)

@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.options import (
-    AsJson,
-    Device,
-    Layers,
-    MinContexts,
-    Out,
-    Plot,
-    StorePaths,
-    executor_of,
-    layers_of,
-    read_settings,
-    set_option,
-)
 from embstore_cli.output import deliver, print_table, require_files
 
 if TYPE_CHECKING:
@@ -51,23 +39,23 @@ SETTINGS = {
 
 
 def geometry(
-    stores: StorePaths,
+    stores: opt.StorePaths,
     metrics: Annotated[
         str, typer.Option(metavar="LIST", help=f"all, or some of {', '.join(TITLES)}.", show_default=False)
     ] = PAPER,
-    layers: Layers = "all",
-    min_contexts: MinContexts = 5,
+    layers: opt.Layers = "all",
+    min_contexts: opt.MinContexts = 5,
     centered: Annotated[
         bool, typer.Option("--centered", help="Subtract the mean before MEV, for words and baseline alike.")
     ] = False,
     top: Annotated[
         int, typer.Option(metavar="N", min=0, help="Show the N most and the N least context-specific words.")
     ] = 5,
-    device: Device = "cpu",
-    settings: Annotated[list[str] | None, set_option(SETTINGS)] = None,
-    plot: Plot = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    device: opt.Device = "cpu",
+    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    plot: opt.Plot = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Measure how contextual each layer's vectors are.
 
@@ -76,15 +64,15 @@ def geometry(
     """
     require_files(out, plot)
     names = _names(stores)
-    chosen = read_settings(settings, SETTINGS)
+    chosen = opt.read_settings(settings, SETTINGS)
     resampling = {"resamples": chosen.pop("resamples", 1000), "seed": chosen.get("seed", 0)}
-    executor = executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
+    executor = opt.executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
     options = {"executor": executor, "min_contexts": min_contexts, "centered": centered, "device": device, **chosen}
     options["metrics"] = list(TITLES) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
     tables: dict[str, pl.DataFrame] = {}
     for name, path in names.items():
         opened = es.open(path)
-        tables[name] = es.geometry(opened, layers=layers_of(layers, opened.layers), **options)
+        tables[name] = es.geometry(opened, layers=opt.layers_of(layers, opened.layers), **options)
     summaries = {name: es.analysis.summarize_geometry(table, **resampling) for name, table in tables.items()}
     if plot is not None:
         es.plot.save(es.plot.geometry_figure(summaries), plot)

@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.options import (
-    AsJson,
-    Centered,
-    Components,
-    Layer,
-    Metric,
-    Out,
-    StorePath,
-    layer_of,
-    read_settings,
-    set_option,
-)
 from embstore_cli.output import print_json, print_table, require_files, write_table
 
 if TYPE_CHECKING:
@@ -37,19 +26,19 @@ Kind = Annotated[
 
 
 def index(
-    store: StorePath,
-    layer: Layer = "last",
+    store: opt.StorePath,
+    layer: opt.Layer = "last",
     kind: Kind = "auto",
-    metric: Metric = "cosine",
-    centered: Centered = False,
-    components: Components = 0,
+    metric: opt.Metric = "cosine",
+    centered: opt.Centered = False,
+    components: opt.Components = 0,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Its name (made of layer, kind, metric).")] = None,
     recall: Annotated[bool, typer.Option("--recall", help="Measure recall and speed against exact search.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the store's indexes; build none.")] = False,
     remove: Annotated[str | None, typer.Option(metavar="NAME", help="Remove this index; build none.")] = None,
-    settings: Annotated[list[str] | None, set_option(SETTINGS)] = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Build a search index of a layer, stored next to the store.
 
@@ -59,28 +48,20 @@ def index(
     require_files(out)
     if out is not None and not recall:
         raise InvalidValueError(f"--out {out} takes the table of --recall: give that too")
-    chosen = read_settings(settings, SETTINGS)
+    chosen = opt.read_settings(settings, SETTINGS)
     measured = {"k": chosen.pop("k", 10), "queries": chosen.pop("queries", 1000)}
     for key, value in measured.items():
         if value < 1:
             raise InvalidValueError(f"--set {key}={value} is not allowed: give 1 or more")
     opened = es.open(store)
+    if remove is not None:
+        es.analysis.remove_index(opened, remove)
     if list_ or remove is not None:
-        if remove is not None:
-            es.analysis.remove_index(opened, remove)
         _print_list(store, es.analysis.list_indexes(opened), as_json)
         return
-    number = layer_of(layer, opened.layers)
-    built = es.build_index(
-        opened,
-        layer=number,
-        kind=kind,
-        metric=metric,
-        centered=centered,
-        n_components=components,
-        name=name,
-        **chosen,
-    )
+    number = opt.layer_of(layer, opened.layers)
+    space: dict[str, Any] = {"metric": metric, "centered": centered, "n_components": components}
+    built = es.build_index(opened, layer=number, kind=kind, name=name, **space, **chosen)
     state = next(each for each in es.analysis.list_indexes(opened) if each.name == built.name)
     described = _described(state)
     if recall:
@@ -92,16 +73,10 @@ def index(
     if as_json:
         print_json([described])
         return
-    print(
-        f"{built.path}: {described['factory']} over layer {built.layer}, {built.metric}, {described['n_rows']:,} rows, "
-        f"{described['nbytes'] / 2**20:,.1f} MiB"
-    )
-    print_table(
-        [
-            {(f"recall@{row['k']}" if key == "recall" else key): value for key, value in row.items() if key != "k"}
-            for row in described.get("recall", [])
-        ]
-    )
+    size = f"{described['n_rows']:,} rows, {described['nbytes'] / 2**20:,.1f} MiB"
+    print(f"{built.path}: {described['factory']} over layer {built.layer}, {built.metric}, {size}")
+    rows = [{f"recall@{row['k']}": row["recall"], **row} for row in described.get("recall", [])]
+    print_table([{key: value for key, value in row.items() if key not in ("k", "recall")} for row in rows])
 
 
 def _described(state: IndexState) -> dict[str, Any]:

@@ -25,11 +25,10 @@ from embstore_cli import (
     probes,
     reproduce,
     store,
-    structure,
     trace,
     vectors,
 )
-from embstore_cli.help import SETTINGS, Command, Group
+from embstore_cli.options import SETTINGS, Command, Group
 
 START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models and speed"
 
@@ -118,7 +117,7 @@ for _name, _command, _example in (
     ("edges", edges.edges, "edges gum.zarr edge-probing/pos edge-probing/entities --sentences 1000"),
     ("mdl", edges.mdl, "mdl gum.zarr edge-probing/entities --sentences 1000 --control --plot bits.png"),
     ("trace", trace.trace, "trace gum.zarr probes --targets edge-probing --sentence 12 --plot trace.png"),
-    ("structure", structure.structure, "structure ewt.zarr --train train.conllu --dev dev.conllu --test test.conllu"),
+    ("structure", probes.structure, "structure ewt.zarr --train train.conllu --dev dev.conllu --test test.conllu"),
 ):
     _add(_name, _command, "Commands", f"probe {_example}", to=_probe)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import embstore as es
-from embstore_cli.options import AsJson, Config, Device, Model, Out, Plot, read_settings, set_option
+import embstore_cli.options as opt
 from embstore_cli.output import deliver, print_table, require_files
 
 if TYPE_CHECKING:
@@ -16,8 +16,18 @@ if TYPE_CHECKING:
 
     from embstore.models import FineTuned
 
-TUNING = {"batch_size": int, "learning_rate": float, "max_length": int, "columns": str, "threads": int}
-TUNING_FIELDS = ("batch_size", "learning_rate", "max_length")
+TUNING = {
+    "batch_size": int,
+    "learning_rate": float,
+    "max_length": int,
+    "seed": int,
+    "columns": str,
+    "threads": int,
+    "train": Path,
+    "dev": Path,
+    "test": Path,
+}
+TUNING_FIELDS = ("batch_size", "learning_rate", "max_length", "seed")
 ATTENTION = {"max_length": int, "seed": int, "threads": int}
 Task = Annotated[
     Literal["pos", "ner", "classify", "paraphrase"],
@@ -36,58 +46,40 @@ Window = Annotated[
     int | None, typer.Option(metavar="K", help="A word attends to K words left and right in every layer.")
 ]
 Scores = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the scores to FILE.{csv,parquet,json}.")]
-File = Annotated[Path | None, typer.Option(metavar="FILE", help="The file of this split, instead of DATA's.")]
 
 
 def finetune(
     task: Task,
-    model: Model,
+    model: opt.Model,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder that the model is written to.")],
     data: Data = None,
-    train: File = None,
-    dev: File = None,
-    test: File = None,
     label: LabelColumn = None,
     sentences: Annotated[int | None, typer.Option(metavar="N", help="Train on N random sentences or pairs.")] = None,
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the training data.")] = 5,
     attention_window: Window = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of samples, order and new weights.")] = 0,
-    device: Device = "auto",
-    config: Config = None,
-    settings: Annotated[list[str] | None, set_option(TUNING)] = None,
+    device: opt.Device = "auto",
+    config: opt.Config = None,
+    settings: Annotated[list[str] | None, opt.set_option(TUNING)] = None,
     scores: Scores = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Fine-tune a model; rerun to resume.
 
     The default settings are those of Zhao et al. 2020. Keeps the weights of the best epoch on dev, as an ordinary
     checkpoint that every command takes as a model, with a finetuning.json that records how it was made.
+    --set train=FILE, dev=FILE and test=FILE replace the files of DATA.
     """
     require_files(scores, option="--scores")
-    options = {"label": label, **read_settings(settings, TUNING, config)}
+    options: dict[str, Any] = {"label": label, **opt.read_settings(settings, TUNING, config)}
+    files = {"folder": data, **{name: options.pop(name, None) for name in ("train", "dev", "test")}}
     fields: dict[str, Any] = {name: options.pop(name) for name in TUNING_FIELDS if name in options}
-    fields |= {"epochs": epochs, "n_examples": sentences, "attention_window": attention_window, "seed": seed}
-    files = {"folder": data, "train": train, "dev": dev, "test": test}
-    from embstore.models import FineTuneSettings
-    from embstore.models import finetune as run_finetuning
-    from embstore.progress import reporting
-
-    reached = 0
-    chosen = FineTuneSettings(**fields)
+    fields |= {"epochs": epochs, "n_examples": sentences, "attention_window": attention_window}
+    chosen = es.models.FineTuneSettings(**fields)
     try:
-        with reporting(None, unit="batches", label="finetune") as report:
-
-            def note(done: int, total: int | None) -> None:
-                nonlocal reached
-                reached = -(-done * epochs // total) if total else 0
-                report(done, total)
-
-            made = run_finetuning(
-                files, task=task, model=model, out=out, settings=chosen, device=device, progress=note, **options
-            )
+        made = es.models.finetune(files, task=task, model=model, out=out, settings=chosen, device=device, **options)
     except KeyboardInterrupt as error:
-        where = f" in epoch {reached} of {epochs}; run the same command again to resume" if reached else ""
-        raise type(error)(f"{str(error) or 'interrupted'}{where}") from None
+        resume = f"{out} keeps every finished epoch: run the same command again to resume"
+        raise type(error)(f"{str(error) or 'interrupted'}; {resume}") from None
     if deliver(made.frame, out=scores, as_json=as_json):
         _print_epochs(made)
 
@@ -117,11 +109,11 @@ def attention(
     model_b: Annotated[str, typer.Argument(metavar="MODEL_B", help="Another of the same shape and tokenizer.")],
     corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="The sentences, in any format of extract.")],
     sentences: Annotated[int | None, typer.Option(metavar="N", help="Use N random sentences (all).")] = None,
-    device: Device = "auto",
-    settings: Annotated[list[str] | None, set_option(ATTENTION)] = None,
-    plot: Plot = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    device: opt.Device = "auto",
+    settings: Annotated[list[str] | None, opt.set_option(ATTENTION)] = None,
+    plot: opt.Plot = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Compare the self-attention of two models, head by head.
 
@@ -129,12 +121,9 @@ def attention(
     Figure 7). Layer l is the attention of block l, from 1; heads count from 0.
     """
     require_files(out, plot)
-    chosen = read_settings(settings, ATTENTION)
-    from embstore.models import attention_similarity
-
-    table = attention_similarity(
-        corpus, model_a=model_a, model_b=model_b, n_sentences=sentences, device=device, **chosen
-    )
+    chosen = opt.read_settings(settings, ATTENTION)
+    options: dict[str, Any] = {"n_sentences": sentences, "device": device, **chosen}
+    table = es.models.attention_similarity(corpus, model_a=model_a, model_b=model_b, **options)
     if plot is not None:
         names = " and ".join(Path(name).name for name in (model_a, model_b))
         es.plot.save(es.plot.attention_heatmap(table, title=f"Self-attention weights: {names}"), plot)

@@ -8,27 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.options import (
-    AsJson,
-    Centered,
-    Components,
-    Device,
-    K,
-    Layer,
-    Layers,
-    Metric,
-    Out,
-    Plot,
-    StorePath,
-    Word,
-    layer_of,
-    layers_of,
-    read_settings,
-    read_words,
-    set_option,
-)
-from embstore_cli.output import counted, deliver, print_json, print_table, require_files, write_table
+from embstore_cli.output import counted, deliver, print_concordance, print_json, print_table, require_files, write_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -63,23 +45,23 @@ Source = Annotated[str, typer.Argument(metavar="STORE", help="A store, or a file
 def neighbors(
     source: Source,
     word: AnyWord = None,
-    layer: Layer = "last",
-    k: K = 10,
+    layer: opt.Layer = "last",
+    k: opt.K = 10,
     row: Row = None,
     text: Text = None,
     batch: Batch = None,
     queries: Queries = SHOWN_QUERIES,
     mean: Annotated[bool, typer.Option("--mean", help="Query the mean of a word's occurrences.")] = False,
-    metric: Metric = "cosine",
-    centered: Centered = False,
-    components: Components = 0,
+    metric: opt.Metric = "cosine",
+    centered: opt.Centered = False,
+    components: opt.Components = 0,
     label: Labels = None,
     exclude: Exclude = None,
     index: Index = None,
     model: StoreModel = None,
-    device: Device = "cpu",
-    out: Out = None,
-    as_json: AsJson = False,
+    device: opt.Device = "cpu",
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Find the nearest neighbors of a word in context.
 
@@ -106,7 +88,7 @@ def neighbors(
         vectors=vectors,
         text=text,
         model=model,
-        layer=layer_of(layer, store.layers),
+        layer=opt.layer_of(layer, store.layers),
         labels=labels,
         pool="mean" if mean else "each",
         same_word=exclude not in ("word", "both"),
@@ -187,8 +169,6 @@ def _show(
     """Write and print the neighbors; `title`: of a query that is not a word or an occurrence of the store."""
     if not deliver(table, out=out, as_json=as_json):
         return
-    from embstore_cli.concordance import print_concordance
-
     for part in table.partition_by("query", maintain_order=True):
         rows = part.to_dicts()
         query = rows[0]["query"]
@@ -216,9 +196,9 @@ def _title(store: es.Store, query: int | str) -> str:
 
 
 def senses(
-    store: StorePath,
-    word: Word,
-    layer: Layer = "last",
+    store: opt.StorePath,
+    word: opt.Word,
+    layer: opt.Layer = "last",
     method: Annotated[
         Literal["kmeans", "hdbscan"],
         typer.Option(metavar="NAME", help="kmeans, by cosine; or hdbscan, which leaves sparse occurrences out."),
@@ -232,24 +212,24 @@ def senses(
     most: Annotated[
         int, typer.Option("--most", "-n", metavar="N", min=0, help="Print the N sentences nearest each center.")
     ] = 5,
-    centered: Centered = False,
-    settings: Annotated[list[str] | None, set_option(SENSES)] = None,
-    plot: Plot = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    centered: opt.Centered = False,
+    settings: Annotated[list[str] | None, opt.set_option(SENSES)] = None,
+    plot: opt.Plot = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Find a word's senses: clusters of its occurrences.
 
     Prints each cluster with the sentences nearest its center. --out has every occurrence with its cluster.
     """
     require_files(out, plot)
-    chosen = read_settings(settings, SENSES)
+    chosen = opt.read_settings(settings, SENSES)
     drawing = {"method": chosen.pop("map", "pca"), "seed": chosen.get("seed", 0)}
     opened = es.open(store)
     found = es.senses(
         opened,
         word,
-        layer=layer_of(layer, opened.layers),
+        layer=opt.layer_of(layer, opened.layers),
         method=method,
         n_clusters=clusters,
         centered=centered,
@@ -284,8 +264,6 @@ def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
 
 
 def _print_clusters(found: Clusters, most: int) -> None:
-    from embstore_cli.concordance import print_concordance
-
     labelled = found.purity is not None
     rows = []
     for row in found.frame.to_dicts():
@@ -307,10 +285,10 @@ def _print_clusters(found: Clusters, most: int) -> None:
 
 
 def label(
-    store: StorePath,
+    store: opt.StorePath,
     label: Annotated[str, typer.Option(metavar="COLUMN", help="The label column to predict.")],
-    layers: Layers = "all",
-    k: K = 1,
+    layers: opt.Layers = "all",
+    k: opt.K = 1,
     split: Annotated[
         Literal["words", "leave-one-word-out", "within-word"] | None,
         typer.Option(
@@ -324,12 +302,12 @@ def label(
         typer.Option(metavar="FILE", help="Training words, one a line or as Wiki-PSE lists them (all but --test)."),
     ] = None,
     test: Annotated[Path | None, typer.Option(metavar="FILE", help="Test words, in the same form.")] = None,
-    metric: Metric = "cosine",
-    centered: Centered = False,
-    device: Device = "cpu",
-    settings: Annotated[list[str] | None, set_option(LABEL)] = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    metric: opt.Metric = "cosine",
+    centered: opt.Centered = False,
+    device: opt.Device = "cpu",
+    settings: Annotated[list[str] | None, opt.set_option(LABEL)] = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Predict labels from the nearest labelled occurrences.
 
@@ -337,18 +315,18 @@ def label(
     --out and --json have the recall of each label too.
     """
     require_files(out)
-    chosen = read_settings(settings, LABEL)
+    chosen = opt.read_settings(settings, LABEL)
     if split == "words" and test is None:
         raise InvalidValueError("--split words needs the test words: give --test FILE")
     words: dict[str, Any] = {
-        f"{name}_words": None if path is None else sorted(read_words(path, option=f"--{name}"))
+        f"{name}_words": None if path is None else sorted(opt.read_words(path, option=f"--{name}"))
         for name, path in (("train", train), ("test", test))
     }
     opened = es.open(store)
     frame = es.analysis.knn_scores(
         opened,
         label=label,
-        layers=layers_of(layers, opened.layers),
+        layers=opt.layers_of(layers, opened.layers),
         k=k,
         split=split,
         metric=metric,
@@ -375,18 +353,17 @@ def _accuracies(frame: pl.DataFrame) -> list[dict[str, Any]]:
 
 def hubness(
     source: Source,
-    layers: Layers = "all",
-    k: K = 10,
-    metric: Metric = "cosine",
-    components: Components = 0,
+    layers: opt.Layers = "all",
+    k: opt.K = 10,
+    metric: opt.Metric = "cosine",
+    components: opt.Components = 0,
     sample: Annotated[
         int, typer.Option(metavar="N", min=1, help="Query the neighbors of N vectors, drawn at random.")
     ] = 10_000,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="Name the N greatest hubs.")] = 5,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the sample.")] = 0,
-    device: Device = "cpu",
-    out: Out = None,
-    as_json: AsJson = False,
+    device: opt.Device = "cpu",
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Measure how unevenly vectors are neighbors of others.
 
@@ -400,7 +377,7 @@ def hubness(
     if not _is_store(source) and layers != "all":
         raise InvalidValueError(f"--layers {layers}: {source} holds word vectors, which have no layers")
     data: Any = es.open(source) if _is_store(source) else es.vectors.read_vectors(source)
-    chosen = layers_of(layers, data.layers) if _is_store(source) else None
+    chosen = opt.layers_of(layers, data.layers) if _is_store(source) else None
     frame = pl.concat(
         [
             es.hubness(
@@ -411,7 +388,6 @@ def hubness(
                 centered=centered,
                 n_components=removed,
                 sample=sample,
-                seed=seed,
                 top=top,
                 device=device,
             )

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how what is typed becomes values."""
+"""Help pages, options that several commands share, and how what is typed becomes values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import embstore as es
-from embstore.errors import InvalidValueError
-from embstore_cli.help import SETTINGS
+from embstore.errors import EmbstoreError, InvalidValueError
 
+SETTINGS: set[str] = set()  # the keys that --set takes in any command
+RENAMED = {"test_words": "--test", "train_words": "--train"}  # arguments of functions
 STORE = "A store: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az:// or https://."
 
 StorePath = Annotated[str, typer.Argument(metavar="STORE", help=STORE)]
@@ -234,3 +236,59 @@ def executor_of(cluster: str | None, workers: int | None, devices: str | None = 
     if kind != "ray" or (colon and not address):
         raise InvalidValueError(f"--cluster {cluster!r} is not known: give ray, or ray:HOST:PORT of its head")
     return RayExecutor(address or None, n_workers=workers)
+
+
+class Command(TyperCommand):
+    """A command whose `--help` lists its options under the headings that they name (`rich_help_panel`)."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            name, text = record[0], re.sub(r"(; )?\bx>=\d+\b", "", record[1]).replace("  [", " [").removesuffix(" []")
+            heading = getattr(parameter, "rich_help_panel", None) or "Options"
+            if parameter.param_type_name == "argument":
+                heading, name, text = "Arguments", name.split(" <")[0], text.removesuffix(" [required]")
+            sections.setdefault(heading, []).append((name, text))
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records, col_max=24)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error that names an argument of a Python function names the option instead."""
+        try:
+            return super().invoke(ctx)
+        except EmbstoreError as error:
+            options = {parameter.name: max(parameter.opts, key=len) for parameter in self.params if parameter.opts}
+            names = {name: option for name, option in options.items() if "_" in name and option.startswith("--")}
+            error.args = (_in_options(str(error), names), *error.args[1:])
+            raise
+
+
+def _in_options(message: str, names: dict[str, str]) -> str:
+    """Return a message with the options of the command in place of the names of Python arguments."""
+    if message.startswith(("--set", "--config")):
+        return message
+    names = {**{key: f"--set {key}" for key in SETTINGS if "_" in key}, **RENAMED, **names}
+    return re.sub(r"(?<![\w./-])[a-z]+(_[a-z]+)+(?![\w./(])", lambda found: names.get(found[0], found[0]), message)
+
+
+class Group(TyperGroup):
+    """Commands whose `--help` lists them under the headings that they name (`rich_help_panel`)."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.commands[name]
+            heading = getattr(command, "rich_help_panel", None)
+            heading = heading if isinstance(heading, str) else "Commands"
+            text = command.get_short_help_str(formatter.width - 6 - max(map(len, self.commands)))
+            sections.setdefault(heading, []).append((name, text))
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)

@@ -1,4 +1,4 @@
-"""Commands that train class probes, and that apply saved ones."""
+"""Commands that train class probes and structural probes, and that apply saved class probes."""
 
 from __future__ import annotations
 
@@ -9,33 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.options import (
-    TRAINING,
-    AsJson,
-    Config,
-    Control,
-    Device,
-    Layers,
-    Out,
-    Plot,
-    Save,
-    Seeds,
-    StorePaths,
-    layers_of,
-    read_settings,
-    read_words,
-    seeds_of,
-    set_option,
-    training_of,
-)
-from embstore_cli.output import deliver, print_notes, print_table, require_files, with_deviation
+from embstore_cli.output import create_folder, deliver, print_notes, print_table, require_files, with_deviation
 
 if TYPE_CHECKING:
     import polars as pl
 
-SETTINGS = {
-    **TRAINING,
+CLASSES = {
+    **opt.TRAINING,
     "level": Literal["context", "type"],
     "hidden_size": int,
     "max_contexts": int | None,
@@ -43,6 +25,11 @@ SETTINGS = {
     "balance": bool,
     "splits": tuple[str, ...],
 }
+StructureTask = Annotated[
+    Literal["distance", "depth", "both"], typer.Option(metavar="TASK", help="distance, depth or both.")
+]
+STRUCTURE_METRICS = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
+STRUCTURE = {**opt.TRAINING, "rank": int | None}
 Words = Annotated[Path, typer.Option(metavar="FILE", help="Words, one a line or as Wiki-PSE lists them with classes.")]
 MoreWords = Annotated[Path | None, typer.Option(metavar="FILE", help="Words, in the same form.")]
 By = Annotated[
@@ -56,7 +43,7 @@ METRICS = {
 
 
 def classes(
-    stores: StorePaths,
+    stores: opt.StorePaths,
     train: Words,
     test: Annotated[Path, typer.Option(metavar="FILE", help="Test words; must not overlap --train.")],
     dev: Annotated[
@@ -66,17 +53,17 @@ def classes(
     kind: Annotated[
         Literal["linear", "mlp"], typer.Option(metavar="KIND", help="linear, or mlp with one hidden layer.")
     ] = "linear",
-    layers: Layers = "all",
-    seeds: Seeds = "0",
-    control: Control = False,
+    layers: opt.Layers = "all",
+    seeds: opt.Seeds = "0",
+    control: opt.Control = False,
     by: By = None,
-    save: Save = None,
-    device: Device = "auto",
-    config: Config = None,
-    settings: Annotated[list[str] | None, set_option(SETTINGS)] = None,
-    plot: Plot = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    save: opt.Save = None,
+    device: opt.Device = "auto",
+    config: opt.Config = None,
+    settings: Annotated[list[str] | None, opt.set_option(CLASSES)] = None,
+    plot: opt.Plot = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Read the classes of words from their vectors, layer by layer.
 
@@ -84,15 +71,15 @@ def classes(
     each right if at least half of its contexts are (Zhao et al. 2020).
     """
     require_files(out, plot)
-    chosen = read_settings(settings, SETTINGS, config)
+    chosen = opt.read_settings(settings, CLASSES, config)
     splits, dev_share = _splits(chosen.pop("splits", ("dev", "test"))), chosen.pop("dev_share", 0.2)
     words = {
-        name: read_words(path, option=f"--{name}")
+        name: opt.read_words(path, option=f"--{name}")
         for name, path in (("train", train), ("test", test), ("dev", dev))
         if path is not None
     }
-    options: dict[str, Any] = {"label": label, "kind": kind, "seeds": seeds_of(seeds), "control": control}
-    options |= {"layers": layers_of(layers), "device": device, **training_of(chosen)}
+    options: dict[str, Any] = {"label": label, "kind": kind, "seeds": opt.seeds_of(seeds), "control": control}
+    options |= {"layers": opt.layers_of(layers), "device": device, **opt.training_of(chosen)}
     es.ClassProbe(**options)  # checks the settings before a store is read
     split = es.probes.split_words(**words, dev_share=dev_share, seed=options.get("seed", 0))
     opened = open_stores(stores)
@@ -109,17 +96,17 @@ def classes(
 
 def apply(
     probes: Annotated[Path, typer.Argument(metavar="PROBES", help="Probes saved by probe classes --save.")],
-    stores: StorePaths,
+    stores: opt.StorePaths,
     test: MoreWords = None,
-    layers: Layers = "all",
+    layers: opt.Layers = "all",
     label: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The label column, if it has another name in these stores.")
     ] = None,
     by: By = None,
-    device: Device = "auto",
-    plot: Plot = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    device: opt.Device = "auto",
+    plot: opt.Plot = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Score saved probes on another store, layer by layer.
 
@@ -127,12 +114,12 @@ def apply(
     are those that the probes were tested on, unless --test is given.
     """
     require_files(out, plot)
-    words = None if test is None else read_words(test, option="--test")
+    words = None if test is None else opt.read_words(test, option="--test")
     probe = es.probes.load(probes)
     if not isinstance(probe, es.ClassProbe):
         raise InvalidValueError(f"{probes} has {probe.name} probes: give probes saved by probe classes --save")
     probe.device = device
-    options: dict[str, Any] = {"splits": ("test",), "layers": layers_of(layers), "label": label}
+    options: dict[str, Any] = {"splits": ("test",), "layers": opt.layers_of(layers), "label": label}
     result = es.probes.ProbeResult.concat(
         probe.score(words, data=store, name=name, **options) for name, store in open_stores(stores).items()
     )
@@ -210,4 +197,77 @@ def _by_item(summary: pl.DataFrame, metric: str) -> list[dict[str, Any]]:
     for row in chosen.to_dicts():
         first = ({"store": row["store"]} if has_several else {}) | {"item": row["item"], "pairs": row["count"]}
         rows.setdefault((row["store"], row["item"]), first)[f"layer {row['layer']}"] = with_deviation(row)
+    return list(rows.values())
+
+
+def structure(
+    stores: opt.StorePaths,
+    train: Annotated[Path, typer.Option(metavar="CONLLU", help="Training sentences with gold trees.")],
+    dev: Annotated[Path, typer.Option(metavar="CONLLU", help="Sentences for early stopping.")],
+    test: Annotated[Path, typer.Option(metavar="CONLLU", help="Test sentences.")],
+    task: StructureTask = "both",
+    layers: opt.Layers = "all",
+    sentences: opt.Sentences = 0,
+    seeds: opt.Seeds = "0",
+    sentence: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="With --plot: draw the trees of test sentence N (from 0) instead."),
+    ] = None,
+    save: opt.Save = None,
+    checkpoints: opt.Checkpoints = None,
+    device: opt.Device = "auto",
+    config: opt.Config = None,
+    settings: Annotated[list[str] | None, opt.set_option(STRUCTURE)] = None,
+    plot: opt.Plot = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Read syntax trees from vectors, layer by layer.
+
+    Trains a linear map for each layer under which squared distances are those of words in the tree, and another for
+    their depths (Hewitt & Manning 2019). Scores edges (UUAS), distances (DSpr), roots and depths (NSpr), next to
+    the order of the words as a baseline. opt.Sentences are found in the stores by their words.
+    """
+    require_files(out, plot)
+    chosen = opt.read_settings(settings, STRUCTURE, config)
+    if sentence is not None and (plot is None or task == "depth"):
+        raise InvalidValueError(f"--sentence {sentence} draws distances: give --plot FILE, and --task distance or both")
+    options: dict[str, Any] = {"tasks": ("distance", "depth") if task == "both" else (task,)}
+    options |= {"layers": opt.layers_of(layers), "seeds": opt.seeds_of(seeds), "sentences": sentences or None}
+    options |= {"device": device, **opt.training_of(chosen)}
+    es.StructuralProbe(**options)  # checks the settings before a file is read
+    trees = {name: es.corpus.read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
+    if sentence is not None and sentence >= len(trees["test"]):
+        raise InvalidValueError(f"there is no test sentence {sentence}: give --sentence 0 to {len(trees['test']) - 1}")
+    opened = open_stores(stores)
+    folders = save_folders(save, opened)
+    folder = None if checkpoints is None else create_folder(checkpoints, option="--checkpoints")
+    probes, results = [], []
+    for name, store in opened.items():
+        checkpoint = None if folder is None else folder / f"{name}.pt"
+        probe = es.StructuralProbe(**options).fit(store, trees["train"], trees["dev"], checkpoint=checkpoint)
+        if name in folders:
+            probe.save(folders[name])
+        results.append(probe.score({split: trees[split] for split in ("dev", "test")}, name=name))
+        probes.append(probe)
+    result = es.probes.ProbeResult.concat(results)
+    if plot is not None and sentence is None:
+        es.plot.save(es.plot.structure_figure(result.summary()), plot)
+    elif plot is not None and sentence is not None:
+        es.plot.save(es.plot.tree_figure(probes[0].predict(trees["test"][sentence])), plot)
+    print_notes(result.notes)
+    if deliver(result.frame, out=out, as_json=as_json):
+        title = f"structural probes of rank {probes[0].fitted.shape.rank}"
+        print_table(_trees_by_layer(result.summary(), has_several=len(probes) > 1), title=title)
+
+
+def _trees_by_layer(summary: pl.DataFrame, *, has_several: bool) -> list[dict[str, Any]]:
+    """Return a row for each store and layer, a column for each metric of the last split; the baselines last."""
+    last = summary.filter(summary["split"] == summary["split"][-1]).sort("layer", nulls_last=True, maintain_order=True)
+    rows: dict[tuple[str, int | None], dict[str, Any]] = {}
+    for row in last.to_dicts():
+        layer = "linear order" if row["layer"] is None else str(row["layer"])
+        first = ({"store": row["store"].removesuffix(": linear order")} if has_several else {}) | {"layer": layer}
+        shown = rows.setdefault((row["store"], row["layer"]), first)
+        shown[f"{row['split']} {STRUCTURE_METRICS[row['metric']]}"] = with_deviation(row)
     return list(rows.values())

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.options import AsJson, NewStore, Out, Plot, StorePath, Word, layers_of, read_words
-from embstore_cli.output import counted, deliver, print_json, require_files
+from embstore_cli.output import counted, deliver, print_concordance, print_json, require_files
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,7 +22,7 @@ SHOWN = 20  # occurrences that lookup prints by default
 Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="float16, float32, bfloat16 or int8.")]
 
 
-def info(store: StorePath, as_json: AsJson = False) -> None:
+def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
     """Describe a store: rows, layers, model, and how it was made.
 
     --json also prints checksums and the versions of the packages that made it.
@@ -69,7 +69,7 @@ def _plain(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def verify(store: StorePath, as_json: AsJson = False) -> None:
+def verify(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
     """Check every byte of a store against its checksums.
 
     Names each fault and its partition, and ends with status 1 where there is one; `embstore extract --repair`
@@ -107,8 +107,8 @@ def _summary(report: VerifyReport) -> str:
 
 
 def lookup(
-    store: StorePath,
-    word: Word,
+    store: opt.StorePath,
+    word: opt.Word,
     most: Annotated[
         int | None,
         typer.Option("--most", "-n", metavar="N", min=1, help=f"Print N occurrences at most ({SHOWN}; --json: all)."),
@@ -116,9 +116,9 @@ def lookup(
     row: Annotated[
         int | None, typer.Option(metavar="N", help="With --plot: draw the sentence of the occurrence in row N.")
     ] = None,
-    plot: Plot = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    plot: opt.Plot = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show a word's occurrences in their sentences.
 
@@ -135,8 +135,6 @@ def lookup(
         deliver(occurrences, out=out, as_json=False)
         print_json(occurrences.head(most).to_dicts())
     elif deliver(occurrences, out=out, as_json=as_json):
-        from embstore_cli.concordance import print_concordance
-
         shown = occurrences.head(most or SHOWN)
         print_concordance(shown.to_dicts(), title=f"{word}: {counted(len(occurrences), 'occurrence')}")
         if len(occurrences) > len(shown):
@@ -155,7 +153,7 @@ def _draw(store: es.Store, occurrences: pl.DataFrame, word: str, row: int | None
 
 
 def export(
-    store: StorePath,
+    store: opt.StorePath,
     out: Annotated[
         str, typer.Argument(metavar="OUT", help="The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")
     ],
@@ -170,15 +168,15 @@ def export(
 
     Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume.
     """
-    chosen = None if words is None else list(read_words(words, option="--words"))
-    print(_written(es.export(store, out, layers=layers_of(layers), words=chosen, dtype=dtype, check=check)))
+    chosen = None if words is None else list(opt.read_words(words, option="--words"))
+    print(_written(es.export(store, out, layers=opt.layers_of(layers), words=chosen, dtype=dtype, check=check)))
 
 
 def import_(
     source: Annotated[
         Path, typer.Argument(metavar="FILE", help="An HDF5 file of NeuroX or AllenNLP, with a dataset a sentence.")
     ],
-    store: NewStore,
+    store: opt.NewStore,
     corpus: Annotated[
         str | None, typer.Option(metavar="FILE", help="The text it was made from, if FILE does not hold the sentences.")
     ] = None,
@@ -192,7 +190,7 @@ def import_(
     Vectors become float16 unless --dtype is given. Run the same command again to resume.
     """
     sentences = None if corpus is None else (sentence.words for sentence in es.open_corpus(corpus))
-    chosen = layers_of(layers)
+    chosen = opt.layers_of(layers)
     print(_written(es.store.import_store(source, store, corpus=sentences, layers=chosen, dtype=dtype or "float16")))
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.options import AsJson, Device, Out, Plot, StorePath, read_settings, set_option
 from embstore_cli.output import deliver, print_notes, print_table, require_files
 from embstore_cli.task_files import find_targets
 
@@ -23,36 +23,39 @@ SETTINGS = {
     "repair": bool,
 }
 
+SavedProbes = Annotated[
+    list[Path], typer.Argument(metavar="PROBES", help="Saved edge probes, or folders of them: one or more tasks.")
+]
+Targets = Annotated[
+    list[Path],
+    typer.Option(
+        metavar="PATH",
+        help="Targets of the tasks: folders, a folder of such folders, files, or corpora (.conllu, .conll).",
+    ),
+]
+Sentence = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT|N", help="Trace this sentence: its text, words that only it has, or its number."),
+]
+
 
 def trace(
-    store: StorePath,
-    probes: Annotated[
-        list[Path],
-        typer.Argument(metavar="PROBES", help="Saved edge probes, or folders of them: one or more tasks."),
-    ],
-    targets: Annotated[
-        list[Path],
-        typer.Option(
-            metavar="PATH",
-            help="Targets of the tasks: folders, a folder of such folders, files, or corpora (.conllu, .conll).",
-        ),
-    ],
+    store: opt.StorePath,
+    probes: SavedProbes,
+    targets: Targets,
     split: Annotated[str, typer.Option(metavar="NAME", help="The file of a folder: train, dev or test.")] = "dev",
-    sentence: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT|N", help="Trace this sentence: its text, words that only it has, or its number."),
-    ] = None,
+    sentence: Sentence = None,
     most: Annotated[
         int | None, typer.Option("--most", "-n", metavar="N", min=1, help=f"List N ambiguous sentences ({SHOWN}).")
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Show all edges of the sentence, not only ambiguous ones.")
     ] = False,
-    device: Device = "auto",
-    settings: Annotated[list[str] | None, set_option(SETTINGS)] = None,
-    plot: Plot = None,
-    out: Out = None,
-    as_json: AsJson = False,
+    device: opt.Device = "auto",
+    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    plot: opt.Plot = None,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Follow the predictions for a sentence by layer.
 
@@ -64,7 +67,7 @@ def trace(
     require_files(out, plot)
     if sentence is not None and most is not None:
         raise InvalidValueError("--sentence and --most are both given: choose a sentence, or have them listed")
-    chosen = read_settings(settings, SETTINGS)
+    chosen = opt.read_settings(settings, SETTINGS)
     limits: dict[str, Any] = {"limit": chosen.get("limit", 0.7), "rule": chosen.get("rule", "right")}
     loaded = _loaded(probes, device)
     opened = es.open(store)
@@ -73,7 +76,6 @@ def trace(
     sample: dict[str, Any] = {"seed": chosen.get("seed"), "sentences": chosen.get("sentences") or None}
     traces = es.probes.trace(opened, list(zip(loaded, edges, strict=True)), split=split, **sample)
     print_notes(traces.notes)
-    listed = es.probes.ambiguous_sentences(traces, **limits)
     if sentence is not None:
         number = traces.find(int(sentence) if sentence.isdecimal() else sentence)
         shown = _shown(traces, number, limits, every=every)
@@ -81,15 +83,16 @@ def trace(
         if deliver(shown.frame, out=out, as_json=as_json):
             print_table(_rows(shown), title=f"sentence {shown.number}: {' '.join(shown.words)}")
         return
-    if plot is not None and listed.is_empty():
-        raise InvalidValueError(f"no sentence has two edges of {limits['limit']:g} or less to draw: give --sentence")
+    listed = es.probes.ambiguous_sentences(traces, **limits)
+    limit = f"{limits['limit']:g}"
     if plot is not None:
+        if listed.is_empty():
+            raise InvalidValueError(f"no sentence has two edges of {limit} or less to draw: give --sentence")
         _draw(_shown(traces, listed["sentence"].to_list()[0], limits, every=every), plot)
-    frame = listed.head(most or SHOWN)
-    if deliver(frame, out=out, as_json=as_json):
-        counts = f"{len(listed):,} of {len(traces.sentences):,} sentences"
-        title = f"{counts} have more than one edge of {limits['limit']:g} or less"
-        print_table([row | {"text": _shortened(row["text"])} for row in frame.to_dicts()], title=title)
+    if deliver(listed.head(most or SHOWN), out=out, as_json=as_json):
+        title = f"{len(listed):,} of {len(traces.sentences):,} sentences have more than one edge of {limit} or less"
+        rows = listed.head(most or SHOWN).to_dicts()
+        print_table([row | {"text": _shortened(row["text"])} for row in rows], title=title)
 
 
 def _loaded(folders: list[Path], device: str) -> list[es.EdgeProbe]:

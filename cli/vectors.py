@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.options import (
-    AsJson,
-    Config,
-    Device,
-    Layer,
-    MinContexts,
-    Out,
-    StorePath,
-    executor_of,
-    layer_of,
-    read_settings,
-    set_option,
-)
 from embstore_cli.output import counted, deliver, print_json, print_table, require_files, require_folder_of, width
 
 if TYPE_CHECKING:
@@ -58,9 +46,9 @@ TRAINING = {
 
 
 def static(
-    store: StorePath,
+    store: opt.StorePath,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="To write: .txt, .vec, .bin, .npy, .zarr or .h5.")],
-    layer: Layer = "last",
+    layer: opt.Layer = "last",
     method: Annotated[
         Literal["pc1", "mean", "medoid", "abtt"],
         typer.Option(
@@ -69,14 +57,14 @@ def static(
             "the others; abtt, the mean without the top components of all means.",
         ),
     ] = "pc1",
-    min_contexts: MinContexts = 1,
+    min_contexts: opt.MinContexts = 1,
     format: Annotated[
         Format,
         typer.Option(metavar="NAME", help="text or binary (word2vec), glove, npy or store; auto: by OUT's suffix."),
     ] = "auto",
-    device: Device = "cpu",
-    settings: Annotated[list[str] | None, set_option(STATIC)] = None,
-    as_json: AsJson = False,
+    device: opt.Device = "cpu",
+    settings: Annotated[list[str] | None, opt.set_option(STATIC)] = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Make static vectors: one for each word, from one layer.
 
@@ -84,10 +72,10 @@ def static(
     --set scale=rms is of pc1, n_components=N of abtt.
     """
     form = _format(out, format, allowed=("text", "glove", "binary", "npy", "store"))
-    chosen = read_settings(settings, STATIC)
+    chosen = opt.read_settings(settings, STATIC)
     opened = es.open(store)
-    number = layer_of(layer, opened.layers)
-    executor = executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
+    number = opt.layer_of(layer, opened.layers)
+    executor = opt.executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
     vectors: Any = es.static_vectors(
         opened,
         executor=executor,
@@ -141,15 +129,15 @@ def train_vectors(
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the weights and samples.")] = 0,
     format: Annotated[str | None, typer.Option(metavar="NAME", help="Format of the corpus (by its suffix).")] = None,
     split: Annotated[str | None, typer.Option(metavar="NAME", help="How text is split into words.")] = None,
-    config: Config = None,
-    settings: Annotated[list[str] | None, set_option(TRAINING)] = None,
-    as_json: AsJson = False,
+    config: opt.Config = None,
+    settings: Annotated[list[str] | None, opt.set_option(TRAINING)] = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Train skip-gram word vectors on a corpus.
 
     With negative sampling, by gensim. `embstore extract CORPUS STORE --model OUT` makes a store of them.
     """
-    chosen = read_settings(settings, TRAINING, config)
+    chosen = opt.read_settings(settings, TRAINING, config)
     form = _format(out, chosen.pop("out_format", "auto"), allowed=("text", "glove", "binary", "npy"))
     reading = {"format": format, "split": split} | {name: chosen.pop(name) for name in READING if name in chosen}
     opened = es.open_corpus(corpus, **{name: value for name, value in reading.items() if value is not None})
@@ -179,8 +167,8 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(metavar="N", help="Read the first N words of each file only.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the clusterings.")] = 0,
     paper: Annotated[bool, typer.Option("--paper", help="Also print Table 1 of Ethayarajh 2019.")] = False,
-    out: Out = None,
-    as_json: AsJson = False,
+    out: opt.Out = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Score static word vectors on word benchmarks.
 

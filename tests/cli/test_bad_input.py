@@ -170,7 +170,7 @@ def _nan(weights: dict[str, torch.Tensor]) -> None:
     weights["encoder.layer.1.output.dense.weight"][3, 5] = torch.nan
 
 
-def _lacking(weights: dict[str, torch.Tensor]) -> None:
+def _incomplete(weights: dict[str, torch.Tensor]) -> None:
     for name in [name for name in weights if name.startswith("encoder.layer.2.")]:
         del weights[name]
 
@@ -218,7 +218,7 @@ MODELS = {
     "corrupt weights": model(_write("model.safetensors", b"not weights" * 99), "model.safetensors", "damaged"),
     "truncated weights": model(_cut("model.safetensors", 0.7), "model.safetensors", "damaged"),
     "NaN in the weights": model(_changed(_nan), "'model'", "NaN", "encoder.layer.1.output.dense.weight"),
-    "weights missing": model(_changed(_lacking), "'model'", "do not contain", "encoder.layer.2."),
+    "weights missing": model(_changed(_incomplete), "'model'", "do not contain", "encoder.layer.2."),
     "weights of another shape": model(_changed(_reshaped), "'model'", "cannot be loaded"),
     "unknown architecture": model(_config(model_type="quantumnet"), "'model'", "quantumnet"),
     "code in the folder": model(

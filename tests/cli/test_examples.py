@@ -1,4 +1,4 @@
-"""The examples run as they stand and say what is so."""
+"""The examples run as written and print what is true."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 from rich.cells import cell_len
 
 import embstore as es
-from embstore_cli.concordance import concordance
+from embstore_cli.output import concordance
 from tests.cli.conftest import Ran, Work
 from tests.store_making import make_store
 from tests.test_public_names import commands, wrong_words
@@ -122,7 +122,7 @@ def test_lookup_fits_the_width(columns: int, work: Work, monkeypatch: pytest.Mon
         rows = [line for line in lines[2:] if not line.startswith("...")]
         assert len(rows) == len(lines) - 2 - (lines[-1].startswith("..."))
         column = lines[1].index("  word") + 2
-        assert all(line[column:].startswith(arguments[1]) for line in rows), "the word stands in one column"
+        assert all(line[column:].startswith(arguments[1]) for line in rows), "the words are aligned in one column"
 
 
 def test_lookup_says_how_many_more_there_are(work: Work) -> None:

@@ -112,7 +112,7 @@ def test_bad_input_is_one_line(folder: Work) -> None:
         (("classes", "made.zarr"), "Missing option '--train'"),
         (("apply", "bank", "narrow.zarr"), "narrow.zarr has vectors of 5 numbers, the probes were trained on 8"),
         (("apply", "model", "made.zarr"), "model has no saved probes"),
-        (("apply", "bank", "made.zarr", "--layers", "7"), "has no layer 7"),
+        (("apply", "bank", "made.zarr", "--layers", "7"), "layer 7 is not stored"),
         (("apply", "bank", "made.zarr", "--test", "train.tsv"), "words must not overlap"),
     ):
         folder.refuses(" ".join(("probe", *map(str, arguments))), message)
