@@ -126,8 +126,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Return a value as TOML reads it; None for none, a list for values joined by commas, else the text itself."""
-    if text.lower() == "none":
+    """Return a value as TOML reads it; None for none and full, a list for values joined by commas, else the text."""
+    if text.strip().lower() in ("none", "full"):
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]

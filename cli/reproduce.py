@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,10 +15,40 @@ from embstore.errors import InvalidValueError
 from embstore_cli.options import AsJson, Config, Device, read_settings, set_option
 from embstore_cli.output import print_json, print_table
 
-NAMED = {"train", "test", "vectors", "tuning", "tasks"}  # settings with an option of their own
+TRAINING = {
+    "epochs": int,
+    "batch_size": int,
+    "learning_rate": float,
+    "patience": int,
+    "hidden_size": int,
+    "seeds": tuple[int, ...],
+    "seed": int,
+}
 KEYS: dict[str, dict[str, Any]] = {
-    name: {field.name: get_type_hints(study)[field.name] for field in fields(study) if field.name not in NAMED}
-    for name, study in es.studies.STUDIES.items()
+    "zhao2020": {
+        **TRAINING,
+        "kind": str,
+        "max_contexts": int,
+        "context_windows": tuple[int | None, ...],
+        "attention_windows": tuple[int | None, ...],
+        "tuning_epochs": int,
+        "tuning_sentences": int | None,
+        "tuning_batch_size": int | None,
+        "tuning_rate": float | None,
+        "similarity_sentences": int,
+        "skipgram_size": int,
+        "skipgram_epochs": int,
+    },
+    "tenney2019": {
+        **TRAINING,
+        "sentences": int | None,
+        "unit": str,
+        "layerwise": bool,
+        "control": bool,
+        "untrained": bool,
+        "resamples": int,
+        "traces": int,
+    },
 }
 ALL_KEYS = {key: kind for keys in KEYS.values() for key, kind in keys.items()}
 
@@ -54,10 +83,11 @@ def reproduce(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Reproduce the study of a paper with your model and data; run the same command again to resume.
+    """Reproduce the study of a paper; rerun to resume.
 
-    zhao2020: semantic classes by layer, representation and context, before and after fine-tuning. tenney2019: in which
-    layers the tasks of the NLP pipeline are solved. Both write tables, figures and report.md to --out.
+    With your model and data. zhao2020: semantic classes by layer, representation and context, before and after
+    fine-tuning. tenney2019: in which layers the tasks of the NLP pipeline are solved. Both write tables, figures and
+    report.md to --out.
     """
     given = read_settings(settings, KEYS[study], config)
     if study == "zhao2020":

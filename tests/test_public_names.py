@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import typer
@@ -115,6 +116,25 @@ def test_the_number_of_options() -> None:
               for name, command in commands().items()}  # fmt: skip
     assert sum(counts.values()) <= MAX_OPTIONS, counts
     assert max(counts.values()) <= 22, counts
+
+
+def test_settings_are_those_of_the_functions() -> None:
+    def arguments(function: Any) -> set[str]:
+        return set(inspect.signature(function).parameters)
+
+    cli = {
+        name: importlib.import_module(f"embstore_cli.{name}") for name in ("probes", "edges", "reproduce", "options")
+    }
+    training = arguments(embstore.Training)
+    assert set(cli["probes"].CLASSES) <= arguments(embstore.ClassProbe) | training | {"dev_share", "splits"}
+    assert set(cli["probes"].STRUCTURE) <= arguments(embstore.StructuralProbe) | training
+    coding = {"fractions", "cumulative", "resamples", "dev", "test", "repair"}
+    for keys in (cli["edges"].EDGES, cli["edges"].MDL):
+        assert set(keys) <= arguments(embstore.EdgeProbe) | training | coding
+    named = {"train", "test", "vectors", "tuning", "tasks"}  # options of their own
+    for study, settings in embstore.studies.STUDIES.items():
+        hints = get_type_hints(settings)
+        assert cli["reproduce"].KEYS[study] == {name: hints[name] for name in arguments(settings) - named}
 
 
 def wrong_words(line: str) -> str | None:
