@@ -43,8 +43,7 @@ def extract(
         print_json(result.as_json())
         return
     print_table(result.rates(), title=f"{result.n_words:,} words in {result.seconds:.2f} s")
-    print_table(result.stages(), title="where the time went")
-    print_table(result.limits_table(), title="how close each stage is to its own limit")
+    print_table(result.table(), title="time of each stage, and how close it is to its limit")
     print(result.verdict)
 
 
