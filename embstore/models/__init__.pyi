@@ -15,7 +15,6 @@ from .loading import load_encoder as load_encoder
 from .loading import model_kind as model_kind
 from .loading import random_encoder as random_encoder
 from .loading import subword_encoder as subword_encoder
-from .loading import subword_table_vectors as subword_table_vectors
 from .loading import vector_encoder as vector_encoder
 from .static.encoder import StaticEncoder as StaticEncoder
 from .static.shorthand import absolute_shorthand as absolute_shorthand
@@ -44,6 +43,5 @@ __all__ = [
     "random_encoder",
     "save_untrained",
     "subword_encoder",
-    "subword_table_vectors",
     "vector_encoder",
 ]

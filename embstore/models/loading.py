@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from embstore.devices import choose_device, choose_dtype
 from embstore.errors import InvalidValueError, ModelError, WordVectorsError
@@ -18,12 +15,10 @@ from embstore.models.elmo.weights import find_elmo
 from embstore.models.encoder import Encoder
 from embstore.models.static.encoder import StaticEncoder
 from embstore.models.static.shorthand import BAG, Missing, parse_shorthand
-from embstore.models.static.tables import SubwordTable, WordTable, input_embeddings
+from embstore.models.static.tables import SubwordTable, WordTable
 from embstore.models.transformer.encoder import TransformerEncoder
 from embstore.vectors import RandomVectors, VectorTable, WordVectors, open_vector_table
 from embstore.vectors.table import table_of_vectors
-
-_WORDS_AT_ONCE = 4096
 
 
 def load_encoder(
@@ -167,32 +162,3 @@ def model_kind(model: str | Path) -> Literal["static", "elmo", "transformer"]:
         return "elmo"
     open_checkpoint(model, revision=None)
     return "transformer"
-
-
-def subword_table_vectors(encoder: Encoder, words: Sequence[str]) -> WordVectors:
-    """Return the mean input embedding of each word's subwords in a transformer: no context, no forward pass; float32.
-
-    A phrase, its words joined by spaces, has the mean over the subwords of all its words. Raises ModelError for an
-    encoder that is not a transformer, InvalidValueError for no word and for a word without a subword.
-    """
-    model = encoder.network.model if isinstance(encoder, TransformerEncoder) else None
-    table = input_embeddings(model, encoder.info.name)
-    if not len(words):
-        raise InvalidValueError("no word is given: name one or more")
-    parts = [
-        _means(encoder, table, words[start : start + _WORDS_AT_ONCE]) for start in range(0, len(words), _WORDS_AT_ONCE)
-    ]
-    return WordVectors(tuple(words), np.concatenate(parts))
-
-
-def _means(encoder: Encoder, table: torch.Tensor, words: Sequence[str]) -> NDArray[np.float32]:
-    tokenized = encoder.tokenize([word.split(" ") for word in words])
-    bounds = tokenized.sentence_bounds
-    counts = np.diff(bounds)
-    if not counts.all():
-        raise InvalidValueError(f"the word {words[int(counts.argmin())]!r} has no subword in this model: leave it out")
-    rows = table[torch.from_numpy(tokenized.ids.astype(np.int64)).to(table.device)].float()
-    index = torch.arange(len(rows), device=table.device)
-    offsets = torch.from_numpy(bounds[:-1].astype(np.int64)).to(table.device)
-    means = torch.nn.functional.embedding_bag(index, rows, offsets, mode="mean")
-    return np.asarray(means.cpu().numpy(), np.float32)

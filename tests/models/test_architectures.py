@@ -56,20 +56,20 @@ def test_all_layers_of_words_equal_a_plain_script(case):
     assert relative_error(case.encode(spans), case.expected(names)) < 2e-5
 
 
-def test_sentences_may_stand_end_to_end(case):
+def test_sentences_end_to_end(case):
     assert case.encoder.network.takes_varlen == (case.name not in OF_PAIRS)
     if case.name in OF_PAIRS:
         return
     spans, names = word_spans(case.tokenized)
-    settled = case.encoder.batching
+    before = case.encoder.batching
     try:
         case.encoder.use_batching("varlen")
         assert relative_error(case.encode(spans), case.expected(names)) < 2e-5
     finally:
-        case.encoder.use_batching(settled)
+        case.encoder.use_batching(before)
 
 
-def test_last_layer_says_whether_the_final_norm_is_applied(case):
+def test_the_final_norm_of_the_last_layer_is_recorded(case):
     assert case.encoder.info.final_norm == (case.name in FINAL_NORM)
 
 

@@ -28,7 +28,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def slow(first: Path, second: Path, sentences: list[list[str]], max_length: int) -> np.ndarray:
-    """Every weight of every sentence kept, then one cosine a layer and head."""
+    """Return one cosine per layer and head over all weights of all sentences."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(first)
     split = tokenizer.backend_tokenizer.pre_tokenizer
     if hasattr(split, "add_prefix_space"):  # byte-level: split words keep the space before them
@@ -52,22 +52,22 @@ def slow(first: Path, second: Path, sentences: list[list[str]], max_length: int)
 
 
 @pytest.mark.parametrize(("max_length", "batch"), [(20, None), (320, 60)])
-def test_it_is_the_slow_cosine(pair: tuple[Path, Path], max_length: int, batch: int | None) -> None:
-    told: list[tuple[int, int]] = []
+def test_values_equal_a_slow_cosine(pair: tuple[Path, Path], max_length: int, batch: int | None) -> None:
+    calls: list[tuple[int, int]] = []
     table = attention_similarity(
         SENTENCES, model_a=pair[0], model_b=pair[1], max_length=max_length, batch_subwords=batch, device="cpu",
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: calls.append((done, total)),
     )  # fmt: skip
     expected = slow(*pair, SENTENCES, max_length)
     assert table.columns == ["layer", "head", "value"]
     assert table["layer"].to_list() == [layer for layer in (1, 2, 3) for _ in range(4)]
     assert table["head"].to_list() == [0, 1, 2, 3] * 3
     np.testing.assert_allclose(table["value"].to_numpy().reshape(3, 4), expected, atol=1e-5)
-    assert expected.min() < 0.9  # or nothing would have been told apart
-    assert told[-1] == (25, 25)
+    assert expected.min() < 0.9  # otherwise nothing would be tested
+    assert calls[-1] == (25, 25)
 
 
-def test_a_model_attends_as_it_does(pair: tuple[Path, Path]) -> None:
+def test_a_model_equals_itself(pair: tuple[Path, Path]) -> None:
     table = attention_similarity(SENTENCES[:5], model_a=pair[0], model_b=pair[0], device="cpu")
     np.testing.assert_allclose(table["value"].to_numpy(), 1, atol=1e-12)
 

@@ -1,4 +1,4 @@
-"""Batches hold every sentence once, without overlap, within their shape."""
+"""Batches contain every sentence once, without overlap, within their shape."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def occupied(lengths, batches):
     st.integers(1, 3000),
     st.sampled_from([16, 64, 128]),
 )
-def test_every_sentence_is_laid_once(lengths, how, size, capacity):
+def test_every_sentence_is_in_one_batch(lengths, how, size, capacity):
     lengths = np.array(lengths, np.int64)
     batches = list(make_batches(lengths, how=how, batch_subwords=size, row_capacity=capacity))
     occupied(lengths, batches)

@@ -102,7 +102,7 @@ def test_no_clip_is_idle(tmp_path):
         assert np.abs(layers - other.layers(SENTENCES[4])).max() > 1e-3
 
 
-def test_layer_0_is_the_word_twice_wherever_it_stands(case):
+def test_layer_0_is_the_word_twice_in_any_position(case):
     vectors = case.encode(layers=(0,))[0]
     half = case.encoder.info.hidden_size // 2
     assert np.array_equal(vectors[:, :half], vectors[:, half:])
@@ -213,7 +213,7 @@ def test_the_state_is_carried_by_row(case):
             assert of_sentence.shape == expected.shape
             np.testing.assert_allclose(of_sentence, expected, rtol=0, atol=2e-5 * np.abs(case.expected).max())
     again = list(case.encoder.iter_batches(batches[:1], carry_state=True))
-    assert np.array_equal(again[0][0], found[0][0])  # each call begins anew
+    assert np.array_equal(again[0][0], found[0][0])  # each call starts from zeros
 
 
 def test_without_the_state_batches_do_not_matter(case):
@@ -229,11 +229,11 @@ def test_the_self_check_measures_the_batches(case, monkeypatch):
     assert 0 < case.encoder.self_check(empty, layers=case.layers, pooling="max") < 2e-5
     laid = TimeMajor.of
 
-    def one_place_off(lengths):
+    def one_position_off(lengths):
         found = laid(lengths)
         return TimeMajor(found.counts, found.order, np.roll(found.inverse, 1, axis=1))
 
-    monkeypatch.setattr(TimeMajor, "of", one_place_off)
+    monkeypatch.setattr(TimeMajor, "of", one_position_off)
     with pytest.raises(ModelError, match=r"do not reproduce its plain forward pass: .*, 2e-05 is allowed"):
         case.encoder.self_check(case.tokenized, layers=case.layers, pooling="mean")
 

@@ -1,4 +1,4 @@
-"""The operations of a forward pass, beside torch's own counter and a count by hand."""
+"""The operations of a forward pass, compared with torch's counter and a count by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.models.tiny import save
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_flops_are_those_that_torch_counts(tmp_path, name):
+def test_flops_equal_those_of_torch(tmp_path, name):
     encoder = load_encoder(save(name, tmp_path))
     lengths = np.array([11, 3, 40])
     total = 0
@@ -26,7 +26,7 @@ def test_flops_are_those_that_torch_counts(tmp_path, name):
     assert encoder.forward_flops(lengths, layers=(0, 3)) == total
 
 
-def test_flops_of_a_layer_are_as_worked_out_by_hand(tmp_path):
+def test_flops_of_a_layer_by_hand(tmp_path):
     encoder = load_encoder(save("bert", tmp_path))
     lengths = np.array([5, 9])
     hidden, inner = 32, 48

@@ -1,4 +1,4 @@
-"""A device without enough memory: batches are halved, no row is lost, and one line says so."""
+"""A device without enough memory: batches are split, no row is lost, and one warning reports it."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def encoder(folder):
     return load_encoder(folder)
 
 
-class Card:
-    """A memory that holds so many positions: the second block of the model asks for more and gets an error."""
+class SmallMemory:
+    """A memory for `capacity` positions: the second block of the model raises an error for larger batches."""
 
-    def __init__(self, encoder, room, *, error=None):
-        self.room = room
+    def __init__(self, encoder, capacity, *, error=None):
+        self.capacity = capacity
         self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
         self.ran = []
         for model in {encoder.network.model, encoder.network.fast_tap.model}:
-            model.encoder.layer[1].register_forward_pre_hook(self.ask, with_kwargs=True)
+            model.encoder.layer[1].register_forward_pre_hook(self.run, with_kwargs=True)
 
-    def ask(self, module, args, kwargs):
+    def run(self, module, args, kwargs):
         rows, columns = args[0].shape[:2]
         self.ran.append(rows * columns)
-        if rows * columns > self.room:
+        if rows * columns > self.capacity:
             raise self.error
 
 
@@ -63,34 +63,34 @@ def expected(folder):
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
-def test_halved_batches_hold_every_row_once(encoder, expected, batching):
+def test_split_batches_contain_every_row_once(encoder, expected, batching):
     tokenized = encoder.tokenize(sentences())
     spans, _ = word_spans(tokenized)
     longest = int(np.diff(tokenized.word_indptr[tokenized.sentence_indptr]).max()) + 2
-    card = Card(encoder, longest + 3)
+    memory = SmallMemory(encoder, longest + 3)
     encoder.use_batching(batching)
-    with pytest.warns(SmallerBatchesWarning, match="did not fit into the memory of cpu") as told:
+    with pytest.warns(SmallerBatchesWarning, match="did not fit into the memory of cpu") as caught:
         vectors = gather(
             encoder.encode(tokenized, spans, layers=(0, 3), pooling="mean", batch_subwords=700), spans, 2, 32
         )
-    assert len(told) == 1
+    assert len(caught) == 1
     assert relative_error(vectors, expected) < 2e-5
-    failed = [positions for positions in card.ran if positions > card.room]
-    assert 1 <= len(failed) <= 6  # once it is known what fits, no larger batch is tried
+    failed = [positions for positions in memory.ran if positions > memory.capacity]
+    assert 1 <= len(failed) <= 6  # once the size that fits is known, no larger batch is tried
 
 
-def test_what_fits_is_remembered(encoder):
+def test_the_size_that_fits_is_remembered(encoder):
     tokenized = encoder.tokenize(sentences())
     spans, _ = word_spans(tokenized)
-    card = Card(encoder, 300)
+    memory = SmallMemory(encoder, 300)
     options = {"layers": (3,), "pooling": "mean", "batch_subwords": 512}
     with pytest.warns(SmallerBatchesWarning, match=r"--batch-subwords \d+"):
         first = gather(encoder.encode(tokenized, spans, **options), spans, 1, 32)
-    card.ran.clear()
+    memory.ran.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = gather(encoder.encode(tokenized, spans, **options), spans, 1, 32)
-    assert max(card.ran) <= 300
+    assert max(memory.ran) <= 300
     assert relative_error(again, first) < 2e-5
 
 
@@ -98,23 +98,23 @@ def test_one_sentence_that_does_not_fit_is_named(encoder):
     tokenized = encoder.tokenize(SENTENCES)
     spans, _ = word_spans(tokenized)
     longest = int(np.diff(tokenized.word_indptr[tokenized.sentence_indptr]).max()) + 2
-    Card(encoder, longest - 1)
+    SmallMemory(encoder, longest - 1)
     passes = encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=128)
     with (
         pytest.warns(SmallerBatchesWarning),
-        pytest.raises(DeviceMemoryError, match=rf"one sentence of {longest} subwords.*--max-length.*cpu") as told,
+        pytest.raises(DeviceMemoryError, match=rf"one sentence of {longest} subwords.*--max-length.*cpu") as caught,
     ):
         list(passes)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_an_extraction_that_runs_short_ends_whole(encoder, tmp_path, monkeypatch):
+def test_an_extraction_with_little_memory_is_complete(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(Network, "batchings", lambda self, **_: ("packed",))
     plan = es.plan(
         sentences(), model=encoder, options=es.ExtractionOptions(batch_subwords=512, dtype="float32"), calibrate=False
     )
     whole = es.extract(plan, tmp_path / "whole.zarr")
-    Card(encoder, 200)
+    SmallMemory(encoder, 200)
     with pytest.warns(SmallerBatchesWarning):
         short = es.extract(plan, tmp_path / "short.zarr")
     assert es.verify(tmp_path / "short.zarr").ok
@@ -125,10 +125,10 @@ def test_an_extraction_that_runs_short_ends_whole(encoder, tmp_path, monkeypatch
     assert short.metadata.extraction == whole.metadata.extraction
 
 
-def test_other_errors_are_not_taken_for_it(encoder):
+def test_other_errors_are_raised(encoder):
     tokenized = encoder.tokenize(SENTENCES)
     spans, _ = word_spans(tokenized)
-    Card(encoder, 10, error=RuntimeError("CUDA error: an illegal memory access was encountered"))
+    SmallMemory(encoder, 10, error=RuntimeError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         list(encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=128))
 
@@ -148,11 +148,11 @@ def test_other_errors_are_not_taken_for_it(encoder):
         (ValueError("out of memory"), False),
     ],
 )
-def test_errors_that_mean_a_lack_of_memory(error, means):
+def test_errors_that_mean_out_of_memory(error, means):
     assert is_out_of_memory(error) == means
 
 
-def test_a_batching_that_takes_too_much_is_passed_over(encoder):
+def test_a_batching_that_needs_too_much_memory_is_skipped(encoder):
     model = encoder.network.fast_tap.model
     forward = model.forward
 
@@ -172,7 +172,7 @@ def test_a_batching_that_takes_too_much_is_passed_over(encoder):
 
 
 def test_a_self_check_without_memory_is_one_line(encoder):
-    Card(encoder, 0)
+    SmallMemory(encoder, 0)
     with pytest.raises(DeviceMemoryError, match=r"the self-check of .* does not fit into the memory of cpu"):
         encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
 
@@ -187,7 +187,7 @@ def test_a_self_check_without_memory_is_one_line(encoder):
         (2**18, 1, 65536),
         (2**17, 1, 65536),
         (2**17 - 2, 1, 32768),
-        (2**20, 100_000, 1024),  # hardly anything: halving sees to the rest
+        (2**20, 100_000, 1024),  # hardly any memory: batches are split
     ],
 )
 def test_a_batch_takes_half_of_what_is_free(free, position_nbytes, size):
@@ -195,20 +195,20 @@ def test_a_batch_takes_half_of_what_is_free(free, position_nbytes, size):
     assert size == SIZES[-1] or size * position_nbytes <= free / 2
 
 
-def test_a_position_costs_what_a_batch_of_them_does(encoder):
+def test_the_memory_of_a_position_is_that_of_a_batch(encoder):
     each = encoder.network.position_nbytes()
     small, large = (encoder.projected_nbytes(layers=range(4), batch_subwords=n) for n in (8192, 16384))
     assert each == pytest.approx((large - small) / 8192, rel=0.05)
     assert not encoder.batch_depends_on_memory
 
 
-def test_a_card_s_default_is_of_its_memory(encoder, monkeypatch):
+def test_the_default_batch_of_a_gpu_depends_on_its_memory(encoder, monkeypatch):
     monkeypatch.setattr(transformer, "free_nbytes", lambda device: 20_000 * encoder.network.position_nbytes() * 2)
     encoder.device = torch.device("cuda")
     assert encoder.default_batch_subwords == 16384
 
 
-def test_a_store_is_gone_on_with_in_batches_of_its_size(encoder, tmp_path, monkeypatch):
+def test_a_resumed_store_uses_its_recorded_batch_size(encoder, tmp_path, monkeypatch):
     today = [1024]
     monkeypatch.setattr(TransformerEncoder, "batch_depends_on_memory", True)
     monkeypatch.setattr(TransformerEncoder, "default_batch_subwords", property(lambda encoder: today[0]))
@@ -234,7 +234,7 @@ def test_a_store_is_gone_on_with_in_batches_of_its_size(encoder, tmp_path, monke
 
 @pytest.mark.parametrize("how", BATCHINGS)
 @pytest.mark.parametrize("seed", range(5))
-def test_halves_hold_the_sentences_of_the_whole(how, seed):
+def test_split_batches_contain_the_sentences_of_the_batch(how, seed):
     lengths = np.random.default_rng(seed).integers(1, 90, 80)
     for batch in make_batches(lengths, how=how, batch_subwords=1000, row_capacity=64):
         made = split_batch(batch, lengths, how=how, batch_subwords=max(1, batch.positions // 2), row_capacity=64)

@@ -12,12 +12,12 @@ from embstore.models.running import HostCopies, Stopwatch, collect, to_device
 
 
 class Pass:
-    def __init__(self, number, told):
-        self.number, self.told = number, told
-        told.append(("run", number))
+    def __init__(self, number, log):
+        self.number, self.log = number, log
+        log.append(("run", number))
 
     def collect(self, clock, times):
-        self.told.append(("collect", self.number))
+        self.log.append(("collect", self.number))
         return self.number
 
 
@@ -30,21 +30,21 @@ class Pass:
     ],
 )
 def test_later_batches_may_run_before_one_is_collect(ahead, order):
-    told = []
-    passes = (Pass(number, told) for number in range(4))
+    log = []
+    passes = (Pass(number, log) for number in range(4))
     assert list(collect(passes, None, None, ahead=ahead)) == [0, 1, 2, 3]
-    assert told == [({"run": "run", "get": "collect"}[step[:3]], int(step[3])) for step in order.split()]
+    assert log == [({"run": "run", "get": "collect"}[step[:3]], int(step[3])) for step in order.split()]
 
 
-def test_all_that_waits_is_collected_where_memory_is_short():
-    told = []
-    passes = (None if number == 2 else Pass(number, told) for number in range(4))
+def test_waiting_batches_are_collected_when_memory_is_short():
+    log = []
+    passes = (None if number == 2 else Pass(number, log) for number in range(4))
     assert list(collect(passes, None, None, ahead=2)) == [0, 1, 3]
-    assert [number for what, number in told if what == "collect"] == [0, 1, 3]
-    assert told.index(("collect", 1)) < told.index(("run", 3))
+    assert [number for what, number in log if what == "collect"] == [0, 1, 3]
+    assert log.index(("collect", 1)) < log.index(("run", 3))
 
 
-def test_nothing_comes_of_no_batches():
+def test_no_batches():
     assert list(collect(iter(()), None, None, ahead=1)) == []
 
 
@@ -52,17 +52,17 @@ GPU = torch.device("cuda", 1)
 
 
 class Stream:
-    def __init__(self, name, told):
-        self.name, self.told, self.device = name, told, GPU
+    def __init__(self, name, log):
+        self.name, self.log, self.device = name, log, GPU
 
     def wait_stream(self, other):
-        self.told.append(f"{self.name} waits for {other.name}")
+        self.log.append(f"{self.name} waits for {other.name}")
 
 
 @pytest.fixture
-def told(monkeypatch):
-    told, current = [], []
-    current.append(Stream("compute", told))
+def log(monkeypatch):
+    log, current = [], []
+    current.append(Stream("compute", log))
     make_empty, copy = torch.empty, torch.Tensor.copy_
 
     class Event:
@@ -70,7 +70,7 @@ def told(monkeypatch):
             assert enable_timing
 
         def record(self, stream):
-            told.append(f"mark in {stream.name}")
+            log.append(f"mark in {stream.name}")
 
     @contextmanager
     def entered(stream):
@@ -87,25 +87,25 @@ def told(monkeypatch):
         return make_empty(*shape, dtype=dtype)
 
     def copied(here, there, non_blocking=False):
-        told.append(f"{'begin to copy' if non_blocking else 'copy'} in {current[-1].name}")
+        log.append(f"{'begin to copy' if non_blocking else 'copy'} in {current[-1].name}")
         return copy(here, there)
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("leave", told))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("leave", log))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.Tensor, "copy_", copied)
-    return told
+    return log
 
 
-def test_a_copy_waits_for_the_vectors_and_nothing_waits_for_it(told):
+def test_a_copy_waits_for_the_vectors_and_nothing_waits_for_it(log):
     clock = Stopwatch(GPU)
     vectors, extremes = torch.arange(6.0).half().reshape(1, 2, 3), torch.tensor([[0.0], [5.0]])
     clock.mark()
     copying = HostCopies(GPU).begin((vectors, extremes), clock)
     clock.mark()
-    assert told == [
+    assert log == [
         "mark in compute",
         "leave waits for compute",
         "mark in leave",
@@ -115,16 +115,16 @@ def test_a_copy_waits_for_the_vectors_and_nothing_waits_for_it(told):
         "mark in compute",
     ]
     assert all(torch.equal(here, there) for here, there in zip(copying.host, (vectors, extremes), strict=True))
-    assert copying.device[0] is vectors  # it must live until the copy has ended
+    assert copying.device[0] is vectors  # it must not be freed before the copy has ended
 
 
-def test_arrays_go_there_through_pinned_memory(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: (asked.append("pin"), self)[1])
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, **options: (asked.append((device, options)), self)[1])
+def test_arrays_are_copied_through_pinned_memory(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: (calls.append("pin"), self)[1])
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, **options: (calls.append((device, options)), self)[1])
     array = np.arange(6).reshape(2, 3).T
     assert np.array_equal(to_device(array, GPU).numpy(), array)
-    assert asked == ["pin", (GPU, {"non_blocking": True})]
+    assert calls == ["pin", (GPU, {"non_blocking": True})]
 
 
 def test_on_a_cpu_nothing_is_copied():

@@ -1,4 +1,4 @@
-"""A model that a batching would break is found, and the next batching is tried."""
+"""A batching that changes vectors is found, and the next one is tried."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def encoder(tmp_path):
 
 
 def meddle(encoder, change):
-    """Let the model see its arguments as `change` leaves them."""
+    """Change the arguments of the model."""
     for model in {encoder.network.model, encoder.network.fast_tap.model}:
         forward = model.forward
         model.forward = lambda forward=forward, **inputs: forward(**change(dict(inputs)))
@@ -63,7 +63,7 @@ def slide(inputs, reach=40):
 
 
 @pytest.mark.parametrize(
-    ("change", "kept"),
+    ("change", "chosen"),
     [
         (dict, "packed"),
         (ignore_packing, "padded"),
@@ -73,11 +73,11 @@ def slide(inputs, reach=40):
         (ignore_masks, "equal"),
     ],
 )
-def test_the_first_exact_batching_is_kept(encoder, change, kept):
+def test_the_first_exact_batching_is_chosen(encoder, change, chosen):
     meddle(encoder, change)
     tokenized = encoder.tokenize(SENTENCES)
     assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
-    assert encoder.batching == kept
+    assert encoder.batching == chosen
     spans, _ = word_spans(tokenized)
     options = {"layers": (1, 3), "pooling": "mean"}
     passes = encoder.encode(tokenized, spans, **options, batch_subwords=256)
@@ -92,7 +92,7 @@ def test_one_short_sentence_is_enough_to_find_a_fault(encoder, reach):
     assert encoder.batching == "padded"
 
 
-def test_sentences_without_words_are_no_hindrance(encoder):
+def test_sentences_without_words(encoder):
     assert encoder.self_check(encoder.tokenize([[], ["\u200b"]]), layers=(3,), pooling="mean") < 2e-5
     assert encoder.self_check(encoder.tokenize([]), layers=(3,), pooling="mean") < 2e-5
 
@@ -114,7 +114,7 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_faster_multiplications_that_would_be_wrong_are_dropped(tmp_path, name):
+def test_wrong_packed_weights_are_dropped(tmp_path, name):
     encoder = load_encoder(save(name, tmp_path))
     if not encoder.network.packed_nbytes:
         pytest.skip("this torch has no oneDNN")
@@ -151,7 +151,7 @@ def test_a_batching_can_be_forced(encoder):
         encoder.use_batching("other")
 
 
-def test_every_batching_of_a_sound_model_is_exact(encoder):
+def test_every_batching_is_exact(encoder):
     tokenized = encoder.tokenize(SENTENCES)
     spans, _ = word_spans(tokenized)
     expected = plain_vectors(encoder.network, tokenized, spans, layers=(0, 3), pooling="max")
@@ -183,7 +183,7 @@ def test_half_precision_is_near_the_plain_pass(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_keeps_the_first_batching(tmp_path, dtype):
+def test_half_precision_uses_the_first_batching(tmp_path, dtype):
     encoder = load_encoder(save("bert", tmp_path), compute_dtype=dtype)
     assert encoder.self_check(encoder.tokenize(SENTENCES), layers=(0, 1, 2, 3), pooling="mean") > 0
     assert encoder.batching == "packed"

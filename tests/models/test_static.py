@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
 import embstore as es
 from embstore.corpus import Sentence
 from embstore.errors import InvalidValueError, ModelError, StoreMismatchError, WordVectorsError
 from embstore.models import (
     Encoder,
+    Pooled,
     Spans,
+    StaticEncoder,
     bag_encoder,
     encoder_from_shorthand,
     load_encoder,
@@ -43,7 +50,7 @@ POOLINGS = ("mean", "first", "last", "max")
 
 
 def table() -> dict[str, np.ndarray]:
-    """Numbers far from any norm, so that a vector that was normalised on the way would show."""
+    """Numbers far from any norm, so that a normalized vector would show."""
     rng = np.random.default_rng(5)
     return {word: (rng.normal(3, 50, DIMENSIONS) * 10.0**place).astype(np.float32) for place, word in enumerate(WORDS)}
 
@@ -51,8 +58,8 @@ def table() -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vectors") / "table.txt"
-    held = table()
-    write_vectors(WordVectors(tuple(held), np.stack(list(held.values()))), path)
+    entries = table()
+    write_vectors(WordVectors(tuple(entries), np.stack(list(entries.values()))), path)
     return path
 
 
@@ -62,10 +69,10 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def vector_of(word: str, missing: str, seed: int = 0) -> np.ndarray | None:
-    held = table()
+    entries = table()
     for form in (word, word.lower()):
-        if form in held:
-            return held[form]
+        if form in entries:
+            return entries[form]
     return RandomVectors(DIMENSIONS, seed=seed).vectors_of([word])[0] if missing == "random" else None
 
 
@@ -190,13 +197,13 @@ def test_bags_see_a_context_window_alone(file: Path, tmp_path: Path) -> None:
             np.testing.assert_allclose(vector, mean, rtol=2e-6)
 
 
-def test_drawn_words_have_one_vector_each(tmp_path: Path) -> None:
+def test_random_vectors_by_word(tmp_path: Path) -> None:
     plan = plan_of(SENTENCES, model=random_encoder(9, seed=3), dtype="float32")
     found = stored(es.extract(plan, tmp_path / "s.zarr"))
-    drawn = RandomVectors(9, seed=3)
+    table = RandomVectors(9, seed=3)
     assert (found[0, 0] != found[0, 3]).any()  # The, the
-    np.testing.assert_array_equal(found[0, 3], drawn.vectors_of(["the"])[0])
-    np.testing.assert_array_equal(found[1, 0], drawn.vectors_of(["new_york"])[0])
+    np.testing.assert_array_equal(found[0, 3], table.vectors_of(["the"])[0])
+    np.testing.assert_array_equal(found[1, 0], table.vectors_of(["new_york"])[0])
     np.testing.assert_array_equal(found[4, 0], found[4, 39])
     bag = plan_of(SENTENCES, model=bag_encoder(random_encoder(9)), dtype="float32")
     bags = stored(es.extract(bag, tmp_path / "b.zarr"))
@@ -205,7 +212,7 @@ def test_drawn_words_have_one_vector_each(tmp_path: Path) -> None:
     np.testing.assert_array_equal(bags[1, 0], bags[1, 5])
 
 
-def test_drawn_vectors_are_normal_and_the_same_in_any_process() -> None:
+def test_random_vectors_are_normal_and_the_same_in_any_process() -> None:
     code = "from embstore.vectors import RandomVectors as D; print(D(300, seed=1).vectors_of(['Straße']).sum())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     one = RandomVectors(300, seed=1).vectors_of(["Straße"])
@@ -269,7 +276,7 @@ def test_one_subword_a_row(bert: Path, file: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors, np.stack([vector_of(word, "random") for word in words]), rtol=2e-6)
 
 
-def test_encoders_say_what_they_are(file: Path, bert: Path) -> None:
+def test_identities_of_encoders(file: Path, bert: Path) -> None:
     names = [str(file), f"{file}?missing=drop", f"{file}?seed=1", f"bag:{file}", "random:6", "random:6?seed=1"]
     names += [f"subwords:{bert}", f"bag:subwords:{bert}"]
     encoders: list[Encoder] = [encoder_from_shorthand(name) for name in names]
@@ -288,14 +295,23 @@ def test_encoders_say_what_they_are(file: Path, bert: Path) -> None:
             encoder.encode(tokenized, word_spans(tokenized)[0], layers=[1], pooling="mean", batch_subwords=9)
 
 
-def test_the_self_check_finds_what_is_wrong(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = vector_encoder(file)
+@pytest.mark.parametrize("wrong", [1.001, float("nan")])
+@pytest.mark.parametrize("bag", [False, True])
+def test_the_self_check_finds_wrong_batches(
+    file: Path, bag: bool, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = bag_encoder(vector_encoder(file)) if bag else vector_encoder(file)
     tokenized = encoder.tokenize([["the", "bank", "of"], ["river"]])
-    encoder.self_check(tokenized, layers=[0], pooling="mean")
-    for wrong in (1e-2 * encoder.table.matrix[:4].abs().max(), float("nan")):
-        encoder.table.matrix[1, 2] += wrong
-        with pytest.raises(ModelError, match="do not reproduce"):
-            encoder.self_check(tokenized, layers=[0], pooling="mean")
+    assert encoder.self_check(tokenized, layers=[0], pooling="mean") < 2e-6
+    encode = StaticEncoder.encode
+
+    def changed(self: StaticEncoder, *args: Any, **options: Any) -> Iterator[Pooled]:
+        for pooled in encode(self, *args, **options):
+            yield replace(pooled, vectors=pooled.vectors * (wrong if options["batch_subwords"] > 1 else 1))
+
+    monkeypatch.setattr(StaticEncoder, "encode", changed)
+    with pytest.raises(ModelError, match="do not reproduce"):
+        encoder.self_check(tokenized, layers=[0], pooling="mean")
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
@@ -325,8 +341,8 @@ def test_resuming(file: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.M
     with pytest.raises(Stop):
         es.extract(plan(str(file)), parts, progress=stop)
     other = tmp_path / "other.txt"
-    held = table()
-    write_vectors(WordVectors(tuple(held), np.stack(list(held.values())) * 2), other)
+    entries = table()
+    write_vectors(WordVectors(tuple(entries), np.stack(list(entries.values())) * 2), other)
     for model, key in [
         (other, "weights_sha256"),
         (f"{file}?missing=drop", "rows|architecture"),
@@ -405,6 +421,45 @@ def test_bad_names_are_one_line(file: Path, tmp_path: Path, name: str, says: str
     assert "\n" not in str(caught.value)
 
 
-def test_a_revision_is_of_the_hub_alone() -> None:
+def test_a_revision_belongs_to_the_hub() -> None:
     with pytest.raises(InvalidValueError, match="revision 'main'"):
         encoder_from_shorthand("random:3", revision="main")
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("bert", "embeddings.word_embeddings.weight"),
+        ("gpt2", "wte.weight"),
+        ("albert", "embeddings.word_embeddings.weight"),
+    ],
+)
+def test_word_vectors_are_means_of_input_embeddings(name: str, table: str, tmp_path: Path) -> None:
+    folder = tiny.save(name, tmp_path / name)
+    rows = load_file(folder / "model.safetensors")[table]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    words = ("bank", "antidisestablishmentarianism", "Straße", "the old bank", "zebra", "日本語")
+    encoder = subword_encoder(folder, device="cpu")
+    vectors = encoder.word_vectors(words)
+    assert vectors.words == words
+    assert vectors.vectors.dtype == np.float32
+    lead, counts = " " if name == "gpt2" else "", []
+    for word, vector in zip(words, vectors.vectors, strict=True):
+        ids = [i for part in word.split(" ") for i in tokenizer.encode(lead + part, add_special_tokens=False).ids]
+        counts.append(len(ids))
+        np.testing.assert_allclose(vector, np.mean([rows[index] for index in ids], axis=0), atol=1e-6)
+    assert max(counts) > 3
+    with pytest.raises(InvalidValueError, match=r"^no word is given.*$"):
+        encoder.word_vectors([])
+    if name == "bert":
+        with pytest.raises(InvalidValueError, match=r"^the word '\\u200b' has no vector.*$"):
+            encoder.word_vectors(["bank", "\u200b"])
+
+
+def test_words_without_a_vector_are_refused(file: Path) -> None:
+    encoder = vector_encoder(file, missing="drop")
+    np.testing.assert_array_equal(encoder.word_vectors(["of", "new york"]).vectors[1], table()["new_york"])
+    with pytest.raises(InvalidValueError, match="'unseen' has no vector"):
+        encoder.word_vectors(["of", "unseen"])

@@ -114,7 +114,7 @@ class FirstWordDiffers:
     """A tokenizer without a fast backend that spells the first word of a sentence in its own way."""
 
     model_input_names = ("input_ids",)
-    joined = False  # whether neighbours change each other, so that no word stands for itself
+    joined = False  # whether words change their neighbors
 
     def __call__(self, words, *, is_split_into_words, add_special_tokens=True, return_token_type_ids=False):
         ids = [1] if add_special_tokens else []
@@ -132,7 +132,7 @@ class FirstWordDiffers:
         return str(index)
 
 
-def test_a_first_word_of_its_own_kind_is_kept_apart():
+def test_the_first_word_may_be_split_differently():
     tokenizer = FirstWordDiffers()
     subject = SubwordTokenizer(tokenizer, vocabulary=400)
     assert subject.mode == "first"
@@ -144,7 +144,7 @@ def test_a_first_word_of_its_own_kind_is_kept_apart():
     assert subject.specials.prefix == (1,)
 
 
-def test_without_a_fast_tokenizer_words_stand_for_themselves():
+def test_a_slow_tokenizer_splits_words_one_by_one():
     tokenizer = FirstWordDiffers()
     tokenizer.joined = True
     subject = SubwordTokenizer(tokenizer, vocabulary=400)
@@ -153,8 +153,8 @@ def test_without_a_fast_tokenizer_words_stand_for_themselves():
     assert words_of(tokenized, 0)[0] == words_of(tokenized, 0)[1]
 
 
-class _Neighbours:
-    """A fast backend whose pieces of a word depend on the word before it."""
+class _NeighborsMatter:
+    """A fast backend whose subwords of a word depend on the word before it."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -172,10 +172,10 @@ class _Neighbours:
         return [self.encode(sentence, **options) for sentence in sentences]
 
 
-def test_words_that_depend_on_neighbours_are_split_in_their_sentences():
+def test_words_that_depend_on_neighbors_are_split_in_their_sentences():
     class Outer:
         model_input_names = ("input_ids",)
-        backend_tokenizer = _Neighbours(wordpiece())
+        backend_tokenizer = _NeighborsMatter(wordpiece())
 
     subject = SubwordTokenizer(Outer(), vocabulary=400)
     assert subject.mode == "sentences"

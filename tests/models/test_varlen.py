@@ -1,4 +1,4 @@
-"""Sentences end to end: no padding, no mask, the plain pass's vectors."""
+"""Sentences end to end: no padding, no mask, the vectors of the plain pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encoder(folder):
 
 
 @pytest.fixture
-def as_on_a_card(monkeypatch):
+def on_a_gpu(monkeypatch):
 
     def batchings(self, *, attention_window=None, equal_lengths=False):
         return ("varlen", "packed", "padded", "equal")[attention_window is not None :]
@@ -50,7 +50,7 @@ def states(heads, *, key_heads=None, features=8, seed=0):
     ]
 
 
-def written_out(query, key, value, *, causal, window, scaling):
+def loop_over_pairs(query, key, value, *, causal, window, scaling):
     """Attention of every pair of positions, one at a time."""
     heads, positions = query.shape[1:3]
     owner = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
@@ -74,16 +74,16 @@ def written_out(query, key, value, *, causal, window, scaling):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 3, 9, 40])
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_attention_is_that_of_every_pair_written_out(causal, window, key_heads):
+def test_attention_equals_a_loop_over_pairs(causal, window, key_heads):
     given = states(4, key_heads=key_heads)
     sentences = SentenceBounds.of(LENGTHS, causal=causal, device=CPU)
     out, _ = attend(torch.nn.Identity(), *given, None, scaling=0.3, sliding_window=window, **{KEYWORD: sentences})
-    expected = written_out(*given, causal=causal, window=window, scaling=0.3)
+    expected = loop_over_pairs(*given, causal=causal, window=window, scaling=0.3)
     np.testing.assert_allclose(out[0].numpy(), expected, atol=1e-5)
 
 
 def by_loops(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
-    """What the fused kernel promises, with its arguments."""
+    """A slow implementation of the fused kernel."""
     assert (query.shape[1] != key.shape[1]) == enable_gqa
     lengths = np.diff(cu_seq_q.numpy())
     assert cu_seq_q.dtype == torch.int32
@@ -105,7 +105,7 @@ def by_loops(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, wind
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_the_fused_kernel_is_given_what_it_takes(monkeypatch, causal, window, key_heads):
+def test_the_arguments_of_the_fused_kernel(monkeypatch, causal, window, key_heads):
     given = states(4, key_heads=key_heads)
     options = {"scaling": 0.3, "sliding_window": window, KEYWORD: SentenceBounds.of(LENGTHS, causal=causal, device=CPU)}
     expected, _ = attend(torch.nn.Identity(), *given, None, **options)
@@ -132,7 +132,7 @@ def test_a_cpu_has_no_fused_kernel(monkeypatch):
     attend(torch.nn.Identity(), *(state.half() for state in states(4)), None, **{KEYWORD: sentences})
 
 
-def test_neighbours_of_one_length_stand_together():
+def test_runs_of_sentences_of_one_length():
     sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
     assert sentences.runs == ((3, 9), (1, 5), (2, 4), (1, 1))
     assert sentences.longest == 9
@@ -140,7 +140,7 @@ def test_neighbours_of_one_length_stand_together():
 
 
 @pytest.mark.parametrize("more", [{"position_bias": 1}, {"softcap": 1.0}, {"s_aux": 1}])
-def test_what_is_no_plain_attention_is_refused(more):
+def test_other_kinds_of_attention_are_refused(more):
     sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
     with pytest.raises(ValueError, match=next(iter(more))):
         attend(torch.nn.Identity(), *states(4), None, **{KEYWORD: sentences}, **more)
@@ -150,11 +150,9 @@ def test_what_is_no_plain_attention_is_refused(more):
         attend(torch.nn.Identity(), *states(4), None)
 
 
-def test_it_comes_first_on_a_card_and_makes_no_mask(encoder, as_on_a_card, monkeypatch):
+def test_it_is_first_on_a_gpu_and_makes_no_mask(encoder, on_a_gpu, monkeypatch):
     shapes = []
-    monkeypatch.setattr(
-        encoder.network.inputs.__class__, "_mask", lambda *args: pytest.fail("a mask was made where none is needed")
-    )
+    monkeypatch.setattr(encoder.network.inputs.__class__, "_mask", lambda *args: pytest.fail("a mask was made"))
     encoder.network.fast_tap.model.embeddings.register_forward_hook(
         lambda module, args, output: shapes.append(output.shape)
     )
@@ -173,7 +171,7 @@ def test_it_comes_first_on_a_card_and_makes_no_mask(encoder, as_on_a_card, monke
     assert relative_error(vectors, expected) < 2e-5
 
 
-def test_a_model_that_keeps_keywords_to_itself_is_packed(encoder, as_on_a_card):
+def test_a_model_that_drops_keywords_is_packed(encoder, on_a_gpu):
     model = encoder.network.fast_tap.model
     forward = model.forward
 
@@ -194,7 +192,7 @@ def test_models_without_keywords_or_of_other_attention_are_not_tried(encoder):
     assert not accepts_sentence_bounds(encoder.network.fast_tap.model, parameters)
 
 
-def test_an_attention_window_has_its_mask(encoder, as_on_a_card):
+def test_an_attention_window_uses_a_mask(encoder, on_a_gpu):
     tokenized = encoder.tokenize(SENTENCES)
     encoder.self_check(tokenized, layers=(3,), pooling="mean", attention_window=2)
     assert encoder.batching == "packed"
@@ -204,7 +202,7 @@ def test_an_attention_window_has_its_mask(encoder, as_on_a_card):
         encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=60, attention_window=2)
 
 
-def test_a_store_keeps_the_batching_it_was_begun_with(encoder, tmp_path, monkeypatch, as_on_a_card):
+def test_a_store_records_its_batching(encoder, tmp_path, monkeypatch, on_a_gpu):
     plan = es.plan(SENTENCES, model=encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
     assert plan.metadata.extraction["batching"] == plan.as_json()["batching"] == "varlen"
     encoder.use_batching("packed")  # as another plan might

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from time import perf_counter
 
 import numpy as np
@@ -23,8 +24,9 @@ from embstore.models.encoder import (
     ragged_indices,
 )
 from embstore.models.running import HostCopies, RunningBatch, SpanWork, Stopwatch, collect
-from embstore.models.selfcheck import PROBES, pool_plainly, require_reproduced, word_spans
+from embstore.models.selfcheck import PROBES, largest_difference, require_reproduced, word_spans
 from embstore.models.static.tables import StaticTable
+from embstore.vectors import WordVectors
 
 BATCHING = "packed"
 BATCH_SUBWORDS = {"cpu": 4096, "cuda": 65536}
@@ -143,20 +145,40 @@ class StaticEncoder(Encoder):
         attention_window: int | None = None,
         equal_lengths: bool = False,
     ) -> float:
-        """Compare the vectors with those of a plain loop over spans; see `Encoder.self_check`."""
+        """Compare batches with spans that are looked up one by one; see `Encoder.self_check`."""
         check_arguments(self.info, layers, pooling)
         if not len(tokenized.ids):
             tokenized = self.tokenize(PROBES)
         spans = word_spans(tokenized, None)
-        expected = self._plain(tokenized, spans, pooling)
-        known: NDArray[np.bool_] = ~np.isnan(expected[:, 0])
-        worst, scale = 0.0, float(np.abs(expected[known]).max(initial=0)) or 1.0
-        for pooled in self.encode(tokenized, spans, layers=(0,), pooling=pooling, batch_subwords=CHECK_BATCH_SUBWORDS):
-            vectors, mask = pooled.vectors[0].float().numpy(), known[pooled.rows]
-            same = np.array_equal(~np.isnan(vectors[:, 0]), mask)
-            difference = float(np.abs(vectors - expected[pooled.rows])[mask].max(initial=0)) / scale
-            worst = max(worst, difference) if same and np.isfinite(difference) else float("inf")
-        return require_reproduced(self.info, self.compute_dtype, worst)
+        mask = ~self.without_vector(tokenized, spans)
+        spans = Spans(spans.sentence[mask], spans.start[mask], spans.stop[mask])
+        expected = np.empty((1, len(spans.sentence), self.info.hidden_size), np.float32)
+        for pooled in self.encode(tokenized, spans, layers=(0,), pooling=pooling, batch_subwords=1):
+            expected[:, pooled.rows] = pooled.vectors.float().numpy()
+        passes = self.encode(tokenized, spans, layers=(0,), pooling=pooling, batch_subwords=CHECK_BATCH_SUBWORDS)
+        return require_reproduced(self.info, self.compute_dtype, largest_difference(passes, expected))
+
+    def word_vectors(self, words: Sequence[str]) -> WordVectors:
+        """Return the mean vector of each word's subwords, float32; the words of a phrase are separated by spaces.
+
+        Raises InvalidValueError for no word and for a word without a vector.
+        """
+        if not len(words):
+            raise InvalidValueError("no word is given: name one or more")
+        tokenized = self.tokenize([word.split(" ") for word in words])
+        lengths = np.diff(tokenized.sentence_bounds)
+        spans = Spans(np.arange(len(words)), np.zeros_like(lengths), lengths)
+        empty = lengths == 0
+        empty[~empty] = self.without_vector(tokenized, Spans(*(part[~empty] for part in astuple(spans))))
+        if empty.any():
+            raise InvalidValueError(
+                f"the word {words[int(empty.argmax())]!r} has no vector in this model: leave it out"
+            )
+        vectors = np.empty((len(words), self.info.hidden_size), np.float32)
+        size = self.default_batch_subwords
+        for pooled in self.encode(tokenized, spans, layers=(0,), pooling="mean", batch_subwords=size):
+            vectors[pooled.rows] = pooled.vectors[0].float().numpy()
+        return WordVectors(tuple(words), vectors)
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of the vectors read so far and of one batch."""
@@ -217,22 +239,6 @@ class StaticEncoder(Encoder):
         ran = clock.mark()
         copy = self._copies.begin((vectors[None],), clock)
         return RunningBatch(np.arange(part.start, part.stop), copy, began, prepared, ran)
-
-    def _plain(self, tokenized: Tokenized, spans: Spans, pooling: Pooling) -> NDArray[np.float32]:
-        """Return the vectors of spans [n_spans, hidden_size], computed one after the other; NaN without a vector."""
-        vectors = np.full((len(spans.sentence), self.info.hidden_size), np.nan, np.float32)
-        bounds = tokenized.sentence_bounds
-        for row, (sentence, start, stop) in enumerate(zip(spans.sentence, spans.start, spans.stop, strict=True)):
-            whole = tokenized.ids[bounds[sentence] : bounds[sentence + 1]].tolist()
-            own = [vector for vector in self.table.plain(whole[start:stop]) if vector is not None]
-            phrase = self.table.plain_phrase(whole[start:stop]) if stop - start > 1 and not self.bag else None
-            if phrase is not None:
-                vectors[row] = phrase
-            elif own and self.bag:
-                vectors[row] = np.mean([vector for vector in self.table.plain(whole) if vector is not None], 0)
-            elif own:
-                vectors[row] = pool_plainly(torch.from_numpy(np.array(own)), pooling)
-        return vectors
 
 
 def _parts(lengths: _Indices, begins: _Indices, size: int) -> Iterator[slice]:

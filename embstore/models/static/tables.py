@@ -52,10 +52,6 @@ class StaticTable(ABC):
     def rows(self, ids: _Ids) -> NDArray[np.int64]:
         """Return the rows of ids, reading vectors into `matrix` if necessary; -1 for an id without a vector."""
 
-    @abstractmethod
-    def plain(self, ids: Sequence[int]) -> list[NDArray[np.float32] | None]:
-        """Return the vector of each id without `matrix`, for the self-check."""
-
     def without_vector(self, ids: _Ids) -> NDArray[np.bool_]:
         """Return which ids have no vector, without reading any."""
         return np.zeros(len(ids), np.bool_)
@@ -63,10 +59,6 @@ class StaticTable(ABC):
     def phrases(self, ids: _Ids, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> _Ids:
         """Return the id of each run of ids that is one entry of the table, -1 for the others: int32 [n_runs]."""
         return np.full(len(starts), NO_ROW, np.int32)
-
-    def plain_phrase(self, ids: Sequence[int]) -> NDArray[np.float32] | None:
-        """Return the vector of a run of ids that is one entry of the table, for the self-check."""
-        return None
 
 
 class WordTable(StaticTable):
@@ -139,21 +131,6 @@ class WordTable(StaticTable):
             found[index] = self._phrases[run]
         return found
 
-    def plain(self, ids: Sequence[int]) -> list[NDArray[np.float32] | None]:
-        """Return the vectors of words, read again."""
-        words = [self._numbers.word(number) for number in ids]
-        found: dict[str, NDArray[np.float32]] = {}
-        if self._random is not None:
-            found |= zip(words, self._random.vectors_of(words), strict=True)
-        if entries := [word for word in words if self._table.has(word)]:
-            found |= zip(entries, self._table.vectors_of(entries), strict=True)
-        return [found.get(word) for word in words]
-
-    def plain_phrase(self, ids: Sequence[int]) -> NDArray[np.float32] | None:
-        """Return the vector of a phrase that has an entry, read again."""
-        entry = self._table.phrase([self._numbers.word(number) for number in ids])
-        return None if entry is None else np.asarray(self._table.vectors_of([entry])[0])
-
     def _read(self, ids: _Ids) -> None:
         """Read the vectors of new words; raises ModelError for a vector that the dtype cannot represent."""
         words = [self._numbers.word(number) for number in ids.tolist()]
@@ -194,7 +171,10 @@ class SubwordTable(StaticTable):
     """The input embeddings of a model, as its tokenizer splits words; the rest of the model is freed."""
 
     def __init__(self, loaded: Loaded) -> None:
-        self.matrix = input_embeddings(loaded.model, loaded.name).clone()
+        weight = getattr(loaded.model.get_input_embeddings(), "weight", None)
+        if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
+            raise ModelError(f"the model {loaded.name!r} has no table of subwords: it computes words in another way")
+        self.matrix = weight.detach().clone()
         self._tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=len(self.matrix))
         self.architecture = f"SubwordTable({type(loaded.model).__name__})"
         self.revision = loaded.revision
@@ -212,16 +192,3 @@ class SubwordTable(StaticTable):
     def rows(self, ids: _Ids) -> NDArray[np.int64]:
         """Return the ids, which are the rows."""
         return ids.astype(np.int64)
-
-    def plain(self, ids: Sequence[int]) -> list[NDArray[np.float32] | None]:
-        """Return the vectors of subwords."""
-        return [np.asarray(self.matrix[index].float().cpu().numpy(), np.float32) for index in ids]
-
-
-def input_embeddings(model: object, name: str) -> torch.Tensor:
-    """Return the input embeddings of a model, [n_subwords, n_dimensions]; raises ModelError if it has none."""
-    table = getattr(model, "get_input_embeddings", lambda: None)()
-    weight = getattr(table, "weight", None)
-    if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
-        raise ModelError(f"the model {name!r} has no table of subwords: it computes words in another way")
-    return weight.detach()

@@ -1,4 +1,4 @@
-"""Tiny tasks with a rule that can be learnt, and a tiny BERT that learns: small weights, as training expects."""
+"""Tiny tasks with a rule that can be learned, and a tiny BERT with small weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _tag(word: str) -> str:
 
 
 def labelled(path: Path, count: int, *, seed: int, sentences: int) -> Path:
-    """Lines of one label and so many sentences: whether the last of them begins with a word of the first list."""
+    """Lines of a label and `sentences` sentences: whether the last one begins with a word of the first list."""
     rows = []
     for number, sentence in enumerate(words(count, seed=seed)):
         second = " ".join(["cat" if number % 2 else "river"] * 2 + sentence[:2])

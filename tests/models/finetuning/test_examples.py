@@ -30,7 +30,7 @@ def tokenizer(folder: Path) -> SubwordTokenizer:
 
 
 @pytest.mark.parametrize("max_length", [4, 9, 128])
-def test_labels_stand_at_last_subwords(folder: Path, max_length: int) -> None:
+def test_labels_are_at_last_subwords(folder: Path, max_length: int) -> None:
     rng = np.random.default_rng(0)
     sentences = [*tiny.random_sentences(30, seed=1), ["\u200b", "cat"], ["Unbelievably", "\u200b"]]
     labels = [[[None, "A", "B"][i] for i in rng.integers(3, size=len(words))] for words in sentences]
@@ -134,7 +134,7 @@ def test_nothing_beyond_a_window_changes_a_label(name: str, window: int, tmp_pat
 
 
 @pytest.mark.parametrize(("cls", "causal", "place"), [(2, False, 0), (None, False, 0), (None, True, -1), (3, True, -1)])
-def test_where_a_sentence_is_read(folder: Path, cls: int | None, causal: bool, place: int) -> None:
+def test_the_subword_that_predicts_a_sentence(folder: Path, cls: int | None, causal: bool, place: int) -> None:
     plain = transformers.AutoTokenizer.from_pretrained(folder)
     plain.cls_token = None if cls is None else plain.convert_ids_to_tokens(cls)
     items = [LabeledText(("the cat sat",), "A"), LabeledText(("the mat was warm because",), "B")]
@@ -158,7 +158,7 @@ def test_pairs_are_cut_and_typed_as_the_tokenizer_does(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "gpt2"])
 @pytest.mark.parametrize("window", [None, 1])
-def test_packed_examples_give_what_each_gives_alone(name: str, window: int | None, tmp_path: Path) -> None:
+def test_packed_examples_equal_each_one_alone(name: str, window: int | None, tmp_path: Path) -> None:
     trainable = load_trainable(open_checkpoint(tiny.save(name, tmp_path / name), revision=None), name, ["A", "B"])
     rows = Collator(trainable.padding_id, trainable.takes_types, trainable.causal, window)
     packing = replace(rows, position_offset=trainable.position_offset)

@@ -61,7 +61,7 @@ def same(first: Path, second: Path) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_planted_task_is_learnt(made: FineTuned) -> None:
+def test_a_planted_task_is_learned(made: FineTuned) -> None:
     best = made.frame.filter(made.frame["best"])
     value = {(split, metric): value for split, metric, value in best.select("split", "metric", "value").iter_rows()}
     assert value["dev", "accuracy"] > 0.95
@@ -102,7 +102,7 @@ def test_the_checkpoint_is_an_ordinary_one(made: FineTuned, model: Path) -> None
         states = plain(**inputs, output_hidden_states=True).hidden_states
     order = np.argsort(pooled.rows)
     for layer in range(4):
-        expected = states[layer][0, bounds[1:]].numpy()  # [CLS] stands before: a word's last subword is at its end
+        expected = states[layer][0, bounds[1:]].numpy()  # [CLS] comes first: a word's last subword is at its end
         np.testing.assert_allclose(np.asarray(pooled.vectors)[layer][order], expected, atol=2e-5)
     assert not np.allclose(expected, 0)
     assert plain.config.label2id == {"B-ANIMATE": 0, "O": 1}
@@ -123,21 +123,21 @@ def test_the_same_seed_gives_the_same_weights(made: FineTuned, model: Path, data
     assert not same(other.path, made.path)
 
 
-def test_the_best_epoch_is_kept(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scores are made to peak at the second of three epochs: the weights must be those after two."""
+def test_the_best_epoch_is_saved(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores peak at the second of three epochs: the weights must be those after two."""
     scores = iter([0.2, 0.9, 0.5])
-    kept: list[dict[str, torch.Tensor]] = []
+    seen: list[dict[str, torch.Tensor]] = []
 
     def metrics(self: FineTuneRun, prediction: Any) -> dict[str, float]:
-        kept.append({name: value.clone() for name, value in self.trainable.network.state_dict().items()})
+        seen.append({name: value.clone() for name, value in self.trainable.network.state_dict().items()})
         return {"accuracy": next(scores)}
 
     monkeypatch.setattr(FineTuneRun, "_metrics", metrics)
     made = tune("pos", data, model=model, out=tmp_path / "out", **QUICK)
     assert made.record["best_epoch"] == 2
     written = weights(made.path)
-    assert all(torch.equal(written[name], kept[1][name]) for name in written)
-    assert not all(torch.equal(written[name], kept[2][name]) for name in written)
+    assert all(torch.equal(written[name], seen[1][name]) for name in written)
+    assert not all(torch.equal(written[name], seen[2][name]) for name in written)
 
 
 class Stopped(Exception):
@@ -147,10 +147,10 @@ class Stopped(Exception):
 @pytest.mark.parametrize(
     "after", [pytest.param(1, marks=pytest.mark.slow), 8, pytest.param(12, marks=pytest.mark.slow), 18]
 )
-def test_an_interrupted_training_goes_on(
+def test_an_interrupted_training_is_resumed(
     after: int, made: FineTuned, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in an epoch, after one, and before the last files are moved: the same weights come out."""
+    """Stopped in an epoch, after one, and before the last files are moved: the weights are the same."""
     out = tmp_path / "out"
 
     def stop(done: int, total: int) -> None:
@@ -178,7 +178,7 @@ def test_an_interrupted_training_goes_on(
 
 
 @pytest.mark.slow
-def test_a_half_written_checkpoint_is_left_out(made: FineTuned, model: Path, data: Path, tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_ignored(made: FineTuned, model: Path, data: Path, tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done == 14:
             raise Stopped
@@ -301,7 +301,7 @@ def test_a_sample_of_train_is_seeded(model: Path, data: Path, tmp_path: Path) ->
     assert first.record["data"]["train"]["labels"] != other.record["data"]["train"]["labels"]
 
 
-def test_a_loss_that_is_no_number_stops_it(model: Path, data: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_training(model: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="choose a smaller one"):
         tune("pos", data, model=model, out=tmp_path / "out", **{**QUICK, "learning_rate": 1e30})
 
@@ -355,7 +355,7 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_holds_something_else(model: Path, data: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_content_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(EmbstoreError, match="contains something other"):
         tune("ner", data, model=model, out=tmp_path, **QUICK)
