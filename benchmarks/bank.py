@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 import embstore as es
 from embstore.corpus import read_word_classes
-from embstore.probes.checkpoints import digest_of
 from embstore.probes.classes.bank import Output, Shape
 from embstore.probes.classes.examples import ArrayExamples, LabelledExamples
 from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
 from embstore.probes.classes.training import train_bank
 from embstore.probes.splits import split_words
-from embstore.probes.training import Schedule
+from embstore.probes.training import Schedule, digest_of
 
 LOOP_BUDGET = 20.0  # seconds after which a loop has run often enough
 SQUARE = 2048  # rows and columns of the products that the machine is measured by

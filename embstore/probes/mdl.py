@@ -15,9 +15,9 @@ from torch.nn import functional
 from embstore.errors import InvalidValueError
 from embstore.probes.control import CONTROL, ControlTask
 from embstore.probes.edges.batches import EdgeBatch
-from embstore.probes.edges.metrics import ProbeGrid
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.probe import EdgeProbe
+from embstore.probes.edges.scores import ProbeGrid
 from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import Edges, control_task, join_task, require_unit
 from embstore.probes.edges.training import EdgeSettings, EdgeStream, iter_logits, train_edges

@@ -12,8 +12,17 @@ import pytest
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.probes import ControlTask, EdgeProbe, Training
-from embstore.probes.edges.metrics import ProbeGrid, SplitCounts, expected_layers
-from embstore.probes.edges.scores import EdgeCounts, constant_counts, interval, majority, micro_f1, resampled_f1
+from embstore.probes.edges.scores import (
+    EdgeCounts,
+    ProbeGrid,
+    SplitCounts,
+    constant_counts,
+    expected_layers,
+    interval,
+    majority,
+    micro_f1,
+    resampled_f1,
+)
 from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import control_split, control_task, join_edges, join_task
 from embstore.probes.mixing import expected_layer

@@ -12,8 +12,7 @@ import torch
 
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, split_words
-from embstore.probes.checkpoints import Checkpoint, digest_of
-from embstore.probes.training import Schedule
+from embstore.probes.training import Checkpoint, Schedule, digest_of
 from tests.probes import class_store, edge_store, tree_store
 
 Fit = Callable[..., Any]
@@ -96,7 +95,7 @@ def test_an_interrupted_training_resumes_to_the_same_weights(
 
 def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
-    monkeypatch.setattr("embstore.probes.checkpoints.os.fsync", synced.append)
+    monkeypatch.setattr("embstore.probes.training.os.fsync", synced.append)
     checkpoint = Checkpoint(tmp_path / "state", what="probes", digest="this")
     assert checkpoint.read() is None
     checkpoint.write({"epoch": 3, "weights": torch.arange(4.0)})

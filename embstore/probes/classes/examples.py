@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.probes.checkpoints import digest_of
 from embstore.probes.reading import READ_AHEAD, read_ahead
+from embstore.probes.training import digest_of
 from embstore.store import Store
 
 

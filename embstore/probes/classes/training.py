@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.probes.checkpoints import digest_of
 from embstore.probes.classes.bank import Shape, blocks_of, initial_weights, logits_of
 from embstore.probes.classes.examples import LabelledExamples, iter_batches
-from embstore.probes.training import Schedule, Trained, Trainer, train
+from embstore.probes.training import Schedule, Trained, Trainer, digest_of, train
 from embstore.progress import Progress
 
 COPIES = 4  # of a probe's weights: its own, two of Adam, those of its best epoch

@@ -15,9 +15,16 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError
 from embstore.probes.base import Probe
 from embstore.probes.control import ControlTask
-from embstore.probes.edges.metrics import ProbeGrid, SplitCounts, mixing_rows
 from embstore.probes.edges.model import DROPOUT, EdgeBank, EdgeShape, Kind
-from embstore.probes.edges.scores import constant_counts, majority, require_resamples, score_edges
+from embstore.probes.edges.scores import (
+    ProbeGrid,
+    SplitCounts,
+    constant_counts,
+    majority,
+    mixing_rows,
+    require_resamples,
+    score_edges,
+)
 from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import (
     EdgeLabels,

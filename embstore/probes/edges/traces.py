@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from embstore.corpus.formats.edge import EdgeTarget
 from embstore.errors import InvalidValueError
-from embstore.probes.edges.join import shown
 from embstore.probes.edges.probe import EdgeProbe, FittedEdges
-from embstore.probes.edges.tasks import Edges, JoinedEdges, Sample
+from embstore.probes.edges.tasks import Edges, JoinedEdges, Sample, shown
 from embstore.probes.edges.training import iter_logits
 from embstore.probes.reading import store_of
 from embstore.progress import Progress, reporting

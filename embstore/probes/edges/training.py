@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.probes.checkpoints import digest_of
 from embstore.probes.edges.batches import GROUP_NBYTES, EdgeBatch, iter_batches
 from embstore.probes.edges.model import MIXING, EdgeBank, EdgeShape
 from embstore.probes.edges.splits import EdgeSplit, LargestBatch
 from embstore.probes.reading import READ_AHEAD
-from embstore.probes.training import Schedule, Trained, Trainer, train
+from embstore.probes.training import Schedule, Trained, Trainer, digest_of, train
 from embstore.progress import Progress
 from embstore.store import Store
 

@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.probes.checkpoints import digest_of
 from embstore.probes.structure.examples import Treebank, TreeBatch, iter_tree_batches
 from embstore.probes.structure.network import Projected, StructureShape
-from embstore.probes.training import Schedule, Trained, Trainer, train
+from embstore.probes.training import Schedule, Trained, Trainer, digest_of, train
 from embstore.progress import Progress
 
 COPIES = 5  # of a probe's weights: its own, its gradient, two of Adam, those of its best epoch
