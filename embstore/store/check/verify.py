@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreNotFoundError
 from embstore.progress import Progress, reporting
-from embstore.store.arrays import NOT_WRITTEN, Records, committed, record_crc32c
+from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader, is_file, no_store, zarr_storage
-from embstore.store.check.consistency import index_faults, occurrence_faults
 from embstore.store.check.report import Findings, VerifyReport
-from embstore.store.index import Index
-from embstore.store.layout import Layout
-from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.storage.files import REPAIR_HINT, crc32c
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import NODE
@@ -58,59 +47,6 @@ def _verify(path: Path | ObjectPath, findings: Findings) -> int:
     if isinstance(path, ObjectPath) and storage.get_or_none(NODE) is None:
         raise no_store(path)
     return verify_zarr(storage, findings)
-
-
-def check_attribute(
-    fields: Any, path: Path | ObjectPath, findings: Findings
-) -> tuple[Metadata, dict[str, StoredArray]] | None:
-    """Parse the attribute "embstore" and validate it against its schema; None, with a fault, where it is invalid."""
-    try:
-        metadata, arrays = parse(fields, path=str(path))
-    except EmbstoreError as error:
-        findings.fault("metadata", str(error))
-        return None
-    wrong = schema_faults(fields)
-    for what in wrong:
-        findings.fault("metadata", what)
-    return None if wrong else (metadata, arrays)
-
-
-def schema_faults(fields: Any) -> list[str]:
-    """Validate the attribute "embstore" against schemas/store.schema.json; returns one line per fault."""
-    import jsonschema
-
-    text = resources.files("embstore.schemas").joinpath("store.schema.json").read_text("utf-8")
-    validator = jsonschema.Draft202012Validator(json.loads(text))
-    return [f"{error.json_path}: {error.message}"[:300] for error in validator.iter_errors(fields)]
-
-
-def check_index(columns: Mapping[str, NDArray[Any]], metadata: Metadata, findings: Findings) -> None:
-    """Check that the columns of the index are consistent with each other; all must have passed their checksums."""
-    index = Index.of_arrays(columns)
-    found = list(index_faults(index, metadata.n_rows))
-    if not found:
-        words = columns["type/indptr"], columns["type/occurrences"]
-        if len(words[0]) != len(index.words) + 1 or len(words[1]) != metadata.n_rows:
-            found = ["type/indptr and type/occurrences do not fit the number of types and rows"]
-        else:
-            found = list(occurrence_faults(index.type, len(index.words), *words))
-    if not np.array_equal(columns["layer"], metadata.layers):
-        found.append("layer does not hold the layers that the metadata names")
-    for what in found:
-        findings.fault("index", what)
-
-
-def check_records(records: Records, layout: Layout, part: str, findings: Findings) -> None:
-    """Note which partitions are not written, and report commit records [partition, 2] that no writer makes."""
-    complete = committed(records, layout)
-    for partition in np.flatnonzero(~complete).tolist():
-        start, stop = layout.span(partition)
-        n_rows, checksum = records[partition].tolist()
-        if n_rows == checksum == NOT_WRITTEN:
-            findings.missing.append(partition)
-        else:
-            what = f"the commit record {n_rows:x} {checksum:x} is invalid; the partition has {stop - start} rows"
-            findings.fault(part, what, partition=partition)
 
 
 def require_intact_index(reader: Reader) -> None:

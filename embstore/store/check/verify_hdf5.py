@@ -22,8 +22,8 @@ from embstore.store.arrays import (
     payload_specs,
     record_crc32c,
 )
+from embstore.store.check.common import check_attribute, check_index, check_records
 from embstore.store.check.report import Findings
-from embstore.store.check.verify import check_attribute, check_index, check_records
 from embstore.store.hdf5.addresses import (
     CHECKSUM,
     Addresses,
