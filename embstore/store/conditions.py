@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.store.index import Index, Strings, TypeIndex
+from embstore.store.index import Index, TypeIndex
 
 if TYPE_CHECKING:
     import polars as pl
@@ -37,8 +37,8 @@ def parse_conditions(
     """
     conditions: list[Condition] = []
     if words is not None:
-        known = [_type_of(type_index, word) for word in ([words] if isinstance(words, str) else words)]
-        conditions.append(partial(type_index.rows_of_all, known))
+        types_of_words = _types_of(type_index, [words] if isinstance(words, str) else list(words))
+        conditions.append(partial(type_index.rows_of_all, types_of_words))
     if types is not None:
         conditions.append(partial(type_index.rows_of_all, _integers(types)))
     for column, names in (labels or {}).items():
@@ -88,14 +88,16 @@ def _integers(values: int | Iterable[int]) -> list[int]:
     return [int(values)] if isinstance(values, int | np.integer) else [int(value) for value in values]
 
 
-def _type_of(type_index: TypeIndex, word: str) -> int:
-    number = type_index.find(word)
-    if number is None:
-        words: Strings = type_index.words
-        near = get_close_matches(word, words, n=3) if len(words) < 200_000 else []
-        hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; words are spelled as in the corpus"
-        raise InvalidValueError(f"the store has no word {word!r}{hint}")
-    return number
+def _types_of(type_index: TypeIndex, words: list[str]) -> list[int]:
+    types = [type_index.find(word) for word in words]
+    unknown = [word for word, number in zip(words, types, strict=True) if number is None]
+    if not unknown:
+        return [number for number in types if number is not None]
+    named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else "")
+    known = type_index.words
+    near = get_close_matches(unknown[0], known, n=3) if len(known) < 200_000 and len(unknown) == 1 else []
+    hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; words are spelled as in the corpus"
+    raise InvalidValueError(f"the store has no word {named}{hint}")
 
 
 def _codes(index: Index, column: str, names: list[str]) -> NDArray[np.int32]:

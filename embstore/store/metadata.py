@@ -119,22 +119,27 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
             f"{path} has store format {fields['format_version']}, newer than {FORMAT_VERSION}, "
             "the newest that this version reads: upgrade embstore"
         )
-    crc = _crc32c_or_none(fields)
-    if crc is None or fields.get("crc32c") != crc:
+    try:
+        whole = fields.get("crc32c") == document_crc32c(fields)
+    except (ValueError, RecursionError):  # NaN, lone surrogates: never written by this package
+        whole = False
+    if not whole:
         raise StoreDamagedError(f"the metadata of {path} was changed: {REPAIR_HINT}")
     try:
-        metadata, arrays = _parse(fields)
+        dropped = tuple(Dropped(item["reason"], item["count"], tuple(item["examples"])) for item in fields["dropped"])
+        kinds = {"n_rows": int, "hidden_size": int, "partition_rows": int, "dtype": str}
+        given: dict[str, Any] = {name: kind(fields[name]) for name, kind in kinds.items()}
+        for name in ("model", "corpus", "extraction", "software", "format_version"):
+            given[name] = fields[name]
+        metadata = Metadata(layers=tuple(int(layer) for layer in fields["layers"]), dropped=dropped, **given)
         check_metadata(metadata)
+        arrays = {
+            name: StoredArray(tuple(int(size) for size in item["shape"]), int(item["crc32c"]))
+            for name, item in fields["arrays"].items()
+        }
         return metadata, arrays
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreDamagedError(f"the metadata of {path} is incomplete ({error}): {REPAIR_HINT}") from error
-
-
-def _crc32c_or_none(fields: Mapping[str, Any]) -> int | None:
-    try:
-        return document_crc32c(fields)
-    except (ValueError, RecursionError):  # NaN, lone surrogates: never written by this package
-        return None
 
 
 def check_metadata(metadata: Metadata) -> None:
@@ -158,24 +163,3 @@ def check_metadata(metadata: Metadata) -> None:
     for part, key in (("model", "name"), ("corpus", "name"), ("extraction", "unit")):
         if not isinstance(getattr(metadata, part).get(key), str):
             raise InvalidValueError(f"the metadata must have a string {part}.{key}")
-
-
-def _parse(fields: dict[str, Any]) -> tuple[Metadata, dict[str, StoredArray]]:
-    metadata = Metadata(
-        n_rows=int(fields["n_rows"]),
-        layers=tuple(int(layer) for layer in fields["layers"]),
-        hidden_size=int(fields["hidden_size"]),
-        dtype=str(fields["dtype"]),
-        partition_rows=int(fields["partition_rows"]),
-        model=fields["model"],
-        corpus=fields["corpus"],
-        extraction=fields["extraction"],
-        dropped=tuple(Dropped(item["reason"], item["count"], tuple(item["examples"])) for item in fields["dropped"]),
-        software=fields["software"],
-        format_version=fields["format_version"],
-    )
-    arrays = {
-        path: StoredArray(tuple(int(size) for size in item["shape"]), int(item["crc32c"]))
-        for path, item in fields["arrays"].items()
-    }
-    return metadata, arrays

@@ -23,7 +23,7 @@ from embstore.store.conditions import Condition, checked_rows, parse_conditions,
 from embstore.store.index import Index, Labels, TypeIndex
 from embstore.store.layers import resolve_layer, resolve_layers
 from embstore.store.layout import Layout
-from embstore.store.metadata import Metadata
+from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.gather import RESUME, Gatherer
 from embstore.store.reading.scan import BLOCK_NBYTES, DENSE, Snapshot, scan_blocks
 from embstore.store.storage.files import REPAIR_HINT
@@ -220,26 +220,13 @@ class Store:
         """Return the contents of the store and what made it, as a JSON object of `schemas/info.schema.json`."""
         return {
             "path": str(self.path),
-            "n_rows": self.n_rows,
+            **as_json(self.metadata),
             "n_committed_rows": self.n_committed_rows,
-            "layers": list(self.layers),
-            "hidden_size": self.hidden_size,
-            "dtype": self.dtype,
             "n_partitions": self.layout.n_partitions,
-            "partition_rows": self.layout.partition_rows,
             "n_types": len(self.index.words),
             "n_sentences": len(self.index.texts),
             "labels": {name: len(column.names) for name, column in self.index.labels.items()},
             "nbytes": self.n_rows * self.layout.row_nbytes,
-            "model": dict(self.metadata.model),
-            "corpus": dict(self.metadata.corpus),
-            "extraction": dict(self.metadata.extraction),
-            "dropped": [
-                {"reason": drop.reason, "count": drop.count, "examples": list(drop.examples)}
-                for drop in self.metadata.dropped
-            ],
-            "software": dict(self.metadata.software),
-            "format_version": self.metadata.format_version,
         }
 
     def gather(

@@ -343,7 +343,11 @@ BAD: list[tuple[dict[str, Any], type[EmbstoreError], str]] = [
     ({"layers": [True]}, InvalidValueError, "layer True is not stored"),
     ({"layers": []}, InvalidValueError, "no layer is chosen"),
     ({"layers": "first"}, InvalidValueError, "layer 'first' is not stored"),
-    ({"words": ["bank", "Bank", "zebra"]}, InvalidValueError, "no word 'Bank', 'zebra'"),
+    (
+        {"words": ["bank", "Bank", "zebra"]},
+        InvalidValueError,
+        "the store has no word 'Bank', 'zebra'; words are spelled",
+    ),
     ({"words": list("123456789")}, InvalidValueError, "'5' and 4 more"),
     ({"words": []}, InvalidValueError, "no row was chosen"),
     ({"rows": []}, InvalidValueError, "no row was chosen"),

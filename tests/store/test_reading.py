@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
-from embstore.store import Store, open_store
+from embstore.store import Store, StoreWriter, open_store
 from tests.store.example import DTYPES, SUFFIXES, Example, example
 
 CASES = [
@@ -151,6 +151,21 @@ def test_readers_see_what_a_writer_commits(tmp_path: Path) -> None:
         made.fill(path)
         store.refresh()
         assert store.finished
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_refresh_sees_a_partition_that_was_written_again(tmp_path: Path, suffix: str) -> None:
+    made, other = example(), example(seed=1)
+    store = made.make(tmp_path / f"s{suffix}")
+    store.gather([300], 0)  # maps the partition
+    with StoreWriter(tmp_path / f"s{suffix}") as writer:
+        writer.discard([1])
+        writer.write(1, other.partition(1))
+        writer.finish()
+    digest = store.digest
+    store.refresh()
+    assert store.digest != digest
+    np.testing.assert_array_equal(store.gather(np.arange(256, 512), 0), other.values[0, 256:512])
 
 
 def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:

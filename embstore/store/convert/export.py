@@ -102,12 +102,7 @@ def _chosen_rows(store: Store, words: str | Iterable[str] | None, rows: ArrayLik
             before, after = chosen[falls[0] : falls[0] + 2]
             raise InvalidValueError(f"rows must be distinct and ascending, but {after} follows {before}: sort them")
     if words is not None:
-        types = {word: store.type_of(word) for word in sorted({words} if isinstance(words, str) else set(words))}
-        unknown = [word for word, number in types.items() if number is None]
-        if unknown:
-            named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else "")
-            raise InvalidValueError(f"{store.path} has no word {named}: words are spelled as in the corpus")
-        of_words = store.select(types=[number for number in types.values() if number is not None]).rows
+        of_words = store.select(words=words).rows
         chosen = of_words if chosen is None else np.intersect1d(chosen, of_words, assume_unique=True)
     if chosen is None or len(chosen) == store.n_rows:
         return None
