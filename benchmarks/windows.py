@@ -23,7 +23,7 @@ import transformers
 from measure import Target, Times, interleaved, machine, paired_ratios, table, targets_table, write_json
 
 import embstore as es
-from embstore.extraction.options import parse_windows, window_name
+from embstore.extraction.options import sorted_windows, window_name
 from embstore.extraction.window_plan import extract_windows, plan_windows
 from embstore.extraction.worker import Timings
 from embstore.store import Store
@@ -245,7 +245,7 @@ def prepared(arguments: argparse.Namespace, folder: Path) -> Setting:
         encoder=es.load_encoder(arguments.model, device="cpu", compute_dtype="float32"),
         tokenizer=tokenizer,
         model=transformers.AutoModel.from_pretrained(arguments.model, dtype=torch.float32).eval(),
-        windows=parse_windows(arguments.windows, name="context"),
+        windows=sorted_windows(None if width == "full" else int(width) for width in arguments.windows.split(",")),
         folder=folder,
     )
     rows = es.plan(

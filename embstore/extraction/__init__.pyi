@@ -1,6 +1,5 @@
 from .bench import bench_extract as bench_extract
 from .options import ExtractionOptions as ExtractionOptions
-from .options import parse_windows as parse_windows
 from .options import window_name as window_name
 from .plan import Plan as Plan
 from .window_plan import WindowPlan as WindowPlan

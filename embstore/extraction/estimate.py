@@ -98,19 +98,16 @@ def estimate(
     place = None if store is None else parse_location(store)
     folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
     if text.cuts_windows:
-        work = count_windows(index, layout, encoder, text, seed=options.seed)
-        subwords, positions, counted = work.n_subwords, work.n_positions, work.counted
-        sample = sample_typical_lengths(work.sample, n_specials=encoder.n_specials, batch_subwords=text.batch_subwords)
+        subwords, positions, counted, sample = count_windows(index, layout, encoder, text, seed=options.seed)
     else:
         share = len(index.texts.data) / max(1, found.spool.length("text"))  # sentences without a row are not run
         subwords, counted = round(found.n_subwords * share), len(index.texts) == found.n_sentences
         positions = subwords + len(index.texts) * encoder.n_specials
-        sample = first_sentences(
-            truncated(encoder.tokenize(found.sample), text.limit), batch_subwords=text.batch_subwords
-        )
+        sample = truncated(encoder.tokenize(found.sample), text.limit)
     seconds = None
     if calibrate:
-        seconds = positions / positions_per_second(encoder, sample, layers=layout.layers, options=options)
+        batches = sample_typical_lengths(sample, n_specials=encoder.n_specials, batch_subwords=text.batch_subwords)
+        seconds = positions / positions_per_second(encoder, batches, layers=layout.layers, options=options)
     return Estimate(
         store_nbytes=layout.n_rows * layout.row_nbytes + index_nbytes(index),
         memory_nbytes=peak_memory_nbytes(layout, encoder, text, n_stores=n_stores, longest=found.longest),
@@ -123,22 +120,14 @@ def estimate(
     )
 
 
-@dataclass(frozen=True)
-class Workload:
-    """The size of the windows of an extraction: `n_subwords`, and `n_positions` with the special ones.
+def count_windows(
+    index: Index, layout: Layout, encoder: Encoder, text: TextOptions, *, seed: int
+) -> tuple[int, int, bool, Tokenized]:
+    """Count the windows of an extraction: subwords, positions (special ones included), whether all rows were counted.
 
-    `counted`: whether all rows were counted; otherwise it is projected from `sample`, the distinct windows of some
-    passages.
+    If not, the counts are projected from the first passages of three partitions, drawn by `seed`. The last item is a
+    sample: the distinct windows of a passage.
     """
-
-    n_subwords: int
-    n_positions: int
-    counted: bool
-    sample: Tokenized
-
-
-def count_windows(index: Index, layout: Layout, encoder: Encoder, text: TextOptions, *, seed: int) -> Workload:
-    """Cut the windows of the first passages of up to three partitions, drawn by `seed`; exact if that is all."""
     drawn = np.random.default_rng(seed).permutation(layout.n_partitions)[:SAMPLED_PASSAGES]
     passages: list[Passage] = []
     for partition in np.sort(drawn).tolist():
@@ -149,25 +138,14 @@ def count_windows(index: Index, layout: Layout, encoder: Encoder, text: TextOpti
     windows = sum(len(passage.tokenized.sentence_indptr) - 1 for passage in passages)
     factor = layout.n_rows / n_rows
     positions = subwords + windows * encoder.n_specials
-    return Workload(round(subwords * factor), round(positions * factor), n_rows == layout.n_rows, passages[0].tokenized)
-
-
-def first_sentences(tokenized: Tokenized, *, batch_subwords: int) -> Tokenized:
-    """Return as many sentences, in corpus order, as fill the batches of a calibration."""
-    base = tokenized.word_indptr[tokenized.sentence_indptr]
-    count = int(np.searchsorted(np.cumsum(np.diff(base)), CALIBRATION_BATCHES * batch_subwords)) + 1
-    last = min(count, len(base) - 1)
-    return Tokenized(
-        tokenized.ids[: base[last]],
-        tokenized.word_indptr[: tokenized.sentence_indptr[last] + 1],
-        tokenized.sentence_indptr[: count + 1],
-    )
+    return round(subwords * factor), round(positions * factor), n_rows == layout.n_rows, passages[0].tokenized
 
 
 def sample_typical_lengths(tokenized: Tokenized, *, n_specials: int, batch_subwords: int) -> Tokenized:
-    """Return a batch of windows from each third of the work, shortest first, each of about one length."""
+    """Return a batch of sentences from each third of the work, shortest first, each of about one length."""
     lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr]) + n_specials
     order = np.argsort(lengths, kind="stable")
+    order = order[lengths[order] > n_specials]  # those that the model runs
     ends = np.cumsum(lengths[order])
     chosen = []
     for batch in range(CALIBRATION_BATCHES):

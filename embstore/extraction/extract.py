@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 import warnings
@@ -10,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -128,11 +126,13 @@ def extract_together(
     if len(plans) > 1:
         for plan, path in zip(plans, paths, strict=True):
             _refuse_other_plan(plan, path)
-    prepared = [_prepare(plan, path, repair=repair) for plan, path in zip(plans, paths, strict=True)]
+    targets = [_Target(plan, path, repair=repair) for plan, path in zip(plans, paths, strict=True)]
     timings = timings or Timings()
     began = time.perf_counter()
     with ExitStack() as stack:
-        stores = [_OpenStore(one, stack.enter_context(StoreWriter(one.path))) for one in prepared if not one.complete]
+        stores = [target for target in targets if not target.complete]
+        for store in stores:
+            store.open(stack.enter_context(StoreWriter(store.path)))
         total = sum(plan.layout.n_rows for plan in plans)
         missing = sum(store.n_missing_rows for store in stores)
         try:
@@ -152,37 +152,9 @@ def extract_together(
 
 def _refuse_other_plan(plan: Plan, path: Path | ObjectPath) -> None:
     """Raise StoreMismatchError for a store of another plan; one that cannot be read may be repaired later."""
-    if _exists(path):
+    if exists(path):
         with suppress(StoreDamagedError, StoreFormatError):
             require_same_plan(plan.metadata, open_reader(path).metadata, path=path)
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A store before the first partition is encoded; `created`: in this call; `complete`: no work is left."""
-
-    plan: Plan
-    path: Path | ObjectPath
-    created: bool
-    damaged: list[int]
-    complete: bool
-
-
-def _prepare(plan: Plan, path: Path | ObjectPath, *, repair: bool) -> _Prepared:
-    """Create a store, or check that the one that exists was made by the plan."""
-    damaged: list[int] = []
-    created = not _exists(path) and _create(plan, path)
-    if repair and not created:
-        damaged = _repair_layout(plan, path)
-    store = Store(open_reader(path))
-    require_same_plan(plan.metadata, store.metadata, path=path)
-    # A leftover lock is tidied by a writer; without one a finished store may be on a read-only disk.
-    locked = isinstance(path, Path) and StoreLock(path).file.exists()
-    return _Prepared(plan, path, created, damaged, store.finished and not damaged and not locked)
-
-
-def _exists(path: Path | ObjectPath) -> bool:
-    return os.path.exists(path) if isinstance(path, Path) else exists(path)
 
 
 def _create(plan: Plan, path: Path | ObjectPath) -> bool:
@@ -192,7 +164,7 @@ def _create(plan: Plan, path: Path | ObjectPath) -> bool:
     try:
         create_store(path, metadata=plan.metadata, index=plan.index, center=_center(plan))
     except InvalidValueError:
-        if not _exists(path):
+        if not exists(path):
             raise
         return False
     return True
@@ -221,21 +193,35 @@ def _repair_layout(plan: Plan, path: Path | ObjectPath) -> list[int]:
     return []
 
 
-class _OpenStore:
-    """A store that is being written, and the partitions that it does not have."""
+class _Target:
+    """A store to write: created, or checked to be the plan's; once open, with the partitions that it does not have."""
 
-    def __init__(self, prepared: _Prepared, writer: StoreWriter) -> None:
-        self.prepared = prepared
+    writer: StoreWriter
+    missing: list[int]
+
+    def __init__(self, plan: Plan, path: Path | ObjectPath, *, repair: bool) -> None:
+        self.plan = plan
+        self.path = path
+        self._created = not exists(path) and _create(plan, path)
+        self._damaged = _repair_layout(plan, path) if repair and not self._created else []
+        store = Store(open_reader(path))
+        require_same_plan(plan.metadata, store.metadata, path=path)
+        self.center = store.center
+        self.window = plan.contexts.index(plan.options.context_window)
+        # A leftover lock is tidied by a writer; without one a finished store may be on a read-only disk.
+        locked = isinstance(path, Path) and StoreLock(path).file.exists()
+        self.complete = store.finished and not self._damaged and not locked
+
+    def open(self, writer: StoreWriter) -> None:
+        """Take the writer of the store, and list what is missing."""
         self.writer = writer
-        if prepared.damaged:
-            writer.discard(prepared.damaged)
+        if self._damaged:
+            writer.discard(self._damaged)
         self.missing = writer.missing()
-        self.window = prepared.plan.contexts.index(prepared.plan.options.context_window)
-        self.center = Store(open_reader(writer.path)).center
 
     @property
     def n_missing_rows(self) -> int:
-        return sum(stop - start for start, stop in map(self.prepared.plan.layout.span, self.missing))
+        return sum(stop - start for start, stop in map(self.plan.layout.span, self.missing))
 
     def is_missing(self, partition: int) -> bool:
         position = bisect_left(self.missing, partition)  # there may be 100,000 partitions
@@ -243,20 +229,18 @@ class _OpenStore:
 
     def remove_if_empty(self) -> None:
         """Remove a store that this call created if nothing could be written into it."""
-        if self.prepared.created and len(self.writer.missing()) == self.prepared.plan.layout.n_partitions:
-            remove_store(self.prepared.path)
+        if self._created and len(self.writer.missing()) == self.plan.layout.n_partitions:
+            remove_store(self.path)
 
 
-def _tasks(plan: Plan, stores: Sequence[_OpenStore]) -> Iterator[Task]:
+def _tasks(plan: Plan, stores: Sequence[_Target]) -> Iterator[Task]:
     """Yield the partitions that any store does not have."""
     for partition in sorted({partition for store in stores for partition in store.missing}):
         chosen = tuple(number for number, store in enumerate(stores) if store.is_missing(partition))
         yield Task(partition, Part.of(plan.index, *plan.layout.span(partition)), chosen)
 
 
-def _run_here(
-    plans: Sequence[Plan], stores: Sequence[_OpenStore], timings: Timings, report: Report, n_done: int
-) -> None:
+def _run_here(plans: Sequence[Plan], stores: Sequence[_Target], timings: Timings, report: Report, n_done: int) -> None:
     """Encode, write and commit all missing partitions in this process; raises the first error."""
     plan = plans[0]
     batching = plan.metadata.extraction["batching"]
@@ -288,7 +272,7 @@ def _run_here(
 def _run_on(
     executor: Executor,
     plans: Sequence[Plan],
-    stores: Sequence[_OpenStore],
+    stores: Sequence[_Target],
     timings: Timings,
     report: Report,
     n_done: int,
@@ -337,18 +321,18 @@ def _run_on(
         raise _summary(stores, failed, n_committed, len(partitions)) from failed[0][1]
 
 
-def _job(plan: Plan, stores: Sequence[_OpenStore]) -> Job:
+def _job(plan: Plan, stores: Sequence[_Target]) -> Job:
     """Return what the workers need, for stores whose locks this process holds."""
     targets = []
     for store in stores:
-        path = store.writer.path.absolute() if isinstance(store.writer.path, Path) else store.writer.path
+        path = store.path.absolute() if isinstance(store.path, Path) else store.path
         fingerprint = store.writer.metadata.fingerprint
         targets.append(Target(path, place_mark(path), fingerprint, store.window, store.center))
     return Job(tuple(targets), plan.layout, plan.options, plan.text, plan.encoder_spec, plan.metadata.software)
 
 
 def _summary(
-    stores: Sequence[_OpenStore], failed: Sequence[tuple[Task, Exception]], n_committed: int, n_partitions: int
+    stores: Sequence[_Target], failed: Sequence[tuple[Task, Exception]], n_committed: int, n_partitions: int
 ) -> EmbstoreError:
     """Return one error for all partitions that failed, of their own type if that is one of embstore's."""
     parts = [f"{task}: {one_line(error)}" for task, error in failed[:MAX_DETAILED_FAILURES]]
@@ -357,7 +341,7 @@ def _summary(
     if left := n_partitions - n_committed - len(failed):
         parts.append(f"{left:,} more were not tried")
     message = (
-        f"{len(failed):,} of {n_partitions:,} partitions of {', '.join(str(store.writer.path) for store in stores)} "
+        f"{len(failed):,} of {n_partitions:,} partitions of {', '.join(str(store.path) for store in stores)} "
         f"could not be written: {'; '.join(parts)}; {_how_to_resume(n_committed, n_partitions)}"
     )
     kinds = {type(error) for _, error in failed}

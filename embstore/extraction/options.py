@@ -135,19 +135,6 @@ def window_name(window: Window) -> str:
     return "full" if window is None else str(window)
 
 
-def parse_windows(text: str, *, name: str) -> tuple[Window, ...]:
-    """Parse widths such as "0,2,16,full" into ascending order, each once; `name`: what they are, for the error."""
-    windows = []
-    for part in text.split(","):
-        word = part.strip()
-        if word != "full" and not word.isdecimal():
-            raise InvalidValueError(
-                f"{name} window {word!r} cannot be read: give 0 or more words, full, or several joined by commas"
-            )
-        windows.append(None if word == "full" else int(word))
-    return sorted_windows(windows)
-
-
 def sorted_windows(windows: Iterable[Window]) -> tuple[Window, ...]:
     """Return widths in ascending order, the whole sentence last, each once."""
     given = set(windows)

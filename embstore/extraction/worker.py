@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from queue import Full, Queue
@@ -113,6 +113,7 @@ class Worker:
         self._writes = writes
         self._timings = timings or Timings()
         self._on_rows = on_rows
+        self.warnings: tuple[str, ...] = ()  # for the user, to be shown once
         self._n_buffers = buffers_of(layout, n_stores=len(writes))
         self._buffers: list[list[_Buffer]] = []
 
@@ -347,26 +348,17 @@ class Outcome:
 def run_tasks(job: bytes, tasks: Sequence[Task]) -> Outcome:
     """Encode and write some partitions in a worker process; the model is loaded once for each (pickled) job."""
     with _LOCK:  # threads of one process share the model
-        process = _process_worker(job)
-        done = [
-            Done(one.partition, error=portable(one.error)) if one.error is not None else one
-            for one in process.worker.run(tasks)
-        ]
-        warnings, process.warnings = process.warnings, ()
+        worker = _process_worker(job)
+        done = [one if one.error is None else replace(one, error=portable(one.error)) for one in worker.run(tasks)]
+        warnings, worker.warnings = worker.warnings, ()
         return Outcome(done, warnings)
 
 
 _LOCK = Lock()
 
 
-@dataclass
-class _ProcessWorker:
-    worker: Worker
-    warnings: tuple[str, ...]
-
-
 @lru_cache(maxsize=1)
-def _process_worker(pickled: bytes) -> _ProcessWorker:
+def _process_worker(pickled: bytes) -> Worker:
     job: Job = pickle.loads(pickled)
     warnings = compare_software(job.software)
     writers = [_open_target(target) for target in job.targets]
@@ -379,7 +371,8 @@ def _process_worker(pickled: bytes) -> _ProcessWorker:
         casts=[Cast(job.layout, center=target.center) for target in job.targets],
         writes=[writer.write for writer in writers],
     )
-    return _ProcessWorker(worker, warnings)
+    worker.warnings = warnings
+    return worker
 
 
 def _open_target(target: Target) -> PartitionWriter:
