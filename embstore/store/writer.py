@@ -8,10 +8,9 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -133,9 +132,7 @@ class PartitionWriter:
     def __enter__(self) -> PartitionWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._backend.close()
 
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> Record:
@@ -212,14 +209,9 @@ class StoreWriter:
     def __enter__(self) -> StoreWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        with nullcontext() if error is None else suppress(EmbstoreError):  # the first error says more
             self.close()
-        else:
-            with suppress(EmbstoreError):  # the first error says more
-                self.close()
 
     def missing(self) -> list[int]:
         """Return the partitions that are not committed, ascending."""

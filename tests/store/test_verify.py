@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import google_crc32c
@@ -20,7 +16,6 @@ from embstore.store.arrays import commit_record
 from embstore.store.check.repair import repair_layout
 from embstore.store.zarr.format import array_node
 from tests.store.example import SUFFIXES, Example, all_files, example
-from tests.store.killed import killed_at_each_step
 
 
 def flip(file: Path, offset: int, bit: int = 0) -> None:
@@ -97,61 +92,6 @@ def test_a_bit_of_each_commit_of_an_unfinished_store(tmp_path: Path) -> None:
             assert report.missing == (1,)
             file.write_bytes(content)
     assert verify(path).ok
-
-
-Damage = Callable[[Path], object]
-
-
-@pytest.mark.parametrize(
-    ("damage", "partitions"),
-    [
-        (lambda p: (p / "hidden_states/c/0/1/0").unlink(), [1]),
-        (lambda p: os.truncate(p / "hidden_states/c/0/2/0", 100), [2]),
-        (lambda p: os.truncate(p / "hidden_states/c/0/0/0", 0), [0]),
-        (lambda p: shutil.rmtree(p / "hidden_states"), [0, 1, 2]),
-        (lambda p: (p / "occurrence/type/c/0").unlink(), []),
-        (lambda p: os.truncate(p / "occurrence/type/c/0", 9), []),
-        (lambda p: (p / "occurrence/zarr.json").unlink(), []),
-        (lambda p: (p / "commits/c/0/0").unlink(), [0, 1, 2]),
-        (lambda p: os.truncate(p / "commits/c/0/0", 47), [0, 1, 2]),
-        (lambda p: (p / "commits/zarr.json").unlink(), []),
-        (lambda p: (p / "hidden_states/c/0/7").mkdir() or (p / "hidden_states/c/0/7/0").write_text("x"), []),
-        (lambda p: (p / "notes.txt").write_text(""), []),
-        (lambda p: (p / "commits/c/1").mkdir(parents=True) or (p / "commits/c/1/0").write_bytes(bytes(16)), []),
-        (lambda p: (p / "type/c").mkdir() or (p / "type/c/0").write_text("x"), []),
-        (lambda p: shutil.copy(p / "type/zarr.json", p / "type/zarr.json.bak"), []),
-    ],
-)
-def test_files_that_are_missing_short_or_too_many(tmp_path: Path, damage: Damage, partitions: list[int]) -> None:
-    path = example().make(tmp_path / "s.zarr").path
-    damage(path)
-    report = verify(path)
-    assert not report.ok
-    assert report.damaged_partitions == partitions
-
-
-def test_swapped_shards(tmp_path: Path) -> None:
-    path = example(rows=768).make(tmp_path / "s.zarr").path
-    one, other = path / "hidden_states/c/0/0/0", path / "hidden_states/c/0/2/0"
-    first, second = one.read_bytes(), other.read_bytes()
-    one.write_bytes(second)
-    other.write_bytes(first)
-    assert verify(path).damaged_partitions == [0, 2]
-
-
-def test_swapped_rows_and_records_of_hdf5(tmp_path: Path) -> None:
-    path = example(rows=768).make(tmp_path / "s.h5").path
-    with h5py.File(path, "r") as file:
-        chunks: dict[tuple[int, ...], int] = {}
-        file["hidden_states"].id.chunk_iter(lambda c: chunks.__setitem__(c.chunk_offset, c.byte_offset))
-        commits = file["commits"].id.get_offset()
-    content = path.read_bytes()
-    for one, other, nbytes in [(chunks[0, 0, 0], chunks[0, 512, 0], 256 * 32), (commits, commits + 32, 16)]:
-        swapped = bytearray(content)
-        swapped[one : one + nbytes] = content[other : other + nbytes]
-        swapped[other : other + nbytes] = content[one : one + nbytes]
-        path.write_bytes(swapped)
-        assert verify(path).damaged_partitions == [0, 2]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -233,35 +173,10 @@ def test_progress_ends_at_all_bytes(tmp_path: Path, suffix: str) -> None:
 
 
 def remade(made: Example, path: Path) -> list[int]:
-    """Lay a store out afresh, write what is missing, and return what that was."""
+    """Repair a store, write what is missing, and return what that was."""
     missing = repair_layout(path, metadata=made.metadata, index=made.index, center=made.center)
     made.fill(path)
     return missing
-
-
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_repair_keeps_what_is_whole(tmp_path: Path, suffix: str, dtype: str) -> None:
-    made = example(dtype=dtype, rows=1000)
-    path = made.make(tmp_path / f"s{suffix}").path
-    whole = all_files(path)
-    assert remade(made, path) == []
-    assert all_files(path) == whole
-    damages: list[Damage] = [lambda p: p.write_bytes(bytes(600) + p.read_bytes()[600:])]
-    if suffix == ".zarr":
-        damages = [
-            lambda p: (p / "zarr.json").write_text("{"),
-            lambda p: (p / "hidden_states/zarr.json").unlink(),
-            lambda p: shutil.rmtree(p / "type"),
-            lambda p: (p / "commits/zarr.json").write_text("no"),
-            lambda p: (p / "more").write_text(""),
-        ]
-    for damage in damages:
-        damage(path)
-        assert None in {fault.partition for fault in verify(path).faults}
-        assert remade(made, path) == []
-        assert all_files(path) == whole
-        assert sorted(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -313,30 +228,6 @@ def test_repair_with_another_plan_is_refused(tmp_path: Path, suffix: str) -> Non
     assert all_files(path) == before
     with pytest.raises(StoreNotFoundError):
         repair_layout(tmp_path / f"none{suffix}", metadata=made.metadata, index=made.index)
-    assert sorted(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("suffix", "stride"), [(".zarr", 19), (".h5", 1)])
-def test_killed_in_repair(tmp_path: Path, suffix: str, stride: int) -> None:
-    """A repair killed at any step is completed by the next one."""
-    made = example(rows=300)
-    path = made.make(tmp_path / f"s{suffix}").path
-    whole = all_files(path)
-    flip(path / "type/zarr.json" if suffix == ".zarr" else path, 2)
-
-    def repair() -> None:
-        repair_layout(path, metadata=made.metadata, index=made.index)
-
-    for _ in killed_at_each_step(repair, stride=stride):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert repair_layout(path, metadata=made.metadata, index=made.index) == []
-        made.fill(path)
-        assert all_files(path) == whole
-        flip(path / "type/zarr.json" if suffix == ".zarr" else path, 2)
-    made.fill(path)
-    assert all_files(path) == whole
     assert sorted(tmp_path.iterdir()) == [path]
 
 

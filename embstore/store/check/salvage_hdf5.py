@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError
 from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, committed, payload_specs, record_crc32c
-from embstore.store.hdf5.addresses import Addresses, read_span, row_spans
+from embstore.store.hdf5.addresses import Addresses, payload_crc32c, read_span, row_spans
 from embstore.store.hdf5.reader import read_addresses
 from embstore.store.hdf5.writer import HDF5Writer
-from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
-from embstore.store.storage.files import crc32c, opened
+from embstore.store.storage.files import opened
 
 
 def copy_intact(old: Path, new: Path, metadata: Metadata, center: NDArray[np.float32] | None) -> set[int]:
@@ -57,32 +55,18 @@ def _copy(descriptor: int, addresses: Addresses, metadata: Metadata, writer: HDF
         return
     table = records.view(COMMIT_DTYPE).reshape(-1, 2)
     for partition in set(np.flatnonzero(committed(table, layout)).tolist()) - intact:
-        arrays = _read_partition(descriptor, addresses, specs, layout, partition)
-        if arrays is not None and _crc32c_of(arrays, specs) == record_crc32c(table[partition]):
+        crc, _ = payload_crc32c(descriptor, addresses, specs, layout, partition)
+        if crc == record_crc32c(table[partition]):
+            arrays = {spec.path: _read_rows(descriptor, addresses, spec, *layout.span(partition)) for spec in specs}
             writer.write(partition, arrays)
             writer.commit(partition, table[partition])
             intact.add(partition)
 
 
-def _read_partition(
-    descriptor: int, addresses: Addresses, specs: list[ArraySpec], layout: Layout, partition: int
-) -> dict[str, NDArray[Any]] | None:
-    start, stop = layout.span(partition)
-    arrays: dict[str, NDArray[Any]] = {}
-    for spec in specs:
-        rows = np.empty((spec.shape[0], stop - start, *spec.shape[2:]), spec.dtype)
-        for layer in range(spec.shape[0]):
-            spans = row_spans(addresses, spec, layer, start, stop)
-            data = np.concatenate([read_span(descriptor, *span) for span in spans])
-            if len(data) != rows[layer].nbytes:
-                return None
-            rows[layer] = data.view(spec.dtype).reshape(rows[layer].shape)
-        arrays[spec.path] = rows
-    return arrays
-
-
-def _crc32c_of(arrays: Mapping[str, NDArray[Any]], specs: list[ArraySpec]) -> int:
-    crc = 0
-    for spec in specs:
-        crc = crc32c(arrays[spec.path], crc)
-    return crc
+def _read_rows(descriptor: int, addresses: Addresses, spec: ArraySpec, start: int, stop: int) -> NDArray[Any]:
+    """Return rows `[start, stop)` of all layers; [layer, n, ...]."""
+    rows = np.empty((spec.shape[0], stop - start, *spec.shape[2:]), spec.dtype)
+    for layer, out in enumerate(rows):
+        spans = row_spans(addresses, spec, layer, start, stop)
+        out.reshape(-1).view(np.uint8)[...] = np.concatenate([read_span(descriptor, *span) for span in spans])
+    return rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import TracebackType
 
 from filelock import FileLock, Timeout
 
@@ -49,9 +48,7 @@ class StoreLock:
                 self.file.unlink(missing_ok=True)
             self._lock.release()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()
 
 
