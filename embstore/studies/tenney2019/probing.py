@@ -75,7 +75,7 @@ def find_tasks(folder: Path, tasks: Sequence[str] | None) -> dict[str, Files]:
         if name not in found:
             raise InvalidValueError(f"there is no task {name!r} in {folder}: it has {', '.join(found)}")
     order = dict.fromkeys((*published.TASKS, *found))
-    chosen = {name: found[name] for name in order if name in found and name in (tasks or found)}
+    chosen: dict[str, Files] = {name: found[name] for name in order if name in found and name in (tasks or found)}
     for name, files in chosen.items():
         if "dev" not in files:
             raise InvalidValueError(f"{folder / name} has no dev.jsonl, which early stopping needs")

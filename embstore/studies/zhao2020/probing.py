@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -14,8 +14,15 @@ from embstore.corpus import Corpus, Keep, open_corpus
 from embstore.extraction import ExtractionOptions, extract_windows, plan_windows
 from embstore.extraction.extract import extract
 from embstore.extraction.plan import plan
-from embstore.models import bag_encoder, load_encoder, random_encoder, subword_encoder, vector_encoder
-from embstore.models.encoder import Encoder
+from embstore.models import (
+    Encoder,
+    StaticEncoder,
+    bag_encoder,
+    load_encoder,
+    random_encoder,
+    subword_encoder,
+    vector_encoder,
+)
 from embstore.probes import ClassProbe, ProbeResult, Training, WordSplit
 from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
 from embstore.store import Store
@@ -96,13 +103,13 @@ def extract_all(run: Run) -> Stores:
     settings = run.settings
     skipgram = train_skipgram(run)
 
-    def random() -> Encoder:
+    def random() -> StaticEncoder:
         return random_encoder(settings.skipgram_size, seed=settings.seed)
 
-    def subwords() -> Encoder:
+    def subwords() -> StaticEncoder:
         return subword_encoder(run.model, device=run.device)
 
-    def of_file(file: str | Path, missing: str = "random") -> Encoder:
+    def of_file(file: str | Path, missing: Literal["random", "drop"] = "random") -> StaticEncoder:
         return vector_encoder(file, missing=missing, seed=settings.seed)
 
     bert = extract_by_window(run, "bert", load_encoder(run.model, device=run.device))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -22,7 +23,7 @@ def tune(run: Run, task: str, data: str | Path, *, window: int | None = None) ->
     """Fine-tune the model on one task; `window` limits its attention."""
     settings = run.settings
     name = task if window is None else f"{task}-a{window}"
-    rate = {} if settings.tuning_rate is None else {"learning_rate": settings.tuning_rate}
+    rate: dict[str, Any] = {} if settings.tuning_rate is None else {"learning_rate": settings.tuning_rate}
     chosen = FineTuneSettings(
         epochs=settings.tuning_epochs,
         batch_size=settings.tuning_batch_size,
