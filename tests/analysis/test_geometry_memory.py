@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,9 +43,10 @@ print(json.dumps({"grown": peak[0] - before, "value": table["value"].to_list(), 
 
 
 def run(path: Path, memory: int) -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(path), str(memory)], capture_output=True, text=True, check=True
-    )
+    # glibc returns freed memory at once, so that the process has what is in use and not what was.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "524288", "MALLOC_TRIM_THRESHOLD_": "1048576"}
+    command = [sys.executable, "-c", CHILD, str(path), str(memory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     result: dict[str, object] = json.loads(done.stdout)
     return result
 

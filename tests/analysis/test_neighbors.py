@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,15 @@ def test_a_word_in_a_new_sentence_is_encoded_as_the_store_was(store: es.Store, m
         assert found["score"][0] == pytest.approx(1, abs=1e-6)
         assert found["query"].to_list() == [0, 0]
     assert es.neighbors(store, text="the [bank] closed", k=1, model=model)["rank"].to_list() == [1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
+def test_encoding_a_sentence_leaves_no_file_open(store: es.Store) -> None:
+    es.neighbors(store, text="the [bank] closed", k=1)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        es.neighbors(store, text="the [bank] closed", k=1)
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_words_of_a_table() -> None:

@@ -109,8 +109,9 @@ class Moments:
         if state.shift is None or other.shift is None:
             return other if state.shift is None else state
         difference = other.shift.double() - state.shift.double()
-        crossed = torch.outer(difference, other.sum)
-        state.second += other.second + crossed + crossed.T + other.count * torch.outer(difference, difference)
+        state.second += other.second
+        state.second.addr_(difference, other.sum).addr_(other.sum, difference)
+        state.second.addr_(difference, difference, alpha=other.count)
         state.sum += other.sum + other.count * difference
         state.norms += other.norms
         state.count += other.count
