@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from embstore.extraction import WindowPlan
 
 KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
-KEEP = {"per": str, "seed": int}
+KEEP = {"min_contexts": int, "per": str, "seed": int}
 READING = {"normalize": str, "columns": str}
-COMPUTING = {"compute_dtype": str, "batch_subwords": int, "max_length": int}
-SETTINGS = {**COMPUTING, **KEEP, **READING}
+COMPUTING = {"unit": Literal["word", "subword"], "compute_dtype": str, "batch_subwords": int, "max_length": int}
+SETTINGS = {**COMPUTING, **KEEP, **READING, "workers": int}
 
 Corpus = Annotated[
     str,
@@ -31,7 +31,6 @@ Corpus = Annotated[
         help="A text file or a folder of them: .txt, .conllu, .conll, .pse, .jsonl or .tsv, also .gz or .zst.",
     ),
 ]
-Unit = Annotated[Literal["word", "subword"], typer.Option(metavar="UNIT", help="One row a word, or a subword.")]
 Pooling = Annotated[
     Literal["mean", "first", "last", "max"],
     typer.Option(metavar="NAME", help="How subword vectors become a word's vector: mean, first, last or max."),
@@ -46,9 +45,6 @@ Words = Annotated[
 Label = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", rich_help_panel=KEPT, help="Only words with a label in this column; any: in any."),
-]
-MinContexts = Annotated[
-    int, typer.Option(metavar="N", rich_help_panel=KEPT, help="Only words that occur in N different sentences or more.")
 ]
 MaxContexts = Annotated[
     int | None, typer.Option(metavar="N", rich_help_panel=KEPT, help="At most N occurrences of a word, at random.")
@@ -90,9 +86,6 @@ Cluster = Annotated[
     str | None,
     typer.Option(metavar="ray[:ADDRESS]", rich_help_panel=WORKERS, help="The workers of a Ray cluster."),
 ]
-Workers = Annotated[
-    int | None, typer.Option(metavar="N", rich_help_panel=WORKERS, help="Number of workers (all of the cluster).")
-]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
 
 
@@ -101,12 +94,10 @@ def plan(
     model: opt.Model,
     device: opt.Device = "auto",
     layers: opt.Layers = "all",
-    unit: Unit = "word",
     pooling: Pooling = "mean",
     dtype: Dtype = "float16",
     words: Words = None,
     label: Label = None,
-    min_contexts: MinContexts = 1,
     max_contexts: MaxContexts = None,
     format: Format = None,
     split: Split = None,
@@ -136,12 +127,10 @@ def extract(
     model: opt.Model,
     device: opt.Device = "auto",
     layers: opt.Layers = "all",
-    unit: Unit = "word",
     pooling: Pooling = "mean",
     dtype: Dtype = "float16",
     words: Words = None,
     label: Label = None,
-    min_contexts: MinContexts = 1,
     max_contexts: MaxContexts = None,
     format: Format = None,
     split: Split = None,
@@ -150,16 +139,16 @@ def extract(
     attention_window: AttentionWindow = None,
     devices: Devices = None,
     cluster: Cluster = None,
-    workers: Workers = None,
     repair: Repair = False,
     settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Extract hidden states into a store; rerun to resume.
 
-    An existing store of another corpus, model or options is refused. Other settings: compute_dtype (float32, float16,
-    bfloat16), batch_subwords, max_length (in subwords); per=COLUMN counts --max-contexts by label; normalize (nfc,
-    nfkc, lower), columns of a .conll file.
+    An existing store of another corpus, model or options is refused. Other settings: unit=subword for a row a subword;
+    compute_dtype (float32, float16, bfloat16), batch_subwords, max_length (in subwords); min_contexts=N keeps words of
+    N sentences or more, per=COLUMN counts --max-contexts by label; normalize (nfc, nfkc, lower), columns of a .conll
+    file; workers=N of the cluster.
     """
     given = dict(locals())
     prepared = _prepared(given)
@@ -167,7 +156,7 @@ def extract(
     paths = _paths(store, kind, windows)
     for path in paths.values():
         _require_rights(path)
-    executor = opt.executor_of(cluster, workers, devices)
+    executor = opt.executor_of(cluster, prepared["workers"], devices)
     first_device = devices.split(",")[0] if devices is not None and device == "auto" else device
     given["device"] = f"cuda:{first_device}" if first_device.isdecimal() else first_device
     made = _plan(given, prepared, store=paths[windows[0]] if len(windows) == 1 else store)
@@ -202,7 +191,6 @@ def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
     keep = es.Keep(
         words=None if words is None else frozenset(opt.read_words(words, option="--words")),
         labelled=label == "any" or label or False,
-        min_contexts=given["min_contexts"],
         max_contexts=given["max_contexts"],
         **{name: value for name, value in settings.items() if name in KEEP},
     )
@@ -212,10 +200,11 @@ def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
             f"--label {label}: plain text has no labels; leave it out, or give a labelled corpus, such as .conllu"
         )
     computing = {name: value for name, value in settings.items() if name in COMPUTING}
-    options = {name: given[name] for name in ("unit", "pooling", "dtype")}
+    options = {name: given[name] for name in ("pooling", "dtype")}
     return {
         "corpus": corpus,
         "windows": windows,
+        "workers": settings.get("workers"),
         "options": {**options, "keep": keep, "seed": settings.get("seed", 0), **computing},
     }
 

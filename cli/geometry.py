@@ -27,6 +27,7 @@ TITLES = {
     "top_component": "share of the top component",
 }
 SETTINGS = {
+    "top": int,
     "baseline": Literal["exact", "sample"],
     "sample": int,
     "resamples": int,
@@ -48,9 +49,6 @@ def geometry(
     centered: Annotated[
         bool, typer.Option("--centered", help="Subtract the mean before MEV, for words and baseline alike.")
     ] = False,
-    top: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Show the N most and the N least context-specific words.")
-    ] = 5,
     device: opt.Device = "cpu",
     settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
     plot: opt.Plot = None,
@@ -61,10 +59,12 @@ def geometry(
 
     Self-similarity, intra-sentence similarity, maximum explainable variance and anisotropy (Ethayarajh 2019), with
     their baselines; means by layer with 95 % bootstrap intervals. --out has every word and sentence.
+    --set top=N shows the N most and the N least context-specific words.
     """
     require_files(out, plot)
     names = _names(stores)
     chosen = opt.read_settings(settings, SETTINGS)
+    top = chosen.pop("top", 5)
     resampling = {"resamples": chosen.pop("resamples", 1000), "seed": chosen.get("seed", 0)}
     executor = opt.executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
     options = {"executor": executor, "min_contexts": min_contexts, "centered": centered, "device": device, **chosen}

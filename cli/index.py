@@ -14,7 +14,7 @@ from embstore_cli.output import print_json, print_table, require_files, write_ta
 if TYPE_CHECKING:
     from embstore.analysis import IndexState
 
-SETTINGS = {"train_sample": int, "seed": int, "memory": str, "threads": int, "k": int, "queries": int}
+SETTINGS = {"name": str, "train_sample": int, "seed": int, "memory": str, "threads": int, "k": int, "queries": int}
 Kind = Annotated[
     str,
     typer.Option(
@@ -32,7 +32,6 @@ def index(
     metric: opt.Metric = "cosine",
     centered: opt.Centered = False,
     components: opt.Components = 0,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Its name (made of layer, kind, metric).")] = None,
     recall: Annotated[bool, typer.Option("--recall", help="Measure recall and speed against exact search.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the store's indexes; build none.")] = False,
     remove: Annotated[str | None, typer.Option(metavar="NAME", help="Remove this index; build none.")] = None,
@@ -61,7 +60,7 @@ def index(
         return
     number = opt.layer_of(layer, opened.layers)
     space: dict[str, Any] = {"metric": metric, "centered": centered, "n_components": components}
-    built = es.build_index(opened, layer=number, kind=kind, name=name, **space, **chosen)
+    built = es.build_index(opened, layer=number, kind=kind, **space, **chosen)
     state = next(each for each in es.analysis.list_indexes(opened) if each.name == built.name)
     described = _described(state)
     if recall:

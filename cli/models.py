@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from embstore.models import FineTuned
 
 TUNING = {
+    "n_examples": int | None,
+    "attention_window": int | None,
     "batch_size": int,
     "learning_rate": float,
     "max_length": int,
@@ -27,8 +29,8 @@ TUNING = {
     "dev": Path,
     "test": Path,
 }
-TUNING_FIELDS = ("batch_size", "learning_rate", "max_length", "seed")
-ATTENTION = {"max_length": int, "seed": int, "threads": int}
+TUNING_FIELDS = ("n_examples", "attention_window", "batch_size", "learning_rate", "max_length", "seed")
+ATTENTION = {"n_sentences": int | None, "max_length": int, "seed": int, "threads": int}
 Task = Annotated[
     Literal["pos", "ner", "classify", "paraphrase"],
     typer.Argument(metavar="TASK", help="pos, ner, classify or paraphrase."),
@@ -42,9 +44,6 @@ Data = Annotated[
     ),
 ]
 LabelColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Label column (upos of CoNLL-U, else label).")]
-Window = Annotated[
-    int | None, typer.Option(metavar="K", help="A word attends to K words left and right in every layer.")
-]
 Scores = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the scores to FILE.{csv,parquet,json}.")]
 
 
@@ -54,9 +53,7 @@ def finetune(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder that the model is written to.")],
     data: Data = None,
     label: LabelColumn = None,
-    sentences: Annotated[int | None, typer.Option(metavar="N", help="Train on N random sentences or pairs.")] = None,
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the training data.")] = 5,
-    attention_window: Window = None,
     device: opt.Device = "auto",
     config: opt.Config = None,
     settings: Annotated[list[str] | None, opt.set_option(TUNING)] = None,
@@ -67,14 +64,14 @@ def finetune(
 
     The default settings are those of Zhao et al. 2020. Keeps the weights of the best epoch on dev, as an ordinary
     checkpoint that every command takes as a model, with a finetuning.json that records how it was made.
-    --set train=FILE, dev=FILE and test=FILE replace the files of DATA.
+    --set train=FILE, dev=FILE and test=FILE replace the files of DATA; n_examples=N trains on N random sentences or
+    pairs; with attention_window=K a word attends to K words left and right in every layer.
     """
     require_files(scores, option="--scores")
     options: dict[str, Any] = {"label": label, **opt.read_settings(settings, TUNING, config)}
     files = {"folder": data, **{name: options.pop(name, None) for name in ("train", "dev", "test")}}
     fields: dict[str, Any] = {name: options.pop(name) for name in TUNING_FIELDS if name in options}
-    fields |= {"epochs": epochs, "n_examples": sentences, "attention_window": attention_window}
-    chosen = es.models.FineTuneSettings(**fields)
+    chosen = es.models.FineTuneSettings(epochs=epochs, **fields)
     try:
         made = es.models.finetune(files, task=task, model=model, out=out, settings=chosen, device=device, **options)
     except KeyboardInterrupt as error:
@@ -108,7 +105,6 @@ def attention(
     model_a: Annotated[str, typer.Argument(metavar="MODEL_A", help="Model folder, or a name on the hub.")],
     model_b: Annotated[str, typer.Argument(metavar="MODEL_B", help="Another of the same shape and tokenizer.")],
     corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="The sentences, in any format of extract.")],
-    sentences: Annotated[int | None, typer.Option(metavar="N", help="Use N random sentences (all).")] = None,
     device: opt.Device = "auto",
     settings: Annotated[list[str] | None, opt.set_option(ATTENTION)] = None,
     plot: opt.Plot = None,
@@ -122,7 +118,7 @@ def attention(
     """
     require_files(out, plot)
     chosen = opt.read_settings(settings, ATTENTION)
-    options: dict[str, Any] = {"n_sentences": sentences, "device": device, **chosen}
+    options: dict[str, Any] = {"device": device, **chosen}
     table = es.models.attention_similarity(corpus, model_a=model_a, model_b=model_b, **options)
     if plot is not None:
         names = " and ".join(Path(name).name for name in (model_a, model_b))

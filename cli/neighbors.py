@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 SHOWN_QUERIES = 3
 MATCHES = ("query", "rank", "score", "marked", "store", "layer")  # columns that describe a match, not an occurrence
 SENSES = {"min_size": int, "n_components": int, "sample": int | None, "seed": int, "map": Literal["pca", "umap"]}
-LABEL = {"n_components": int, "sample": int | None, "seed": int}
+METRICS = Literal["cosine", "ip", "l2"]
+HUBNESS = {"metric": METRICS, "n_components": int, "sample": int, "top": int, "seed": int}
+LABEL = {"metric": METRICS, "n_components": int, "sample": int | None, "seed": int}
 AnyWord = Annotated[str | None, typer.Argument(metavar="[WORD]", help="The word, as written in the corpus.")]
 Row = Annotated[int | None, typer.Option(metavar="N", help="Query: the occurrence in row N of the store.")]
 Text = Annotated[
@@ -302,7 +304,6 @@ def label(
         typer.Option(metavar="FILE", help="Training words, one a line or as Wiki-PSE lists them (all but --test)."),
     ] = None,
     test: Annotated[Path | None, typer.Option(metavar="FILE", help="Test words, in the same form.")] = None,
-    metric: opt.Metric = "cosine",
     centered: opt.Centered = False,
     device: opt.Device = "cpu",
     settings: Annotated[list[str] | None, opt.set_option(LABEL)] = None,
@@ -329,7 +330,6 @@ def label(
         layers=opt.layers_of(layers, opened.layers),
         k=k,
         split=split,
-        metric=metric,
         centered=centered,
         device=device,
         **words,
@@ -355,13 +355,8 @@ def hubness(
     source: Source,
     layers: opt.Layers = "all",
     k: opt.K = 10,
-    metric: opt.Metric = "cosine",
-    components: opt.Components = 0,
-    sample: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Query the neighbors of N vectors, drawn at random.")
-    ] = 10_000,
-    top: Annotated[int, typer.Option(metavar="N", min=0, help="Name the N greatest hubs.")] = 5,
     device: opt.Device = "cpu",
+    settings: Annotated[list[str] | None, opt.set_option(HUBNESS)] = None,
     out: opt.Out = None,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -369,27 +364,27 @@ def hubness(
 
     Hubness is how unevenly vectors appear in each other's nearest-neighbor lists. Hubs are in very many lists,
     anti-hubs in none: prints the skewness of the counts and the share of anti-hubs, as stored and with the mean
-    subtracted, next to the values for random neighbors.
+    subtracted, next to the values for random neighbors. --set sample=N queries N random vectors (10,000).
     """
     require_files(out)
+    chosen = {"sample": 10_000, "top": 5} | opt.read_settings(settings, HUBNESS)
+    components = chosen.pop("n_components", 0)
     import polars as pl
 
     if not _is_store(source) and layers != "all":
         raise InvalidValueError(f"--layers {layers}: {source} holds word vectors, which have no layers")
     data: Any = es.open(source) if _is_store(source) else es.vectors.read_vectors(source)
-    chosen = opt.layers_of(layers, data.layers) if _is_store(source) else None
+    numbers = opt.layers_of(layers, data.layers) if _is_store(source) else None
     frame = pl.concat(
         [
             es.hubness(
                 data,
-                layers=chosen,
+                layers=numbers,
                 k=k,
-                metric=metric,
                 centered=centered,
                 n_components=removed,
-                sample=sample,
-                top=top,
                 device=device,
+                **chosen,
             )
             for centered, removed in dict.fromkeys([(False, 0), (True, 0), (True, components)])
         ]

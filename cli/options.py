@@ -159,7 +159,9 @@ def _converted(value: Any, kind: Any) -> Any:
         return float(value)
     if kind is Path and isinstance(value, str):
         return Path(value)
-    if kind in (int, bool, str) and type(value) is kind:
+    if kind in (bool, str) and type(value) is kind:
+        return value
+    if kind is int and type(value) is int and value >= 0:
         return value
     raise ValueError
 
@@ -172,7 +174,7 @@ def _described(kind: Any) -> str:
         return " or ".join(map(str, parts))
     if origin is tuple:
         return f"{_described(parts[0])}, or several joined by commas"
-    return {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}.get(kind, "text")
+    return {int: "a whole number of 0 or more", float: "a number", bool: "true or false", Path: "a path"}.get(kind, "text")
 
 
 def layer_of(text: str, stored: Sequence[int] = ()) -> int:

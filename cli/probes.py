@@ -21,15 +21,13 @@ CLASSES = {
     "level": Literal["context", "type"],
     "hidden_size": int,
     "max_contexts": int | None,
+    "dev": Path,
     "dev_share": float,
     "balance": bool,
     "splits": tuple[str, ...],
 }
-StructureTask = Annotated[
-    Literal["distance", "depth", "both"], typer.Option(metavar="TASK", help="distance, depth or both.")
-]
 STRUCTURE_METRICS = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
-STRUCTURE = {**opt.TRAINING, "rank": int | None}
+STRUCTURE = {**opt.TRAINING, "rank": int | None, "tasks": tuple[Literal["distance", "depth"], ...]}
 Words = Annotated[Path, typer.Option(metavar="FILE", help="Words, one a line or as Wiki-PSE lists them with classes.")]
 MoreWords = Annotated[Path | None, typer.Option(metavar="FILE", help="Words, in the same form.")]
 By = Annotated[
@@ -46,9 +44,6 @@ def classes(
     stores: opt.StorePaths,
     train: Words,
     test: Annotated[Path, typer.Option(metavar="FILE", help="Test words; must not overlap --train.")],
-    dev: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Words for early stopping (a fifth of those of --train).")
-    ] = None,
     label: Annotated[str, typer.Option(metavar="COLUMN", help="The label column of the classes.")] = "class",
     kind: Annotated[
         Literal["linear", "mlp"], typer.Option(metavar="KIND", help="linear, or mlp with one hidden layer.")
@@ -68,14 +63,15 @@ def classes(
     """Read the classes of words from their vectors, layer by layer.
 
     Trains a binary probe for each class and layer, and scores them on new words: micro F1 over word-class decisions,
-    each right if at least half of its contexts are (Zhao et al. 2020).
+    each right if at least half of its contexts are (Zhao et al. 2020). Training stops early by a fifth of the --train
+    words, or by those of --set dev=FILE.
     """
     require_files(out, plot)
     chosen = opt.read_settings(settings, CLASSES, config)
     splits, dev_share = _splits(chosen.pop("splits", ("dev", "test"))), chosen.pop("dev_share", 0.2)
     words = {
         name: opt.read_words(path, option=f"--{name}")
-        for name, path in (("train", train), ("test", test), ("dev", dev))
+        for name, path in (("train", train), ("test", test), ("dev", chosen.pop("dev", None)))
         if path is not None
     }
     options: dict[str, Any] = {"label": label, "kind": kind, "seeds": opt.seeds_of(seeds), "control": control}
@@ -205,7 +201,6 @@ def structure(
     train: Annotated[Path, typer.Option(metavar="CONLLU", help="Training sentences with gold trees.")],
     dev: Annotated[Path, typer.Option(metavar="CONLLU", help="Sentences for early stopping.")],
     test: Annotated[Path, typer.Option(metavar="CONLLU", help="Test sentences.")],
-    task: StructureTask = "both",
     layers: opt.Layers = "all",
     sentences: opt.Sentences = 0,
     seeds: opt.Seeds = "0",
@@ -226,14 +221,19 @@ def structure(
 
     Trains a linear map for each layer under which squared distances are those of words in the tree, and another for
     their depths (Hewitt & Manning 2019). Scores edges (UUAS), distances (DSpr), roots and depths (NSpr), next to
-    the order of the words as a baseline. opt.Sentences are found in the stores by their words.
+    the order of the words as a baseline. Sentences are found in the stores by their words.
     """
     require_files(out, plot)
     chosen = opt.read_settings(settings, STRUCTURE, config)
-    if sentence is not None and (plot is None or task == "depth"):
-        raise InvalidValueError(f"--sentence {sentence} draws distances: give --plot FILE, and --task distance or both")
-    options: dict[str, Any] = {"tasks": ("distance", "depth") if task == "both" else (task,)}
-    options |= {"layers": opt.layers_of(layers), "seeds": opt.seeds_of(seeds), "sentences": sentences or None}
+    if sentence is not None and (plot is None or chosen.get("tasks") == ("depth",)):
+        raise InvalidValueError(
+            f"--sentence {sentence} draws distances: give --plot FILE, and not only --set tasks=depth"
+        )
+    options: dict[str, Any] = {
+        "layers": opt.layers_of(layers),
+        "seeds": opt.seeds_of(seeds),
+        "sentences": sentences or None,
+    }
     options |= {"device": device, **opt.training_of(chosen)}
     es.StructuralProbe(**options)  # checks the settings before a file is read
     trees = {name: es.corpus.read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}

@@ -21,6 +21,7 @@ SETTINGS = {
     "seed": int,
     "sentences": int,
     "repair": bool,
+    "all": bool,
 }
 
 SavedProbes = Annotated[
@@ -48,9 +49,6 @@ def trace(
     most: Annotated[
         int | None, typer.Option("--most", "-n", metavar="N", min=1, help=f"List N ambiguous sentences ({SHOWN}).")
     ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Show all edges of the sentence, not only ambiguous ones.")
-    ] = False,
     device: opt.Device = "auto",
     settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
     plot: opt.Plot = None,
@@ -62,13 +60,14 @@ def trace(
     Without --sentence: the ambiguous sentences of the split, those with more than one ambiguous edge. With it: the
     probabilities of the right and of the best wrong label of its edges (Tenney et al. 2019, section 4.1). An edge is
     ambiguous if the mean probability over P(0) to P(L) is at most --set limit=0.7: that of the right label, or with
-    --set rule=highest of the likeliest one.
+    --set rule=highest of the likeliest one. --set all=true shows all edges of a sentence.
     """
     require_files(out, plot)
     if sentence is not None and most is not None:
         raise InvalidValueError("--sentence and --most are both given: choose a sentence, or have them listed")
     chosen = opt.read_settings(settings, SETTINGS)
     limits: dict[str, Any] = {"limit": chosen.get("limit", 0.7), "rule": chosen.get("rule", "right")}
+    every = chosen.get("all", False)
     loaded = _loaded(probes, device)
     opened = es.open(store)
     names = [probe.fitted.labels.name for probe in loaded]

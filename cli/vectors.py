@@ -27,6 +27,7 @@ FORMATS: dict[str, Format] = {
     ".h5": "store",
 }
 STATIC = {
+    "format": Literal["auto", "text", "glove", "binary", "npy", "store"],
     "scale": Literal["unit", "rms"],
     "n_components": int | None,
     "precision": Literal["float64", "float32"],
@@ -34,15 +35,17 @@ STATIC = {
     "cluster": str,
     "workers": int,
 }
-READING = {"normalize": str, "columns": str, "encoding": str}
+READING = {"format": str, "split": str, "normalize": str, "columns": str, "encoding": str}
 TRAINING = {
     "min_count": int,
     "negative": int,
     "sample": float,
     "phrases": bool,
+    "workers": int,
     "out_format": Literal["text", "glove", "binary", "npy"],
     **READING,
 }
+EVALUATION = {"lowercase": bool, "limit": int | None, "seed": int, "paper": bool}
 
 
 def static(
@@ -58,10 +61,6 @@ def static(
         ),
     ] = "pc1",
     min_contexts: opt.MinContexts = 1,
-    format: Annotated[
-        Format,
-        typer.Option(metavar="NAME", help="text or binary (word2vec), glove, npy or store; auto: by OUT's suffix."),
-    ] = "auto",
     device: opt.Device = "cpu",
     settings: Annotated[list[str] | None, opt.set_option(STATIC)] = None,
     as_json: opt.AsJson = False,
@@ -69,10 +68,10 @@ def static(
     """Make static vectors: one for each word, from one layer.
 
     gensim and other tools read text and binary files; a store of static vectors has a row for each word.
-    --set scale=rms is of pc1, n_components=N of abtt.
+    --set format=glove is needed where the suffix of OUT does not say it, scale=rms is of pc1, n_components=N of abtt.
     """
-    form = _format(out, format, allowed=("text", "glove", "binary", "npy", "store"))
     chosen = opt.read_settings(settings, STATIC)
+    form = _format(out, chosen.pop("format", "auto"), allowed=("text", "glove", "binary", "npy", "store"))
     opened = es.open(store)
     number = opt.layer_of(layer, opened.layers)
     executor = opt.executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
@@ -125,24 +124,21 @@ def train_vectors(
     size: Annotated[int, typer.Option(metavar="N", help="Dimensions of a vector.")] = 300,
     window: Annotated[int, typer.Option(metavar="N", help="Context words left and right, at most.")] = 5,
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the corpus.")] = 5,
-    workers: Annotated[int, typer.Option(metavar="N", help="Threads; only one gives reproducible vectors.")] = 1,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the weights and samples.")] = 0,
-    format: Annotated[str | None, typer.Option(metavar="NAME", help="Format of the corpus (by its suffix).")] = None,
-    split: Annotated[str | None, typer.Option(metavar="NAME", help="How text is split into words.")] = None,
     config: opt.Config = None,
     settings: Annotated[list[str] | None, opt.set_option(TRAINING)] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Train skip-gram word vectors on a corpus.
 
-    With negative sampling, by gensim. `embstore extract CORPUS STORE --model OUT` makes a store of them.
+    With negative sampling, by gensim, in one thread unless --set workers=N is given, which is not reproducible.
+    `embstore extract CORPUS STORE --model OUT` makes a store of them.
     """
     chosen = opt.read_settings(settings, TRAINING, config)
     form = _format(out, chosen.pop("out_format", "auto"), allowed=("text", "glove", "binary", "npy"))
-    reading = {"format": format, "split": split} | {name: chosen.pop(name) for name in READING if name in chosen}
-    opened = es.open_corpus(corpus, **{name: value for name, value in reading.items() if value is not None})
+    opened = es.open_corpus(corpus, **{name: chosen.pop(name) for name in READING if name in chosen})
     phrases = chosen.pop("phrases", True)
-    training = es.vectors.SkipGram(size=size, window=window, epochs=epochs, seed=seed, workers=workers, **chosen)
+    training = es.vectors.SkipGram(size=size, window=window, epochs=epochs, seed=seed, **chosen)
     vectors = es.vectors.train_vectors(opened, training=training, phrases=phrases)
     es.vectors.write_vectors(vectors, out, format=form)
     if as_json:
@@ -163,10 +159,7 @@ def evaluate(
     shared_vocabulary: Annotated[
         bool, typer.Option("--shared-vocabulary", help="Keep only the words that all files have.")
     ] = False,
-    lowercase: Annotated[bool, typer.Option(help="Look words up in lower case too.")] = True,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Read the first N words of each file only.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the clusterings.")] = 0,
-    paper: Annotated[bool, typer.Option("--paper", help="Also print Table 1 of Ethayarajh 2019.")] = False,
+    settings: Annotated[list[str] | None, opt.set_option(EVALUATION)] = None,
     out: opt.Out = None,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -174,13 +167,15 @@ def evaluate(
 
     Prints systems by benchmarks, with the share of the items whose words all have a vector: Spearman's rho for
     similarity and relations, the accuracy of 3CosAdd for analogies, cluster purity for categories. --out and
-    --json have every score, by section too.
+    --json have every score, by section too. --set paper=true also prints Table 1 of Ethayarajh 2019.
     """
     require_files(out)
+    options: dict[str, Any] = {"oov": oov, "lowercase": True, "shared_vocabulary": shared_vocabulary, "seed": 0}
+    options |= opt.read_settings(settings, EVALUATION)
+    limit, paper = options.pop("limit", None), options.pop("paper", False)
     names = _names(vectors)
     found = es.vectors.read_benchmarks(benchmarks)
     systems = {name: es.vectors.read_vectors(path, limit=limit) for name, path in zip(names, vectors, strict=True)}
-    options: dict[str, Any] = {"oov": oov, "lowercase": lowercase, "shared_vocabulary": shared_vocabulary, "seed": seed}
     frame = es.vectors.evaluate(systems, found, **options)
     if as_json:
         deliver(frame, out=out, as_json=False)

@@ -126,7 +126,7 @@ def test_settings_are_those_of_the_functions() -> None:
         name: importlib.import_module(f"embstore_cli.{name}") for name in ("probes", "edges", "reproduce", "options")
     }
     training = arguments(embstore.Training)
-    assert set(cli["probes"].CLASSES) <= arguments(embstore.ClassProbe) | training | {"dev_share", "splits"}
+    assert set(cli["probes"].CLASSES) <= arguments(embstore.ClassProbe) | training | {"dev", "dev_share", "splits"}
     assert set(cli["probes"].STRUCTURE) <= arguments(embstore.StructuralProbe) | training
     coding = {"fractions", "cumulative", "resamples", "dev", "test", "repair"}
     for keys in (cli["edges"].EDGES, cli["edges"].MDL):

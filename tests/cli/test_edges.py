@@ -103,7 +103,7 @@ def test_bad_input_is_one_line(folder: Work) -> None:
         (("made.zarr", "colours/train.jsonl"), "patience 3 needs dev targets"),
         (("made.zarr", "colours", "--plot", "a.txt"), "--plot a.txt has no known suffix"),
         (("made.zarr", "colours", *settings(dropout=1)), "dropout 1.0 is not allowed"),
-        (("made.zarr", "colours", *settings(resamples=-1)), "resamples -1 is not allowed"),
+        (("made.zarr", "colours", *settings(resamples=-1)), "resamples=-1 is not allowed"),
     ):
         folder.refuses(" ".join(("probe", "edges", *arguments)), message)
 

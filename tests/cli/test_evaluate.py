@@ -71,7 +71,7 @@ def test_coverage_is_told_once_where_it_is_the_same(run: Run) -> None:
 
 def test_the_papers_table_beside(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    out = run("evaluate", *ALL, "--paper").out
+    out = run("evaluate", *ALL, "--set", "paper=true").out
     assert "Ethayarajh 2019, Table 1, as printed" in out
     line = next(line for line in out.splitlines() if line.startswith("BERT, Layer 1 "))
     assert line.split()[3:] == ["0.315", "0.200", "0.394", "0.208", "0.236", "0.389", "0.166", "0.365", "0.321"]
@@ -79,7 +79,7 @@ def test_the_papers_table_beside(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    out = run("evaluate", *ALL, "--paper").out
+    out = run("evaluate", *ALL, "--set", "paper=true").out
     assert max(map(len, out.splitlines())) <= 40
     assert out.count("0.315") == out.count("0.389") == 1
 
@@ -96,7 +96,7 @@ def test_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_json(options: dict[str, Any], run: Run, validator: jsonschema.Draft202012Validator) -> None:
     given = [
-        {"oov": "--oov=mean", "shared_vocabulary": "--shared-vocabulary", "lowercase": "--no-lowercase"}.get(
+        {"oov": "--oov=mean", "shared_vocabulary": "--shared-vocabulary", "lowercase": "--set=lowercase=false"}.get(
             name, f"--{name}={value}"
         )
         for name, value in options.items()
@@ -153,7 +153,7 @@ def test_out(suffix: str, run: Run) -> None:
 
 
 def test_limit(run: Run) -> None:
-    printed = json.loads(run("evaluate", *ALL, "--limit", "5", "--json").out)
+    printed = json.loads(run("evaluate", *ALL, "--set", "limit=5", "--json").out)
     assert [system["words"] for system in printed["systems"]] == [5, 5]
 
 
@@ -187,8 +187,8 @@ BAD: dict[str, tuple[str, str]] = {
     "empty benchmarks": ("one.txt --benchmarks empty", "empty: no benchmark in it"),
     "not vectors": ("notes.txt --benchmarks benchmarks", "notes.txt:2: 'of' has 1 number, not 3"),
     "oov": ("one.txt --benchmarks benchmarks --oov drop", "'drop' is not one of 'skip', 'mean'"),
-    "limit": ("one.txt --benchmarks benchmarks --limit 0", "limit 0 is not allowed: give 1 or more"),
-    "seed": ("one.txt --benchmarks benchmarks --seed -1", "--seed -1 is not allowed"),
+    "limit": ("one.txt --benchmarks benchmarks --set limit=0", "limit 0 is not allowed: give 1 or more"),
+    "seed": ("one.txt --benchmarks benchmarks --set seed=-1", "seed=-1 is not allowed"),
     "out": ("one.txt --benchmarks benchmarks --out scores.txt", "--out scores.txt has no known suffix"),
     "same file twice": ("one.txt one.txt --benchmarks benchmarks", "two files of vectors are called"),
     "nothing shared": ("one.txt far.txt --benchmarks benchmarks --shared-vocabulary", "no word is in all of one, far"),

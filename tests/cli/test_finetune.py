@@ -55,7 +55,7 @@ def test_fine_tuned_extracted_and_compared(work: Work) -> None:
         ("finetune pos corpus.txt -m model --out tuned", "corpus.txt is a file"),
         ("finetune pos -m model --out tuned", "there is no train data: name a file for train"),
         ("finetune pos -m model --out tuned --scores scores.txt", "--scores scores.txt has no known suffix"),
-        ("finetune pos -m model --out tuned --attention-window -1", "attention window is -1"),
+        ("finetune pos -m model --out tuned --set attention_window=-1", "attention_window=-1 is not allowed"),
         ("attention model gone/model/x corpus.txt", "there is no model folder"),
         ("attention model model gone.txt", "no corpus at gone.txt"),
         ("attention model model corpus.txt --plot maps.doc", "--plot maps.doc has no known suffix"),

@@ -69,7 +69,7 @@ def test_one_figure_of_several_stores(work: Work) -> None:
         (["store.zarr", "--plot", "figure.jpeg"], ["figure.jpeg", ".png"]),
         (["store.zarr", "--plot", "nowhere/figure.png"], ["nowhere"]),
         (["store.zarr", "--out", "table.xls"], ["table.xls", ".csv"]),
-        (["store.zarr", "--top", "-1"], ["-1", "--top"]),
+        (["store.zarr", "--set", "top=-1"], ["top=-1", "0 or more"]),
         (["store.zarr", "--level"], ["--level"]),
         (["store.zarr", "store.zarr"], ["given twice"]),
         (["none.zarr"], ["none.zarr"]),

@@ -35,8 +35,8 @@ def test_it_builds_an_index_of_the_last_layer(work: Work) -> None:
 
 def test_options_reach_the_index(work: Work) -> None:
     ran = work.run(
-        "index", "store.zarr", "--layer", "1", "--kind", "IVF2,Flat", "--metric", "l2", "--components", "2", "--name",
-        "mine", "--set", "train_sample=20", "--set", "seed=3", "--set", "memory=1GB", "--set", "threads=1",
+        "index", "store.zarr", "--layer", "1", "--kind", "IVF2,Flat", "--metric", "l2", "--components", "2", "--set",
+        "name=mine", "--set", "train_sample=20", "--set", "seed=3", "--set", "memory=1GB", "--set", "threads=1",
     )  # fmt: skip
     assert (ran.status, ran.err) == (0, "")
     settings = open_index(es.open(work / "store.zarr"), name="mine").info.settings
@@ -108,9 +108,9 @@ def test_listing_and_removing(store: str, work: Work) -> None:
         ("store.zarr --layer 1 --kind IVF99,Flat", ("33 rows are too few to train", "flat")),
         ("store.zarr --layer 1 --metric dot", ("'dot'", "cosine")),
         ("store.zarr --layer 1 --components 32", ("components 32", "0 to 31")),
-        ("store.zarr --layer 1 --name a/b", ("name 'a/b'", "letters")),
+        ("store.zarr --layer 1 --set name=a/b", ("name 'a/b'", "letters")),
         ("store.zarr --set train_sample=0", ("--set train_sample 0",)),
-        ("store.zarr --set seed=-1", ("seed -1",)),
+        ("store.zarr --set seed=-1", ("seed=-1", "0 or more")),
         ("store.zarr --seed 1", ("--seed is a setting", "--set seed=VALUE")),
         ("store.zarr --set memory=much", ("'much'", "2GiB")),
         ("store.zarr --set threads=0", ("threads 0",)),

@@ -114,7 +114,7 @@ def test_label_writes_the_frame(suffix: str, folder: Work) -> None:
 
 
 def test_hubness_compares_raw_and_centered(folder: Work) -> None:
-    ran = folder.run("hubness", "labels.zarr", "--layers", "0,5", "-k", "4", "--components", "1", "--json")
+    ran = folder.run("hubness", "labels.zarr", "--layers", "0,5", "-k", "4", "--set", "n_components=1", "--json")
     printed = valid(ran, "hubness")
     assert list(dict.fromkeys(row["space"] for row in printed)) == [
         "cosine",
@@ -127,7 +127,7 @@ def test_hubness_compares_raw_and_centered(folder: Work) -> None:
 
 
 def test_hubness_prints_a_row_a_layer_and_space(folder: Work) -> None:
-    ran = folder.run("hubness", "labels.zarr", "-k", "4", "--sample", "20", "--top", "1", "--out", "hubs.csv")
+    ran = folder.run("hubness", "labels.zarr", "-k", "4", "--set", "sample=20", "--set", "top=1", "--out", "hubs.csv")
     assert (ran.status, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert [line.split()[0] for line in lines[2:]] == ["0", "0", "2", "2", "5", "5"]
@@ -168,10 +168,10 @@ def test_hubness_of_word_vectors(folder: Work) -> None:
         ("label labels.zarr --label upos --layers 7", ["layer 7"]),
         ("hubness labels.zarr -k 0", ["0", "-k"]),
         ("hubness labels.zarr -k 9999", ["k 9999", "others"]),
-        ("hubness labels.zarr --components 6", ["components 6"]),
+        ("hubness labels.zarr --set n_components=6", ["n_components 6"]),
         ("hubness words.txt --layers 3", ["words.txt", "no layers"]),
         ("hubness none.txt", ["none.txt"]),
-        ("hubness labels.zarr --sample 0", ["0", "--sample"]),
+        ("hubness labels.zarr --set sample=0", ["sample 0"]),
     ],
 )
 def test_bad_input_is_one_line(command: str, parts: list[str], folder: Work) -> None:

@@ -17,10 +17,10 @@ from tests.cli.conftest import SENTENCES, Work
     ("out", "options", "format"),
     [
         ("v.txt", "", "text"),
-        ("v.vec", "--format binary", "binary"),
+        ("v.vec", "--set format=binary", "binary"),
         ("v.bin", "--method mean --min-contexts 2", "binary"),
         ("v.npy", "--method medoid --set memory=20kB", "npy"),
-        ("v.glove", "--format glove --method abtt --set n_components=2", "glove"),
+        ("v.glove", "--set format=glove --method abtt --set n_components=2", "glove"),
         ("v.txt", "--set scale=rms --set precision=float32", "text"),
     ],
 )
@@ -78,11 +78,11 @@ def test_a_store_of_one_row_a_word(out: str, work: Work) -> None:
         ("store.zarr v.txt --layer 1 --set memory=plenty", ("'plenty'", "2GiB")),
         ("store.zarr v.txt --layer 1 --device abacus", ("'abacus'", "cpu")),
         ("store.zarr gone/v.txt --layer 1", ("the folder gone does not exist",)),
-        ("store.zarr model --layer 1 --format text", ("model is a folder",)),
+        ("store.zarr model --layer 1 --set format=text", ("model is a folder",)),
         ("store.zarr v.txt.gz --layer 1", ("v.txt.gz", "uncompressed")),
-        ("store.zarr v.txt --layer 1 --format npy", ("v.txt", ".npy")),
-        ("store.zarr v.zarr --layer 1 --format text", ("v.zarr", "store")),
-        ("store.zarr v.txt --layer 1 --format store", ("v.txt", "format store")),
+        ("store.zarr v.txt --layer 1 --set format=npy", ("v.txt", ".npy")),
+        ("store.zarr v.zarr --layer 1 --set format=text", ("v.zarr", "store")),
+        ("store.zarr v.txt --layer 1 --set format=store", ("v.txt", "format store")),
         ("store.zarr store.zarr --layer 1", ("store.zarr exists already",)),
     ],
 )

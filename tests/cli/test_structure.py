@@ -86,7 +86,7 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
         (("store.zarr", *ASK), "store.zarr has no sentence of the 20 train trees with all its words"),
         (("made.zarr", *ASK, "--test", "headless.conllu"), "headless.conllu:1: the head (column 7) of 'a' is '_'"),
         (("made.zarr", *ASK, "--sentence", 1), "--sentence 1 draws distances: give --plot FILE"),
-        (("made.zarr", *ASK, "--sentence", 1, "--plot", "a.svg", "--task", "depth"), "--task distance or both"),
+        (("made.zarr", *ASK, "--sentence", 1, "--plot", "a.svg", *settings(tasks="depth")), "tasks=depth"),
         (
             ("made.zarr", *ASK, "--sentence", 99, "--plot", "a.svg"),
             "there is no test sentence 99: give --sentence 0 to 9",

@@ -44,21 +44,21 @@ def test_sentences_are_listed_and_traced(saved: Work) -> None:
     assert pl.read_csv(saved / "listed.csv")["sentence"].to_list() == [row["sentence"] for row in listed]
     assert saved.run(*ask).out.startswith("4 of 4 sentences have more than one edge of 0.7 or less\n")
     words = str(listed[0]["text"])
-    ran = saved.run(*ask, "--sentence", words, "--all", "--plot", "trace.svg")
+    ran = saved.run(*ask, "--sentence", words, *settings(all="true"), "--plot", "trace.svg")
     assert (ran.status, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0] == f"sentence {listed[0]['sentence']}: {words}"
     assert lines[1].split() == ["span", "task", "label", "0", "1", "3", "mean"]
     assert [line.split()[-6] for line in lines[2:4]] == ["right", "wrong"]
     assert (saved / "trace.svg").stat().st_size > 1000
-    rows = valid(saved.run(*ask, "--sentence", listed[0]["sentence"], "--all", "--json"), "trace_output")
+    rows = valid(saved.run(*ask, "--sentence", listed[0]["sentence"], *settings(all="true"), "--json"), "trace_output")
     assert len(rows) == int(str(listed[0]["edges"])) * 3
     ambiguous = valid(saved.run(*ask, "--sentence", listed[0]["sentence"], "--json"), "trace_output")
     assert len(ambiguous) == int(str(listed[0]["ambiguous"])) * 3
     one = ("probe", "trace", "made.zarr", "saved/colours", "--device", "cpu", "--sentence", words, "--json")
     whole = [row for row in rows if row["task"] == "colours"]
     for targets in ("tasks/colours", "tasks/colours/dev.jsonl", "tasks"):
-        found = valid(saved.run(*one, "--targets", targets, "--all"), "trace_output")
+        found = valid(saved.run(*one, "--targets", targets, *settings(all="true")), "trace_output")
         assert [row["right_probability"] for row in found] == [row["right_probability"] for row in whole]
 
 
@@ -80,9 +80,10 @@ def test_tasks_are_taken_from_corpora(work: Work) -> None:
     one = work.run("probe", "edges", "ud.zarr", train, *settings(dev=dev), "--task", "dependencies", *ASK)
     same = [row for row in json.loads(ran.out) if row["task"] == "dependencies" and row["metric"] == "mixing"]
     assert [row for row in json.loads(one.out) if row["metric"] == "mixing"] == same
+    whole = (*settings(all="true"), "--json")
     for targets in ("ud", dev):
         rows = valid(
-            work.run("probe", "trace", "ud.zarr", "saved", "--targets", targets, "--sentence", "w7", "--all", "--json"),
+            work.run("probe", "trace", "ud.zarr", "saved", "--targets", targets, "--sentence", "w7", *whole),
             "trace_output",
         )
         assert {row["task"] for row in rows} == {"pos", "dependencies"}
