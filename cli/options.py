@@ -174,7 +174,8 @@ def _described(kind: Any) -> str:
         return " or ".join(map(str, parts))
     if origin is tuple:
         return f"{_described(parts[0])}, or several joined by commas"
-    return {int: "a whole number of 0 or more", float: "a number", bool: "true or false", Path: "a path"}.get(kind, "text")
+    names = {int: "a whole number of 0 or more", float: "a number", bool: "true or false", Path: "a path"}
+    return names.get(kind, "text")
 
 
 def layer_of(text: str, stored: Sequence[int] = ()) -> int:

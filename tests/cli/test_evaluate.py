@@ -95,12 +95,8 @@ def test_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_json(options: dict[str, Any], run: Run, validator: jsonschema.Draft202012Validator) -> None:
-    given = [
-        {"oov": "--oov=mean", "shared_vocabulary": "--shared-vocabulary", "lowercase": "--set=lowercase=false"}.get(
-            name, f"--{name}={value}"
-        )
-        for name, value in options.items()
-    ]
+    flags = {"oov": "--oov=mean", "shared_vocabulary": "--shared-vocabulary"}
+    given = [flags.get(name, f"--set={name}={str(value).lower()}") for name, value in options.items()]
     ran = run("evaluate", *ALL, *given, "--json")
     assert (ran.status, ran.err) == (0, "")
     printed = json.loads(ran.out)
