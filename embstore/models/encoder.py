@@ -95,15 +95,17 @@ class StageTimes:
 class Encoder(ABC):
     """A model that turns sentences into one vector per span and layer; extraction uses nothing else of a model.
 
-    `device`: where the model computes. `compute_dtype`: the dtype that it computes in, such as "float32". `batching`:
-    how sentences are arranged in batches, chosen by `self_check`. `n_specials`: special subwords added to a sentence.
-    `times`: seconds spent so far. `causal`: whether a subword attends only to those before it. `masks_attention`:
-    whether `attention_window` is supported.
+    `info`: the identity of the model. `device`: where it computes. `compute_dtype`: the dtype that it computes in, such
+    as "float32". `batching`: how sentences are arranged in batches, one of `batchings`, chosen by `self_check`.
+    `n_specials`: special subwords added to a sentence. `times`: seconds spent so far. `causal`: whether a subword attends
+    only to those before it. `masks_attention`: whether `attention_window` is supported.
     """
 
+    info: ModelInfo
     device: torch.device = torch.device("cpu")
     compute_dtype: str
     batching: str
+    batchings: tuple[str, ...] = ("packed",)
     n_specials: int
     times: StageTimes
     causal: bool = False
@@ -118,11 +120,6 @@ class Encoder(ABC):
     def batch_depends_on_memory(self) -> bool:
         """Return whether `default_batch_subwords` depends on the memory that is free at the moment."""
         return False
-
-    @property
-    @abstractmethod
-    def info(self) -> ModelInfo:
-        """Return the identity of the model."""
 
     @property
     @abstractmethod
@@ -173,9 +170,13 @@ class Encoder(ABC):
         sentences of one length together. Raises ModelError if no batching reproduces the plain pass.
         """
 
-    @abstractmethod
     def use_batching(self, batching: str) -> None:
         """Set `batching` without a check, as a resumed store must; raises InvalidValueError for an unknown one."""
+        if batching not in self.batchings:
+            raise InvalidValueError(
+                f"unknown batching {batching!r} of {self.info.name!r}; allowed are {', '.join(self.batchings)}"
+            )
+        self.batching = batching
 
     @abstractmethod
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:

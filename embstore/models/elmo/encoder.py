@@ -32,7 +32,6 @@ from embstore.models.memory import SplittingRunner
 from embstore.models.running import HostCopies, LayerPooling, RunningBatch, SpanWork, Stopwatch, collect
 from embstore.models.selfcheck import PROBES, largest_difference, require_finite, require_reproduced, word_spans
 
-BATCHING = "packed"
 CHECK_BATCH_SUBWORDS = 2048
 CNN_WORDS = {"cpu": 256, "cuda": 8192}  # distinct words that go through the character CNN together
 GATE_ROWS = {"cpu": 1024, "cuda": 8192}  # positions whose gates are computed together
@@ -47,7 +46,7 @@ class ElmoEncoder(Encoder):
     nothing else; `iter_batches` can carry the state from batch to batch as the published code does.
     """
 
-    batching = BATCHING
+    batching = "packed"
     n_specials = 2
 
     def __init__(self, files: ElmoFiles, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -62,7 +61,7 @@ class ElmoEncoder(Encoder):
         self._gate_rows = GATE_ROWS.get(device.type, 1024)
         self._runner: SplittingRunner[RunningBatch] = SplittingRunner(device)
         self._copies = HostCopies(device)
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             name=name,
             architecture="ELMo",
             revision=None,
@@ -75,19 +74,9 @@ class ElmoEncoder(Encoder):
         )
 
     @property
-    def info(self) -> ModelInfo:
-        """Return the identity of the model."""
-        return self._info
-
-    @property
     def default_batch_subwords(self) -> int:
         """Return a good batch size for the device, in words."""
         return 4096 if self.device.type == "cpu" else 32768
-
-    def use_batching(self, batching: str) -> None:
-        """Accept the only batching, "packed": steps without padding."""
-        if batching != BATCHING:
-            raise InvalidValueError(f"unknown batching {batching!r} of ELMo; allowed is {BATCHING}")
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         """Make every word one subword; its id is the number of the word in this encoder."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embstore.models.batching import ROW_CAPACITY, pack
 from embstore.models.encoder import ragged_indices
 from embstore.models.finetuning.data import LabeledText, LabeledWords
-from embstore.models.transformer.inputs import NO_WORD, visible_words
+from embstore.models.transformer.inputs import NO_WORD, additive, visible_words
 from embstore.models.transformer.tokens import SubwordTokenizer
 
 NO_LABEL = -100  # ignored by torch's cross entropy
@@ -154,4 +154,4 @@ def pair_mask(owners: torch.Tensor, words: torch.Tensor, *, reach: int | None, c
         allowed &= visible_words(words, reach)
     if causal:
         allowed &= torch.ones(owners.shape[1], owners.shape[1], dtype=torch.bool).tril()
-    return torch.zeros(allowed.shape).masked_fill_(~allowed, torch.finfo(torch.float32).min)
+    return additive(allowed, torch.float32)

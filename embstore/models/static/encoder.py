@@ -28,7 +28,6 @@ from embstore.models.selfcheck import PROBES, largest_difference, require_reprod
 from embstore.models.static.tables import StaticTable
 from embstore.vectors import WordVectors
 
-BATCHING = "packed"
 BATCH_SUBWORDS = {"cpu": 4096, "cuda": 65536}
 CHECK_BATCH_SUBWORDS = 64
 
@@ -42,7 +41,7 @@ class StaticEncoder(Encoder):
     the sentence that have a vector. A span without any gets NaN; see `without_vector`. `table`: the vectors.
     """
 
-    batching = BATCHING
+    batching = "packed"
     n_specials = 0
 
     def __init__(self, table: StaticTable, *, name: str, bag: bool = False) -> None:
@@ -52,7 +51,7 @@ class StaticEncoder(Encoder):
         self.compute_dtype = str(table.matrix.dtype).removeprefix("torch.")
         self.times = StageTimes()
         self._copies = HostCopies(self.device)
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             name=name,
             architecture=f"BagOfContext({table.architecture})" if bag else table.architecture,
             revision=table.revision,
@@ -65,19 +64,9 @@ class StaticEncoder(Encoder):
         )
 
     @property
-    def info(self) -> ModelInfo:
-        """Return the identity of the vectors."""
-        return self._info
-
-    @property
     def default_batch_subwords(self) -> int:
         """Return a good batch size for the device, in subwords."""
         return BATCH_SUBWORDS.get(self.device.type, 4096)
-
-    def use_batching(self, batching: str) -> None:
-        """Accept the only batching, "packed"."""
-        if batching != BATCHING:
-            raise InvalidValueError(f"unknown batching {batching!r} of {self.info.name!r}; allowed is {BATCHING}")
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         """Split every word into its subwords; in a table of words each word is one."""

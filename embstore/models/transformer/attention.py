@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +13,9 @@ from numpy.typing import NDArray
 from embstore.corpus import Corpus, open_corpus
 from embstore.devices import choose_device, torch_threads
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models.checkpoint import Loaded, load
-from embstore.models.transformer.probing import forward_parameters, padding_id
-from embstore.models.transformer.tokens import SubwordTokenizer
+from embstore.models.batching import make_batches
+from embstore.models.checkpoint import load
+from embstore.models.transformer.network import Network
 from embstore.progress import Progress, reporting
 
 if TYPE_CHECKING:
@@ -58,133 +56,89 @@ def attention_similarity(
     where = choose_device(device)
     opened = open_corpus(corpus)
     with torch_threads(threads), reporting(progress, unit="sentences", label="attention") as report:
-        first, second = (_AttentionModel.load(model, where) for model in (model_a, model_b))
-        _require_comparable(first, second)
-        first.require_length(max_length)
-        second.require_length(max_length)
-        ids = _sentences(opened, first, max_length=max_length, count=n_sentences, seed=seed)
-        sums = np.zeros((3, first.n_layers, first.n_heads))
-        done = 0
-        for batch in _batches(ids, batch_subwords or BATCH_SUBWORDS.get(where.type, 2048), first.n_specials):
-            sums += _products(first, second, batch)
-            done += len(batch)
-            report(done, len(ids))
+        first, second = (_load(model, where, max_length) for model in (model_a, model_b))
+        shape = _common_shape(first, second)
+        ids, starts, lengths = _sentences(opened, first, max_length=max_length, count=n_sentences, seed=seed)
+        sums, done = np.zeros((3, *shape)), 0
+        size = batch_subwords or BATCH_SUBWORDS.get(where.type, 2048)
+        for batch in make_batches(lengths + first.inputs.specials.count, how="padded", batch_subwords=size):
+            chosen = starts[batch.sentences], lengths[batch.sentences]
+            inputs = [network.inputs.batch(batch, ids, *chosen, "padded") for network in (first, second)]
+            one, two = _weights(first, inputs[0], shape), _weights(second, inputs[1], shape)
+            sums += _products(one, two, inputs[0]["attention_mask"].bool())
+            done += len(batch.sentences)
+            report(done, len(lengths))
     return _frame(sums)
 
 
-@dataclass(frozen=True)
-class _AttentionModel:
-    """A model that returns its attention weights."""
-
-    loaded: Loaded
-    tokenizer: SubwordTokenizer
-    device: torch.device
-    n_layers: int
-    n_heads: int
-
-    @classmethod
-    def load(cls, name: str | Path, device: torch.device) -> _AttentionModel:
-        loaded = load(name, device=device, dtype=torch.float32, revision=None)
-        config = loaded.model.config
-        layers, heads = (getattr(config, key, None) for key in ("num_hidden_layers", "num_attention_heads"))
-        if not isinstance(layers, int) or not isinstance(heads, int):
-            raise ModelError(f"the config of the model {loaded.name!r} has no number of layers or attention heads")
-        try:
-            loaded.model.set_attn_implementation("eager")
-        except Exception as error:
-            raise ModelError(f"the model {loaded.name!r} returns no attention weights: {error}") from error
-        vocabulary = loaded.model.get_input_embeddings().num_embeddings
-        return cls(loaded, SubwordTokenizer(loaded.tokenizer, vocabulary=vocabulary), device, layers, heads)
-
-    @property
-    def n_specials(self) -> int:
-        return self.tokenizer.specials.count
-
-    def require_length(self, max_length: int) -> None:
-        limit = getattr(self.loaded.model.config, "max_position_embeddings", None)
-        if max_length <= self.n_specials:
-            raise InvalidValueError(
-                f"max length is {max_length}: {self.n_specials} special subwords leave no space for a word"
-            )
-        if isinstance(limit, int) and max_length > limit:
-            raise InvalidValueError(
-                f"max length is {max_length}; {self.loaded.name!r} accepts at most {limit} subwords"
-            )
-
-    @torch.inference_mode()
-    def weights(self, batch: Sequence[NDArray[np.int32]], mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return for each layer its weights [sentences, heads, queries, keys].
-
-        `batch`: subwords of sentences without special ones. `mask`: bool [sentences, positions], False for padding.
-        """
-        model = self.loaded.model
-        accepted = forward_parameters(model)
-        ids, types = zip(*(self.tokenizer.specials.around(part) for part in batch), strict=True)
-        fill = padding_id(model.config, model.get_input_embeddings().num_embeddings)
-        inputs = {"attention_mask": mask.long(), "input_ids": _padded(ids, fill).to(self.device)}
-        if self.tokenizer.takes_types and "token_type_ids" in accepted:
-            inputs["token_type_ids"] = _padded(types, 0).to(self.device)
-        fixed = {name: False for name in ("use_cache",) if name in accepted}
-        layers = model(**inputs, **fixed, output_attentions=True).attentions
-        if layers is None or len(layers) != self.n_layers or layers[0].ndim != 4 or layers[0].shape[1] != self.n_heads:
-            raise ModelError(f"the model {self.loaded.name!r} returns no attention weights by layer and head")
-        return tuple(layers)
+def _load(model: str | Path, device: torch.device, max_length: int) -> Network:
+    """Load a model that returns its attention weights; raises InvalidValueError if it is too short for `max_length`."""
+    network = Network(
+        load(model, device=device, dtype=torch.float32, revision=None), device=device, dtype=torch.float32
+    )
+    specials, limit = network.inputs.specials.count, network.info.max_subwords
+    if max_length <= specials:
+        raise InvalidValueError(f"max length is {max_length}: {specials} special subwords leave no space for a word")
+    if limit is not None and max_length > limit + specials:
+        raise InvalidValueError(
+            f"max length is {max_length}; {network.info.name!r} accepts at most {limit + specials} subwords"
+        )
+    try:
+        network.model.set_attn_implementation("eager")
+    except Exception as error:
+        raise ModelError(f"the model {network.info.name!r} returns no attention weights: {error}") from error
+    return network
 
 
-def _require_comparable(first: _AttentionModel, second: _AttentionModel) -> None:
-    names = f"{first.loaded.name!r} and {second.loaded.name!r}"
-    for what, one, other in (
-        ("layers", first.n_layers, second.n_layers),
-        ("heads", first.n_heads, second.n_heads),
-    ):
-        if one != other:
+def _common_shape(first: Network, second: Network) -> tuple[int, int]:
+    """Return the numbers of layers and heads; raises ModelError if the models cannot be compared."""
+    names = f"{first.info.name!r} and {second.info.name!r}"
+    shape = []
+    for what, key in (("layers", "num_hidden_layers"), ("heads", "num_attention_heads")):
+        one, other = (getattr(network.model.config, key, None) for network in (first, second))
+        if not isinstance(one, int) or one != other:
             raise ModelError(f"{names} have {one} and {other} {what}: compare models of one shape")
-    if first.tokenizer.sha256() != second.tokenizer.sha256():
+        shape.append(one)
+    if first.info.tokenizer_sha256 != second.info.tokenizer_sha256:
         raise ModelError(f"{names} have different tokenizers: compare models with the same tokenizer")
-
-
-def _padded(arrays: Sequence[NDArray[np.int64]], fill: int) -> torch.Tensor:
-    rows = [torch.from_numpy(array) for array in arrays]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
+    return shape[0], shape[1]
 
 
 def _sentences(
-    corpus: Corpus, model: _AttentionModel, *, max_length: int, count: int | None, seed: int
-) -> list[NDArray[np.int32]]:
-    """Return the subwords of sentences without special ones, the shortest first; sentences without any are left out."""
+    corpus: Corpus, network: Network, *, max_length: int, count: int | None, seed: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """Return subwords without special ones, and the start and the length of each sentence that has any."""
     words = [sentence.words for sentence in corpus]
     if count is not None and count < len(words):
         chosen = np.random.default_rng(seed).choice(len(words), count, replace=False)
         words = [words[index] for index in np.sort(chosen)]
-    tokenized = model.tokenizer.tokenize(words)
-    limit = max_length - model.n_specials
-    parts = [tokenized.ids[start:stop][:limit] for start, stop in pairwise(tokenized.sentence_bounds) if stop > start]
-    if not parts:
-        raise InvalidValueError(f"{corpus.name}: no sentence has a subword that {model.loaded.name!r} knows")
-    return sorted(parts, key=len)
+    tokenized = network.tokenizer.tokenize(words)
+    starts, stops = tokenized.sentence_bounds[:-1], tokenized.sentence_bounds[1:]
+    mask = stops > starts
+    if not mask.any():
+        raise InvalidValueError(f"{corpus.name}: no sentence has a subword that {network.info.name!r} knows")
+    lengths = np.minimum(stops - starts, max_length - network.inputs.specials.count)
+    return tokenized.ids, starts[mask], lengths[mask]
 
 
-def _batches(
-    ids: Sequence[NDArray[np.int32]], batch_subwords: int, n_specials: int
-) -> Iterator[Sequence[NDArray[np.int32]]]:
-    """Yield sentences of similar length that have at most `batch_subwords` positions together, padding included."""
-    start = 0
-    for stop in range(1, len(ids) + 1):
-        if stop == len(ids) or (stop - start + 1) * (len(ids[stop]) + n_specials) > batch_subwords:
-            yield ids[start:stop]
-            start = stop
+@torch.inference_mode()
+def _weights(network: Network, inputs: dict[str, Any], shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+    """Return for each layer its weights [sentences, heads, queries, keys]."""
+    layers = network.model(**inputs, output_attentions=True).attentions
+    if layers is None or len(layers) != shape[0] or layers[0].ndim != 4 or layers[0].shape[1] != shape[1]:
+        raise ModelError(f"the model {network.info.name!r} returns no attention weights by layer and head")
+    return tuple(layers)
 
 
-def _products(
-    first: _AttentionModel, second: _AttentionModel, batch: Sequence[NDArray[np.int32]]
-) -> NDArray[np.float64]:
-    """Return the sums of a.b, a.a and b.b over a batch: float64 [3, n_layers, n_heads]."""
-    lengths = torch.tensor([len(ids) + first.n_specials for ids in batch], device=first.device)
-    mask = torch.arange(int(lengths[-1]), device=first.device) < lengths[:, None]
+def _products(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], mask: torch.Tensor) -> NDArray[np.float64]:
+    """Return the sums of a.b, a.a and b.b over a batch: float64 [3, n_layers, n_heads].
+
+    `mask`: bool [sentences, positions], False for padding.
+    """
     padding = ~(mask[:, None, :, None] & mask[:, None, None, :])
-    dtype = torch.float32 if first.device.type == "mps" else torch.float64  # Apple GPUs have no float64
+    dtype = torch.float32 if mask.device.type == "mps" else torch.float64  # Apple GPUs have no float64
     sums = []
-    for a, b in zip(first.weights(batch, mask), second.weights(batch, mask), strict=True):
+    for a, b in zip(first, second, strict=True):
         a, b = a.masked_fill(padding, 0), b.masked_fill(padding, 0)
         sums.append(torch.stack([(x * y).sum((0, 2, 3), dtype=dtype) for x, y in ((a, b), (a, a), (b, b))]))
     return np.asarray(torch.stack(sums, dim=1).cpu().numpy(), np.float64)

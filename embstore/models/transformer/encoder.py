@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from embstore.models.batching import BATCHINGS, Batch, Batching, make_batches, s
 from embstore.models.checkpoint import Loaded
 from embstore.models.encoder import (
     Encoder,
-    ModelInfo,
     Pooled,
     Pooling,
     Spans,
@@ -41,22 +41,19 @@ class TransformerEncoder(Encoder):
     """
 
     masks_attention = True
+    batchings = BATCHINGS
 
     def __init__(self, loaded: Loaded, *, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.network = Network(loaded, device=device, dtype=dtype)
+        self.info = self.network.info
         self.compute_dtype = self.network.compute_dtype
         self.causal = self.network.inputs.causal
         self.n_specials = self.network.inputs.specials.count
-        self.batching: Batching = "padded"
+        self.batching = "padded"
         self.times = StageTimes()
         self.runner: SplittingRunner[RunningBatch] = SplittingRunner(device)
         self._copies = HostCopies(device)
-
-    @property
-    def info(self) -> ModelInfo:
-        """Return the identity of the model."""
-        return self.network.info
 
     @property
     def casts_on_device(self) -> bool:
@@ -74,14 +71,6 @@ class TransformerEncoder(Encoder):
         if self.device.type != "cuda":
             return 2048 if self.device.type == "cpu" else 16384
         return fitting_batch(free_nbytes(self.device), position_nbytes=self.network.position_nbytes())
-
-    def use_batching(self, batching: str) -> None:
-        """Set `batching` without a check; see `Encoder.use_batching`."""
-        for allowed in BATCHINGS:
-            if batching == allowed:
-                self.batching = allowed
-                return
-        raise InvalidValueError(f"unknown batching {batching!r}; allowed are {', '.join(BATCHINGS)}")
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         """Split every word into its subwords; a word may have none."""
@@ -116,7 +105,7 @@ class TransformerEncoder(Encoder):
         chosen = check_arguments(self.info, layers, pooling, batch_subwords)
         work = SpanWork.of(tokenized, spans, self.info.max_subwords)
         window = None if attention_window is None else WordWindow.of(tokenized, attention_window)
-        how = self.batching
+        how = cast(Batching, self.batching)
         if window is not None and how == "varlen":
             raise InvalidValueError("sentences end to end have no mask for an attention window; use another batching")
         lengths = work.lengths + self.n_specials

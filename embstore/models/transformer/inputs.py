@@ -126,8 +126,8 @@ class InputMaker:
         if self.window is not None:
             near = allowed & ((distance < self.window) if self.causal else (distance.abs() <= self.window))
         if len(self.layer_types) > 1:
-            return {FULL: self._additive(allowed), SLIDING: self._additive(near)}
-        return self._additive(near)
+            return {FULL: additive(allowed, self.dtype), SLIDING: additive(near, self.dtype)}
+        return additive(near, self.dtype)
 
     def _put_specials(
         self, flat: _Indices, prefix: tuple[int, ...], suffix: tuple[int, ...], lengths: _Indices, first: _Indices
@@ -154,9 +154,10 @@ class InputMaker:
         allowed = owners[:, None, :, None] == owners[:, None, None, :]
         return self.additive_mask(allowed if within is None else allowed & within)
 
-    def _additive(self, allowed: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(allowed.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~allowed, torch.finfo(self.dtype).min)
+
+def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a mask that is added to attention scores: 0 where `allowed`, else the lowest number of the dtype."""
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
 
 
 def visible_words(words: torch.Tensor, reach: int) -> torch.Tensor:
