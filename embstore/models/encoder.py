@@ -97,8 +97,8 @@ class Encoder(ABC):
 
     `info`: the identity of the model. `device`: where it computes. `compute_dtype`: the dtype that it computes in, such
     as "float32". `batching`: how sentences are arranged in batches, one of `batchings`, chosen by `self_check`.
-    `n_specials`: special subwords added to a sentence. `times`: seconds spent so far. `causal`: whether a subword attends
-    only to those before it. `masks_attention`: whether `attention_window` is supported.
+    `n_specials`: special subwords added to a sentence. `times`: seconds spent so far. `causal`: whether a subword
+    attends only to those before it. `masks_attention`: whether `attention_window` is supported.
     """
 
     info: ModelInfo

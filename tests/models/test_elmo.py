@@ -294,7 +294,7 @@ def test_bad_arguments(folder):
     ):
         with pytest.raises(InvalidValueError):
             encoder.encode(tokenized, some, **{"layers": (1,), "pooling": "mean", "batch_subwords": 9} | options)
-    with pytest.raises(InvalidValueError, match="unknown batching 'equal' of .*; allowed are packed"):
+    with pytest.raises(InvalidValueError, match=r"unknown batching 'equal' of .*; allowed are packed"):
         encoder.use_batching("equal")
     none = Spans(*(np.empty(0, np.int64) for _ in range(3)))
     assert list(encoder.encode(tokenized, none, layers=(0,), pooling="mean", batch_subwords=9)) == []
