@@ -83,3 +83,19 @@ def dequantize(
     np.multiply(codes, scale[:, None], out=out, dtype=np.float32)
     out += center
     return out
+
+
+def decode(
+    stored: NDArray[Any],
+    dtype: str,
+    *,
+    scale: NDArray[np.float32] | None = None,
+    center: NDArray[np.float32] | None = None,
+    out: NDArray[np.float32] | None = None,
+) -> NDArray[Any]:
+    """Return the values of stored rows [n, feature] of one layer; `scale` and `center` for int8 only."""
+    if dtype == "bfloat16":
+        return float32_of_bfloat16(stored, out)
+    if scale is None or center is None:
+        return stored
+    return dequantize(stored, scale, center, out)

@@ -19,21 +19,24 @@ def index_faults(index: Index, n_rows: int) -> Iterator[str]:
     if wrong:
         yield from wrong
         return
-    sentences = len(index.texts)
     yield from _strings_faults("type/form", index.words)
     yield from _strings_faults("sentence/text", index.texts)
-    yield from _range_faults("occurrence/type", index.type, 0, len(index.words))
-    yield from _range_faults("occurrence/sentence", index.sentence, 0, sentences)
-    yield from _range_faults("occurrence/position", index.position, 0, None)
-    yield from _range_faults("occurrence/subwords", index.subwords, 1, None)
-    yield from _range_faults("sentence/source", index.source, 0, None)
-    if not _ascends(index.sentence):
-        yield "occurrence/sentence does not ascend: rows must be in corpus order"
-    elif not _points_at(index.indptr, index.sentence, sentences):
-        yield "sentence/indptr does not give the rows of each sentence in occurrence/sentence"
+    ranges: list[tuple[str, NDArray[np.integer], int, int | None]] = [
+        ("occurrence/type", index.type, 0, len(index.words)),
+        ("occurrence/sentence", index.sentence, 0, len(index.texts)),
+        ("occurrence/position", index.position, 0, None),
+        ("occurrence/subwords", index.subwords, 1, None),
+        ("sentence/source", index.source, 0, None),
+    ]
     for column, labels in index.labels.items():
         yield from _strings_faults(f"label/{column}/name", labels.names)
-        yield from _range_faults(f"occurrence/label/{column}", labels.codes, -1, len(labels.names))
+        ranges.append((f"occurrence/label/{column}", labels.codes, -1, len(labels.names)))
+    for name, values, low, high in ranges:
+        yield from _range_faults(name, values, low, high)
+    if not _ascends(index.sentence):
+        yield "occurrence/sentence does not ascend: rows must be in corpus order"
+    elif not _points_at(index.indptr, index.sentence, len(index.texts)):
+        yield "sentence/indptr does not give the rows of each sentence in occurrence/sentence"
 
 
 def occurrence_faults(

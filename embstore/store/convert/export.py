@@ -30,7 +30,7 @@ from embstore.store.metadata import Dropped, Metadata
 from embstore.store.reading.scan import SequentialReader, Snapshot
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Layers, Selection, Store, cache_folder
-from embstore.store.vectors import STORAGE_DTYPE, dequantize, float32_of_bfloat16
+from embstore.store.vectors import STORAGE_DTYPE, decode
 
 LEFT_OUT = "left out of an export"
 BATCH_NBYTES = 2 * 2**20
@@ -180,16 +180,16 @@ class _Copy:
 
     def _convert(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
         dtype, center = self._source.dtype, self._source.center
+        center = None if center is None else center[self._layers[layer]]
         with self._sequential("hidden_states", layer, stop) as codes, self._sequential("scale", layer, stop) as scales:
             for first, rows in self._batches(start, stop):
                 values = np.empty((len(rows), self._layout.hidden_size), STORAGE_DTYPE[dtype])
                 codes.read_rows(rows, values)
-                if dtype == "bfloat16":
-                    values = float32_of_bfloat16(values)
-                elif center is not None:
+                scale = None
+                if center is not None:
                     scale = np.empty(len(rows), np.float32)
                     scales.read_rows(rows, scale)
-                    values = dequantize(values, scale, center[self._layers[layer]])
+                values = decode(values, dtype, scale=scale, center=center)
                 buffer.put(layer, first - start, values, where=self._namer(rows))
 
     def _namer(self, rows: Rows) -> Callable[[int], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,25 +78,33 @@ def import_store(
 
 def _build_index(file: SentenceFile, corpus: Iterable[Words] | None) -> IndexBuilder:
     builder = IndexBuilder()
-    pairs = zip(file.numbers, file.n_words.tolist(), strict=True)
+    missing = dict(zip(file.numbers, file.n_words.tolist(), strict=True))
     if corpus is None:
-        for number, count in pairs:
+        for number, count in missing.items():
             if count:
                 builder.add(number, _words_from_file(file, number, count))
         return builder
-    sentences = enumerate(corpus)
-    for number, count in pairs:
-        words = _words_from_corpus(file, sentences, number)
+    for number, sentence in enumerate(corpus):
+        words = _checked(sentence, number)
+        if number not in missing and words:
+            raise CorpusError(
+                f"{file.path} has no dataset '{number}' for sentence {number} of the corpus: give the corpus that the "
+                "file was made of"
+            )
+        count = missing.pop(number, 0)
         if len(words) != count:
             raise CorpusError(
                 f"{file.path}: dataset '{number}' has {count} words and sentence {number} of the corpus {len(words)}: "
                 "give the corpus that the file was made of, split into the same words"
             )
-        if count:
+        if words:
             builder.add(number, words)
-    for number, sentence in sentences:
-        if len(_checked(sentence, number)):
-            raise _no_dataset(file, number)
+    if missing:
+        number = min(missing)
+        raise CorpusError(
+            f"{file.path} has a dataset '{number}' and the corpus no sentence {number}: give the whole corpus that the "
+            "file was made of"
+        )
     return builder
 
 
@@ -112,27 +120,6 @@ def _words_from_file(file: SentenceFile, number: int, count: int) -> list[str]:
     raise CorpusError(
         f"{file.path}: dataset '{number}' has {count} words and its sentence {len(file.sentences[number].split())}: "
         "give the corpus that the file was made of"
-    )
-
-
-def _words_from_corpus(file: SentenceFile, sentences: Iterator[tuple[int, Words]], number: int) -> list[str]:
-    """Return the words of a sentence; the sentences before it, which have no dataset, must be empty."""
-    for current, sentence in sentences:
-        words = _checked(sentence, current)
-        if current == number:
-            return words
-        if words:
-            raise _no_dataset(file, current)
-    raise CorpusError(
-        f"{file.path} has a dataset '{number}' and the corpus no sentence {number}: give the whole corpus that the "
-        "file was made of"
-    )
-
-
-def _no_dataset(file: SentenceFile, number: int) -> CorpusError:
-    return CorpusError(
-        f"{file.path} has no dataset '{number}' for sentence {number} of the corpus: give the corpus that the file was "
-        "made of"
     )
 
 

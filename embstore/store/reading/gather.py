@@ -13,7 +13,7 @@ from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.store.reading.mapped import TakeSource
 from embstore.store.reading.scan import Snapshot
 from embstore.store.storage.base import wait_all
-from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, dequantize, float32_of_bfloat16
+from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
 from embstore.store.zarr.remote import Part, RemoteRows
 
 RESUME = "resume the extraction by repeating the call or the `embstore extract` command that began it"
@@ -109,11 +109,8 @@ class Gatherer:
             out[number] = values if inverse is None else values[inverse]
 
     def _decoded(self, layer: int, stored: NDArray[Any], scale: NDArray[np.float32] | None) -> NDArray[Any]:
-        if self._layout.dtype == "bfloat16":
-            return float32_of_bfloat16(stored)
-        if scale is None or self._center is None:
-            return stored
-        return dequantize(stored, scale, self._center[layer])
+        center = None if self._center is None else self._center[layer]
+        return decode(stored, self._layout.dtype, scale=scale, center=center)
 
     def _split(self, rows: NDArray[np.int64]) -> tuple[list[Part], NDArray[np.int64] | None]:
         """Group rows by partition; also return the new position of each row, None where the order is unchanged."""

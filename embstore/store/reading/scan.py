@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from embstore.store.backend import Reader
 from embstore.store.layout import Layout
 from embstore.store.reading.mapped import Read
-from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, dequantize, float32_of_bfloat16
+from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
 from embstore.store.zarr.remote import ReadAhead
 
 BLOCK_NBYTES = 2 * 2**20
@@ -145,7 +145,7 @@ class _Decoder:
     """Read blocks of one layer and convert the stored numbers to values."""
 
     def __init__(self, snapshot: Snapshot, layer: int, block_rows: int, stop: int) -> None:
-        dtype = snapshot.layout.dtype
+        dtype = self._dtype = snapshot.layout.dtype
         self._center = None if snapshot.center is None else snapshot.center[layer]
         self._vectors = SequentialReader(snapshot, "hidden_states", layer, stop)
         self._scales = SequentialReader(snapshot, "scale", layer, stop)
@@ -168,11 +168,11 @@ class _Decoder:
             return out
         codes = self._codes[: stop - start]
         self._vectors.read(start, stop, codes)
-        if self._center is None:
-            return float32_of_bfloat16(codes, out)
-        scale = self._scale[: stop - start]
-        self._scales.read(start, stop, scale)
-        return dequantize(codes, scale, self._center, out)
+        scale = None
+        if self._center is not None:
+            scale = self._scale[: stop - start]
+            self._scales.read(start, stop, scale)
+        return decode(codes, self._dtype, scale=scale, center=self._center, out=out)
 
 
 def _runs(snapshot: Snapshot, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
