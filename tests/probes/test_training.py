@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, split_words
-from embstore.probes.training import Checkpoint, Schedule, digest_of
+from embstore.probes.training import Checkpoint, Schedule, Trainer, digest_of, train
 from tests.probes import class_store, edge_store, tree_store
 
 Fit = Callable[..., Any]
@@ -140,3 +140,39 @@ def test_settings_have_the_defaults_of_each_probe() -> None:
     ):
         with pytest.raises(InvalidValueError, match=message):
             Training(**settings)
+
+
+class _Losses(Trainer):
+    """One probe with given dev losses."""
+
+    what, min_gain, n_probes, n_examples = "made probes", 0.1, 1, 1
+
+    def __init__(self, losses: list[float]) -> None:
+        self._losses, self._epoch = losses, 0
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {"epoch": torch.tensor([[float(self._epoch)]])}
+
+    def run_epoch(self, epoch: int, running: np.ndarray) -> Iterator[int]:
+        self._epoch = epoch
+        yield 1
+
+    def dev_losses(self, running: np.ndarray) -> np.ndarray:
+        return np.array([self._losses[self._epoch - 1]])
+
+    def optimizer_state(self) -> None:
+        return None
+
+    def restore(self, weights: object, optimizer: object, running: object) -> None:
+        raise NotImplementedError
+
+    def digest(self) -> str:
+        return "made"
+
+
+@pytest.mark.parametrize(("losses", "best"), [([2.0, 1.95, 1.8, 1.75], 3), ([2.0, 1.95, 1.91, 1.0], 1)])
+def test_a_loss_is_better_only_by_more_than_the_least_gain(losses: list[float], best: int) -> None:
+    trained = train([np.array([0])], lambda _: _Losses(losses), Schedule(4, 1, patience=2), progress=False)
+    assert trained.epochs.tolist() == [best]
+    assert trained.dev_loss.tolist() == [losses[best - 1]]
+    assert trained.weights["epoch"].item() == best
