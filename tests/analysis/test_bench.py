@@ -70,9 +70,7 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
         es.analysis.bench_query(made.store, layer=9)
 
 
-def test_search_is_timed_beside_a_flat_index_and_without_faiss_beside_numpy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_is_compared_with_faiss_or_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_store(tmp_path / "store.zarr", sentences=60)
     monkeypatch.setattr("embstore.analysis.bench.REST_SECONDS", 0.0)
     for peer in ("faiss IndexFlatIP", "numpy x @ q, argpartition"):

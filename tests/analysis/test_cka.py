@@ -138,10 +138,10 @@ def test_values_of_any_size(tmp_path: Path, size: float, precision: str) -> None
 
 
 def test_progress_ends_with_all_occurrences_of_all_pairs(written: Written) -> None:
-    told: list[int] = []
-    linear_cka(written.store, memory=5_000, progress=lambda done, total: told.append(done))
-    assert told == sorted(told)
-    assert told[-1] == 300 * 6
+    listed: list[int] = []
+    linear_cka(written.store, memory=5_000, progress=lambda done, total: listed.append(done))
+    assert listed == sorted(listed)
+    assert listed[-1] == 300 * 6
 
 
 def test_stores_of_different_occurrences_are_refused(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_bad_input_is_refused(written: Written, tmp_path: Path) -> None:
         linear_cka(store.select(rows=[]))
     with pytest.raises(InvalidValueError, match="unknown precision 'half'"):
         linear_cka(store, precision="half")
-    with pytest.raises(InvalidValueError, match="memory 0 is not allowed"):
+    with pytest.raises(InvalidValueError, match="memory 0 is not a size"):
         linear_cka(store, memory=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnfinishedStoreWarning)

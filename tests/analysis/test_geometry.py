@@ -284,7 +284,7 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path, bad: float) -> Non
     one_line(lambda: geometry(made.store, min_contexts=1), NonFiniteError, "layer 2", f"row {row} ")
 
 
-def test_vectors_too_long_for_float32_are_told_from_bad_ones(tmp_path: Path) -> None:
+def test_vectors_too_long_for_float32_are_named(tmp_path: Path) -> None:
     made = write_words(tmp_path / "store.zarr", [("word", np.random.default_rng(0).normal(size=(9, 4)) * 1e30)])
     one_line(lambda: geometry(made.store, min_contexts=1), NonFiniteError, "float64")
     table = geometry(made.store, min_contexts=1, metrics="selfsim", precision="float64")

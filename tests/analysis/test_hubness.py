@@ -77,7 +77,7 @@ def moments_by_hand(times: list[int]) -> float:
     return math.fsum((value - mean) ** 3 for value in times) / len(times) / spread**3
 
 
-def told(frame: pl.DataFrame, metric: str, layer: int | None) -> list[dict[str, object]]:
+def listed(frame: pl.DataFrame, metric: str, layer: int | None) -> list[dict[str, object]]:
     part = frame.filter(pl.col("metric") == metric)
     return part.filter(pl.col("layer").is_null() if layer is None else pl.col("layer") == layer).to_dicts()
 
@@ -90,10 +90,10 @@ def test_figures_of_each_layer(center: bool, made: Made) -> None:
         vectors = made.vectors[place].astype(np.float64)
         vectors = vectors - vectors.mean(0) if center else vectors
         times = counts_by_hand(vectors, list(range(len(vectors))), 5, "cosine")
-        [skewed], [lonely] = told(frame, "k_skewness", layer), told(frame, "antihubs", layer)
+        [skewed], [lonely] = listed(frame, "k_skewness", layer), listed(frame, "antihubs", layer)
         assert (skewed["count"], skewed["value"]) == (len(times), pytest.approx(moments_by_hand(times)))
         assert lonely["value"] == pytest.approx(times.count(0) / len(times))
-        hubs = told(frame, "k_occurrence", layer)
+        hubs = listed(frame, "k_occurrence", layer)
         greatest = sorted(range(len(times)), key=lambda row: (-times[row], row))[:3]
         assert [(row["occurrence"], row["value"]) for row in hubs] == [(row, times[row]) for row in greatest]
         assert [row["item"] for row in hubs] == [made.table[row]["word"] for row in greatest]
@@ -101,7 +101,7 @@ def test_figures_of_each_layer(center: bool, made: Made) -> None:
 
 def test_baselines_are_those_of_the_binomial(made: Made) -> None:
     frame = hubness(made.store, layers=2, k=4, top=1)
-    [skewed], [lonely] = told(frame, "k_skewness", 2), told(frame, "antihubs", 2)
+    [skewed], [lonely] = listed(frame, "k_skewness", 2), listed(frame, "antihubs", 2)
     n = len(made.table)
     p = 4 / (n - 1)
     chances = [math.comb(n - 1, times) * p**times * (1 - p) ** (n - 1 - times) for times in range(n)]
@@ -112,7 +112,7 @@ def test_baselines_are_those_of_the_binomial(made: Made) -> None:
     assert skewed["baseline"] == pytest.approx(third / spread**1.5)
     assert lonely["baseline"] == pytest.approx(chances[0])
     assert skewed["adjusted"] == pytest.approx(skewed["value"] - skewed["baseline"])  # type: ignore[operator]
-    [hub] = told(frame, "k_occurrence", 2)
+    [hub] = listed(frame, "k_occurrence", 2)
     assert (hub["count"], hub["baseline"]) == (n - 1, pytest.approx(4))
 
 
@@ -121,10 +121,12 @@ def test_vectors_drawn_at_random_are_near_the_baseline() -> None:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(600, 2)).astype(np.float32)
     frame = hubness(WordVectors(tuple(f"w{n}" for n in range(600)), vectors), metric="l2", k=8, top=0)
-    [skewed] = told(frame, "k_skewness", None)
+    [skewed] = listed(frame, "k_skewness", None)
     assert abs(skewed["adjusted"]) < 0.7  # type: ignore[arg-type]
     many = rng.normal(size=(600, 200)).astype(np.float32)
-    [curse] = told(hubness(WordVectors(tuple(f"w{n}" for n in range(600)), many), metric="l2", k=8), "k_skewness", None)
+    [curse] = listed(
+        hubness(WordVectors(tuple(f"w{n}" for n in range(600)), many), metric="l2", k=8), "k_skewness", None
+    )
     assert curse["adjusted"] > 2  # type: ignore[operator]
 
 
@@ -132,13 +134,13 @@ def test_a_sample_asks_among_all(made: Made) -> None:
     frame = hubness(made.store, layers=2, k=4, sample=30, seed=5, top=len(made.table))
     again = hubness(made.store, layers=2, k=4, sample=30, seed=5, top=len(made.table))
     assert frame.equals(again)
-    counts = pl.Series([row["value"] for row in told(frame, "k_occurrence", 2)])
+    counts = pl.Series([row["value"] for row in listed(frame, "k_occurrence", 2)])
     assert len(counts) == len(made.table)
     assert counts.sum() == 30 * 4
     queries = np.sort(np.random.default_rng(5).choice(len(made.table), 30, replace=False)).tolist()
     expected = counts_by_hand(made.vectors[1], queries, 4, "cosine")
-    assert {row["occurrence"]: row["value"] for row in told(frame, "k_occurrence", 2)} == dict(enumerate(expected))
-    could = {row["occurrence"]: row["count"] for row in told(frame, "k_occurrence", 2)}
+    assert {row["occurrence"]: row["value"] for row in listed(frame, "k_occurrence", 2)} == dict(enumerate(expected))
+    could = {row["occurrence"]: row["count"] for row in listed(frame, "k_occurrence", 2)}
     assert all(could[row] == 30 - (row in queries) for row in range(len(made.table)))
 
 
@@ -151,7 +153,7 @@ def test_of_a_selection_only_its_occurrences(made: Made) -> None:
     top = np.linalg.svd(centered)[2][:1]
     times = counts_by_hand(centered - centered @ top.T @ top, list(range(len(rows))), 3, "cosine")
     assert frame["space"].unique().to_list() == ["cosine, 1 component out"]
-    found = {row["occurrence"]: row["value"] for row in told(frame, "k_occurrence", 5)}
+    found = {row["occurrence"]: row["value"] for row in listed(frame, "k_occurrence", 5)}
     assert found == dict(zip(rows.tolist(), times, strict=True))
 
 
@@ -162,7 +164,7 @@ def test_static_vectors_have_words_for_items() -> None:
     centered = vectors.astype(np.float64) - vectors.astype(np.float64).mean(0)
     top = np.linalg.svd(centered)[2][:2]
     times = counts_by_hand(centered - centered @ top.T @ top, list(range(70)), 6, "cosine")
-    assert {row["item"]: row["value"] for row in told(frame, "k_occurrence", None)} == dict(
+    assert {row["item"]: row["value"] for row in listed(frame, "k_occurrence", None)} == dict(
         zip(words, times, strict=True)
     )
     assert frame["occurrence"].null_count() == frame["layer"].null_count() == len(frame)
@@ -171,9 +173,9 @@ def test_static_vectors_have_words_for_items() -> None:
 def test_counts_that_do_not_vary_have_no_skewness() -> None:
     assert skewness(np.array([3, 3, 3])) is None
     frame = hubness(WordVectors(("a", "b", "c"), np.eye(3, dtype=np.float32)), k=2)
-    [skewed] = told(frame, "k_skewness", None)
+    [skewed] = listed(frame, "k_skewness", None)
     assert (skewed["value"], skewed["baseline"], skewed["adjusted"]) == (None, None, None)
-    [lonely] = told(frame, "antihubs", None)
+    [lonely] = listed(frame, "antihubs", None)
     assert (lonely["value"], lonely["baseline"]) == (0, 0)
 
 

@@ -147,14 +147,14 @@ def test_the_recall_that_is_measured_is_reached(made: Written, kind: str, metric
     by_hand = scores_by_hand(made.values[0][asked], made.values[0], metric) * (-1 if metric == "l2" else 1)
     by_hand[np.arange(60), asked] = -np.inf
     limit = np.sort(by_hand, 1)[:, -10] - 1e-9
-    for told in table.to_dicts()[:-1]:
-        setting = dict([told["setting"].split("=")]) if "=" in told["setting"] else {}
+    for listed in table.to_dicts()[:-1]:
+        setting = dict([listed["setting"].split("=")]) if "=" in listed["setting"] else {}
         own = Exclusion(np.arange(made.store.n_rows), asked)
         hits = index.search(
             made.values[0][asked], k=10, exclude=[own], **{key: int(value) for key, value in setting.items()}
         )
         near = np.take_along_axis(by_hand, hits.rows, 1) >= limit[:, None]
-        assert told["recall"] == pytest.approx(near.sum(1).clip(max=10).mean() / 10)
+        assert listed["recall"] == pytest.approx(near.sum(1).clip(max=10).mean() / 10)
     assert table["setting"].to_list()[-1] == "exact search"
     if kind == "flat":
         assert table["recall"].to_list() == [1, 1]

@@ -16,24 +16,24 @@ from embstore.store import Store
 from tests.analysis.test_separability import write_senses
 from tests.store_making import make_store
 
-Told = list[tuple[str, str | None, list[float]]]
+Listed = list[tuple[str, str | None, list[float]]]
 
 
-def occurrences(seed: int = 0, count: int = 90) -> Told:
+def occurrences(seed: int = 0, count: int = 90) -> Listed:
     """Words of one label, of several and of none; vectors lean to their label, equal ones and zeros are among them."""
     rng = np.random.default_rng(seed)
     centers = {"x": np.array([3.0, 0, 1, 0]), "y": np.array([0, 3.0, 0, 1]), "z": np.array([1.0, 1, 1, 4])}
     words = ["bank", "suit", "spring", "crane", "river", "the", "a phrase"]
-    told: Told = []
+    listed: Listed = []
     for _ in range(count):
         word = words[int(rng.integers(len(words)))]
         label = "x" if word == "river" else [*centers, None][int(rng.integers(4))]
         vector = 2.0 ** rng.integers(-3, 4) * (centers.get(str(label), 0) + rng.integers(-2, 3, 4))
-        told.append((word, label, vector.tolist()))
+        listed.append((word, label, vector.tolist()))
     for place in (3, 17, 40, 41, 42):
-        told[place] = (*told[place][:2], told[8][2])
-    told[50] = (*told[50][:2], [0.0] * 4)
-    return told
+        listed[place] = (*listed[place][:2], listed[8][2])
+    listed[50] = (*listed[50][:2], [0.0] * 4)
+    return listed
 
 
 @pytest.fixture(scope="module", params=["zarr", "h5"])
@@ -51,26 +51,26 @@ def distance(one: list[float], other: list[float]) -> float:
     return -math.sqrt(math.fsum((a - b) ** 2 for a, b in zip(one, other, strict=True)))
 
 
-def may_answer(told: Told, split: str, test: set[str], train: set[str]) -> dict[int, list[int]]:
+def may_answer(listed: Listed, split: str, test: set[str], train: set[str]) -> dict[int, list[int]]:
     """The labelled occurrences that each occurrence asked may have for neighbours; a sentence has three words."""
-    labelled = [row for row in range(len(told)) if told[row][1] is not None]
+    labelled = [row for row in range(len(listed)) if listed[row][1] is not None]
     if split == "words":
-        return {row: [r for r in labelled if told[r][0] in train] for row in labelled if told[row][0] in test}
+        return {row: [r for r in labelled if listed[r][0] in train] for row in labelled if listed[row][0] in test}
     if split == "leave-one-word-out":
-        return {row: [r for r in labelled if told[r][0] != told[row][0]] for row in labelled}
+        return {row: [r for r in labelled if listed[r][0] != listed[row][0]] for row in labelled}
     labels = defaultdict(set)
     for row in labelled:
-        labels[told[row][0]].add(told[row][1])
-    asked = [row for row in labelled if len(labels[told[row][0]]) >= 2]
-    return {row: [r for r in labelled if told[r][0] == told[row][0] and r // 3 != row // 3] for row in asked}
+        labels[listed[row][0]].add(listed[row][1])
+    asked = [row for row in labelled if len(labels[listed[row][0]]) >= 2]
+    return {row: [r for r in labelled if listed[r][0] == listed[row][0] and r // 3 != row // 3] for row in asked}
 
 
-def nearest_by_hand(told: Told, row: int, pool: list[int], k: int, score) -> tuple[str, int]:  # type: ignore[no-untyped-def]
+def nearest_by_hand(listed: Listed, row: int, pool: list[int], k: int, score) -> tuple[str, int]:  # type: ignore[no-untyped-def]
     """The label of most of the k nearest (of equals that of the nearest), and the nearest that has it."""
-    best = sorted(pool, key=lambda other: (-score(told[row][2], told[other][2]), other))[:k]
-    votes = Counter(told[other][1] for other in best)
-    first = next(other for other in best if votes[told[other][1]] == max(votes.values()))
-    return str(told[first][1]), first
+    best = sorted(pool, key=lambda other: (-score(listed[row][2], listed[other][2]), other))[:k]
+    votes = Counter(listed[other][1] for other in best)
+    first = next(other for other in best if votes[listed[other][1]] == max(votes.values()))
+    return str(listed[first][1]), first
 
 
 SPLITS = [
@@ -87,41 +87,41 @@ SPLITS = [
 def test_labels_are_those_of_all_pairs(
     split: str, test: set[str] | None, train: set[str] | None, k: int, metric: str, store: Store
 ) -> None:
-    told = occurrences()
+    listed = occurrences()
     options = {"label": "class", "k": k, "split": split, "test_words": test, "train_words": train, "metric": metric}
-    learnt = train or {word for word, _, _ in told} - (test or set())
-    pools = {row: pool for row, pool in may_answer(told, split, test or set(), learnt).items() if pool}
+    learnt = train or {word for word, _, _ in listed} - (test or set())
+    pools = {row: pool for row, pool in may_answer(listed, split, test or set(), learnt).items() if pool}
     expected = {
-        row: nearest_by_hand(told, row, pool, k, cosine if metric == "cosine" else distance)
+        row: nearest_by_hand(listed, row, pool, k, cosine if metric == "cosine" else distance)
         for row, pool in pools.items()
     }
     found = knn_predictions(store, layer=2, **options)  # type: ignore[arg-type]
     assert found["occurrence"].to_list() == sorted(expected)
     assert {row["occurrence"]: (row["predicted"], row["nearest"]) for row in found.to_dicts()} == expected
     for row in found.to_dicts():
-        assert (row["word"], row["label"]) == told[row["occurrence"]][:2]
-        assert row["nearest_word"] == told[row["nearest"]][0]
+        assert (row["word"], row["label"]) == listed[row["occurrence"]][:2]
+        assert row["nearest_word"] == listed[row["nearest"]][0]
         score = cosine if metric == "cosine" else distance
         assert abs(row["score"]) == pytest.approx(
-            abs(score(told[row["occurrence"]][2], told[row["nearest"]][2])), abs=1e-12
+            abs(score(listed[row["occurrence"]][2], listed[row["nearest"]][2])), abs=1e-12
         )
 
-    usual = {row: usual_by_hand(told, pool) for row, pool in pools.items()}
+    usual = {row: usual_by_hand(listed, pool) for row, pool in pools.items()}
     scores = knn_scores(store, **options)  # type: ignore[arg-type]
     guesses = {row: guess for row, (guess, _) in expected.items()}
-    compare(scores, told, guesses, usual)
+    compare(scores, listed, guesses, usual)
 
 
-def usual_by_hand(told: Told, pool: list[int]) -> str:
-    counts = Counter(str(told[row][1]) for row in pool)
+def usual_by_hand(listed: Listed, pool: list[int]) -> str:
+    counts = Counter(str(listed[row][1]) for row in pool)
     return min(counts, key=lambda name: (-counts[name], name))  # the column has its labels in alphabetical order
 
 
-def compare(scores: pl.DataFrame, told: Told, guesses: dict[int, str], usual: dict[int, str]) -> None:
+def compare(scores: pl.DataFrame, listed: Listed, guesses: dict[int, str], usual: dict[int, str]) -> None:
     rows = {(row["metric"], row["item"]): row for row in scores.to_dicts()}
     recalls = []
-    for name in sorted({str(told[row][1]) for row in guesses}):
-        mine = [row for row in guesses if told[row][1] == name]
+    for name in sorted({str(listed[row][1]) for row in guesses}):
+        mine = [row for row in guesses if listed[row][1] == name]
         right = [sum(guess[row] == name for row in mine) / len(mine) for guess in (guesses, usual)]
         recalls.append(right)
         row = rows.pop(("recall", name))
@@ -130,14 +130,14 @@ def compare(scores: pl.DataFrame, told: Told, guesses: dict[int, str], usual: di
     assert [macro["value"], macro["baseline"]] == pytest.approx(np.mean(recalls, axis=0).tolist())
     assert macro["count"] == len(recalls)
     [row] = rows.values()
-    right = [sum(guess[row] == told[row][1] for row in guesses) / len(guesses) for guess in (guesses, usual)]
+    right = [sum(guess[row] == listed[row][1] for row in guesses) / len(guesses) for guess in (guesses, usual)]
     assert (row["metric"], row["count"]) == ("accuracy", len(guesses))
     assert [row["value"], row["baseline"]] == pytest.approx(right)
 
 
 def test_the_same_from_any_layer_and_with_the_mean_away(tmp_path: Path) -> None:
     made = make_store(tmp_path / "store.zarr", sentences=40)
-    told = [(str(row["word"]), row["upos"]) for row in made.table]
+    listed = [(str(row["word"]), row["upos"]) for row in made.table]
     for center, components in ((False, 0), (True, 0), (True, 1)):
         options = {"centered": center, "n_components": components}
         scores = knn_scores(made.store, label="upos", split="leave-one-word-out", **options)  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def test_the_same_from_any_layer_and_with_the_mean_away(tmp_path: Path) -> None:
             if components:
                 top = np.linalg.svd(vectors)[2][:1]
                 vectors = vectors - vectors @ top.T @ top
-            full: Told = [(*pair, vector) for pair, vector in zip(told, vectors.tolist(), strict=True)]
+            full: Listed = [(*pair, vector) for pair, vector in zip(listed, vectors.tolist(), strict=True)]
             pools = may_answer(full, "leave-one-word-out", set(), set())
             guesses = {row: nearest_by_hand(full, row, pool, 1, cosine)[0] for row, pool in pools.items()}
             [accuracy] = scores.filter(pl.col("layer") == layer, pl.col("metric") == "accuracy")["value"]
@@ -182,8 +182,13 @@ def test_words_are_searched_in_batches(store: Store, monkeypatch: pytest.MonkeyP
 
 def test_sentences_of_the_same_words_are_one(tmp_path: Path) -> None:
     """Without that the twin of a sentence, which always has the same label, would answer."""
-    told: Told = [("bank", "x", [1.0, 0]), ("bank", "y", [1.0, 0.1]), ("bank", "x", [0.0, 1]), ("bank", "y", [0.1, 1])]
-    store = write_senses(tmp_path / "store.zarr", told, sentence=1)
+    listed: Listed = [
+        ("bank", "x", [1.0, 0]),
+        ("bank", "y", [1.0, 0.1]),
+        ("bank", "x", [0.0, 1]),
+        ("bank", "y", [0.1, 1]),
+    ]
+    store = write_senses(tmp_path / "store.zarr", listed, sentence=1)
     found = knn_predictions(store, label="class", layer=2, split="within-word")
     assert found["nearest"].to_list() == [1, 0, 3, 2]
     twins = store.index.texts.data.copy()
@@ -194,10 +199,10 @@ def test_sentences_of_the_same_words_are_one(tmp_path: Path) -> None:
 
 
 def test_of_a_selection_only_its_occurrences(store: Store) -> None:
-    told = occurrences()
-    chosen = [row for row in range(len(told)) if told[row][0] in ("bank", "suit")]
+    listed = occurrences()
+    chosen = [row for row in range(len(listed)) if listed[row][0] in ("bank", "suit")]
     found = knn_predictions(store.select(words=["bank", "suit"]), label="class", layer=2)
-    assert set(found["occurrence"]) == {row for row in chosen if told[row][1] is not None}
+    assert set(found["occurrence"]) == {row for row in chosen if listed[row][1] is not None}
     assert set(found["nearest_word"]) == {"bank", "suit"}
 
 
@@ -223,8 +228,8 @@ def test_progress_counts_what_is_asked(store: Store, tmp_path: Path) -> None:
 
 def most(split: str) -> int:
     """How many may answer the occurrence that most may answer."""
-    told = occurrences()
-    pools = may_answer(told, split, {"bank"}, {word for word, _, _ in told} - {"bank"})
+    listed = occurrences()
+    pools = may_answer(listed, split, {"bank"}, {word for word, _, _ in listed} - {"bank"})
     return max(map(len, pools.values()))
 
 

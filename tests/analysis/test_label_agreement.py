@@ -34,7 +34,7 @@ def nearest_by_hand(vectors: np.ndarray) -> list[tuple[int, float]]:
 
 
 def labelled_by_hand(made: Made, word: str) -> list[int]:
-    return [row for row, told in enumerate(made.table) if told["word"] == word and told["upos"] is not None]
+    return [row for row, listed in enumerate(made.table) if listed["word"] == word and listed["upos"] is not None]
 
 
 def test_labelled_occurrences_are_those_of_the_table(made: Made) -> None:
@@ -68,8 +68,8 @@ def test_agreement_is_that_of_loops(made: Made) -> None:
 
 def test_a_word_without_labels_is_refused(tmp_path: Path) -> None:
     made = make_store(tmp_path / "one.zarr", sentences=3)
-    labelled = {told["word"] for told in made.table if told["upos"] is not None}
-    never = [str(told["word"]) for told in made.table if told["word"] not in labelled]
+    labelled = {listed["word"] for listed in made.table if listed["upos"] is not None}
+    never = [str(listed["word"]) for listed in made.table if listed["word"] not in labelled]
     assert never, "choose another seed"
     with pytest.raises(InvalidValueError, match="no occurrence labelled in 'upos': choose another word or column"):
         es.analysis.label_agreement(made.store, words=never[:1], label="upos")
@@ -77,7 +77,7 @@ def test_a_word_without_labels_is_refused(tmp_path: Path) -> None:
 
 def test_a_word_labelled_once_is_refused(tmp_path: Path) -> None:
     made = make_store(tmp_path / "one.zarr", sentences=3)
-    counts = Counter(told["word"] for told in made.table if told["upos"] is not None)
+    counts = Counter(listed["word"] for listed in made.table if listed["upos"] is not None)
     once = [str(word) for word, count in counts.items() if count == 1]
     assert once, "choose another seed"
     with pytest.raises(InvalidValueError, match="has one occurrence labelled in 'upos': two or more"):

@@ -24,12 +24,12 @@ CENTERS = np.array([[9.0, 1, 0, 0, 0, 1], [1, 8, 0, 1, 0, 0], [0, 0, 5, 5, 1, 0]
 def planted(sizes: tuple[int, ...] = (9, 14, 6), *, seed: int = 0) -> list[tuple[str, str | None, list[float]]]:
     """Occurrences of `bank` about one centre a label, others between them, in an order that mixes them."""
     rng = np.random.default_rng(seed)
-    told: list[tuple[str, str | None, list[float]]] = []
+    listed: list[tuple[str, str | None, list[float]]] = []
     for name, center, size in zip("abc", CENTERS, sizes, strict=False):
         for vector in center * rng.uniform(0.5, 4, (size, 1)) + rng.normal(size=(size, 6)) * 0.3:
-            told.append(("bank", name, vector.tolist()))
-    told += [("river", "a", rng.normal(size=6).tolist()) for _ in range(20)]
-    return [told[place] for place in rng.permutation(len(told))]
+            listed.append(("bank", name, vector.tolist()))
+    listed += [("river", "a", rng.normal(size=6).tolist()) for _ in range(20)]
+    return [listed[place] for place in rng.permutation(len(listed))]
 
 
 @pytest.fixture(scope="module", params=["zarr", "h5"])
@@ -99,8 +99,8 @@ def test_planted_senses_are_found(store: Store) -> None:
     assert found.frame["purity"].to_list() == [1, 1, 1]
     assert (found.purity, found.baseline) == (1, 14 / 29)
     assert found.occurrences["word"].unique().to_list() == ["bank"]
-    told = {row["occurrence"]: row["class"] for row in store.select(words="bank").table().to_dicts()}
-    assert {row["occurrence"]: row["label"] for row in found.occurrences.to_dicts()} == told
+    listed = {row["occurrence"]: row["class"] for row in store.select(words="bank").table().to_dicts()}
+    assert {row["occurrence"]: row["label"] for row in found.occurrences.to_dicts()} == listed
 
 
 def test_the_number_of_clusters_is_that_of_the_greatest_silhouette(store: Store) -> None:
@@ -129,7 +129,7 @@ def test_clusters_that_would_be_too_small_are_not_chosen(store: Store) -> None:
     assert one.silhouette is None
 
 
-def test_occurrences_stand_by_their_nearness_to_the_centre(store: Store) -> None:
+def test_occurrences_are_ordered_by_distance_to_the_center(store: Store) -> None:
     found = senses(store, "bank", layer=2, n_clusters=3)
     for number in range(3):
         part = found.occurrences.filter(pl.col("cluster") == number)
@@ -147,15 +147,15 @@ def test_every_occurrence_is_there_once_and_counted(made: Made) -> None:
     found = senses(made.store, "bank", layer=2, label="upos", n_clusters=4)
     rows = [row for row in made.table if row["word"] == "bank"]
     assert sorted(found.occurrences["occurrence"].to_list()) == [row["occurrence"] for row in rows]
-    for told in found.frame.to_dicts():
-        part = found.occurrences.filter(pl.col("cluster") == told["cluster"])
+    for listed in found.frame.to_dicts():
+        part = found.occurrences.filter(pl.col("cluster") == listed["cluster"])
         labels = Counter(label for label in part["label"].to_list() if label is not None)
-        assert told["count"] == len(part)
-        assert told["share"] == pytest.approx(len(part) / len(rows))
-        assert told["n_labelled"] == labels.total()
-        assert told["purity"] == pytest.approx(max(labels.values()) / labels.total())
-        assert labels[told["label"]] == max(labels.values())
-        assert told["silhouette"] == pytest.approx(np.mean(part["silhouette"].to_list()))
+        assert listed["count"] == len(part)
+        assert listed["share"] == pytest.approx(len(part) / len(rows))
+        assert listed["n_labelled"] == labels.total()
+        assert listed["purity"] == pytest.approx(max(labels.values()) / labels.total())
+        assert labels[listed["label"]] == max(labels.values())
+        assert listed["silhouette"] == pytest.approx(np.mean(part["silhouette"].to_list()))
     most = sum(row["purity"] * row["n_labelled"] for row in found.frame.to_dicts())
     assert found.purity == pytest.approx(most / found.frame["n_labelled"].sum())
 
@@ -205,8 +205,8 @@ def test_hdbscan_leaves_outliers_out(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     rng = np.random.default_rng(5)
     lonely = [("bank", "x", row.tolist()) for row in np.array([[0, 0, 0, 0, 0, 1.0], [0, -1, 0, 0, -1, 0]])]
-    told = [row for row in planted((20, 20)) if row[0] == "bank"] + lonely
-    store = write_senses(tmp_path / "store.zarr", [told[place] for place in rng.permutation(len(told))])
+    listed = [row for row in planted((20, 20)) if row[0] == "bank"] + lonely
+    store = write_senses(tmp_path / "store.zarr", [listed[place] for place in rng.permutation(len(listed))])
     found = senses(store, "bank", layer=2, method="hdbscan", label="class", min_size=8)
     assert found.frame["cluster"].to_list() == [0, 1, -1]
     assert found.purity == 1
@@ -276,8 +276,8 @@ def test_a_map_of_more_labels_than_colours(tmp_path: Path) -> None:
     from matplotlib import pyplot
 
     rng = np.random.default_rng(0)
-    told = [("$ank", f"label{n % 11}" if n % 12 else None, rng.normal(size=4).tolist()) for n in range(60)]
-    store = write_senses(tmp_path / "store.zarr", told)
+    listed = [("$ank", f"label{n % 11}" if n % 12 else None, rng.normal(size=4).tolist()) for n in range(60)]
+    store = write_senses(tmp_path / "store.zarr", listed)
     figure = es.plot.cluster_map(senses(store, "$ank", layer=2, label="class"))
     es.plot.save(figure, tmp_path / "map.png")
     names = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]

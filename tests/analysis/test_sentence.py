@@ -27,7 +27,7 @@ def test_similarity_is_that_of_loops(tmp_path: Path, suffix: str, layers: int | 
     chosen = [0, 2, 5] if layers is None else [layers] if isinstance(layers, int) else layers
     for sentence in (0, 7, 19):
         found = sentence_similarity(made.store, sentence=sentence, layers=layers)
-        rows = [row for row, told in enumerate(made.table) if told["sentence"] == sentence]
+        rows = [row for row, listed in enumerate(made.table) if listed["sentence"] == sentence]
         assert found.words == tuple(made.table[row]["word"] for row in rows)
         assert found.layers == tuple(chosen)
         assert found.values.shape == (len(chosen), len(rows), len(rows))

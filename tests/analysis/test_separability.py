@@ -21,14 +21,14 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_store(tmp_path_factory.mktemp("separability") / f"store.{request.param}", sentences=90)
 
 
-def write_senses(path: Path, told: list[tuple[str, str | None, list[float]]], *, sentence: int = 3) -> Store:
+def write_senses(path: Path, listed: list[tuple[str, str | None, list[float]]], *, sentence: int = 3) -> Store:
     """A store of occurrences given as word, label and vector, of one layer."""
-    words = sorted({word for word, _, _ in told})
-    names = sorted({label for _, label, _ in told if label is not None})
-    rows = len(told)
+    words = sorted({word for word, _, _ in listed})
+    names = sorted({label for _, label, _ in listed if label is not None})
+    rows = len(listed)
     sentences = np.arange(rows, dtype=np.int64) // sentence
     index = Index(
-        type=np.array([words.index(word) for word, _, _ in told], np.int32),
+        type=np.array([words.index(word) for word, _, _ in listed], np.int32),
         sentence=sentences,
         position=(np.arange(rows) % sentence).astype(np.int32),
         subwords=np.ones(rows, np.int16),
@@ -38,12 +38,12 @@ def write_senses(path: Path, told: list[tuple[str, str | None, list[float]]], *,
         source=np.arange(int(sentences[-1]) + 1, dtype=np.int64),
         labels={
             "class": Labels(
-                np.array([-1 if label is None else names.index(label) for _, label, _ in told], np.int32),
+                np.array([-1 if label is None else names.index(label) for _, label, _ in listed], np.int32),
                 Strings.of(names),
             )
         },
     )
-    vectors = np.array([[vector for _, _, vector in told]], np.float32)
+    vectors = np.array([[vector for _, _, vector in listed]], np.float32)
     metadata = Metadata(
         n_rows=rows,
         layers=(2,),
@@ -100,13 +100,13 @@ def by_hand(
 def compare(table: dict[str, tuple[int, float, float]], expected: dict[str, tuple[int, float, float]]) -> None:
     mean = table.pop("")
     assert table.keys() == expected.keys()
-    for word, told in expected.items():
-        assert table[word] == pytest.approx(told, abs=1e-12), word
+    for word, listed in expected.items():
+        assert table[word] == pytest.approx(listed, abs=1e-12), word
     values = np.array(list(expected.values()))
     assert mean == pytest.approx((len(expected), values[:, 1].mean(), values[:, 2].mean()), abs=1e-12)
 
 
-def told(store: Store, layer: int, **options: object) -> dict[str, tuple[int, float, float]]:
+def listed(store: Store, layer: int, **options: object) -> dict[str, tuple[int, float, float]]:
     table = sense_separability(store, layers=layer, **options)  # type: ignore[arg-type]
     assert table.columns == ["layer", "metric", "item", "value", "count", "baseline", "adjusted"]
     assert set(table["metric"]) == {"separability"}
@@ -125,7 +125,7 @@ def test_separability_is_that_of_loops(made: Made, least: int) -> None:
         expected = by_hand(words, labels, made.vectors[place], least)
         assert len(expected) >= 2
         assert len(expected) == 6 or least > 2
-        compare(told(made.store, layer, label="upos", min_occurrences=least), expected)
+        compare(listed(made.store, layer, label="upos", min_occurrences=least), expected)
 
 
 def test_separability_of_a_selection(made: Made) -> None:
@@ -171,10 +171,10 @@ def test_awkward_occurrences_are_those_of_loops(tmp_path: Path) -> None:
     }
     assert expected["apart"][1] == 1
     assert expected["equal"][1] == 0.5
-    compare(told(store, 2, label="class"), expected)
+    compare(listed(store, 2, label="class"), expected)
 
 
-def test_progress_is_told_of_both_passes(made: Made) -> None:
+def test_progress_covers_both_passes(made: Made) -> None:
     seen: list[int] = []
     table = sense_separability(made.store, label="upos", progress=lambda done, total: seen.append(done))
     count = table.filter((table["layer"] == 0) & (table["item"] != ""))["count"].sum()

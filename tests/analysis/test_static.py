@@ -134,10 +134,10 @@ def test_words_have_the_required_number_of_contexts(tmp_path: Path) -> None:
 
 def test_progress_counts_every_occurrence(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store.zarr").store
-    told: list[tuple[int, int]] = []
-    static_vectors_by_layer(store, layers=[0, 5], progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (2 * store.n_rows, 2 * store.n_rows)
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    listed: list[tuple[int, int]] = []
+    static_vectors_by_layer(store, layers=[0, 5], progress=lambda done, total: listed.append((done, total)))
+    assert listed[-1] == (2 * store.n_rows, 2 * store.n_rows)
+    assert [done for done, _ in listed] == sorted({done for done, _ in listed})
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
