@@ -123,21 +123,18 @@ def read_at(descriptor: int, out: Bytes, offset: int) -> int:
     return done
 
 
-def write_file(path: Path, parts: Iterable[NDArray[Any] | bytes], *, fsync: bool = True) -> int:
-    """Write a new file part by part and return the CRC32C of its bytes; an incomplete file is removed."""
-    crc = 0
+def write_file(path: Path, parts: Iterable[NDArray[Any] | bytes], *, fsync: bool = True) -> None:
+    """Write a new file part by part; an incomplete file is removed."""
     try:
         with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
             offset = 0
             for part in parts:
                 offset = write_at(descriptor, part, offset)
-                crc = crc32c(part, crc)
             if fsync:
                 os.fsync(descriptor)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return crc
 
 
 def fsync(path: Path) -> None:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,10 @@ class ZarrReader:
         self._max_shards = max_mapped()
         self._mutex = threading.Lock()
 
+    @cached_property
+    def _version(self) -> str:
+        return self.metadata.fingerprint
+
     @property
     def _is_folder(self) -> bool:
         return self.storage.is_mapped and self.cache is None
@@ -104,21 +109,20 @@ class ZarrReader:
 
     def _open_column(self, spec: ArraySpec) -> NDArray[Any]:
         if self._is_folder:
-            with reading(self.storage.url(f"{spec.path}/{NODE}")):
-                node = (Path(str(self.path)) / spec.path / NODE).read_bytes()
-            if node != array_node(spec):
+            with reading(node := f"{self.path}/{spec.path}/{NODE}"), open(node, "rb") as file:
+                same = file.read() == array_node(spec)
+            if not same:
                 return self._column_by_zarr(spec)
         if 0 in spec.shape:
             return np.empty(spec.shape, spec.dtype)
         key, expected = column_key(spec), self.arrays[spec.path].crc32c
         nbytes = int(np.prod(spec.shape)) * spec.dtype.itemsize
         if self.storage.is_mapped:
-            wanted = Expected(spec.path, (key,), (nbytes,), expected, self.metadata.fingerprint)
-            (file,) = self.storage.files(wanted)
-            with reading(file):
-                mapped = map_file(file)
+            (path,) = self.storage.files(Expected(spec.path, (key,), (nbytes,), expected, self._version))
+            with reading(path):
+                mapped = map_file(path)
             if mapped is None or len(mapped) < nbytes:
-                raise StoreDamagedError(f"{file} is cut short: {REPAIR_HINT}")
+                raise StoreDamagedError(f"{path} is cut short: {REPAIR_HINT}")
             return np.frombuffer(mapped, spec.dtype, nbytes // spec.dtype.itemsize).reshape(spec.shape)
         try:
             data = self.storage.read(key, nbytes)
@@ -172,17 +176,13 @@ class ZarrReader:
 
     def _shard_files(self, partition: int) -> dict[str, Path]:
         """Return the local files of a partition's shards, by array; one checksum covers all of them."""
-        if self._records is None:
-            self.commits()
-        assert self._records is not None
+        keys = tuple(shard_key(spec, partition) for spec in self.specs.values())
+        if self._is_folder:
+            return {name: Path(str(self.path), key) for name, key in zip(self.specs, keys, strict=True)}
+        records = self.commits() if self._records is None else self._records
         start, stop = self.metadata.layout.span(partition)
-        wanted = Expected(
-            f"partition {partition}",
-            tuple(shard_key(spec, partition) for spec in self.specs.values()),
-            tuple(shard_end(spec, stop - start)[0] for spec in self.specs.values()),
-            record_crc32c(self._records[partition]),
-            self.metadata.fingerprint,
-        )
+        sizes = tuple(shard_end(spec, stop - start)[0] for spec in self.specs.values())
+        wanted = Expected(f"partition {partition}", keys, sizes, record_crc32c(records[partition]), self._version)
         return dict(zip(self.specs, self.storage.files(wanted), strict=True))
 
     def _open_shard(self, spec: ArraySpec, partition: int) -> list[RowSource]:
