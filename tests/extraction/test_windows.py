@@ -187,10 +187,10 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
 
 
 @pytest.mark.parametrize("name", ["xlnet", "deberta_v2"])
-def test_a_model_that_does_not_keep_to_a_mask_of_pairs_is_refused(scene: Callable[[str], Scene], name: str) -> None:
+def test_a_model_that_does_not_respect_a_mask_of_pairs_is_refused(scene: Callable[[str], Scene], name: str) -> None:
     encoder = scene(name).encoder
     with pytest.raises(
-        ModelError, match=r"does not keep to a mask of pairs of subwords.*use context windows"
+        ModelError, match=r"does not respect a mask of pairs of subwords.*use context windows"
     ) as caught:
         es.plan(list(CORPUS), model=encoder, calibrate=False, options=es.ExtractionOptions(attention_window=2))
     assert str(caught.value).endswith("use context windows")
