@@ -184,7 +184,7 @@ def main() -> None:
     print(f"{arguments.rows:,} x {store.hidden_size} {store.dtype} of layer {arguments.layer}, k {K}\n")
     figures, targets = exact(arguments, store)
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
-        part = es.export(store, Path(folder) / "layer.zarr", layers=[arguments.layer])
+        part = es.export(store.select(layers=arguments.layer), Path(folder) / "layer.zarr")
         found, more, curves = indexed(
             arguments, part if isinstance(part, es.Store) else es.open(Path(folder) / "layer.zarr")
         )

@@ -169,7 +169,8 @@ def export(
     Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume.
     """
     chosen = None if words is None else list(opt.read_words(words, option="--words"))
-    print(_written(es.export(store, out, layers=opt.layers_of(layers), words=chosen, dtype=dtype, check=check)))
+    part = es.open(store).select(words=chosen, layers=opt.layers_of(layers))
+    print(_written(es.export(part, out, dtype=dtype, check=check)))
 
 
 def import_(

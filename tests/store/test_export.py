@@ -75,7 +75,7 @@ def test_whole_there_and_back_is_the_same_store(made: Made, tmp_path: Path, dtyp
     [(None, (0, 2, 5)), ("last", (5,)), (2, (2,)), ([-1, 2, 5], (2, 5)), (np.array([0]), (0,))],
 )
 def test_layers(made: Made, tmp_path: Path, layers: Any, stored: tuple[int, ...]) -> None:
-    out = export(made.store, tmp_path / f"out{made.store.path.suffix}", layers=layers)
+    out = export(made.store.select(layers=layers), tmp_path / f"out{made.store.path.suffix}")
     assert out.layers == stored
     np.testing.assert_array_equal(values(out), made.vectors[[(0, 2, 5).index(layer) for layer in stored]])
     assert table(out) == table(made.store)
@@ -95,11 +95,11 @@ def test_some_rows_layers_and_words(made: Made, tmp_path_factory: pytest.TempPat
     wanted = [int(row) for row in rows if words is None or made.table[row]["word"] in words]
     out = tmp_path_factory.mktemp("some") / f"out{suffix}"
     if not wanted:
-        with pytest.raises(InvalidValueError, match="no row was chosen"):
-            export(made.store, out, rows=rows, words=words, layers=layers)
+        with pytest.raises(InvalidValueError, match="no row is selected"):
+            export(made.store.select(rows=rows, words=words, layers=layers), out)
         assert not out.exists()
         return
-    copy = export(made.store, out, rows=rows, words=words, layers=layers)
+    copy = export(made.store.select(rows=rows, words=words, layers=layers), out)
     places = [(0, 2, 5).index(layer) for layer in sorted(layers)]
     np.testing.assert_array_equal(values(copy), made.vectors[places][:, wanted])
     assert table(copy) == expected_table(made, wanted)
@@ -117,7 +117,7 @@ def test_some_rows_layers_and_words(made: Made, tmp_path_factory: pytest.TempPat
 def test_stored_numbers_are_copied_unchanged(made: Made, tmp_path: Path, dtype: str, share: float) -> None:
     source = stored_as(made, tmp_path / "source.zarr", dtype)
     rows = np.flatnonzero(np.random.default_rng(3).random(source.n_rows) < share)
-    copy = export(source, tmp_path / f"out{made.store.path.suffix}", rows=rows, layers=[0, 5])
+    copy = export(source.select(rows=rows, layers=[5, 0]), tmp_path / f"out{made.store.path.suffix}")
     assert copy.dtype == dtype
     np.testing.assert_array_equal(values(copy), source.gather_layers(rows, [0, 5]))
 
@@ -146,22 +146,22 @@ def test_other_dtypes(made: Made, tmp_path: Path, dtype: str, wanted: str) -> No
 def test_layers_keep_their_own_center(made: Made, tmp_path: Path) -> None:
     source = stored_as(made, tmp_path / "source.zarr", "int8")
     for dtype in ("int8", "float32"):
-        copy = export(source, tmp_path / f"{dtype}.zarr", layers=[5], dtype=dtype)
+        copy = export(source.select(layers=-1), tmp_path / f"{dtype}.zarr", dtype=dtype)
         np.testing.assert_array_equal(values(copy), values(source)[2:])
 
 
 def test_the_center_of_a_large_store_is_computed_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore.store.convert.filling.CENTER_ROWS", 50)
     made = make_store(tmp_path / "s.zarr")
-    copy = export(made.store, tmp_path / "out.zarr", dtype="int8", rows=np.arange(100, 200))
+    copy = export(made.store.select(rows=slice(100, 200)), tmp_path / "out.zarr", dtype="int8")
     rows = 100 + np.unique(np.linspace(0, 99, 50).astype(int))
     assert copy.center is not None
     np.testing.assert_allclose(copy.center, made.vectors[:, rows].mean(1, dtype=np.float64), rtol=1e-6)
 
 
 def test_an_export_is_recorded_in_the_metadata(made: Made, tmp_path: Path) -> None:
-    first = export(made.store, tmp_path / "first.zarr", words="bank")
-    again = export(first, tmp_path / "again.h5", layers=0, dtype="float16")
+    first = export(made.store.select(words="bank"), tmp_path / "first.zarr")
+    again = export(first.select(layers=0), tmp_path / "again.h5", dtype="float16")
     count = sum(row["word"] == "bank" for row in made.table)
     of = again.metadata.extraction["export"]
     assert of["of"] == {"n_rows": count, "layers": [0, 2, 5], "dtype": "float32"}
@@ -173,24 +173,14 @@ def test_an_export_is_recorded_in_the_metadata(made: Made, tmp_path: Path) -> No
         ("left out of an export", len(made.table) - count)
     ]
     assert again.metadata.model == made.store.metadata.model
-    fewer = export(first, tmp_path / "fewer.zarr", rows=[0, 1, 4])
+    fewer = export(first.select(rows=[0, 1, 4]), tmp_path / "fewer.zarr")
     assert [item.count for item in fewer.metadata.dropped] == [len(made.table) - 3]
-    other = export(made.store, tmp_path / "other.zarr", words="river")
+    other = export(made.store.select(words="river"), tmp_path / "other.zarr")
     assert other.metadata.provenance != first.metadata.provenance
 
 
-def test_a_selection_is_exported_as_it_is(made: Made, tmp_path: Path) -> None:
-    selection = made.store.select(words="bank", layers=-1)
-    copy = export(selection, tmp_path / "out.zarr")
-    assert copy.layers == (5,)
-    np.testing.assert_array_equal(values(copy), selection.vectors())
-    assert table(copy) == expected_table(made, selection.rows.tolist())
-    with pytest.raises(InvalidValueError, match="a selection is exported as it is"):
-        export(selection, tmp_path / "other.zarr", words="bank")
-
-
 def test_all_words_named_is_the_whole_store(made: Made, tmp_path: Path) -> None:
-    out = export(made.store, tmp_path / f"out{made.store.path.suffix}", words=list(made.store.index.words))
+    out = export(made.store.select(words=list(made.store.index.words)), tmp_path / f"out{made.store.path.suffix}")
     assert all_files(out.path) == all_files(made.store.path)
 
 
@@ -208,8 +198,8 @@ def test_an_interrupted_export_is_resumed(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, error: BaseException
 ) -> None:
     dtype = "int8" if suffix == ".zarr" else "float16"
-    options: dict[str, Any] = {"layers": 2, "dtype": dtype}
-    uninterrupted = export(made.store, tmp_path / f"whole{suffix}", **options)
+    part = made.store.select(layers=2)
+    uninterrupted = export(part, tmp_path / f"whole{suffix}", dtype=dtype)
     written: list[int] = []
     write = StoreWriter.write
 
@@ -222,18 +212,18 @@ def test_an_interrupted_export_is_resumed(
     out = tmp_path / f"out{suffix}"
     monkeypatch.setattr(StoreWriter, "write", failing)
     with pytest.raises(type(error)):
-        export(made.store, out, **options)
+        export(part, out, dtype=dtype)
     with pytest.raises(InvalidValueError, match="exists already"):
-        export(made.store, out, layers=5, dtype=dtype)
+        export(made.store.select(layers=5), out, dtype=dtype)
     with pytest.raises(InvalidValueError, match="exists already"):
         export(made.store, out)
     written.clear()
     monkeypatch.setattr(StoreWriter, "write", lambda *arguments: (write(*arguments), written.append(arguments[1])))
-    resumed = export(made.store, out, **options)
+    resumed = export(part, out, dtype=dtype)
     assert written == [1, 2]
     assert all_files(resumed.path) == all_files(uninterrupted.path)
     with pytest.raises(InvalidValueError, match="exists already"):
-        export(made.store, out, **options)
+        export(part, out, dtype=dtype)
     assert all_files(out) == all_files(uninterrupted.path)
 
 
@@ -289,7 +279,7 @@ def test_index_subset_against_plain_python(made: Made, data: st.DataObject) -> N
 
 
 def test_metadata_is_valid_against_the_schema(made: Made, tmp_path: Path) -> None:
-    out = export(made.store, tmp_path / "out.zarr", words="bank", dtype="int8")
+    out = export(made.store.select(words="bank"), tmp_path / "out.zarr", dtype="int8")
     assert schema_faults(json.loads((out.path / "zarr.json").read_text())["attributes"]["embstore"]) == []
 
 
@@ -328,7 +318,7 @@ def test_damage_is_not_copied(made: Made, tmp_path: Path, what: str) -> None:
     assert not out.exists()
     assert export(source.path, out, check=False).n_rows == made.store.n_rows
     if what == "vectors":
-        assert export(source.path, tmp_path / "other.h5", rows=np.arange(200)).n_rows == 200
+        assert export(source.select(rows=slice(200)), tmp_path / "other.h5").n_rows == 200
 
 
 def one_line(error: EmbstoreError) -> str:
@@ -338,34 +328,18 @@ def one_line(error: EmbstoreError) -> str:
     return message
 
 
-BAD: list[tuple[dict[str, Any], type[EmbstoreError], str]] = [
-    ({"layers": 1}, InvalidValueError, "layer 1 is not stored: choose among 0, 2, 5"),
-    ({"layers": [True]}, InvalidValueError, "layer True is not stored"),
-    ({"layers": []}, InvalidValueError, "no layer is chosen"),
-    ({"layers": "first"}, InvalidValueError, "layer 'first' is not stored"),
-    (
-        {"words": ["bank", "Bank", "zebra"]},
-        InvalidValueError,
-        "the store has no word 'Bank', 'zebra'; words are spelled",
-    ),
-    ({"words": list("123456789")}, InvalidValueError, "'5' and 4 more"),
-    ({"words": []}, InvalidValueError, "no row was chosen"),
-    ({"rows": []}, InvalidValueError, "no row was chosen"),
-    ({"rows": [3, 2]}, InvalidValueError, "rows must be distinct and ascending, but 2 follows 3"),
-    ({"rows": [2, 2]}, InvalidValueError, "2 follows 2"),
-    ({"rows": [0, 10**6]}, InvalidValueError, "there is no row 1000000"),
-    ({"rows": [-1]}, InvalidValueError, "there is no row -1"),
-    ({"rows": [0.5]}, InvalidValueError, "rows must be a list of integers"),
-    ({"dtype": "float64"}, InvalidValueError, "dtype 'float64' is not known: choose one of float32"),
-]
-
-
-@pytest.mark.parametrize(("options", "kind", "message"), BAD, ids=lambda value: str(value)[:40])
-def test_bad_options(
-    made: Made, tmp_path: Path, options: dict[str, Any], kind: type[EmbstoreError], message: str
-) -> None:
-    with pytest.raises(kind, match=re.escape(message)) as caught:
-        export(made.store, tmp_path / "out.zarr", **options)
+@pytest.mark.parametrize(
+    ("rows", "dtype", "message"),
+    [
+        ([], None, "no row is selected"),
+        ([3, 2], None, "rows must be distinct and ascending, but 2 follows 3"),
+        ([2, 2], None, "2 follows 2"),
+        (None, "float64", "dtype 'float64' is not known: choose one of float32"),
+    ],
+)
+def test_bad_options(made: Made, tmp_path: Path, rows: list[int] | None, dtype: str | None, message: str) -> None:
+    with pytest.raises(InvalidValueError, match=re.escape(message)) as caught:
+        export(made.store.select(rows=rows), tmp_path / "out.zarr", dtype=dtype)
     one_line(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -419,7 +393,7 @@ def test_no_source(tmp_path: Path) -> None:
 def test_an_unfinished_source(tmp_path: Path, suffix: str) -> None:
     unfinished = make_store(tmp_path / f"s{suffix}", sentences=170, leave_out=(1,)).store
     with pytest.raises(MissingRowsError, match=r"cannot be exported: 256 of its 7\d\d rows are not") as caught:
-        export(unfinished.path, tmp_path / "out.zarr", rows=[0, 1])
+        export(unfinished.select(rows=[0, 1]), tmp_path / "out.zarr")
     one_line(caught.value)
     assert not (tmp_path / "out.zarr").exists()
 

@@ -37,9 +37,9 @@ def test_to_a_bucket_and_back(memory: MemoryBucket, tmp_path: Path, dtype: str) 
 def test_a_part_of_a_store_in_another_dtype(memory: MemoryBucket, tmp_path: Path) -> None:
     local = example().make(tmp_path / "x.zarr")
     export(local, URL)
-    chosen = {"layers": [0, 5], "rows": [3, 4, 600], "dtype": "float32"}
-    export(local, tmp_path / "near.zarr", **chosen)
-    export(URL, "s3://bucket/far.zarr", **chosen)
+    chosen = {"layers": [0, 5], "rows": [3, 4, 600]}
+    export(local.select(**chosen), tmp_path / "near.zarr", dtype="float32")
+    export(open_store(URL).select(**chosen), "s3://bucket/far.zarr", dtype="float32")
     far = {key.removeprefix("far.zarr/"): data for key, data in memory.all_objects().items() if key.startswith("far")}
     assert far == all_files(tmp_path / "near.zarr")
 

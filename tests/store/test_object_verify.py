@@ -82,8 +82,8 @@ def test_a_server_that_fails_says_nothing_of_the_store(bucket: Bucket, url: str)
 
 @pytest.mark.slow
 def test_exports_are_those_of_the_disk(bucket: Bucket, url: str, tmp_path: Path) -> None:
-    export(url, tmp_path / "there.zarr", layers=[3], rows=np.arange(0, 700, 3))
-    export(tmp_path / "x.zarr", tmp_path / "here.zarr", layers=[3], rows=np.arange(0, 700, 3))
+    export(open_store(url).select(layers=3, rows=slice(0, 700, 3)), tmp_path / "there.zarr")
+    export(open_store(tmp_path / "x.zarr").select(layers=3, rows=slice(0, 700, 3)), tmp_path / "here.zarr")
     assert all_files(tmp_path / "there.zarr") == all_files(tmp_path / "here.zarr")
     data = bucket.get(f"{KEY}/hidden_states/c/0/1/0")
     bucket.put(f"{KEY}/hidden_states/c/0/1/0", bytes([data[0] ^ 1]) + data[1:])

@@ -113,7 +113,8 @@ def test_held_blocks_do_not_change(made: Made) -> None:
     ("conditions", "message"),
     [
         ({"words": "bnak"}, "the store has no word 'bnak': did you mean 'bank'?"),
-        ({"words": ["bank", "zebra"]}, "the store has no word 'zebra'"),
+        ({"words": ["bank", "zebra"]}, "the store has no word 'zebra'; words are spelled as in the corpus"),
+        ({"words": list("123456789")}, "the store has no word '1', '2', '3', '4', '5' and 4 more"),
         ({"types": 99}, "there is no type 99: the store has types 0 to 5"),
         ({"labels": {"pos": "X"}}, "there is no label column 'pos': the store has upos"),
         ({"labels": {"upos": "VERB"}}, "no occurrence has upos 'VERB': the labels are NOUN, DET, X"),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.progress import Progress
 from embstore.store.backend import Reader, open_reader
 from embstore.store.check.verify import require_intact_index, require_intact_partition
-from embstore.store.conditions import checked_rows
 from embstore.store.convert.filling import (
     PartitionBuffer,
     fill_store,
@@ -24,12 +23,11 @@ from embstore.store.convert.filling import (
     require_storable,
     sample_rows,
 )
-from embstore.store.layers import resolve_layers
 from embstore.store.layout import Layout
 from embstore.store.metadata import Dropped, Metadata
 from embstore.store.reading.scan import SequentialReader, Snapshot
 from embstore.store.storage.location import ObjectPath, parse_location
-from embstore.store.store import Layers, Selection, Store, cache_folder
+from embstore.store.store import Selection, Store, cache_folder
 from embstore.store.vectors import STORAGE_DTYPE, decode
 
 LEFT_OUT = "left out of an export"
@@ -42,30 +40,23 @@ def export(
     data: str | os.PathLike[str] | ObjectPath | Store | Selection,
     out: str | os.PathLike[str] | ObjectPath,
     *,
-    layers: Layers = None,
-    words: str | Iterable[str] | None = None,
-    rows: ArrayLike | None = None,
     dtype: str | None = None,
     check: bool = True,
     progress: Progress = None,
 ) -> Store:
-    """Copy a finished store, or some of its layers, words or rows, to the new path `out` (.zarr, .h5, s3://...).
+    """Copy a finished store, or a selection of its rows and layers, to the new path `out` (.zarr, .h5, s3://...).
 
-    `data`: a path, an open store, or a selection (its rows must ascend). `layers`: one or several, -1 or "last" for
-    the last one. `words`: forms as spelled in the store. `rows`: distinct ascending integers; of both words and rows,
-    the rows of these words are copied. `dtype`: that of the source by default; what is not converted is copied bit for
-    bit, int8 codes included. `check`: compare everything that is read with its checksums first. `progress`: a function
-    of (rows written, rows in all), or False for no bar. The same call resumes an interrupted copy.
+    `data`: a path, an open store, or a selection with ascending rows. `dtype`: that of the source by default; what is
+    not converted is copied bit for bit, int8 codes included. `check`: compare everything that is read with its
+    checksums first. `progress`: a function of (rows written, rows in all), or False for no bar. The same call resumes
+    an interrupted copy.
 
-    Raises MissingRowsError for a store that is not finished, InvalidValueError for a layer, word or row that does not
-    exist and for a path that is taken, NonFiniteError for values beyond the dtype, StoreDamagedError, StorageError.
+    Raises MissingRowsError for a store that is not finished, InvalidValueError for a path that is taken and for rows
+    that do not ascend, NonFiniteError for values beyond the dtype, StoreDamagedError, StorageError.
     """
     path = parse_location(out)
-    if isinstance(data, Selection):
-        if not (layers is None and words is None and rows is None):
-            raise InvalidValueError("a selection is exported as it is: choose layers, words and rows with `select`")
-        layers, rows, data = data.layers, data.rows, data.store
-    location = (data.path, data.cache) if isinstance(data, Store) else (parse_location(data), cache_folder(None))
+    given = data.store if isinstance(data, Selection) else data
+    location = (given.path, given.cache) if isinstance(given, Store) else (parse_location(given), cache_folder(None))
     reader = open_reader(location[0], cache=location[1])
     source = Store(reader)
     missing = source.n_rows - source.n_committed_rows
@@ -74,17 +65,18 @@ def export(
             f"{source.path} cannot be exported: {missing:,} of its {source.n_rows:,} rows are not written yet; finish "
             "it first with the command that began it"
         )
-    numbers = [source.layers.index(layer) for layer in resolve_layers(layers, source.layers, ascending=True)]
+    layers = sorted(set(data.layers)) if isinstance(data, Selection) else source.layers
+    positions = [source.layers.index(layer) for layer in layers]
     dtype = source.dtype if dtype is None else dtype
     require_dtype(dtype)
-    chosen = _chosen_rows(source, words, rows)
+    rows = _copied_rows(data) if isinstance(data, Selection) else None
     require_free_path(path)
-    metadata = _metadata(source.metadata, numbers, chosen, dtype)
-    copy = _Copy(reader, source, metadata, numbers, chosen, check=check)
+    metadata = _metadata(source.metadata, positions, rows, dtype)
+    copy = _Copy(reader, source, metadata, positions, rows, check=check)
     return fill_store(
         path,
         metadata=metadata,
-        index=source.index if chosen is None else source.index.subset(chosen),
+        index=source.index if rows is None else source.index.subset(rows),
         center=copy.center,
         arrays_of=copy.arrays,
         progress=progress,
@@ -92,23 +84,16 @@ def export(
     )
 
 
-def _chosen_rows(store: Store, words: str | Iterable[str] | None, rows: ArrayLike | None) -> Rows | None:
-    """Return the rows to copy, ascending; None for all of them."""
-    chosen = None
-    if rows is not None:
-        chosen = checked_rows(rows, store.n_rows)
-        falls = np.flatnonzero(np.diff(chosen) <= 0)
-        if len(falls):
-            before, after = chosen[falls[0] : falls[0] + 2]
-            raise InvalidValueError(f"rows must be distinct and ascending, but {after} follows {before}: sort them")
-    if words is not None:
-        of_words = store.select(words=words).rows
-        chosen = of_words if chosen is None else np.intersect1d(chosen, of_words, assume_unique=True)
-    if chosen is None or len(chosen) == store.n_rows:
-        return None
-    if not len(chosen):
-        raise InvalidValueError(f"nothing is left to export of {store.path}: no row was chosen")
-    return chosen
+def _copied_rows(selection: Selection) -> Rows | None:
+    """Return the rows of a selection, None for all of them."""
+    rows = selection.rows
+    if not len(rows):
+        raise InvalidValueError(f"nothing is left to export of {selection.store.path}: no row is selected")
+    falls = np.flatnonzero(np.diff(rows) <= 0)
+    if len(falls):
+        before, after = rows[falls[0] : falls[0] + 2]
+        raise InvalidValueError(f"rows must be distinct and ascending, but {after} follows {before}: sort them")
+    return None if len(rows) == selection.store.n_rows else rows
 
 
 def _metadata(source: Metadata, layers: list[int], rows: Rows | None, dtype: str) -> Metadata:
