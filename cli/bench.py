@@ -5,25 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
 from embstore_cli.output import print_json, print_table
 
-Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions of each; the median is printed.")]
+Repeats = Annotated[int, opt.option("N", "Repetitions of each; the median is printed.", min=1)]
 
 
 def extract(
-    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus, as extract takes it.")],
+    corpus: Annotated[str, opt.argument("CORPUS", "A corpus, as extract takes it.")],
     model: opt.Model,
     device: opt.Device = "auto",
     layers: opt.Layers = "all",
-    sentences: Annotated[int, typer.Option(metavar="N", help="Number of sentences of the corpus to run.")] = 2000,
-    folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where the store of the measurement is written.")
-    ] = None,
+    sentences: Annotated[int, opt.option("N", "Number of sentences of the corpus to run.")] = 2000,
+    folder: Annotated[Path | None, opt.option("FOLDER", "Where the store of the measurement is written.")] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Time an extraction and find its slowest stage.
@@ -62,7 +58,7 @@ def neighbors(
     layer: opt.Layer = "last",
     k: opt.K = 10,
     queries: Annotated[
-        str, typer.Option(metavar="LIST", help="Numbers of simultaneous queries, one row of the table each.")
+        str, opt.option("LIST", "Numbers of simultaneous queries, one row of the table each.")
     ] = "1,32,1000",
     repeats: Repeats = 5,
     as_json: opt.AsJson = False,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 import embstore as es
 import embstore_cli.options as opt
 from embstore_cli.output import create_folder, deliver, print_notes, print_table, require_files, with_deviation
@@ -24,19 +22,17 @@ FRACTIONS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.1, 6.25, 12.5, 25.0, 50.0, 100.0)  # per
 
 Tasks = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="TASK",
-        help="Folders with train.jsonl, dev.jsonl and test.jsonl, or one file of train targets; or the same of a "
+    opt.argument(
+        "TASK",
+        "Folders with train.jsonl, dev.jsonl and test.jsonl, or one file of train targets; or the same of a "
         "corpus (.conllu, .conll) with --task.",
     ),
 ]
 TaskNames = Annotated[
-    list[str] | None,
-    typer.Option("--task", metavar="NAME", help="Of a corpus: pos (xpos), upos, dependencies, entities; repeatable."),
+    list[str] | None, opt.option("NAME", "Of a corpus: pos (xpos), upos, dependencies, entities; repeatable.", "--task")
 ]
 Kind = Annotated[
-    Literal["mlp", "linear"],
-    typer.Option(metavar="KIND", help="mlp, the edge probe; linear, one matrix over the mean of a span."),
+    Literal["mlp", "linear"], opt.option("KIND", "mlp, the edge probe; linear, one matrix over the mean of a span.")
 ]
 
 

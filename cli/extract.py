@@ -26,66 +26,44 @@ SETTINGS = {**COMPUTING, **KEEP, **READING, "workers": int}
 
 Corpus = Annotated[
     str,
-    typer.Argument(
-        metavar="CORPUS",
-        help="A text file or a folder of them: .txt, .conllu, .conll, .pse, .jsonl or .tsv, also .gz or .zst.",
+    opt.argument(
+        "CORPUS", "A text file or a folder of them: .txt, .conllu, .conll, .pse, .jsonl or .tsv, also .gz or .zst."
     ),
 ]
 Pooling = Annotated[
     Literal["mean", "first", "last", "max"],
-    typer.Option(metavar="NAME", help="How subword vectors become a word's vector: mean, first, last or max."),
+    opt.option("NAME", "How subword vectors become a word's vector: mean, first, last or max."),
 ]
 Dtype = Annotated[
     Literal["float16", "float32", "bfloat16", "int8"],
-    typer.Option(metavar="DTYPE", help="Stored type: float16, float32, bfloat16 or int8."),
+    opt.option("DTYPE", "Stored type: float16, float32, bfloat16 or int8."),
 ]
-Words = Annotated[
-    Path | None, typer.Option(metavar="FILE", rich_help_panel=KEPT, help="Only the words of this file, one a line.")
-]
-Label = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN", rich_help_panel=KEPT, help="Only words with a label in this column; any: in any."),
-]
-MaxContexts = Annotated[
-    int | None, typer.Option(metavar="N", rich_help_panel=KEPT, help="At most N occurrences of a word, at random.")
-]
-Format = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", rich_help_panel=READ, help="text, conllu, conll, pse, edge or sts (by its suffix)."),
-]
-Split = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", rich_help_panel=READ, help="Split text into words at space, or punctuation too."),
-]
-Encoding = Annotated[
-    str | None, typer.Option(metavar="NAME", rich_help_panel=READ, help="Character encoding, such as latin-1 (utf-8).")
-]
+Words = Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.", panel=KEPT)]
+Label = Annotated[str | None, opt.option("COLUMN", "Only words with a label in this column; any: in any.", panel=KEPT)]
+MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
+Format = Annotated[str | None, opt.option("NAME", "text, conllu, conll, pse, edge or sts (by its suffix).", panel=READ)]
+Split = Annotated[str | None, opt.option("NAME", "Split text into words at space, or punctuation too.", panel=READ)]
+Encoding = Annotated[str | None, opt.option("NAME", "Character encoding, such as latin-1 (utf-8).", panel=READ)]
 ContextWindow = Annotated[
     str | None,
-    typer.Option(
-        metavar="K",
-        rich_help_panel=WINDOWS,
-        help="Give the model only K words left and right of each target: a number or full. Several, such as "
+    opt.option(
+        "K",
+        "Give the model only K words left and right of each target: a number or full. Several, such as "
         "0,2,8,full, write a store each: NAME-k0.zarr to NAME-full.zarr.",
+        panel=WINDOWS,
     ),
 ]
 AttentionWindow = Annotated[
     str | None,
-    typer.Option(
-        metavar="K",
-        rich_help_panel=WINDOWS,
-        help="Give the model the whole sentence, but let a word attend only to words at most K away in every layer. "
+    opt.option(
+        "K",
+        "Give the model the whole sentence, but let a word attend only to words at most K away in every layer. "
         "Several write NAME-a0.zarr and so on.",
+        panel=WINDOWS,
     ),
 ]
-Devices = Annotated[
-    str | None,
-    typer.Option(metavar="LIST", rich_help_panel=WORKERS, help="A process for each of these: GPUs as 0,1, or cpu."),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(metavar="ray[:ADDRESS]", rich_help_panel=WORKERS, help="The workers of a Ray cluster."),
-]
+Devices = Annotated[str | None, opt.option("LIST", "A process for each of these: GPUs as 0,1, or cpu.", panel=WORKERS)]
+Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "The workers of a Ray cluster.", panel=WORKERS)]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
 
 
@@ -104,7 +82,7 @@ def plan(
     encoding: Encoding = None,
     context_window: ContextWindow = None,
     attention_window: AttentionWindow = None,
-    store: Annotated[str | None, typer.Option(metavar="STORE", help="The store to come, for its free space.")] = None,
+    store: Annotated[str | None, opt.option("STORE", "The store to come, for its free space.")] = None,
     settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
     as_json: opt.AsJson = False,
 ) -> None:

@@ -41,9 +41,7 @@ SETTINGS = {
 
 def geometry(
     stores: opt.StorePaths,
-    metrics: Annotated[
-        str, typer.Option(metavar="LIST", help=f"all, or some of {', '.join(TITLES)}.", show_default=False)
-    ] = PAPER,
+    metrics: Annotated[str, opt.option("LIST", f"all, or some of {', '.join(TITLES)}.", show_default=False)] = PAPER,
     layers: opt.Layers = "all",
     min_contexts: opt.MinContexts = 5,
     centered: Annotated[

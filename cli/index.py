@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 SETTINGS = {"name": str, "train_sample": int, "seed": int, "memory": str, "threads": int, "k": int, "queries": int}
 Kind = Annotated[
     str,
-    typer.Option(
-        metavar="KIND",
-        help="flat (exact), ivf, ivfpq (smallest), hnsw (fastest, slow to build), or a string of faiss's "
+    opt.option(
+        "KIND",
+        "flat (exact), ivf, ivfpq (smallest), hnsw (fastest, slow to build), or a string of faiss's "
         "index_factory; auto chooses by rows and memory.",
     ),
 ]
@@ -34,7 +34,7 @@ def index(
     components: opt.Components = 0,
     recall: Annotated[bool, typer.Option("--recall", help="Measure recall and speed against exact search.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the store's indexes; build none.")] = False,
-    remove: Annotated[str | None, typer.Option(metavar="NAME", help="Remove this index; build none.")] = None,
+    remove: Annotated[str | None, opt.option("NAME", "Remove this index; build none.")] = None,
     settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
     out: opt.Out = None,
     as_json: opt.AsJson = False,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 import embstore as es
 import embstore_cli.options as opt
 from embstore_cli.output import deliver, print_table, require_files
@@ -32,28 +30,27 @@ TUNING = {
 TUNING_FIELDS = ("n_examples", "attention_window", "batch_size", "learning_rate", "max_length", "seed")
 ATTENTION = {"n_sentences": int | None, "max_length": int, "seed": int, "threads": int}
 Task = Annotated[
-    Literal["pos", "ner", "classify", "paraphrase"],
-    typer.Argument(metavar="TASK", help="pos, ner, classify or paraphrase."),
+    Literal["pos", "ner", "classify", "paraphrase"], opt.argument("TASK", "pos, ner, classify or paraphrase.")
 ]
 Data = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="DATA",
-        help="A folder with files named train, dev and perhaps test: CoNLL-U or CoNLL columns for pos and ner, "
+    opt.argument(
+        "DATA",
+        "A folder with files named train, dev and perhaps test: CoNLL-U or CoNLL columns for pos and ner, "
         "lines of label TAB sentence (TAB sentence) for the others.",
     ),
 ]
-LabelColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Label column (upos of CoNLL-U, else label).")]
-Scores = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the scores to FILE.{csv,parquet,json}.")]
+LabelColumn = Annotated[str | None, opt.option("COLUMN", "Label column (upos of CoNLL-U, else label).")]
+Scores = Annotated[Path | None, opt.option("FILE", "Also write the scores to FILE.{csv,parquet,json}.")]
 
 
 def finetune(
     task: Task,
     model: opt.Model,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder that the model is written to.")],
+    out: Annotated[Path, opt.option("DIR", "The folder that the model is written to.", "--out")],
     data: Data = None,
     label: LabelColumn = None,
-    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the training data.")] = 5,
+    epochs: Annotated[int, opt.option("N", "Passes over the training data.")] = 5,
     device: opt.Device = "auto",
     config: opt.Config = None,
     settings: Annotated[list[str] | None, opt.set_option(TUNING)] = None,
@@ -102,9 +99,9 @@ def _print_epochs(made: FineTuned) -> None:
 
 
 def attention(
-    model_a: Annotated[str, typer.Argument(metavar="MODEL_A", help="Model folder, or a name on the hub.")],
-    model_b: Annotated[str, typer.Argument(metavar="MODEL_B", help="Another of the same shape and tokenizer.")],
-    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="The sentences, in any format of extract.")],
+    model_a: Annotated[str, opt.argument("MODEL_A", "Model folder, or a name on the hub.")],
+    model_b: Annotated[str, opt.argument("MODEL_B", "Another of the same shape and tokenizer.")],
+    corpus: Annotated[Path, opt.argument("CORPUS", "The sentences, in any format of extract.")],
     device: opt.Device = "auto",
     settings: Annotated[list[str] | None, opt.set_option(ATTENTION)] = None,
     plot: opt.Plot = None,

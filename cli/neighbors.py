@@ -23,25 +23,19 @@ SENSES = {"min_size": int, "n_components": int, "sample": int | None, "seed": in
 METRICS = Literal["cosine", "ip", "l2"]
 HUBNESS = {"metric": METRICS, "n_components": int, "sample": int, "top": int, "seed": int}
 LABEL = {"metric": METRICS, "n_components": int, "sample": int | None, "seed": int}
-AnyWord = Annotated[str | None, typer.Argument(metavar="[WORD]", help="The word, as written in the corpus.")]
-Row = Annotated[int | None, typer.Option(metavar="N", help="Query: the occurrence in row N of the store.")]
-Text = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Query: WORD, or the word in [brackets], in a new sentence.")
-]
-Batch = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Queries: words of a file, one a line, or vectors of a .npy.")
-]
-Queries = Annotated[int, typer.Option(metavar="N", min=0, help="Query the first N occurrences of a word; 0: all.")]
-Labels = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN=VALUE", help="Find only occurrences with this label.")
-]
+AnyWord = Annotated[str | None, opt.argument("[WORD]", "The word, as written in the corpus.")]
+Row = Annotated[int | None, opt.option("N", "Query: the occurrence in row N of the store.")]
+Text = Annotated[str | None, opt.option("TEXT", "Query: WORD, or the word in [brackets], in a new sentence.")]
+Batch = Annotated[Path | None, opt.option("FILE", "Queries: words of a file, one a line, or vectors of a .npy.")]
+Queries = Annotated[int, opt.option("N", "Query the first N occurrences of a word; 0: all.", min=0)]
+Labels = Annotated[list[str] | None, opt.option("COLUMN=VALUE", "Find only occurrences with this label.")]
 Exclude = Annotated[
     Literal["word", "sentence", "both"] | None,
-    typer.Option(metavar="WHAT", help="Leave out occurrences of the same word, of the same sentence, or both."),
+    opt.option("WHAT", "Leave out occurrences of the same word, of the same sentence, or both."),
 ]
-Index = Annotated[str | None, typer.Option(metavar="NAME", help="Search this index of the store: see embstore index.")]
-StoreModel = Annotated[str | None, typer.Option(metavar="MODEL", help="With --text: where the store's model is now.")]
-Source = Annotated[str, typer.Argument(metavar="STORE", help="A store, or a file of word vectors.")]
+Index = Annotated[str | None, opt.option("NAME", "Search this index of the store: see embstore index.")]
+StoreModel = Annotated[str | None, opt.option("MODEL", "With --text: where the store's model is now.")]
+Source = Annotated[str, opt.argument("STORE", "A store, or a file of word vectors.")]
 
 
 def neighbors(
@@ -99,7 +93,7 @@ def neighbors(
         device=device,
         **space,
     )
-    _show(table, out, as_json, store=store, more=more, title=text or ("vector {}" if vectors is not None else None))
+    _show(table, out, as_json, store=store, more=more, text=text, has_vectors=vectors is not None)
 
 
 def _queries(
@@ -166,9 +160,10 @@ def _show(
     *,
     store: es.Store | None = None,
     more: str = "",
-    title: str | None = None,
+    text: str | None = None,
+    has_vectors: bool = False,
 ) -> None:
-    """Write and print the neighbors; `title`: of a query that is not a word or an occurrence of the store."""
+    """Write and print the neighbors of words or occurrences, of a query sentence `text`, or of vectors."""
     if not deliver(table, out=out, as_json=as_json):
         return
     for part in table.partition_by("query", maintain_order=True):
@@ -178,10 +173,10 @@ def _show(
             shown = [{"word": row["word"], "score": f"{row['score']:.3f}"} for row in rows]
             print_table(shown, title=str(query), right=("score",))
         else:
-            text = _title(store, query) if title is None else title.format(query)
+            name = text or (f"vector {query}" if has_vectors else _title(store, query))
             plain = [{name: row[name] for name in row if name not in MATCHES} for row in rows]
             scores = [row["score"] for row in rows]
-            print_concordance(plain, title=f"layer {rows[0]['layer']}, {text}", scores=scores)
+            print_concordance(plain, title=f"layer {rows[0]['layer']}, {name}", scores=scores)
         print()
     if more:
         print(f"... {more}")
@@ -191,10 +186,7 @@ def _title(store: es.Store, query: int | str) -> str:
     """Return what a query is: a word, or the occurrence of a row in its sentence."""
     if isinstance(query, str):
         return f"{query}, the mean of its occurrences"
-    (row,) = store.select(rows=[query]).table().to_dicts()
-    words, start = row["text"].split(" "), row["position"]
-    stop = start + len(row["word"].split(" "))
-    return f"row {query:,}: " + " ".join([*words[:start], f"[{' '.join(words[start:stop])}]", *words[stop:]])
+    return f"row {query:,}: {es.analysis.mark_words(store.select(rows=[query]).table())[0]}"
 
 
 def senses(
@@ -203,17 +195,13 @@ def senses(
     layer: opt.Layer = "last",
     method: Annotated[
         Literal["kmeans", "hdbscan"],
-        typer.Option(metavar="NAME", help="kmeans, by cosine; or hdbscan, which leaves sparse occurrences out."),
+        opt.option("NAME", "kmeans, by cosine; or hdbscan, which leaves sparse occurrences out."),
     ] = "kmeans",
     clusters: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of clusters of kmeans; 2 to 8 by silhouette if not given.")
+        int | None, opt.option("N", "Number of clusters of kmeans; 2 to 8 by silhouette if not given.")
     ] = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Compare the clusters with the labels of this column.")
-    ] = None,
-    most: Annotated[
-        int, typer.Option("--most", "-n", metavar="N", min=0, help="Print the N sentences nearest each center.")
-    ] = 5,
+    label: Annotated[str | None, opt.option("COLUMN", "Compare the clusters with the labels of this column.")] = None,
+    most: Annotated[int, opt.option("N", "Print the N sentences nearest each center.", "--most", "-n", min=0)] = 5,
     centered: opt.Centered = False,
     settings: Annotated[list[str] | None, opt.set_option(SENSES)] = None,
     plot: opt.Plot = None,
@@ -288,22 +276,21 @@ def _print_clusters(found: Clusters, most: int) -> None:
 
 def label(
     store: opt.StorePath,
-    label: Annotated[str, typer.Option(metavar="COLUMN", help="The label column to predict.")],
+    label: Annotated[str, opt.option("COLUMN", "The label column to predict.")],
     layers: opt.Layers = "all",
     k: opt.K = 1,
     split: Annotated[
         Literal["words", "leave-one-word-out", "within-word"] | None,
-        typer.Option(
-            metavar="NAME",
-            help="words: the words of --test from those of --train; leave-one-word-out: from all other words; "
+        opt.option(
+            "NAME",
+            "words: the words of --test from those of --train; leave-one-word-out: from all other words; "
             "within-word: from the same word in other sentences.",
         ),
     ] = None,
     train: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Training words, one a line or as Wiki-PSE lists them (all but --test)."),
+        Path | None, opt.option("FILE", "Training words, one a line or as Wiki-PSE lists them (all but --test).")
     ] = None,
-    test: Annotated[Path | None, typer.Option(metavar="FILE", help="Test words, in the same form.")] = None,
+    test: Annotated[Path | None, opt.option("FILE", "Test words, in the same form.")] = None,
     centered: opt.Centered = False,
     device: opt.Device = "cpu",
     settings: Annotated[list[str] | None, opt.set_option(LABEL)] = None,

@@ -17,64 +17,57 @@ from embstore.errors import EmbstoreError, InvalidValueError
 
 SETTINGS: set[str] = set()  # the keys that --set takes in any command
 RENAMED = {"test_words": "--test", "train_words": "--train"}  # arguments of functions
+
+
+def option(metavar: str, text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Return an option: the name of its value, its help, and its flags (by default that of the argument).
+
+    `panel`: the heading on the help page under which it is listed.
+    """
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **more)
+
+
+def argument(metavar: str, text: str) -> Any:
+    """Return a positional argument with its name and its help."""
+    return typer.Argument(metavar=metavar, help=text)
+
+
 STORE = "A store: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az:// or https://."
 
-StorePath = Annotated[str, typer.Argument(metavar="STORE", help=STORE)]
-StorePaths = Annotated[list[str], typer.Argument(metavar="STORE", help="One or more stores.")]
-NewStore = Annotated[
-    str, typer.Argument(metavar="STORE", help="The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")
-]
-Word = Annotated[str, typer.Argument(metavar="WORD", help="The word or phrase, as written in the corpus.")]
+StorePath = Annotated[str, argument("STORE", STORE)]
+StorePaths = Annotated[list[str], argument("STORE", "One or more stores.")]
+NewStore = Annotated[str, argument("STORE", "The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")]
+Word = Annotated[str, argument("WORD", "The word or phrase, as written in the corpus.")]
 Model = Annotated[
     str,
-    typer.Option(
+    option(
+        "MODEL",
+        "Model folder or hub name; or a file of word vectors, random:DIM, subwords:MODEL, bag: before these.",
         "--model",
         "-m",
-        metavar="MODEL",
-        help="Model folder or hub name; or a file of word vectors, random:DIM, subwords:MODEL, bag: before these.",
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
-Layer = Annotated[
-    str, typer.Option("--layer", "-l", metavar="N", help="The layer: a number, or -1 or last for the last one stored.")
-]
-Layers = Annotated[
-    str, typer.Option(metavar="LIST", help="all, last, or numbers such as 0,3,6-12; -1 is the last layer.")
-]
-K = Annotated[int, typer.Option("--k", "-k", metavar="N", min=1, help="Number of nearest neighbors.")]
+Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N.")]
+Layer = Annotated[str, option("N", "The layer: a number, or -1 or last for the last one stored.", "--layer", "-l")]
+Layers = Annotated[str, option("LIST", "all, last, or numbers such as 0,3,6-12; -1 is the last layer.")]
+K = Annotated[int, option("N", "Number of nearest neighbors.", "--k", "-k", min=1)]
 Metric = Annotated[
-    Literal["cosine", "ip", "l2"],
-    typer.Option(metavar="NAME", help="cosine similarity, ip (inner product) or l2 (Euclidean distance)."),
+    Literal["cosine", "ip", "l2"], option("NAME", "cosine similarity, ip (inner product) or l2 (Euclidean distance).")
 ]
 Centered = Annotated[bool, typer.Option("--centered", help="Subtract the layer's mean first.")]
-Components = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Also remove the first N principal components of the layer.")
-]
-MinContexts = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Only words that occur in N different sentences or more.")
-]
-Seeds = Annotated[str, typer.Option(metavar="LIST", help="Seeds of the initial weights, such as 0 or 1,2,3.")]
-Sentences = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Use a random sample of N sentences of each split; 0: all sentences.")
-]
+Components = Annotated[int, option("N", "Also remove the first N principal components of the layer.", min=0)]
+MinContexts = Annotated[int, option("N", "Only words that occur in N different sentences or more.", min=1)]
+Seeds = Annotated[str, option("LIST", "Seeds of the initial weights, such as 0 or 1,2,3.")]
+Sentences = Annotated[int, option("N", "Use a random sample of N sentences of each split; 0: all sentences.", min=0)]
 Control = Annotated[
     bool, typer.Option("--control", help="Also train on the control task: random labels, the same for the same word.")
 ]
-Save = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Save the probes in this folder, in a subfolder each where several.")
-]
-Checkpoints = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Save a checkpoint after every epoch there, and resume from it."),
-]
+Save = Annotated[Path | None, option("DIR", "Save the probes in this folder, in a subfolder each where several.")]
+Checkpoints = Annotated[Path | None, option("DIR", "Save a checkpoint after every epoch there, and resume from it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Also write the table to FILE.{csv,parquet,json}.")
-]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw a figure to FILE.{png,svg,pdf}.")]
-Config = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE.toml", help="Read the settings that --set takes from a file.")
-]
+Out = Annotated[Path | None, option("FILE", "Also write the table to FILE.{csv,parquet,json}.", "--out")]
+Plot = Annotated[Path | None, option("FILE", "Draw a figure to FILE.{png,svg,pdf}.", "--plot")]
+Config = Annotated[Path | None, option("FILE.toml", "Read the settings that --set takes from a file.", "--config")]
 
 
 TRAINING = {
@@ -97,7 +90,7 @@ def training_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 def set_option(keys: Mapping[str, Any]) -> Any:
     """Return the option `--set KEY=VALUE` of a command, repeatable; `keys` maps each key to its type."""
     SETTINGS.update(keys)
-    return typer.Option("--set", metavar="KEY=VALUE", help=f"Other settings, repeatable: {', '.join(keys)}.")
+    return option("KEY=VALUE", f"Other settings, repeatable: {', '.join(keys)}.", "--set")
 
 
 def read_settings(given: list[str] | None, keys: Mapping[str, Any], config: Path | None = None) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
@@ -28,11 +26,11 @@ CLASSES = {
 }
 STRUCTURE_METRICS = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
 STRUCTURE = {**opt.TRAINING, "rank": int | None, "tasks": tuple[Literal["distance", "depth"], ...]}
-Words = Annotated[Path, typer.Option(metavar="FILE", help="Words, one a line or as Wiki-PSE lists them with classes.")]
-MoreWords = Annotated[Path | None, typer.Option(metavar="FILE", help="Words, in the same form.")]
+Words = Annotated[Path, opt.option("FILE", "Words, one a line or as Wiki-PSE lists them with classes.")]
+MoreWords = Annotated[Path | None, opt.option("FILE", "Words, in the same form.")]
 By = Annotated[
     Literal["class", "frequency", "both"] | None,
-    typer.Option("--by", metavar="WHAT", help="Also print F1 by class, by the frequency of words, or both."),
+    opt.option("WHAT", "Also print F1 by class, by the frequency of words, or both.", "--by"),
 ]
 METRICS = {
     "class": ("class_f1", "F1 by class"),
@@ -43,11 +41,9 @@ METRICS = {
 def classes(
     stores: opt.StorePaths,
     train: Words,
-    test: Annotated[Path, typer.Option(metavar="FILE", help="Test words; must not overlap --train.")],
-    label: Annotated[str, typer.Option(metavar="COLUMN", help="The label column of the classes.")] = "class",
-    kind: Annotated[
-        Literal["linear", "mlp"], typer.Option(metavar="KIND", help="linear, or mlp with one hidden layer.")
-    ] = "linear",
+    test: Annotated[Path, opt.option("FILE", "Test words; must not overlap --train.")],
+    label: Annotated[str, opt.option("COLUMN", "The label column of the classes.")] = "class",
+    kind: Annotated[Literal["linear", "mlp"], opt.option("KIND", "linear, or mlp with one hidden layer.")] = "linear",
     layers: opt.Layers = "all",
     seeds: opt.Seeds = "0",
     control: opt.Control = False,
@@ -91,12 +87,12 @@ def classes(
 
 
 def apply(
-    probes: Annotated[Path, typer.Argument(metavar="PROBES", help="Probes saved by probe classes --save.")],
+    probes: Annotated[Path, opt.argument("PROBES", "Probes saved by probe classes --save.")],
     stores: opt.StorePaths,
     test: MoreWords = None,
     layers: opt.Layers = "all",
     label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The label column, if it has another name in these stores.")
+        str | None, opt.option("COLUMN", "The label column, if it has another name in these stores.")
     ] = None,
     by: By = None,
     device: opt.Device = "auto",
@@ -198,15 +194,14 @@ def _by_item(summary: pl.DataFrame, metric: str) -> list[dict[str, Any]]:
 
 def structure(
     stores: opt.StorePaths,
-    train: Annotated[Path, typer.Option(metavar="CONLLU", help="Training sentences with gold trees.")],
-    dev: Annotated[Path, typer.Option(metavar="CONLLU", help="Sentences for early stopping.")],
-    test: Annotated[Path, typer.Option(metavar="CONLLU", help="Test sentences.")],
+    train: Annotated[Path, opt.option("CONLLU", "Training sentences with gold trees.")],
+    dev: Annotated[Path, opt.option("CONLLU", "Sentences for early stopping.")],
+    test: Annotated[Path, opt.option("CONLLU", "Test sentences.")],
     layers: opt.Layers = "all",
     sentences: opt.Sentences = 0,
     seeds: opt.Seeds = "0",
     sentence: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="With --plot: draw the trees of test sentence N (from 0) instead."),
+        int | None, opt.option("N", "With --plot: draw the trees of test sentence N (from 0) instead.", min=0)
     ] = None,
     save: opt.Save = None,
     checkpoints: opt.Checkpoints = None,
@@ -229,12 +224,8 @@ def structure(
         raise InvalidValueError(
             f"--sentence {sentence} draws distances: give --plot FILE, and not only --set tasks=depth"
         )
-    options: dict[str, Any] = {
-        "layers": opt.layers_of(layers),
-        "seeds": opt.seeds_of(seeds),
-        "sentences": sentences or None,
-    }
-    options |= {"device": device, **opt.training_of(chosen)}
+    options = {"seeds": opt.seeds_of(seeds), "sentences": sentences or None, "device": device}
+    options |= {"layers": opt.layers_of(layers), **opt.training_of(chosen)}
     es.StructuralProbe(**options)  # checks the settings before a file is read
     trees = {name: es.corpus.read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
     if sentence is not None and sentence >= len(trees["test"]):
@@ -251,10 +242,10 @@ def structure(
         results.append(probe.score({split: trees[split] for split in ("dev", "test")}, name=name))
         probes.append(probe)
     result = es.probes.ProbeResult.concat(results)
-    if plot is not None and sentence is None:
-        es.plot.save(es.plot.structure_figure(result.summary()), plot)
-    elif plot is not None and sentence is not None:
-        es.plot.save(es.plot.tree_figure(probes[0].predict(trees["test"][sentence])), plot)
+    if plot is not None:
+        summary = result.summary()
+        tree = None if sentence is None else probes[0].predict(trees["test"][sentence])
+        es.plot.save(es.plot.structure_figure(summary) if tree is None else es.plot.tree_figure(tree), plot)
     print_notes(result.notes)
     if deliver(result.frame, out=out, as_json=as_json):
         title = f"structural probes of rank {probes[0].fitted.shape.rank}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from embstore.store import VerifyReport
 
 SHOWN = 20  # occurrences that lookup prints by default
-Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="float16, float32, bfloat16 or int8.")]
+Dtype = Annotated[str | None, opt.option("DTYPE", "float16, float32, bfloat16 or int8.")]
 
 
 def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
@@ -110,12 +110,9 @@ def lookup(
     store: opt.StorePath,
     word: opt.Word,
     most: Annotated[
-        int | None,
-        typer.Option("--most", "-n", metavar="N", min=1, help=f"Print N occurrences at most ({SHOWN}; --json: all)."),
+        int | None, opt.option("N", f"Print N occurrences at most ({SHOWN}; --json: all).", "--most", "-n", min=1)
     ] = None,
-    row: Annotated[
-        int | None, typer.Option(metavar="N", help="With --plot: draw the sentence of the occurrence in row N.")
-    ] = None,
+    row: Annotated[int | None, opt.option("N", "With --plot: draw the sentence of the occurrence in row N.")] = None,
     plot: opt.Plot = None,
     out: opt.Out = None,
     as_json: opt.AsJson = False,
@@ -154,13 +151,9 @@ def _draw(store: es.Store, occurrences: pl.DataFrame, word: str, row: int | None
 
 def export(
     store: opt.StorePath,
-    out: Annotated[
-        str, typer.Argument(metavar="OUT", help="The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")
-    ],
-    layers: Annotated[
-        str, typer.Option(metavar="LIST", help="Only these layers: last, -1 or numbers such as 0,6-12.")
-    ] = "all",
-    words: Annotated[Path | None, typer.Option(metavar="FILE", help="Only the words of this file, one a line.")] = None,
+    out: Annotated[str, opt.argument("OUT", "The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")],
+    layers: Annotated[str, opt.option("LIST", "Only these layers: last, -1 or numbers such as 0,6-12.")] = "all",
+    words: Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.")] = None,
     dtype: Dtype = None,
     check: Annotated[bool, typer.Option(help="Verify what is read against its checksums first.")] = True,
 ) -> None:
@@ -174,15 +167,13 @@ def export(
 
 
 def import_(
-    source: Annotated[
-        Path, typer.Argument(metavar="FILE", help="An HDF5 file of NeuroX or AllenNLP, with a dataset a sentence.")
-    ],
+    source: Annotated[Path, opt.argument("FILE", "An HDF5 file of NeuroX or AllenNLP, with a dataset a sentence.")],
     store: opt.NewStore,
     corpus: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The text it was made from, if FILE does not hold the sentences.")
+        str | None, opt.option("FILE", "The text it was made from, if FILE does not hold the sentences.")
     ] = None,
     layers: Annotated[
-        str, typer.Option(metavar="LIST", help="Only these layers of the file, counted from 0, such as 0,6-12.")
+        str, opt.option("LIST", "Only these layers of the file, counted from 0, such as 0,6-12.")
     ] = "all",
     dtype: Dtype = None,
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
@@ -24,19 +22,13 @@ SETTINGS = {
     "all": bool,
 }
 
-SavedProbes = Annotated[
-    list[Path], typer.Argument(metavar="PROBES", help="Saved edge probes, or folders of them: one or more tasks.")
-]
+SavedProbes = Annotated[list[Path], opt.argument("PROBES", "Saved edge probes, or folders of them: one or more tasks.")]
 Targets = Annotated[
     list[Path],
-    typer.Option(
-        metavar="PATH",
-        help="Targets of the tasks: folders, a folder of such folders, files, or corpora (.conllu, .conll).",
-    ),
+    opt.option("PATH", "Targets of the tasks: folders, a folder of such folders, files, or corpora (.conllu, .conll)."),
 ]
 Sentence = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT|N", help="Trace this sentence: its text, words that only it has, or its number."),
+    str | None, opt.option("TEXT|N", "Trace this sentence: its text, words that only it has, or its number.")
 ]
 
 
@@ -44,10 +36,10 @@ def trace(
     store: opt.StorePath,
     probes: SavedProbes,
     targets: Targets,
-    split: Annotated[str, typer.Option(metavar="NAME", help="The file of a folder: train, dev or test.")] = "dev",
+    split: Annotated[str, opt.option("NAME", "The file of a folder: train, dev or test.")] = "dev",
     sentence: Sentence = None,
     most: Annotated[
-        int | None, typer.Option("--most", "-n", metavar="N", min=1, help=f"List N ambiguous sentences ({SHOWN}).")
+        int | None, opt.option("N", f"List N ambiguous sentences ({SHOWN}).", "--most", "-n", min=1)
     ] = None,
     device: opt.Device = "auto",
     settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,

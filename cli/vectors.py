@@ -50,13 +50,13 @@ EVALUATION = {"lowercase": bool, "limit": int | None, "seed": int, "paper": bool
 
 def static(
     store: opt.StorePath,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="To write: .txt, .vec, .bin, .npy, .zarr or .h5.")],
+    out: Annotated[Path, opt.argument("OUT", "To write: .txt, .vec, .bin, .npy, .zarr or .h5.")],
     layer: opt.Layer = "last",
     method: Annotated[
         Literal["pc1", "mean", "medoid", "abtt"],
-        typer.Option(
-            metavar="NAME",
-            help="pc1, the first principal component of a word's vectors; mean; medoid, the occurrence most similar to "
+        opt.option(
+            "NAME",
+            "pc1, the first principal component of a word's vectors; mean; medoid, the occurrence most similar to "
             "the others; abtt, the mean without the top components of all means.",
         ),
     ] = "pc1",
@@ -119,12 +119,12 @@ def _format(out: Path, given: str, *, allowed: tuple[str, ...]) -> Any:
 
 
 def train_vectors(
-    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A text file or a folder of them, as extract takes.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: .txt, .vec, .bin or .npy.")],
-    size: Annotated[int, typer.Option(metavar="N", help="Dimensions of a vector.")] = 300,
-    window: Annotated[int, typer.Option(metavar="N", help="Context words left and right, at most.")] = 5,
-    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the corpus.")] = 5,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the weights and samples.")] = 0,
+    corpus: Annotated[str, opt.argument("CORPUS", "A text file or a folder of them, as extract takes.")],
+    out: Annotated[Path, opt.argument("OUT", "The file to write: .txt, .vec, .bin or .npy.")],
+    size: Annotated[int, opt.option("N", "Dimensions of a vector.")] = 300,
+    window: Annotated[int, opt.option("N", "Context words left and right, at most.")] = 5,
+    epochs: Annotated[int, opt.option("N", "Passes over the corpus.")] = 5,
+    seed: Annotated[int, opt.option("N", "Seed of the weights and samples.")] = 0,
     config: opt.Config = None,
     settings: Annotated[list[str] | None, opt.set_option(TRAINING)] = None,
     as_json: opt.AsJson = False,
@@ -149,12 +149,10 @@ def train_vectors(
 
 
 def evaluate(
-    vectors: Annotated[
-        list[Path], typer.Argument(metavar="VECTORS", help="Word vectors: word2vec text or binary, GloVe, .npy.")
-    ],
-    benchmarks: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the benchmarks.")],
+    vectors: Annotated[list[Path], opt.argument("VECTORS", "Word vectors: word2vec text or binary, GloVe, .npy.")],
+    benchmarks: Annotated[Path, opt.option("DIR", "The folder of the benchmarks.")],
     oov: Annotated[
-        Literal["skip", "mean"], typer.Option(metavar="NAME", help="Items with unknown words: skip, or mean vector.")
+        Literal["skip", "mean"], opt.option("NAME", "Items with unknown words: skip, or mean vector.")
     ] = "skip",
     shared_vocabulary: Annotated[
         bool, typer.Option("--shared-vocabulary", help="Keep only the words that all files have.")

@@ -63,13 +63,13 @@ def test_table(run: Run) -> None:
     assert [lines[1][1], lines[3][1]] == [f"{value:.3f}" for value in similarity]
 
 
-def test_coverage_is_told_once_where_it_is_the_same(run: Run) -> None:
+def test_equal_coverage_is_printed_once(run: Run) -> None:
     out = run("evaluate", *ALL, "--shared-vocabulary").out
     first = [line.split()[0] for line in out.splitlines()[:4] if line]
     assert first == ["system", "one", "two", "coverage"]
 
 
-def test_the_papers_table_beside(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_papers_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     out = run("evaluate", *ALL, "--set", "paper=true").out
     assert "Ethayarajh 2019, Table 1, as printed" in out
@@ -160,7 +160,7 @@ def test_systems_of_the_same_name_go_by_their_folders(folder: Path, run: Run) ->
     assert [system["name"] for system in printed["systems"]] == [f"{folder.name}/one.txt", "more/one.txt", "two"]
 
 
-def test_unknown_files_and_surplus_words_are_told_of(folder: Path, run: Run) -> None:
+def test_unknown_files_and_surplus_words_are_reported(folder: Path, run: Run) -> None:
     (folder / "benchmarks" / "notes.md").write_text("Notes.\n")
     (folder / "one.txt").write_text((folder / "one.txt").read_text().replace("12 6", "11 6", 1))
     ran = run("evaluate", *ALL)

@@ -49,21 +49,21 @@ def store(
 
 def test_extract_and_select(conllu: Path, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main = runpy.run_path(str(EXAMPLES / "extract_and_select.py"))["main"]
-    told = []
+    printed = []
     for _ in range(2):  # the second run finds the store there
         main(str(conllu), str(tmp_path / "made.zarr"), str(tiny_model))
-        told.append(capsys.readouterr().out)
+        printed.append(capsys.readouterr().out)
     store = es.open(tmp_path / "made.zarr")
-    verb = re.search(r"'(\w+)': \d+ occurrences x 32 features in layers \[0, 3\]", told[0])
+    verb = re.search(r"'(\w+)': \d+ occurrences x 32 features in layers \[0, 3\]", printed[0])
     assert verb is not None
     counts = {word: len(store.select(words=word)) for word in WORDS["VERB"]}
     assert counts[verb[1]] == max(counts.values())
     vectors = store.select(words=verb[1], layers=3).vectors(dtype="float64")[0]
     unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     pairs = (unit @ unit.T)[~np.eye(len(unit), dtype=bool)]
-    assert f"layer 3: self-similarity of '{verb[1]}' {pairs.mean():.3f}" in told[0]
+    assert f"layer 3: self-similarity of '{verb[1]}' {pairs.mean():.3f}" in printed[0]
     norm = np.linalg.norm(store.select(layers=0).vectors(dtype="float64")[0].mean(0))
-    assert f"layer 0 has norm {norm:.3f}" in told[0]
+    assert f"layer 0 has norm {norm:.3f}" in printed[0]
 
 
 def test_train_with_torch(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +105,8 @@ def test_own_reducer(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "own_reducer.py"))["main"](str(store))
     means = es.open(store).select(layers=2).vectors(dtype="float64")[0].mean(0)
     farthest = np.argsort(-np.abs(means))[:3]
-    told = ", ".join(f"{place} ({means[place]:+.2f})" for place in farthest)
-    assert f"layer 2: features with the largest mean: {told}\n" in capsys.readouterr().out
+    printed = ", ".join(f"{place} ({means[place]:+.2f})" for place in farthest)
+    assert f"layer 2: features with the largest mean: {printed}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

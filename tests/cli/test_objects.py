@@ -87,5 +87,5 @@ def test_indexes_are_for_disks(url: str, run: Run) -> None:
     pytest.importorskip("faiss")
     ran = run("index", url, "--layer", "1")
     assert (ran.status, ran.err.count("\n")) == (2, 1)
-    assert "stands beside a store on a disk" in ran.err
+    assert "needs a store on a disk" in ran.err
     assert "has no index" in run("index", url, "--list").out
