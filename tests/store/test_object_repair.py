@@ -52,7 +52,7 @@ def test_any_damage_is_repaired(
     create_store(PLACE, metadata=made.metadata, index=made.index, center=made.center)
     fill(made)
     assert memory.files() == expected
-    for name in sorted(expected)[::stride]:
+    for name in {*sorted(expected)[::stride], "hidden_states/c/0/1/0", "commits/c/0/0"}:
         if damage is not None:
             memory.storage.put(name, [damage(expected[name])])
         elif name != "zarr.json":
