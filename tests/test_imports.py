@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -113,6 +114,12 @@ MODULES = list(modules())
 
 def test_there_are_modules_to_read() -> None:
     assert {part for part, _ in MODULES} >= {"errors", "corpus", "store", "models", "extraction", "analysis", "cli"}
+
+
+def test_every_folder_is_in_the_wheel() -> None:
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "embstore").rglob("__init__.py")}
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    assert listed == folders | {"embstore.schemas", "embstore_cli"}
 
 
 def test_parts_import_one_way() -> None:
