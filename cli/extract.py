@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -141,12 +142,13 @@ def extract(
     if not as_json:
         print(made, flush=True)
     try:
-        if isinstance(made, es.Plan):
-            (path,) = paths.values()
-            stores = {path: es.extract(made, path, repair=repair, executor=executor)}
-        else:
-            written = es.extraction.extract_windows(made, store, repair=repair, executor=executor)
-            stores = {paths[window]: one for window, one in written.items()}
+        with executor or nullcontext():
+            if isinstance(made, es.Plan):
+                (path,) = paths.values()
+                stores = {path: es.extract(made, path, repair=repair, executor=executor)}
+            else:
+                written = es.extraction.extract_windows(made, store, repair=repair, executor=executor)
+                stores = {paths[window]: one for window, one in written.items()}
     except KeyboardInterrupt as error:
         raise type(error)(f"{str(error) or 'interrupted'}{_progress(paths)}") from None
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -68,9 +69,10 @@ def geometry(
     options = {"executor": executor, "min_contexts": min_contexts, "centered": centered, "device": device, **chosen}
     options["metrics"] = list(TITLES) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
     tables: dict[str, pl.DataFrame] = {}
-    for name, path in names.items():
-        opened = es.open(path)
-        tables[name] = es.geometry(opened, layers=opt.layers_of(layers, opened.layers), **options)
+    with executor or nullcontext():
+        for name, path in names.items():
+            opened = es.open(path)
+            tables[name] = es.geometry(opened, layers=opt.layers_of(layers, opened.layers), **options)
     summaries = {name: es.analysis.summarize_geometry(table, **resampling) for name, table in tables.items()}
     if plot is not None:
         es.plot.save(es.plot.geometry_figure(summaries), plot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -75,15 +76,9 @@ def static(
     opened = es.open(store)
     number = opt.layer_of(layer, opened.layers)
     executor = opt.executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
-    vectors: Any = es.static_vectors(
-        opened,
-        executor=executor,
-        layer=number,
-        method=method,
-        min_contexts=min_contexts,
-        device=device,
-        **chosen,
-    )
+    chosen |= {"method": method, "min_contexts": min_contexts, "device": device}
+    with executor or nullcontext():
+        vectors: Any = es.static_vectors(opened, executor=executor, layer=number, **chosen)
     made: dict[str, Any] = {"method": method, "min_contexts": min_contexts}
     made |= {"scale": chosen.get("scale", "unit")} if method == "pc1" else {}
     made |= {"n_components": chosen.get("n_components")} if method == "abtt" else {}
