@@ -78,7 +78,7 @@ def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
 
 
 def frozen_spec(path: str, shape: tuple[int, ...]) -> ArraySpec:
-    """Return the spec of an array that is written once: of the index, the layers or the centre."""
+    """Return the spec of an array that is written once: of the index, the layers or the center."""
     dtype, dims = _frozen_kind(path)
     if len(dims) != len(shape):
         raise StoreDamagedError(f"the metadata gives the array {path!r} an invalid shape {list(shape)}")
@@ -198,12 +198,12 @@ def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, StoredArray]:
 
 
 def check_center(metadata: Metadata, center: NDArray[np.float32] | None) -> None:
-    """Raise InvalidValueError for a centre that is missing, superfluous or of another shape."""
+    """Raise InvalidValueError for a center that is missing, superfluous or of another shape."""
     shape = (len(metadata.layers), metadata.hidden_size)
     if (center is not None) != (metadata.dtype == "int8"):
-        raise InvalidValueError("a centre [layer, feature] is required for int8, and for int8 only")
+        raise InvalidValueError("a center [layer, feature] is required for int8, and for int8 only")
     if center is not None and (center.shape != shape or not np.isfinite(center).all()):
-        raise InvalidValueError(f"the centre must be finite and of the shape {shape}, not {center.shape}")
+        raise InvalidValueError(f"the center must be finite and of the shape {shape}, not {center.shape}")
 
 
 def check_columns(columns: Iterable[str]) -> None:

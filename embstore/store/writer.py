@@ -82,7 +82,7 @@ def frozen_of(
 ) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield the arrays of a store that never change after its creation, by name.
 
-    Raises InvalidValueError where metadata, index and centre do not make a store.
+    Raises InvalidValueError where metadata, index and center do not make a store.
     """
     check_metadata(metadata)
     check_center(metadata, center)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from embstore.errors import StoreDamagedError
 from embstore.store import Layout, Strings
+from embstore.store.check.consistency import occurrence_faults
 from embstore.store.index import rows_by_type
 from embstore.store.layout import SHARD_NBYTES
 from embstore.store.zarr.shards import parse_index, shard_index
@@ -42,6 +43,13 @@ def test_rows_by_type_leave_no_file(tmp_path: Path) -> None:
     with rows_by_type(np.zeros(100, np.int32), 1, tmp_path, block_rows=10) as (_, rows):
         assert rows.tolist() == list(range(100))
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("occurrences", [[0, 0, 2], [1, 0, 2], [0, 2, 1], [0, 1, 3]])
+def test_rows_of_types_must_be_distinct_and_in_order(occurrences: list[int]) -> None:
+    types, indptr = np.array([0, 0, 1], np.int32), np.array([0, 2, 3])
+    assert list(occurrence_faults(types, 2, indptr, np.array([0, 1, 2]))) == []
+    assert len(list(occurrence_faults(types, 2, indptr, np.array(occurrences)))) == 1
 
 
 @given(

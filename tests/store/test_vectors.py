@@ -70,7 +70,7 @@ def test_int8_is_within_half_a_step() -> None:
     )
 
 
-def test_int8_of_the_smallest_numbers_is_the_centre() -> None:
+def test_int8_of_the_smallest_numbers_is_the_center() -> None:
     vectors = np.full((1, 1, 2), 1e-42, np.float32)
     arrays = quantize(vectors, np.zeros((1, 2), np.float32))
     assert arrays["scale"].tolist() == [[0.0]]
@@ -91,6 +91,6 @@ def test_int8_refuses_a_difference_beyond_float32() -> None:
         quantize(vectors, -vectors[0])
 
 
-def test_int8_refuses_a_centre_of_another_shape() -> None:
+def test_int8_refuses_a_center_of_another_shape() -> None:
     with pytest.raises(InvalidValueError, match=r"a center of shape \(3,\)"):
         quantize(np.ones((1, 2, 3), np.float32), np.zeros(3, np.float32))

@@ -209,8 +209,8 @@ def test_repair_of_an_unfinished_store(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_repair_of_int8_with_another_centre_keeps_nothing(tmp_path: Path, suffix: str) -> None:
-    """Codes mean nothing without the centre that they were made with."""
+def test_repair_of_int8_with_another_center_keeps_nothing(tmp_path: Path, suffix: str) -> None:
+    """Codes mean nothing without the center that they were made with."""
     made = example(dtype="int8")
     path = made.make(tmp_path / f"s{suffix}").path
     assert made.center is not None

@@ -109,7 +109,7 @@ def test_what_exists_is_not_touched(tmp_path: Path, suffix: str) -> None:
 
 
 def refused(tmp_path: Path, **changes: Any) -> str:
-    """The message that creating a store with changed metadata, index columns or centre is refused with."""
+    """The message that creating a store with changed metadata, index columns or center is refused with."""
     made = example(labels=False)
     metadata = Metadata(**{name: changes.get(name, value) for name, value in vars(made.metadata).items()})
     index = Index(**{name: changes.get(name, value) for name, value in vars(made.index).items()})
@@ -132,7 +132,7 @@ def test_what_cannot_be_created_leaves_nothing(tmp_path: Path) -> None:
         ({"hidden_size": 0}, "hidden_size must be at least 1"),
         ({"partition_rows": 100}, "multiple of 256, not 100"),
         ({"partition_rows": 0}, "multiple of 256, not 0"),
-        ({"dtype": "int8"}, "a centre [layer, feature] is required for int8"),
+        ({"dtype": "int8"}, "a center [layer, feature] is required for int8"),
         ({"center": np.zeros((3, 16), np.float32)}, "for int8 only"),
         ({"dtype": "int8", "center": np.zeros((2, 16), np.float32)}, "of the shape (3, 16), not (2, 16)"),
         ({"dtype": "int8", "center": np.full((3, 16), np.nan, np.float32)}, "must be finite"),

@@ -38,7 +38,7 @@ def repair_layout(
 
     Partitions whose bytes match their commit record are kept. Write the others with a StoreWriter, whose `finish` is
     needed in any case. A Zarr store is repaired file by file, an HDF5 file is replaced by a new one; an interrupted
-    repair is resumed by the next. int8 codes are kept only where the stored centre equals `center` bit for bit.
+    repair is resumed by the next. int8 codes are kept only where the stored center equals `center` bit for bit.
 
     Raises StoreNotFoundError, StoreBusyError, and StoreMismatchError where the metadata are readable and were made
     by another plan; where they are not, and the fingerprint next to the vectors is not the plan's,
@@ -79,7 +79,7 @@ def _repair_zarr(
             records = f"{COMMITS}/{NODE}"
             _put_in_place(storage, {records: objects.pop(records)})
             if center is not None and not _has_center(storage, center):
-                storage.delete(COMMITS_CHUNK)  # the codes are relative to another centre
+                storage.delete(COMMITS_CHUNK)  # the codes are relative to another center
             missing = _damaged(writer)
             writer.discard(missing)
             _put_in_place(storage, objects)
