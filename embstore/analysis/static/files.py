@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.store import Index, Layout, Metadata, Store, Strings
+from embstore.store import Index, Layout, Metadata, Store
 from embstore.store.convert.filling import fill_store, require_free_path
+from embstore.store.index import IndexBuilder
 from embstore.vectors import WordVectors
 
 
@@ -75,15 +76,7 @@ def _metadata(by_layer: Mapping[int, WordVectors], source: Store, made: Mapping[
 
 
 def _index(words: tuple[str, ...]) -> Index:
-    count = len(words)
-    forms = Strings.of(words)
-    return Index(
-        type=np.arange(count, dtype=np.int32),
-        sentence=np.arange(count, dtype=np.int64),
-        position=np.zeros(count, np.int32),
-        subwords=np.ones(count, np.int16),
-        words=forms,
-        texts=forms,
-        indptr=np.arange(count + 1, dtype=np.int64),
-        source=np.arange(count, dtype=np.int64),
-    )
+    builder = IndexBuilder()
+    for number, word in enumerate(words):
+        builder.add(number, [word])
+    return builder.build()
