@@ -18,7 +18,7 @@ def test_flops_equal_those_of_torch(tmp_path, name):
     lengths = np.array([11, 3, 40])
     total = 0
     for length in lengths.tolist():
-        inputs = encoder.network.inputs.plain(np.full(length, 7))
+        inputs = encoder.network.inputs.plain(np.full(length - encoder.n_specials, 7))
         plain = sdpa_kernel(SDPBackend.MATH)  # fused attention on a CPU is not counted
         with plain, FlopCounterMode(display=False) as counter, torch.inference_mode():
             encoder.network.model(**inputs, **encoder.network.inputs.fixed)

@@ -109,7 +109,7 @@ def test_one_sentence_that_does_not_fit_is_named(encoder):
 
 
 def test_an_extraction_with_little_memory_is_complete(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(Network, "batchings", lambda self, **_: ("packed",))
+    monkeypatch.setattr(Network, "candidate_batchings", lambda self, *_, **__: ("packed",))
     plan = es.plan(
         sentences(), model=encoder, options=es.ExtractionOptions(batch_subwords=512, dtype="float32"), calibrate=False
     )

@@ -45,6 +45,7 @@ def test_gpt_nano_equals_an_independent_implementation(data, tmp_path):
         assert np.abs(vectors[layer] - expected[name].reshape(33, 48)).max() < 2e-6
 
 
+@pytest.mark.slow
 def test_minilm_on_real_text_equals_a_plain_script(minilm, data):
     sentences: list[list[str]] = [[]]
     with open(data / "ud-ewt" / "en_ewt-ud-dev.conllu", encoding="utf-8") as lines:
@@ -69,4 +70,4 @@ def test_minilm_on_real_text_equals_a_plain_script(minilm, data):
     script = PlainScript.open(minilm)
     expected = np.stack([script.span(sentences[s], w, w + 1, "mean") for s, w in names], axis=1)
     assert relative_error(vectors, expected) < 2e-5
-    assert encoder.batchings == ("packed", "padded", "equal")
+    assert encoder.network.candidate_batchings() == ("packed", "padded", "equal")

@@ -35,10 +35,10 @@ def encoder(folder):
 @pytest.fixture
 def on_a_gpu(monkeypatch):
 
-    def batchings(self, *, attention_window=None, equal_lengths=False):
+    def candidate_batchings(self, attention_window=None, *, equal_lengths=False):
         return ("varlen", "packed", "padded", "equal")[attention_window is not None :]
 
-    monkeypatch.setattr(Network, "batchings", batchings)
+    monkeypatch.setattr(Network, "candidate_batchings", candidate_batchings)
 
 
 def states(heads, *, key_heads=None, features=8, seed=0):
@@ -208,7 +208,7 @@ def test_a_store_records_its_batching(encoder, tmp_path, monkeypatch, on_a_gpu):
     encoder.use_batching("packed")  # as another plan might
     store = es.extract(plan, tmp_path / "s.zarr")
     assert store.metadata.extraction["batching"] == encoder.batching == "varlen"
-    monkeypatch.setattr(Network, "batchings", lambda self, **_: ("packed",))
+    monkeypatch.setattr(Network, "candidate_batchings", lambda self, *_, **__: ("packed",))
     other = es.plan(SENTENCES, model=encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
     with pytest.raises(es.errors.StoreMismatchError, match=r"extraction\.batching 'varlen', this plan has 'packed'"):
         es.extract(other, tmp_path / "s.zarr")

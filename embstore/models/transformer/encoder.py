@@ -162,7 +162,9 @@ class TransformerEncoder(Encoder):
                     layers=chosen,
                     pooling=pooling,
                     attention_window=attention_window,
-                    batchings=self.network.batchings(attention_window=attention_window, equal_lengths=equal_lengths),
+                    batchings=self.network.candidate_batchings(
+                        attention_window=attention_window, equal_lengths=equal_lengths
+                    ),
                     encode=encode,
                 )
         finally:

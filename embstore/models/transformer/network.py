@@ -70,7 +70,9 @@ class Network:
         """Run batches through the model as transformers loads it from now on."""
         self.fast_tap, self.packed_nbytes = self.tap, 0
 
-    def batchings(self, *, attention_window: int | None = None, equal_lengths: bool = False) -> tuple[Batching, ...]:
+    def candidate_batchings(
+        self, *, attention_window: int | None = None, equal_lengths: bool = False
+    ) -> tuple[Batching, ...]:
         """Return the batchings to try with this model, fastest first.
 
         "varlen" is first on a GPU, where a mask costs more than the attention of the sentences, and not used on a CPU,
