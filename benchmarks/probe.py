@@ -25,7 +25,6 @@ from embstore.probes.edges.model import EdgeBank, EdgeShape, operations
 from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import Sample, join_task
 from embstore.probes.edges.training import EdgeSettings, EdgeStream, train_edges
-from embstore.probes.mixing import cumulative
 from embstore.probes.reading import READ_AHEAD
 from embstore.probes.training import Schedule
 
@@ -96,7 +95,9 @@ class ByHand(torch.nn.Module):
 
 def together(case: Case) -> None:
     """An epoch of all P(l) as one model."""
-    bank = EdgeBank.initial(case.shape(case.layers), cumulative(case.layers), np.zeros(case.layers, int), device=CPU)
+    bank = EdgeBank.initial(
+        case.shape(case.layers), np.tri(case.layers, dtype=bool), np.zeros(case.layers, int), device=CPU
+    )
     train_edges(bank, case.stream(case.layers), case.train, None, settings=case.settings)
 
 

@@ -1,7 +1,6 @@
 from .classes.probe import ClassProbe as ClassProbe
 from .control import ControlTask as ControlTask
 from .edges.probe import EdgeProbe as EdgeProbe
-from .edges.tasks import read_edges as read_edges
 from .edges.tasks import split_file as split_file
 from .edges.tasks import task_name as task_name
 from .edges.traces import SentenceTrace as SentenceTrace

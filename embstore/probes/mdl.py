@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from math import log, log2
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from embstore.errors import InvalidValueError
-from embstore.probes.control import CONTROL, ControlTask
+from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeBatch
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.probe import EdgeProbe
@@ -36,26 +36,6 @@ class CodeBank(EdgeBank):
     def losses(self, batch: EdgeBatch, *, mask: torch.Tensor | None = None) -> torch.Tensor:
         logits = self.logits(batch, mask=mask)
         return -(logits.log_softmax(2) * batch.gold).sum(2).mean(1)
-
-
-@dataclass(frozen=True, eq=False)
-class OnlineCode:
-    """The online code of the labels of a task: `bits` float64 [probes, blocks], the first block by a uniform code.
-
-    `ends`: sentences up to the end of each block; `targets`: those of each block. `uniform` and `frequency`: the bits
-    of all blocks without a probe, and by the label frequencies of the blocks before.
-    """
-
-    bits: NDArray[np.float64]
-    ends: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    uniform: float
-    frequency: float
-
-    @property
-    def lengths(self) -> NDArray[np.float64]:
-        """The bits of all blocks, [probes]."""
-        return np.asarray(self.bits.sum(1))
 
 
 def code_length(
@@ -105,8 +85,8 @@ def code_length(
     tasks = [task]
     if probe.control:
         tasks.append(control_task(task, store, ControlTask.of(task.train.gold, probe.seed)))
-    n_each = settings.schedule.epochs * int(_n_read(ends[:-1]).sum())
-    coder = OnlineCoder(bank, probe.stream(store, grid.layers), settings, single=task.labels.single)
+    n_each = settings.schedule.epochs * sum(map(_n_read, ends[:-1].tolist()))
+    coder = OnlineCoder(bank, probe.stream(store, grid.layers), settings, order, ends, task.labels.single)
     codes = []
     with reporting(progress, total=len(tasks) * n_each, unit="sentences", label=f"code {task.labels.name}") as report:
         for number, own in enumerate(tasks):
@@ -114,58 +94,53 @@ def code_length(
             def advance(done: int, before: int = number * n_each) -> None:
                 report(before + done)
 
-            codes.append(coder.code(own.train, own.dev, order=order, ends=ends, advance=advance))
+            codes.append(coder.code(own.train, own.dev, advance))
+    count, uniform = len(task.train), uniform_bits(len(task.train), len(task.labels.labels), single=task.labels.single)
+    rows = [
+        {"metric": "uniform_length", "value": uniform},
+        {"metric": "frequency_length", "value": codes[0][1]},
+        *_rows(grid, chosen, [bits for bits, _ in codes], uniform, cumulative=cumulative),
+    ]
     notes = (*task.notes, f"{task.labels.name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
-    rows = _rows(grid, chosen, codes, cumulative=cumulative)
-    return ProbeResult.of(rows, notes, store=store.path.stem, task=task.labels.name, split="train")
+    return ProbeResult.of(rows, notes, store=store.path.stem, task=task.labels.name, split="train", count=count)
 
 
 @dataclass(frozen=True, eq=False)
 class OnlineCoder:
-    """Codes the labels of a split in blocks of sentences, by all probes of a bank; `single`: one label per target."""
+    """Codes the sentences of `order` in blocks that end at `ends`, by all probes; `single`: one label per target."""
 
     bank: EdgeBank
     stream: EdgeStream
     settings: EdgeSettings
+    order: NDArray[np.int64]
+    ends: NDArray[np.int64]
     single: bool
 
     def code(
-        self,
-        data: EdgeSplit,
-        dev: EdgeSplit | None,
-        *,
-        order: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        advance: Callable[[int], object] = lambda done: None,
-    ) -> OnlineCode:
-        """Code the sentences of `order` in blocks that end at `ends`; each block trains from the initial weights."""
-        n_labels = data.gold.shape[1]
-        first = data.part(order[: ends[0]])
-        bits = [np.full(len(self.bank), uniform_bits(len(first), n_labels, single=self.single))]
-        targets, frequency, done = [len(first)], float(bits[0][0]), 0
-        for start, stop in pairwise(ends.tolist()):
-            n_passes = int(_n_read(np.array([start]))[0]) // start
-            seen, block = data.part(order[:start]), data.part(order[start:stop])
+        self, data: EdgeSplit, dev: EdgeSplit | None, advance: Callable[[int], object]
+    ) -> tuple[NDArray[np.float64], float]:
+        """Return the bits of the labels by each probe, and by the label frequencies of the blocks before.
+
+        The first block has a uniform code; each other block trains from the initial weights on those before it.
+        """
+        n_first = len(data.part(self.order[: self.ends[0]]))
+        frequency, done = float(uniform_bits(n_first, data.gold.shape[1], single=self.single)), 0
+        bits = np.full(len(self.bank), frequency)
+        for start, stop in pairwise(self.ends.tolist()):
+            n_read = _n_read(start)
+            seen, block = data.part(self.order[:start]), data.part(self.order[start:stop])
 
             def report(at: int, total: int | None, done: int = done) -> None:
                 advance(done + at)
 
-            repeated = data.part(np.repeat(order[:start], n_passes))
+            repeated = data.part(np.repeat(self.order[:start], n_read // start))
             trained = train_edges(self.bank, self.stream, repeated, dev, settings=self.settings, progress=report)
-            done += self.settings.schedule.epochs * n_passes * start
-            bits.append(self._bits(replace(self.bank, weights=trained.weights), block))
-            targets.append(len(block))
+            done += self.settings.schedule.epochs * n_read
+            for targets, logits in iter_logits(replace(self.bank, weights=trained.weights), self.stream, block):
+                gold = torch.from_numpy(block.gold[targets]).to(logits.device)
+                bits += code_bits(logits, gold, single=self.single).cpu().numpy()
             frequency += frequency_bits(seen.gold, block.gold, single=self.single)
-        uniform = uniform_bits(len(data), n_labels, single=self.single)
-        return OnlineCode(np.stack(bits, 1), ends, np.array(targets), uniform, frequency)
-
-    @torch.no_grad()
-    def _bits(self, bank: EdgeBank, block: EdgeSplit) -> NDArray[np.float64]:
-        bits = np.zeros(len(bank))
-        for targets, logits in iter_logits(bank, self.stream, block):
-            gold = torch.from_numpy(block.gold[targets]).to(logits.device)
-            bits += code_bits(logits, gold, single=self.single).cpu().numpy()
-        return bits
+        return bits, frequency
 
 
 def code_bits(logits: torch.Tensor, gold: torch.Tensor, *, single: bool) -> torch.Tensor:
@@ -222,26 +197,26 @@ def block_ends(fractions: Sequence[float], n_sentences: int) -> NDArray[np.int64
     return ends
 
 
-def _n_read(n_sentences: NDArray[np.int64]) -> NDArray[np.int64]:
+def _n_read(n_sentences: int) -> int:
     """Return the number of sentences that an epoch over this many reads."""
-    return np.asarray(n_sentences * -(-N_EPOCH // n_sentences))
+    return n_sentences * -(-N_EPOCH // n_sentences)
 
 
 def _rows(
-    grid: ProbeGrid, chosen: NDArray[np.int64], codes: Sequence[OnlineCode], *, cumulative: bool
+    grid: ProbeGrid,
+    chosen: NDArray[np.int64],
+    bits: Sequence[NDArray[np.float64]],
+    uniform: float,
+    *,
+    cumulative: bool,
 ) -> Iterator[Row]:
-    count = int(codes[0].targets.sum())
-    for prefix, code in zip(("", f"{CONTROL}_"), codes, strict=False):
-        lengths = dict(zip(chosen.tolist(), code.lengths.tolist(), strict=True))
-        kinds = [((f"{prefix}code_length" if not prefix else f"{prefix}length", f"{prefix}compression"), grid.by_layer)]
+    for names, own in zip((("code_length", ""), ("control_length", "control_")), bits, strict=False):
+        lengths = dict(zip(chosen.tolist(), own.tolist(), strict=True))
+        kinds = [(*names, grid.by_layer)]
         if cumulative:
-            names = f"{prefix}cumulative_length", f"{prefix}cumulative_compression"
-            kinds.append((names, grid.cumulative))
-        for seed in grid.seeds:
-            for (length_name, ratio_name), numbers in kinds:
-                for layer, number in zip(grid.layers, numbers(seed).tolist(), strict=True):
-                    common: Row = {"layer": layer, "count": count, "seed": seed}
-                    yield {**common, "metric": length_name, "value": lengths[number]}
-                    yield {**common, "metric": ratio_name, "value": code.uniform / lengths[number]}
-    yield {"metric": "uniform_length", "value": codes[0].uniform, "count": count}
-    yield {"metric": "frequency_length", "value": codes[0].frequency, "count": count}
+            kinds.append((f"{names[1]}cumulative_length", f"{names[1]}cumulative_", grid.cumulative))
+        for (length, prefix, numbers), seed in product(kinds, grid.seeds):
+            for layer, number in zip(grid.layers, numbers(seed).tolist(), strict=True):
+                common: Row = {"layer": layer, "seed": seed}
+                yield {**common, "metric": length, "value": lengths[number]}
+                yield {**common, "metric": f"{prefix}compression", "value": uniform / lengths[number]}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,21 @@ from embstore.probes.edges.scores import (
     constant_counts,
     expected_layers,
     interval,
+    kl_from_uniform,
     majority,
     micro_f1,
     resampled_f1,
 )
 from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import control_split, control_task, join_edges, join_task
-from embstore.probes.mixing import expected_layer
 from tests.probes.edge_store import make, write_store
+
+
+def expected_layer(scores: Sequence[float], layers: Sequence[int]) -> float | None:
+    """Equation 4 as a loop over the layers."""
+    gained = [high - low for low, high in pairwise(scores)]
+    whole = sum(layer * gain for layer, gain in zip(layers[1:], gained, strict=True))
+    return whole / sum(gained) if scores[-1] > scores[0] else None
 
 
 def test_f1_and_majority_by_hand() -> None:
@@ -113,6 +122,13 @@ def test_expected_layers_of_resamples_equal_those_of_single_rows() -> None:
     expected = [expected_layer(row, (0, 3, 4, 9)) for row in scores]
     assert None in expected
     np.testing.assert_allclose(found, [np.nan if each is None else each for each in expected])
+    # (1 * 0.2 - 2 * 0.1 + 3 * 0.3) / 0.4
+    assert expected_layers(np.array([[0.4, 0.6, 0.5, 0.8]]), (0, 1, 2, 3)) == pytest.approx(2.25)
+    assert np.isnan(expected_layers(np.array([[0.5]]), (0,))).all()
+    assert kl_from_uniform([0.25] * 4) == pytest.approx(0)
+    assert kl_from_uniform([0, 3, 0, 0]) == pytest.approx(log(4))
+    assert kl_from_uniform([0.2, -0.1, 0.6]) == pytest.approx(0.25 * log(0.25) + 0.75 * log(0.75) + log(3))
+    assert kl_from_uniform([0.0, -1.0]) is kl_from_uniform([]) is None
     assert interval(np.array([1.0] * 18 + [np.nan] * 2)) == (None, None), "one in ten is undefined"
     assert interval(np.array([1.0] * 96 + [np.nan] * 4)) == (1.0, 1.0)
 

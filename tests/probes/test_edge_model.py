@@ -17,7 +17,6 @@ from embstore.probes.edges.model import EdgeBank, EdgeShape, Kind, operations
 from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import join_task
 from embstore.probes.edges.training import EdgeSettings, EdgeStream, train_edges
-from embstore.probes.mixing import cumulative
 from embstore.probes.training import Schedule
 from tests.probes.edge_oracle import Weights, logits_of_one, loss_of_one
 from tests.probes.edge_store import Made, make, write_store
@@ -58,7 +57,7 @@ def test_batched_probes_have_the_logits_and_gradients_of_one_alone(
     made = make(tmp_path / "a.zarr", sentences=12, pairs=pairs, longest=longest, several=True, unit=unit)
     split, layers = train_split(made), list(made.store.layers)
     shape = EdgeShape(len(layers), 12, len(split.spans), split.gold.shape[1], 7, 9, kind)
-    allowed = np.concatenate([cumulative(len(layers)), np.eye(len(layers), dtype=bool)[2:3]])
+    allowed = np.concatenate([np.tri(len(layers), dtype=bool), np.eye(len(layers), dtype=bool)[2:3]])
     bank = EdgeBank.initial(shape, allowed, np.array([0, 0, 5, 0, 1, 1]))
     bound = 1 / np.sqrt(shape.n_read)
     assert 0.8 * bound < float(bank.weights["output"].abs().max()) < bound
@@ -104,7 +103,7 @@ def test_probes_trained_together_equal_those_trained_alone(tmp_path: Path, kind:
     stream = EdgeStream(made.store, (0, 1, 2), 4, CPU)
     settings = EdgeSettings(Schedule(epochs=12, batch_size=4, learning_rate=0.03, patience=1))
     shape = EdgeShape(3, 12, 1, 3, 8, 8, kind)
-    bank = EdgeBank.initial(shape, cumulative(3), np.array([0, 0, 0]))
+    bank = EdgeBank.initial(shape, np.tri(3, dtype=bool), np.array([0, 0, 0]))
     together = train_edges(bank, stream, task.train, task.dev, settings=settings)
     assert len(set(together.epochs.tolist())) > 1, "some probes stop before others"
     for number in range(3):

@@ -11,7 +11,7 @@ import torch
 
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.probes import ProbeResult, RecoveredTree, StructuralProbe, Training
+from embstore.probes import ProbeResult, StructuralProbe, Training
 from embstore.probes.structure.examples import NOT_FOUND, ROWS_MISSING, SentenceFinder, Treebank, iter_tree_batches
 from embstore.probes.structure.network import Projected, StructureShape
 from embstore.probes.structure.training import train_structure
@@ -257,50 +257,3 @@ def test_values_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
         probe.fit(store, trees[:5], trees[15:])
     with pytest.raises(NonFiniteError, match="contain NaN or infinity"):
         probe.fit(store, trees[:5], trees[5:10]).score(trees[15:])
-
-
-def recovered() -> RecoveredTree:
-    return RecoveredTree(
-        words=("The", "$chef", "made", "."),
-        punctuation=np.array([False, False, False, True]),
-        gold=frozenset({(0, 1), (1, 2)}),
-        found=frozenset({(0, 2), (1, 2)}),
-        gold_root=2,
-        found_root=1,
-        distances=np.zeros((4, 4), np.float32),
-        layer=3,
-    )
-
-
-def test_a_tree_is_drawn_with_the_gold_tree() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.colors import to_hex
-
-    from embstore.plot import tree_figure
-    from embstore.plot.trees import RIGHT, WRONG
-
-    axis = tree_figure(recovered()).axes[0]
-    assert [text.get_text() for text in axis.texts[:4]] == ["The", r"\$chef", "made", "."]
-    assert axis.get_title() == "1 of 2 edges found"
-    arcs = [line for line in axis.lines if len(line.get_xdata()) > 2]
-    drawn = {(to_hex(line.get_color()).upper(), bool(np.mean(line.get_ydata()) > 0)) for line in arcs}
-    assert len(arcs) == 4
-    assert drawn == {(RIGHT, True), (WRONG, True), (RIGHT, False), (WRONG, False)}
-    middle = {text.get_text(): text.get_position()[0] for text in axis.texts}
-    ends = {(round(float(min(line.get_xdata())), 4), round(float(max(line.get_xdata())), 4)) for line in arcs}
-    assert (round(middle["The"], 4), round(middle[r"\$chef"], 4)) in ends
-
-
-def test_scores_are_drawn_by_layer(found: ProbeResult) -> None:
-    pytest.importorskip("matplotlib")
-    from embstore.plot import structure_figure
-
-    figure = structure_figure(found.summary())
-    assert [axis.get_title() for axis in figure.axes] == [
-        "edges found (UUAS)", "distances (DSpr)", "roots found", "depths (NSpr)",
-    ]  # fmt: skip
-    for axis in figure.axes:
-        assert axis.lines[0].get_xdata().tolist() == [0, 3, 4]
-        assert axis.lines[1].get_label() == "linear order"
-    with pytest.raises(InvalidValueError, match="there is no metric to draw"):
-        structure_figure(found.summary().head(0))

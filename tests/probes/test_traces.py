@@ -13,8 +13,7 @@ import pytest
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError
-from embstore.probes import EdgeProbe, SentenceTrace, Traces, Training, ambiguous_sentences, trace
-from embstore.probes.edges.traces import Annotation
+from embstore.probes import EdgeProbe, Traces, Training, ambiguous_sentences, trace
 from tests.probes.edge_store import Made, make
 
 SMALL: dict[str, Any] = {"device": "cpu", "projection": 6, "hidden_size": 5}
@@ -226,48 +225,3 @@ def test_the_rows_are_of_the_schema(traces: Traces) -> None:
     jsonschema.validate(ambiguous_sentences(traces, limit=0.9).to_dicts(), schema)
     assert frame["span2"].to_list()[-3:] == [traces.sentences[1][0]] * 3
     assert not jsonschema.Draft202012Validator(schema).is_valid([frame.to_dicts()[0] | {"right_probability": 2}])
-
-
-def annotation(task: str, span1: tuple[int, int], span2: tuple[int, int] | None, wrong: str | None) -> Annotation:
-    right = np.array([0.1, 0.4, 0.8])
-    other = np.full(3, np.nan) if wrong is None else np.array([0.7, 0.5, 0.1])
-    return Annotation(task, span1, span2, "RIGHT", wrong, right, other, 0.5)
-
-
-def test_bars_are_as_high_as_the_probabilities() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.colors import to_hex
-
-    from embstore.plot.traces import RIGHT, ROW, WRONG, trace_figure
-
-    drawn = SentenceTrace(
-        3,
-        ("he", "smoked", "$toronto", "in", "the", "playoffs"),
-        (0, 1, 4),
-        (annotation("roles", (1, 2), (2, 3), "ARG0"), annotation("pos", (2, 3), None, None)),
-    )
-    axis = trace_figure(drawn, title="a title").axes[0]
-    texts = [text.get_text() for text in axis.texts]
-    for text in (
-        "smoked",
-        r"\$toronto",
-        "playoffs",
-        "1  smoked → \\$toronto",
-        "2  \\$toronto",
-        "RIGHT",
-        "ARG0",
-        "0.43",
-        "4",
-    ):
-        assert text in texts
-    bars = {color: [] for color in (RIGHT, WRONG)}
-    for bar in axis.patches:
-        color = to_hex(bar.get_facecolor()).upper()
-        if color in bars:
-            bars[color].append(bar.get_height() / (ROW - 0.04))
-    assert bars[RIGHT] == pytest.approx([0.1, 0.4, 0.8] * 2)
-    assert bars[WRONG] == pytest.approx([0.7, 0.5, 0.1]), "an edge whose labels are all right has no orange row"
-    assert [line.get_linestyle() for line in axis.lines].count("--") == 1, "the second span of the pair"
-    assert len(axis.lines) == 3
-    with pytest.raises(InvalidValueError, match="sentence 3 has no annotation to draw"):
-        trace_figure(drawn.of_tasks([]))

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.batches import EdgeBatch, SpanColumns
-from embstore.probes.mixing import mixed, mixing_weights
 
 MIXING = ("mix", "scale")
 Kind = Literal["mlp", "linear"]
@@ -218,6 +217,24 @@ def operations(n_spans: list[int], n_targets: int, *, width: int, projection: in
     separate = sum(n_spans) * width * projection + n_targets * len(n_spans) * projection * hidden
     fused = sum(n_spans) * width * hidden + len(n_spans) * projection * width * hidden
     return separate, fused
+
+
+def mixing_weights(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Return s = softmax(a) over the layers that each probe may read; [probes, layers], 0 for the others.
+
+    `logits`: a, [probes, layers]. `allowed`: bool, of the same shape, with at least one layer per probe.
+    """
+    return logits.masked_fill(~allowed, -torch.inf).softmax(1)
+
+
+def mixed(vectors: torch.Tensor, weights: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return equation 1 for all probes in one product: gamma * sum_l s_l h_l; [probes, n, width].
+
+    `vectors`: h, [layers, n, width]. `weights`: s, [probes, layers]. `scale`: gamma, [probes].
+    """
+    layers, count, width = vectors.shape
+    whole = (weights * scale[:, None]) @ vectors.reshape(layers, count * width)
+    return whole.view(len(weights), count, width)
 
 
 def _factors(rate: float, size: tuple[int, int], key: tuple[int, ...]) -> NDArray[np.float32]:

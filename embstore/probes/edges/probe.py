@@ -22,7 +22,6 @@ from embstore.probes.edges.scores import (
     constant_counts,
     majority,
     mixing_rows,
-    require_resamples,
     score_edges,
 )
 from embstore.probes.edges.splits import EdgeSplit
@@ -234,7 +233,8 @@ class EdgeProbe(Probe):
 
         Raises InvalidValueError for a store that does not fit the probes and as `fit` does for targets.
         """
-        require_resamples(resamples)
+        if resamples < 0:
+            raise InvalidValueError(f"resamples {resamples} is not allowed: give 0 (no intervals) or more")
         fitted, store = self.fitted, self._store(data)
         rows: list[Row] = list(mixing_rows(fitted.grid, fitted.own.bank, fitted.own.epochs))
         notes = list(fitted.notes) if data is None else []

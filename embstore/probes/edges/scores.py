@@ -13,11 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.errors import InvalidValueError
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.training import EdgeStream, iter_logits
-from embstore.probes.mixing import center_of_gravity, cumulative, kl_from_uniform
 from embstore.probes.result import Row
 
 COVERED = 0.95
@@ -94,11 +92,6 @@ def constant_counts(answer: NDArray[np.bool_], split: EdgeSplit) -> EdgeCounts:
     return EdgeCounts.of(split, right[None], np.full((1, len(split)), answer.sum()))
 
 
-def require_resamples(n_resamples: int) -> None:
-    if n_resamples < 0:
-        raise InvalidValueError(f"resamples {n_resamples} is not allowed: give 0 (no intervals) or more")
-
-
 def resampled_f1(counts: Mapping[str, EdgeCounts], n_resamples: int, *, seed: int) -> dict[str, NDArray[np.float64]]:
     """Return the micro F1 of probes by name, float64 [1 + resamples, probes]: of the sentences, then of each resample.
 
@@ -151,10 +144,8 @@ class ProbeGrid:
     def allowed(self) -> NDArray[np.bool_]:
         """The layers that each probe may mix, bool [probes, layers]."""
         count = len(self.layers)
-        one = (
-            np.concatenate([cumulative(count), np.eye(count, dtype=bool)[1:]]) if self.layerwise else cumulative(count)
-        )
-        return np.tile(one, (len(self.seeds), 1))
+        one = np.concatenate([np.tri(count), np.eye(count)[1:]]) if self.layerwise else np.tri(count)
+        return np.tile(one.astype(bool), (len(self.seeds), 1))
 
     @property
     def seed_of(self) -> NDArray[np.int64]:
@@ -186,7 +177,7 @@ def mixing_rows(grid: ProbeGrid, bank: EdgeBank, epochs: NDArray[np.int64]) -> I
         common: Row = {"split": "train", "seed": seed}
         for layer, value in zip(grid.layers, weights.tolist(), strict=True):
             yield {**common, "layer": layer, "metric": "mixing", "value": value}
-        yield {**common, "metric": "center_of_gravity", "value": center_of_gravity(weights, grid.layers)}
+        yield {**common, "metric": "center_of_gravity", "value": float(weights @ np.array(grid.layers))}
         yield {**common, "metric": "mixing_kl", "value": kl_from_uniform(weights)}
         yield {**common, "metric": "gamma", "value": float(scale[last])}
         for layer, number in zip(grid.layers, grid.cumulative(seed).tolist(), strict=True):
@@ -221,8 +212,7 @@ class SplitCounts:
                 own: Row = {"metric": metric, "value": _defined(drawn[0]), "low": low, "high": high}
                 yield {"seed": number, "count": count, "layer": layer, **own}
             gained = [values["differential", layer][0] for layer in grid.layers[1:]]
-            kl = kl_from_uniform(gained) if gained else None
-            yield {"seed": number, "count": count, "metric": "differential_kl", "value": kl}
+            yield {"seed": number, "count": count, "metric": "differential_kl", "value": kl_from_uniform(gained)}
         constant = f1["constant"][:, 0]
         low, high = interval(constant[1:])
         yield {"count": count, "metric": "majority_f1", "value": _defined(constant[0]), "low": low, "high": high}
@@ -262,6 +252,18 @@ def expected_layers(scores: NDArray[np.float64], layers: Sequence[int]) -> NDArr
     total = scores[:, -1] - scores[:, 0]
     gained = np.diff(scores) @ np.asarray(layers[1:], np.float64)
     return np.where(total > 0, gained / np.where(total > 0, total, 1), np.nan)
+
+
+def kl_from_uniform(weights: ArrayLike) -> float | None:
+    """Return KL(w || uniform) in nats of weights divided by their sum; negative weights count as 0.
+
+    So a layer that lowers a score counts as one that adds nothing. None if no weight is above 0.
+    """
+    values = np.maximum(np.asarray(weights, np.float64), 0)
+    if not (values > 0).any():
+        return None
+    share = values[values > 0] / values.sum()
+    return float((share * np.log(share)).sum() + np.log(len(values)))
 
 
 def _defined(value: float) -> float | None:

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget, iter_edges
-from embstore.corpus.lines import Lines
+from embstore.corpus import EdgeSentence, EdgeTarget, read_edges
 from embstore.errors import InvalidValueError
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.splits import EdgeSplit
@@ -111,7 +110,6 @@ def shown(text: str) -> str:
 
 Edges = str | os.PathLike[str] | Iterable[EdgeSentence]
 UNITS = ("word", "subword")
-SPLITS = ("train", "dev", "test")
 SUFFIXES = ("", ".gz", ".zst")
 
 
@@ -192,13 +190,6 @@ def task_name(train: Edges) -> str:
     return path.absolute().parent.name if stem == "train" else stem
 
 
-def read_edges(edges: Edges) -> list[EdgeSentence]:
-    """Return the sentences of a JSON lines file, or those given. Raises CorpusError with file and line."""
-    if isinstance(edges, str | os.PathLike):
-        return list(iter_edges(Lines(Path(edges))))
-    return list(edges)
-
-
 def join_task(
     store: Store, train: Edges, dev: Edges | None = None, *, name: str | None = None, sample: Sample | None = None
 ) -> EdgeTask:
@@ -270,7 +261,7 @@ class _Found:
 
 def _drawn(edges: Edges, what: str, sample: Sample, notes: list[str]) -> list[EdgeSentence]:
     """Read and sample the sentences of a split that have targets, and check their spans."""
-    every = read_edges(edges)
+    every = list(read_edges(edges) if isinstance(edges, str | os.PathLike) else edges)
     drawn = [each for each in sample.draw(every) if each.targets]
     if not drawn:
         raise InvalidValueError(f"{what} has no target: give sentences with labelled spans")
