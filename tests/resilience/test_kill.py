@@ -87,17 +87,6 @@ def test_killed_at_random_moments(
         print(f"\n{suffix} {dtype}: {5 * fifths} kills in {duration['seconds']:.2f} s of run: {dict(states)}")
 
 
-@pytest.mark.parametrize("suffix", BACKENDS)
-def test_killed_at_a_few_random_moments(tmp_path: Path, reference: Get, suffix: str) -> None:
-    whole = reference(suffix)
-    for number, moment in enumerate((0.1, 0.35)):
-        path = tmp_path / str(number) / f"store{suffix}"
-        path.parent.mkdir()
-        killed_at_moment(path, moment)
-        assert_honest(path, whole)
-        resumed(path, whole)
-
-
 def killed_at_steps(folder: Path, whole: Reference, suffix: str, chosen: list[int], *, dtype: str) -> Counter[str]:
     """Kill at each step and resume; returns the states after the kills."""
     states: Counter[str] = Counter()
@@ -150,9 +139,9 @@ def test_killed_at_every_step(
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_killed_at_a_few_steps(tmp_path: Path, reference: Get, suffix: str) -> None:
     names, created = all_steps(tmp_path, suffix)
-    chosen = [created // 2, created - 1, created, (created + len(names)) // 2, len(names) - 6]
+    chosen = [created - 1, created, (created + len(names)) // 2, len(names) - 6]
     states = killed_at_steps(tmp_path, reference(suffix), suffix, chosen, dtype="float32")
-    assert states["no store"] == 2
+    assert states["no store"] == 1
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)

@@ -37,14 +37,13 @@ def spans_of_rows(path: Path) -> list[tuple[int, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_a_bit_of_any_file_of_zarr(tmp_path: Path, dtype: str) -> None:
+def test_a_bit_of_any_file_of_zarr(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    path = example(rows=600, dtype=dtype).make(tmp_path / "s.zarr").path
+    path = example(rows=600, dtype="int8").make(tmp_path / "s.zarr").path
     for name in all_files(path):
         file = path / name
         content = file.read_bytes()
-        for place in {0, len(content) - 1, *random.integers(0, len(content), 3).tolist()}:
+        for place in {0, len(content) - 1, int(random.integers(len(content)))}:
             flip(file, place, int(random.integers(8)))
             faults = verify(path).faults
             assert faults, (name, place)
@@ -60,13 +59,12 @@ def test_a_bit_of_any_file_of_zarr(tmp_path: Path, dtype: str) -> None:
     assert verify(path).ok
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_a_bit_anywhere_in_hdf5(tmp_path: Path, dtype: str) -> None:
+def test_a_bit_anywhere_in_hdf5(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
-    path = example(rows=600, dtype=dtype).make(tmp_path / "s.h5").path
+    path = example(rows=600, dtype="int8").make(tmp_path / "s.h5").path
     content = path.read_bytes()
     rows = spans_of_rows(path)
-    places = random.integers(0, len(content), 150).tolist() + [start + 5 for start, _, _ in rows] + [len(content) - 1]
+    places = random.integers(0, len(content), 80).tolist() + [start + 5 for start, _, _ in rows] + [len(content) - 1]
     for place in places:
         flip(path, place, int(random.integers(8)))
         faults = verify(path).faults

@@ -303,7 +303,7 @@ def test_written_from_another_thread(tmp_path: Path, suffix: str) -> None:
     np.testing.assert_array_equal(open_store(path).gather(np.arange(700), 0), made.values[0])
 
 
-@pytest.mark.parametrize(("suffix", "stride"), [(".zarr", 13), (".h5", 1)])
+@pytest.mark.parametrize(("suffix", "stride"), [(".zarr", 37), (".h5", 3)])
 def test_killed_in_creation(tmp_path: Path, suffix: str, stride: int) -> None:
     made = example(rows=300, dtype="int8")
     whole = all_files(made.create(tmp_path / f"whole{suffix}"))
@@ -317,7 +317,7 @@ def test_killed_in_creation(tmp_path: Path, suffix: str, stride: int) -> None:
         else:
             with pytest.raises(StoreNotFoundError):
                 open_store(path)
-    assert steps > 5
+    assert steps > 3
     assert all_files(path) == whole
     assert not [item for item in tmp_path.iterdir() if item.name.startswith(".") or item.suffix == ".lock"]
 
