@@ -364,7 +364,7 @@ def hubness(
     numbers = opt.layers_of(layers, data.layers) if _is_store(source) else None
     frame = pl.concat(
         [
-            es.hubness(
+            es.analysis.hubness(
                 data,
                 layers=numbers,
                 k=k,

@@ -1,7 +1,6 @@
 from . import analysis as analysis
 from . import corpus as corpus
 from . import errors as errors
-from . import executors as executors
 from . import extraction as extraction
 from . import models as models
 from . import plot as plot
@@ -11,7 +10,6 @@ from . import studies as studies
 from . import vectors as vectors
 from .analysis.geometry.measure import geometry as geometry
 from .analysis.neighbors.find import neighbors as neighbors
-from .analysis.neighbors.hubness import hubness as hubness
 from .analysis.neighbors.index import build_index as build_index
 from .analysis.neighbors.index import open_index as open_index
 from .analysis.neighbors.senses import senses as senses

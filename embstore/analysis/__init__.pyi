@@ -12,6 +12,7 @@ from .geometry.summary import summarize_geometry as summarize_geometry
 from .neighbors.exact import Exclusion as Exclusion
 from .neighbors.exact import Hits as Hits
 from .neighbors.find import mark_words as mark_words
+from .neighbors.hubness import hubness as hubness
 from .neighbors.index import LayerIndex as LayerIndex
 from .neighbors.index_files import IndexState as IndexState
 from .neighbors.index_files import list_indexes as list_indexes
