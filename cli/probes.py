@@ -224,7 +224,7 @@ def structure(
         raise InvalidValueError(
             f"--sentence {sentence} draws distances: give --plot FILE, and not only --set tasks=depth"
         )
-    options = {"seeds": opt.seeds_of(seeds), "sentences": sentences or None, "device": device}
+    options: dict[str, Any] = {"seeds": opt.seeds_of(seeds), "sentences": sentences or None, "device": device}
     options |= {"layers": opt.layers_of(layers), **opt.training_of(chosen)}
     es.StructuralProbe(**options)  # checks the settings before a file is read
     trees = {name: es.corpus.read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
