@@ -47,7 +47,7 @@ def demo(
     store = _extracted(model, create_folder(out, option="--out") / "demo.zarr")
 
     agreement, words = _agreement(store)
-    print("3. Senses: does a word's nearest occurrence have the same sense? (percent, by layer)\n")
+    print("3. Senses: is a word's nearest occurrence of the same sense? (percent, by layer)\n")
     print_table(_by_layer(agreement, store.layers))
 
     print("\n4. Neighbors: an occurrence, and the nearest other one in the last layer\n")
@@ -75,6 +75,8 @@ def _extracted(model: Path, path: Path) -> es.Store:
         plan = es.plan(corpus, model=model, store=path)
         print(str(plan).replace(str(model), MODEL_NAME))
         print("\n2. Extract: every layer of every word, in one pass\n")
+        if path.exists():
+            print("The store exists from an earlier run; what is written is not extracted again.")
         begin = perf_counter()
         store = es.extract(plan, path)
         seconds = perf_counter() - begin

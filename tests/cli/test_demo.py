@@ -42,14 +42,14 @@ def test_what_it_prints_fits_eighty_columns_and_names_no_long_path(toured: tuple
     assert max(map(len, lines)) <= 80
 
 
-def test_later_layers_tell_the_senses_apart_better_than_chance(toured: tuple[Path, str]) -> None:
+def test_later_layers_separate_the_senses_better_than_chance(toured: tuple[Path, str]) -> None:
     mean = next(line for line in toured[1].splitlines() if line.startswith("mean"))
     chance, first, *_, last = map(int, re.findall(r"\d+", mean))
     assert last > first
     assert last > chance + 20
 
 
-def test_the_nearest_static_vectors_are_those_of_kindred_words(toured: tuple[Path, str]) -> None:
+def test_the_nearest_static_vectors_are_those_of_similar_words(toured: tuple[Path, str]) -> None:
     lines = toured[1].split("one vector a word")[1].splitlines()[2:]
     rows = {row[0]: row[1:] for row in (re.split(r" {2,}", line.strip()) for line in lines) if len(row) == 3}
     assert rows["word"] == ["layer 0", "layer 6"]
@@ -58,7 +58,7 @@ def test_the_nearest_static_vectors_are_those_of_kindred_words(toured: tuple[Pat
     assert len(rows) == 13
 
 
-def test_what_it_advises_works_and_again_it_finds_its_store(toured: tuple[Path, str]) -> None:
+def test_its_advice_works_and_a_second_run_uses_the_store(toured: tuple[Path, str]) -> None:
     folder, out = toured
     advised = re.search(r"try: embstore (lookup \S+ \S+)", out)
     assert advised is not None
@@ -66,7 +66,7 @@ def test_what_it_advises_works_and_again_it_finds_its_store(toured: tuple[Path, 
     assert (ran.status, ran.err) == (0, "")
     again = run_process("demo", cwd=folder, timeout=300)
     assert again.status == 0
-    assert "The store is there from an earlier run" in again.out
+    assert "The store exists from an earlier run" in again.out
 
 
 def test_a_folder_that_is_a_file_is_refused(minilm: Path, tmp_path: Path) -> None:

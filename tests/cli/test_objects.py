@@ -47,7 +47,7 @@ def test_verify_static_and_export_from_a_bucket(made: Path, url: str, bucket: Bu
     bucket.put(key, bytes([data[0] ^ 1]) + data[1:])
     damaged = run("verify", url)
     assert damaged.status == 1
-    assert "hidden_states/c/0/0/0 (partition 0): its bytes are not those of the commit record" in damaged.out
+    assert "hidden_states/c/0/0/0 (partition 0): its bytes do not match the commit record" in damaged.out
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
         timeout=60,
     )
     assert ran.status == 2
-    assert ran.err.startswith("embstore: the model 'someone/some-model' is no folder here")
+    assert ran.err.startswith("embstore: the model 'someone/some-model' is not a folder here")
     assert ran.err.count("\n") == 1
 
 
@@ -202,8 +202,12 @@ def on_a_terminal(arguments: list[str], cwd: Path, *, stderr: bool = False, **va
 
 
 @pytest.mark.slow
-def test_progress_shows_on_a_terminal_with_rate_and_time_left(made: Path, long_corpus: Path, tmp_path: Path) -> None:
+def test_progress_shows_on_a_terminal_with_rate_and_time_left(
+    made: Path, long_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["extract", str(long_corpus), "new.zarr", "--model", str(made / "model"), *settings(batch_subwords=64)]
+    at_once = "import embstore.progress as p; p.DELAY_SECONDS = 0; from embstore_cli.main import run; run()"
+    monkeypatch.setattr("tests.cli.test_process.COMMAND", [sys.executable, "-c", at_once])
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_a_terminal(arguments, tmp_path, stderr=True).decode())
     assert re.search(r"extract.*\d+%.*\d+:\d\d<.*words/s", plain), plain[-2000:]
 
