@@ -35,18 +35,8 @@ def geometry_frame(metrics: tuple[str, ...], layers: int, *, seed: int = 0, inte
             adjusted = None if metric == "anisotropy" else value - baseline
             around = [None if edge is None else edge - baseline for edge in edges]
             rows.append((metric, layer, 40, value, *edges, baseline, adjusted, *around))
-    names = [
-        "metric",
-        "layer",
-        "count",
-        "value",
-        "low",
-        "high",
-        "baseline",
-        "adjusted",
-        "adjusted_low",
-        "adjusted_high",
-    ]
+    names = ["metric", "layer", "count", "value", "low", "high", "baseline"]
+    names += ["adjusted", "adjusted_low", "adjusted_high"]
     frame = pl.DataFrame(rows, schema=names, orient="row")
     return frame if intervals else frame.drop("low", "high", "adjusted_low", "adjusted_high")
 

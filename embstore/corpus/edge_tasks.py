@@ -12,10 +12,9 @@ from embstore.corpus.formats.conll import DEFAULT_COLUMNS, WORD, column_blocks
 from embstore.corpus.formats.conllu import DEPREL, FORM, UPOS, XPOS, word_blocks
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget, iter_edges
 from embstore.corpus.lines import Lines
+from embstore.corpus.sentence import split_forms
 from embstore.corpus.trees import ROOT, word_heads
 from embstore.errors import InvalidValueError, quoted
-
-Span = tuple[int, int]
 
 
 def read_edges(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Iterator[EdgeSentence]:
@@ -54,7 +53,7 @@ def derivable_tasks(path: str | os.PathLike[str]) -> tuple[str, ...]:
 def _tag_reader(column: int) -> Callable[[Lines, bool], Iterator[EdgeSentence]]:
     def read(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
         for _, rows in word_blocks(lines):
-            words, spans = _split_forms([row[FORM] for row in rows])
+            words, spans = split_forms([row[FORM] for row in rows])
             tags = [row[column] for row in rows]
             targets = [EdgeTarget(span, None, (tag,)) for span, tag in zip(spans, tags, strict=True) if tag != "_"]
             yield EdgeSentence(words, targets)
@@ -64,7 +63,7 @@ def _tag_reader(column: int) -> Callable[[Lines, bool], Iterator[EdgeSentence]]:
 
 def _read_dependencies(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
     for numbers, rows in word_blocks(lines):
-        words, spans = _split_forms([row[FORM] for row in rows])
+        words, spans = split_forms([row[FORM] for row in rows])
         heads = word_heads(lines, numbers, rows).tolist()
         targets = []
         for position, (number, row, head) in enumerate(zip(numbers, rows, heads, strict=True)):
@@ -76,7 +75,7 @@ def _read_dependencies(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
 
 def _read_entities(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
     for numbers, rows, names in column_blocks(lines, DEFAULT_COLUMNS):
-        words, spans = _split_forms([row[names.index(WORD)] for row in rows])
+        words, spans = split_forms([row[names.index(WORD)] for row in rows])
         tags = [row[-1] for row in rows]
         targets = [
             EdgeTarget((spans[start][0], spans[stop - 1][1]), None, (label,))
@@ -106,17 +105,6 @@ def _iter_bio_spans(
             start, label = position, own
     if label:
         yield start, len(tags), label
-
-
-def _split_forms(forms: Sequence[str]) -> tuple[list[str], list[Span]]:
-    """Split forms at spaces; returns the words, and the span of words of each form."""
-    words: list[str] = []
-    spans = []
-    for form in forms:
-        parts = list(filter(None, form.split(" ")))
-        spans.append((len(words), len(words) + len(parts)))
-        words.extend(parts)
-    return words, spans
 
 
 @dataclass(frozen=True)

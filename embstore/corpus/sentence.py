@@ -33,19 +33,24 @@ def sentence_of_forms(forms: Sequence[str], labels: Mapping[str, Sequence[str | 
     """Make a sentence of forms with one label each; a form with spaces becomes a target of several words."""
     if " " not in "".join(forms):
         return Sentence(forms, labels)
-    words: list[str] = []
-    targets: list[tuple[int, int]] = []
-    form_of_word: list[int | None] = []
-    for number, form in enumerate(forms):
-        parts = list(filter(None, form.split(" ")))
-        if len(parts) > 1:
-            targets.append((len(words), len(words) + len(parts)))
-        words.extend(parts)
-        form_of_word.extend([number, *[None] * (len(parts) - 1)])
+    words, spans = split_forms(forms)
+    form_at = {start: number for number, (start, _) in enumerate(spans)}
     spread = {
-        name: [None if number is None else column[number] for number in form_of_word] for name, column in labels.items()
+        name: [column[form_at[position]] if position in form_at else None for position in range(len(words))]
+        for name, column in labels.items()
     }
-    return Sentence(words, spread, targets)
+    return Sentence(words, spread, [(start, stop) for start, stop in spans if stop > start + 1])
+
+
+def split_forms(forms: Sequence[str]) -> tuple[list[str], list[tuple[int, int]]]:
+    """Split forms at spaces; returns the words, and the span of words of each form."""
+    words: list[str] = []
+    spans = []
+    for form in forms:
+        parts = list(filter(None, form.split(" ")))
+        spans.append((len(words), len(words) + len(parts)))
+        words.extend(parts)
+    return words, spans
 
 
 def underscore_as_none(column: Sequence[str]) -> Sequence[str | None]:
@@ -69,13 +74,7 @@ def check_column_name(name: object) -> None:
 
 def is_encodable(text: str) -> bool:
     """Return whether a text has no unpaired surrogate, which JSON and Python strings can hold but UTF-8 cannot."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
 def read_items(items: Iterable[Item], split: Callable[[str], list[str]]) -> Iterator[Sentence]:

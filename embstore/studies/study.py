@@ -56,10 +56,6 @@ class StudyFolder:
         """What the functions that a step calls are given as `progress`."""
         return False if callable(self.progress) else self.progress
 
-    def store(self, name: str) -> Path:
-        """Return the path of a store of the study."""
-        return self.path / "stores" / f"{name}.zarr"
-
     @property
     def _times(self) -> Path:
         return self.path / "tables" / "seconds.json"
@@ -99,6 +95,27 @@ class StudyFolder:
             os.replace(temporary, target)
         write_text(origin, json.dumps({"made_from": wanted}, indent=1))
         return frame
+
+
+def extract_step(folder: StudyFolder, name: str, store: str, corpus: Any, **options: Any) -> Any:
+    """Extract the vectors of a corpus as a step of this name; returns the Store, or the Stores by context window.
+
+    `store`: its name in the folder. `options`: those of `plan`, or of `plan_windows` if
+    `context_windows` is among them.
+    """
+    from embstore.extraction import extract_windows, plan_windows
+    from embstore.extraction.extract import extract
+    from embstore.extraction.plan import plan
+
+    prepare: Callable[..., Any] = plan_windows if "context_windows" in options else plan
+    run: Callable[..., Any] = extract_windows if "context_windows" in options else extract
+    path = folder.path / "stores" / f"{store}.zarr"
+
+    def make() -> Any:
+        planned = prepare(corpus, store=path, calibrate=False, progress=folder.bars, **options)
+        return run(planned, path, progress=folder.bars)
+
+    return folder.step(name, make)
 
 
 def write_text(path: Path, text: str) -> None:

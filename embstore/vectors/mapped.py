@@ -98,6 +98,5 @@ def sha256_of_files(*paths: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb", buffering=0) as file:
-            while block := file.read(2**22):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()

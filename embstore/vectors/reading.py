@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, WordVectorsError, WordVectorsNotFoundError
-from embstore.vectors.binary import open_binary
 from embstore.vectors.fasttext import MAGIC, FastTextTable
 from embstore.vectors.mapped import MappedFile, header_counts, sha256_of_files
 from embstore.vectors.table import RowTable, VectorTable
-from embstore.vectors.text import open_text
+from embstore.vectors.word2vec import open_binary, open_text
 from embstore.vectors.word_vectors import WordVectors, first_nonfinite, first_repeated
 
 Format = Literal["auto", "text", "glove", "binary", "npy"]

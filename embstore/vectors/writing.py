@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 import polars as pl
 
+from embstore.corpus.sentence import is_encodable
 from embstore.errors import InvalidValueError, RenamedWordsWarning, StorageError
 from embstore.vectors.reading import Format, check_format, vocabulary_path
 from embstore.vectors.word_vectors import WordVectors, first_repeated
@@ -40,7 +41,7 @@ def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "a
     if format == "npy" and path.suffix != ".npy":
         raise InvalidValueError(f"{path}: the format npy needs a name that ends in .npy")
     for word in vectors.words:
-        if any(sign in word for sign in _UNWRITABLE) or not _is_encodable(word):
+        if any(sign in word for sign in _UNWRITABLE) or not is_encodable(word):
             raise InvalidValueError(f"the word {word!r} cannot be written: a line break, NUL or half a surrogate pair")
     if format == "npy":
         vocabulary = "".join(f"{word}\n" for word in vectors.words).encode()
@@ -58,10 +59,6 @@ def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "a
         _replace(path, lambda file: _write_binary(words, vectors, file))
     else:
         _replace(path, lambda file: _write_text(words, vectors, file, header=format == "text"))
-
-
-def _is_encodable(word: str) -> bool:
-    return word.isascii() or word == word.encode(errors="ignore").decode()
 
 
 def _without_spaces(words: tuple[str, ...], path: Path) -> Sequence[str]:

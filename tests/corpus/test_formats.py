@@ -43,9 +43,6 @@ def test_text_is_a_sentence_a_line(tmp_path: Path) -> None:
     expected = [["One", "two", "three", "four"], ["five", "six", "seven"], ["\u200b", "last"]]
     assert words(found) == expected
     assert all(not sentence.labels and not sentence.targets for sentence in found)
-
-
-def test_only_newlines_end_a_sentence(tmp_path: Path) -> None:
     assert words(read(tmp_path, "a.txt", "a\u2028b\x85c\x0cd")) == [["a", "b", "c", "d"]]
 
 
@@ -194,14 +191,12 @@ def test_python_sentences() -> None:
     assert open_corpus(corpus) is corpus
 
 
-def test_an_iterator_can_be_read_only_once() -> None:
+def test_an_iterator_can_be_read_only_once_and_an_iterable_again() -> None:
     corpus = open_corpus(iter(["a b"]), split="punctuation")
     assert words(list(corpus)) == [["a", "b"]]
     with pytest.raises(ValueError, match="only once"):
         list(corpus)
 
-
-def test_an_iterable_is_read_again() -> None:
     class Repeatable:
         def __iter__(self):  # type: ignore[no-untyped-def]
             return iter(["a b"])
@@ -237,12 +232,9 @@ def test_a_folder_and_a_list_of_files_are_read_in_order(tmp_path: Path) -> None:
     assert (both.name, both.format, len(both.paths)) == ("b.txt and 1 more", "text", 2)
     assert words(list(both)) == [["two"], ["one"]]
     assert words(list(open_corpus([str(tmp_path / "c.md")], format="text"))) == [["no"]]
-
-
-def test_a_line_is_never_joined_across_files(tmp_path: Path) -> None:
-    (tmp_path / "a.conllu").write_text(conllu("1 a a X X dep"))
-    (tmp_path / "b.conllu").write_text(conllu("1 b b X X dep"))
-    assert words(list(open_corpus(tmp_path))) == [["a"], ["b"]]
+    for name in "ab":  # a block of lines ends with its file
+        (tmp_path / f"{name}.conllu").write_text(conllu(f"1 {name} a X X dep"))
+    assert words(list(open_corpus([tmp_path / "a.conllu", tmp_path / "b.conllu"]))) == [["a"], ["b"]]
 
 
 def test_options_that_affect_reading_are_recorded(tmp_path: Path) -> None:
@@ -253,6 +245,8 @@ def test_options_that_affect_reading_are_recorded(tmp_path: Path) -> None:
     columns = open_corpus(str(tmp_path / "a.conll"), columns=["word", "pos"])
     assert columns.options == {"columns": "word,pos", "normalize": None, "encoding": "utf-8"}
     json.dumps([text.options, columns.options])
+    shown = "<Corpus 'a.txt', format='text', normalize='lower,nfc', encoding='iso8859-1', split='space'>"
+    assert repr(text) == shown
 
 
 def test_every_suffix_is_of_one_format() -> None:
@@ -274,9 +268,3 @@ def test_word_classes(tmp_path: Path) -> None:
     assert read_word_classes(path) == read_word_classes(path, optional=True) == expected
     path.write_text("New York\n\nbank\n")
     assert read_word_classes(path, optional=True) == {"New York": {}, "bank": {}}
-
-
-def test_corpora_have_a_short_repr(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("x")
-    corpus = open_corpus(tmp_path / "a.txt", normalize="lower")
-    assert repr(corpus) == "<Corpus 'a.txt', format='text', normalize='lower', encoding='utf-8', split='space'>"

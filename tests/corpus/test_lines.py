@@ -83,13 +83,6 @@ def test_reading_holds_no_more_than_a_few_blocks(tmp_path: Path) -> None:
     assert peak < 14_000_000 / 3
 
 
-def test_a_line_of_many_blocks(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("word " * 500_000)
-    (found,) = open_corpus(path)
-    assert len(found.words) == 500_000
-
-
 WORD = st.text(
     st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Zs", "Zl", "Zp", "Cc"]),
     min_size=1,

@@ -11,16 +11,7 @@ import pytest
 
 from embstore.corpus import open_corpus, read_word_classes
 
-TASKS = (
-    "constituents",
-    "coreference",
-    "dependencies",
-    "entities",
-    "pos",
-    "protoroles",
-    "relations",
-    "semantic-roles",
-)
+TASKS = ["constituents", "coreference", "dependencies", "entities", "pos", "protoroles", "relations", "semantic-roles"]
 
 
 @pytest.mark.parametrize(("part", "many"), [("train", 12_544), ("dev", 2_001), ("test", 2_077)])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from embstore.corpus import read_trees
 from embstore.corpus.trees import tree_depths, tree_distances
-from embstore.errors import CorpusError, CorpusNotFoundError
+from embstore.errors import CorpusError
 
 CHEF = """# text = The chef made pizza.
 1\tThe\tthe\tDET\tDT\t_\t2\tdet\t_\t_
@@ -109,11 +109,6 @@ def test_invalid_trees_are_refused_in_one_line(tmp_path: Path, text: str, messag
         read_trees(written(tmp_path, text))
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusNotFoundError):
-        read_trees(tmp_path / "none.conllu")
 
 
 def test_real_trees(data: Path) -> None:

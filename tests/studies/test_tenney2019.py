@@ -21,7 +21,7 @@ from embstore.probes.edges.tasks import Sample
 from embstore.studies import StudyResult, Tenney2019
 from embstore.studies.tenney2019 import report
 from embstore.studies.tenney2019.probing import Sentences, find_tasks
-from embstore.studies.tenney2019.traces import rank
+from embstore.studies.tenney2019.study import rank
 from tests.models import tiny
 from tests.probes.edge_store import write_edges
 

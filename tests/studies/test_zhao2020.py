@@ -19,20 +19,13 @@ from embstore.studies.zhao2020 import published, report
 from tests.models import tiny
 from tests.models.finetuning import planted
 
-WORDS = (
-    "cat",
-    "mat",
-    "bank",
-    "river",
-    "hill",
-    "sea",
-    "money",
-    "dollars",
+WORDS = [
+    *["cat", "mat", "bank", "river", "hill", "sea", "money", "dollars"],
     "hills and",
     "people",
     "people need",
     "need it",
-)
+]
 FRAMES = {"animal": "the {} sat on a mat because it was warm .", "place": "a b {} flow to the old hill , ok !"}
 SETTINGS = Zhao2020.small(
     max_contexts=3,
@@ -111,19 +104,12 @@ def test_every_table_is_that_of_its_parts(study: StudyResult, corpus: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_table_of_vectors_is_compared_on_its_own_words(study: StudyResult) -> None:
+def test_a_table_of_vectors_is_compared_on_its_own_words_and_left_out_for_too_few(study: StudyResult) -> None:
     few = study.frames["types"].filter(pl.col("vocabulary") == "few")
     assert set(few["store"]) == {"Rand", "BERTw", "skip-gram", "AVG", "few"}
     counted = few.filter((pl.col("metric") == "f1") & (pl.col("split") == "test"))["count"]
     assert counted.n_unique() == 1
-    assert (
-        counted[0]
-        < study.frames["types"].filter((pl.col("vocabulary") == "own") & (pl.col("metric") == "f1"))["count"].max()
-    )
-
-
-@pytest.mark.slow
-def test_vectors_of_too_few_words_are_noted_and_left_out(study: StudyResult) -> None:
+    assert counted[0] < study.frames["types"].filter(vocabulary="own", metric="f1")["count"].max()
     assert set(study.frames["types"]["vocabulary"]) == {"own", "few"}
     assert any("none has vectors for too few words" in note for note in study.notes)
     assert "too few words" in (study.folder / "report.md").read_text()

@@ -68,19 +68,15 @@ BINARY = {
 }
 
 
-@pytest.mark.parametrize(("content", "message"), TEXT.values(), ids=TEXT)
-def test_text(content: bytes, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("format", "content", "message"),
+    [("auto", *case) for case in TEXT.values()] + [("binary", *case) for case in BINARY.values()],
+    ids=[*TEXT, *(f"binary, {name}" for name in BINARY)],
+)
+def test_text_and_binary(format: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(content)
     with pytest.raises(WordVectorsError, match=message) as caught:
-        read_vectors(tmp_path / "v")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("content", "message"), BINARY.values(), ids=BINARY)
-def test_binary(content: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "v").write_bytes(content)
-    with pytest.raises(WordVectorsError, match=message) as caught:
-        read_vectors(tmp_path / "v", format="binary")
+        read_vectors(tmp_path / "v", format=format)
     assert "\n" not in str(caught.value)
 
 
@@ -90,12 +86,6 @@ def test_every_cut_of_a_binary_file_is_refused(tmp_path: Path) -> None:
         (tmp_path / "v").write_bytes(whole[:end])
         with pytest.raises(WordVectorsError):
             read_vectors(tmp_path / "v", format="binary")
-
-
-def test_damaged_compression(tmp_path: Path) -> None:
-    (tmp_path / "v.gz").write_bytes(gzip.compress(LATER)[:-20])
-    with pytest.raises(WordVectorsError, match=r"v\.gz: the gzip data end too early"):
-        read_vectors(tmp_path / "v.gz")
 
 
 NPY: dict[str, tuple[np.ndarray | bytes, bytes | None, str]] = {
@@ -132,32 +122,30 @@ def test_paths(tmp_path: Path) -> None:
         read_vectors(tmp_path / "gone")
     with pytest.raises(WordVectorsError, match="is a folder"):
         read_vectors(tmp_path)
+    (tmp_path / "v.gz").write_bytes(gzip.compress(LATER)[:-20])
+    with pytest.raises(WordVectorsError, match=r"v\.gz: the gzip data end too early"):
+        read_vectors(tmp_path / "v.gz")
     with pytest.raises(StorageError, match=r"the folder .*none does not exist"):
         write_vectors(WordVectors(("a",), np.ones((1, 1))), tmp_path / "none" / "v.txt")
+
+
+ONE = WordVectors(("a",), np.ones((1, 1)))
+
+
+def two(word: str) -> WordVectors:
+    return WordVectors(("a", word), np.ones((2, 1)))
 
 
 OPTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "format": (lambda path: read_vectors(path, format="csv"), "format 'csv' is not known: choose auto, text"),
     "limit": (lambda path: read_vectors(path, limit=0), "limit 0 is not allowed: give 1 or more"),
-    "compressed": (
-        lambda path: write_vectors(WordVectors(("a",), np.ones((1, 1))), path.with_suffix(".gz")),
-        r"leave \.gz out",
-    ),
-    "npy suffix": (
-        lambda path: write_vectors(WordVectors(("a",), np.ones((1, 1))), path, format="npy"),
-        r"ends in \.npy",
-    ),
-    "newline": (
-        lambda path: write_vectors(WordVectors(("a", "b\nc"), np.ones((2, 1))), path),
-        r"'b\\nc' cannot be written",
-    ),
-    "surrogate": (
-        lambda path: write_vectors(WordVectors(("a", "\ud800"), np.ones((2, 1))), path),
-        r"'\\ud800' cannot be written",
-    ),
+    "compressed": (lambda path: write_vectors(ONE, path.with_suffix(".gz")), r"leave \.gz out"),
+    "npy suffix": (lambda path: write_vectors(ONE, path, format="npy"), r"ends in \.npy"),
+    "newline": (lambda path: write_vectors(two("b\nc"), path), r"'b\\nc' cannot be written"),
+    "surrogate": (lambda path: write_vectors(two("\ud800"), path), r"'\\ud800' cannot be written"),
     "counts": (lambda path: WordVectors(("a",), np.ones((2, 1))), "1 words and 2 vectors"),
     "shape": (lambda path: WordVectors(("a",), np.ones(1)), r"shape \(1,\)"),
-    "twice": (lambda path: WordVectors(("a", "a"), np.ones((2, 1))), "'a' is given twice, at 0 and at 1"),
+    "twice": (lambda path: two("a"), "'a' is given twice, at 0 and at 1"),
     "NaN": (lambda path: WordVectors(("a",), np.full((1, 1), np.nan)), r"'a' \(row 0\) has NaN"),
     "empty word": (lambda path: WordVectors(("",), np.ones((1, 1))), "word 0 is ''"),
     "nothing": (lambda path: WordVectors((), np.ones((0, 3))), r"shape \(0, 3\)"),

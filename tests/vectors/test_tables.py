@@ -14,8 +14,7 @@ from gensim.models import FastText, KeyedVectors
 from gensim.models.fasttext import load_facebook_vectors, save_facebook_model
 
 from embstore.errors import WordVectorsError
-from embstore.vectors import VectorTable, WordVectors, open_vector_table, read_vectors, write_vectors
-from embstore.vectors import text as text_format
+from embstore.vectors import VectorTable, WordVectors, open_vector_table, read_vectors, word2vec, write_vectors
 
 WORDS = ("the", "Bank", "bank", "café", "日本語", "los_angeles", "'s", "1", "x" * 300)
 TEXTS = [["the", "Straße", "日本語", "new_york", "naïve", "a"], ["the", "a", "bank"]] * 20
@@ -49,7 +48,7 @@ def assert_holds(table: VectorTable, held: WordVectors) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "glove", "binary", "npy", "gz"])
 def test_every_kind_of_file(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_format, "BLOCK_NBYTES", 200)
+    monkeypatch.setattr(word2vec, "BLOCK_NBYTES", 200)
     held = vectors()
     path = written(held, tmp_path / "v", kind)
     table = open_vector_table(path)

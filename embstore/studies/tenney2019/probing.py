@@ -13,16 +13,13 @@ import polars as pl
 from embstore.corpus import Sentence, read_edges
 from embstore.errors import InvalidValueError
 from embstore.extraction import ExtractionOptions
-from embstore.extraction.extract import extract
-from embstore.extraction.plan import plan
 from embstore.models import encoder_from_shorthand, model_kind, save_untrained
 from embstore.probes import EdgeProbe, Training
 from embstore.probes.edges.tasks import Sample, split_file
 from embstore.store import Store
 from embstore.store.metadata import canonical
-from embstore.studies.study import StudyFolder, write_text
-from embstore.studies.tenney2019 import published
-from embstore.studies.tenney2019.settings import Tenney2019
+from embstore.studies.study import StudyFolder, extract_step, write_text
+from embstore.studies.tenney2019.settings import TASKS, Tenney2019
 
 Files = Mapping[str, Path]
 SPLITS = ("train", "dev", "test")
@@ -66,7 +63,7 @@ def find_tasks(folder: Path, tasks: Sequence[str] | None) -> dict[str, Files]:
         raise InvalidValueError(f"{folder} is not a folder: give one with a folder per task")
     found: dict[str, Files] = {}
     for each in sorted(folder.iterdir()):
-        files = {split: path for split in SPLITS if (path := split_file(each, split)) is not None}
+        files: Files = {split: path for split in SPLITS if (path := split_file(each, split)) is not None}
         if "train" in files:
             found[each.name] = files
     if not found:
@@ -74,7 +71,7 @@ def find_tasks(folder: Path, tasks: Sequence[str] | None) -> dict[str, Files]:
     for name in tasks or ():
         if name not in found:
             raise InvalidValueError(f"there is no task {name!r} in {folder}: it has {', '.join(found)}")
-    order = dict.fromkeys((*published.TASKS, *found))
+    order = dict.fromkeys((*TASKS, *found))
     chosen: dict[str, Files] = {name: found[name] for name in order if name in found and name in (tasks or found)}
     for name, files in chosen.items():
         if "dev" not in files:
@@ -124,21 +121,16 @@ def extract_all(run: Run, name: str) -> dict[str, Store]:
 
 def extract_one(run: Run, name: str, model: str, *, layers: str) -> Store:
     settings = run.settings
-    path = run.folder.store(f"{name}-{settings.unit}s-{settings.sentences or 'all'}-{settings.seed}")
-
-    def make() -> Store:
-        planned = plan(
-            Sentences(run.tasks, Sample(settings.sentences, settings.seed)),
-            model=encoder_from_shorthand(model, device=run.device),
-            options=ExtractionOptions(layers=layers, unit=settings.unit),
-            device=run.device,
-            store=path,
-            calibrate=False,
-            progress=run.folder.bars,
-        )
-        return extract(planned, path, progress=run.folder.bars)
-
-    return run.folder.step(f"extract {name}", make)
+    store: Store = extract_step(
+        run.folder,
+        f"extract {name}",
+        f"{name}-{settings.unit}s-{settings.sentences or 'all'}-{settings.seed}",
+        Sentences(run.tasks, Sample(settings.sentences, settings.seed)),
+        model=encoder_from_shorthand(model, device=run.device),
+        options=ExtractionOptions(layers=layers, unit=settings.unit),
+        device=run.device,
+    )
+    return store
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import polars as pl
 from embstore import plot
 from embstore.probes import summary
 from embstore.studies.study import Row, Section, decimals
-from embstore.studies.tenney2019 import published
-from embstore.studies.tenney2019.settings import Tenney2019
+from embstore.studies.tenney2019.settings import ORDER, TASKS, Tenney2019
 
 WHERE = {"center_of_gravity": "center of gravity", "expected_layer": "expected layer"}
 
@@ -60,7 +59,7 @@ class TaskScores:
 
 def title_of(task: str) -> str:
     """Return the name of a task in the paper's figures."""
-    return published.TASKS.get(task, task)
+    return TASKS.get(task, task)
 
 
 def sections(scores: Scores) -> list[Section]:
@@ -126,7 +125,7 @@ def order(scores: Scores, model: str, metric: str) -> list[tuple[str, Row]]:
 def agreement(tasks: Sequence[str]) -> tuple[int, int]:
     """Return how many of the pairs that the paper orders are in its order, and how many there are."""
     places = {task: place for place, task in enumerate(tasks)}
-    pairs = [pair for pair in combinations(published.ORDER, 2) if set(pair) <= set(places)]
+    pairs = [pair for pair in combinations(ORDER, 2) if set(pair) <= set(places)]
     return sum(places[first] < places[second] for first, second in pairs), len(pairs)
 
 
@@ -141,13 +140,13 @@ def interval(row: Row) -> tuple[float, float]:
 
 
 def order_table(scores: Scores, model: str, suffix: str) -> Section:
-    known = [title_of(task) for task in published.ORDER if task in scores.tasks]
+    known = [title_of(task) for task in ORDER if task in scores.tasks]
     rows = [{"by": "the paper, both", "order": " < ".join(known), "in its order": "", "distinct": ""}]
     for metric, name in WHERE.items():
         ordered = order(scores, model, metric)
         right, n_pairs = agreement([task for task, _ in ordered])
         intervals = {task: interval(row) for task, row in ordered}
-        pairs = [pair for pair in combinations(published.ORDER, 2) if set(pair) <= set(intervals)]
+        pairs = [pair for pair in combinations(ORDER, 2) if set(pair) <= set(intervals)]
         distinct = sum(intervals[a][1] < intervals[b][0] or intervals[b][1] < intervals[a][0] for a, b in pairs)
         rows.append(
             {
@@ -180,9 +179,7 @@ def layers_table(scores: Scores, model: str, suffix: str) -> Section:
 
 def draw(scores: Scores, folder: Path) -> dict[str, str]:
     """Write every figure; returns titles by file name."""
-    named = {
-        model: scores.means(model).with_columns(pl.col("task").replace(published.TASKS)) for model in scores.models
-    }
+    named = {model: scores.means(model).with_columns(pl.col("task").replace(TASKS)) for model in scores.models}
     first = next(iter(named.values()))
     figures = {
         "figure1.png": ("Figure 1. Summary", plot.edge_summary(first)),

@@ -1,4 +1,4 @@
-"""The settings of the study of Tenney et al. 2019."""
+"""The settings of the study of Tenney et al. 2019, and what the paper states of its tasks in words."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from embstore.errors import InvalidValueError
+
+# By the folders that tasks are in, as the paper's figures call them and in their order.
+TASKS = {
+    "pos": "POS",
+    "constituents": "Consts.",
+    "dependencies": "Deps.",
+    "entities": "Entities",
+    "semantic-roles": "SRL",
+    "coreference": "Coref.",
+    "protoroles": "SPR",
+    "relations": "Relations",
+}
+# "POS tags processed earliest, followed by constituents, dependencies, semantic roles, and coreference" (section 4).
+ORDER = ("pos", "constituents", "dependencies", "semantic-roles", "coreference")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,7 @@ import polars as pl
 
 import embstore.probes as probes
 from embstore.corpus import Corpus, Keep, open_corpus
-from embstore.extraction import ExtractionOptions, extract_windows, plan_windows
-from embstore.extraction.extract import extract
-from embstore.extraction.plan import plan
+from embstore.extraction import ExtractionOptions
 from embstore.models import (
     Encoder,
     StaticEncoder,
@@ -26,7 +24,7 @@ from embstore.models import (
 from embstore.probes import ClassProbe, ProbeResult, Training, WordSplit
 from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
 from embstore.store import Store
-from embstore.studies.study import StudyFolder
+from embstore.studies.study import StudyFolder, extract_step
 from embstore.studies.zhao2020.settings import Zhao2020
 from embstore.vectors import SkipGram, train_vectors, write_vectors
 
@@ -102,6 +100,7 @@ def extract_all(run: Run) -> Stores:
     """Extract every representation of the study that is not stored yet."""
     settings = run.settings
     skipgram = train_skipgram(run)
+    windows = {"context_windows": settings.context_windows}
 
     def random() -> StaticEncoder:
         return random_encoder(settings.skipgram_size, seed=settings.seed)
@@ -112,8 +111,8 @@ def extract_all(run: Run) -> Stores:
     def of_file(file: str | Path, missing: Literal["random", "drop"] = "random") -> StaticEncoder:
         return vector_encoder(file, missing=missing, seed=settings.seed)
 
-    bert = extract_by_window(run, "bert", load_encoder(run.model, device=run.device))
-    bags = extract_by_window(run, "p-bert", bag_encoder(subwords()))
+    bert = extract_one(run, "bert", load_encoder(run.model, device=run.device), **windows)
+    bags = extract_one(run, "p-bert", bag_encoder(subwords()), **windows)
     words = {
         "Rand": extract_one(run, "rand", random()),
         "BERTw": extract_one(run, "bertw", subwords()),
@@ -147,43 +146,19 @@ def train_skipgram(run: Run) -> Path:
     return path
 
 
-def extract_one(run: Run, name: str, model: str | Path | Encoder) -> Store:
-    """Extract one representation."""
-    path = run.folder.store(name)
-
-    def make() -> Store:
-        planned = plan(
-            run.open_corpus(),
-            model=model,
-            options=run.options(),
-            device=run.device,
-            store=path,
-            calibrate=False,
-            progress=run.folder.bars,
-        )
-        return extract(planned, path, progress=run.folder.bars)
-
-    return run.folder.step(f"extract {name}", make)
-
-
-def extract_by_window(run: Run, name: str, model: Encoder) -> Mapping[int | None, Store]:
-    """Extract one representation for every context window."""
-    path = run.folder.store(name)
-
-    def make() -> Mapping[int | None, Store]:
-        planned = plan_windows(
-            run.open_corpus(),
-            model=model,
-            context_windows=run.settings.context_windows,
-            options=run.options(),
-            device=run.device,
-            store=path,
-            calibrate=False,
-            progress=run.folder.bars,
-        )
-        return extract_windows(planned, path, progress=run.folder.bars)
-
-    return run.folder.step(f"extract {name} by context window", make)
+def extract_one(run: Run, name: str, model: str | Path | Encoder, **windows: Any) -> Any:
+    """Extract one representation; returns its Store, or the Stores by window if `context_windows` is given."""
+    by_window = " by context window" if windows else ""
+    return extract_step(
+        run.folder,
+        f"extract {name}{by_window}",
+        name,
+        run.open_corpus(),
+        model=model,
+        options=run.options(),
+        device=run.device,
+        **windows,
+    )
 
 
 def count_examples(run: Run, stores: Stores) -> pl.DataFrame:

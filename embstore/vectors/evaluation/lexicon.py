@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
+import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.corpus.lines import read_blocks
@@ -139,7 +140,7 @@ def spearman(left: ArrayLike, right: ArrayLike) -> float | None:
 
     None if one side has fewer than two distinct values.
     """
-    ranks = np.stack([_average_ranks(left), _average_ranks(right)])
+    ranks = np.stack([pl.Series(np.asarray(side, np.float64)).rank("average").to_numpy() for side in (left, right)])
     if ranks.shape[1] < 2:
         return None
     centered = ranks - ranks.mean(1, keepdims=True)
@@ -147,13 +148,6 @@ def spearman(left: ArrayLike, right: ArrayLike) -> float | None:
     if not norms.all():
         return None
     return float(np.clip(centered[0] @ centered[1] / norms.prod(), -1, 1))
-
-
-def _average_ranks(values: ArrayLike) -> NDArray[np.float64]:
-    """Return the rank of each value from 1; ties have the mean of their ranks."""
-    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return np.asarray((last - (counts - 1) / 2)[inverse], np.float64)
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,27 +20,22 @@ PHASE_2 = "Package/Testing/Phase2Answers/Phase2Answers-1a.txt"
 ANSWERS = '# pair1\n"a:b"\t"c:d"\t"e:f"\t"g:h"\t"a:b"\t"c:d"\t"Y is X"\n'
 
 
-def write(folder: Path, **files: str) -> Path:
-    for name, text in files.items():
-        path = folder / name.replace("__", "/").replace("_txt", ".txt").replace("_csv", ".csv")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
+SEMEVAL = {
+    "Gold/Testing/GoldRatings-2b.txt": '10 "a:b"\n',
+    "Gold/Testing/GoldRatings-1a.txt": GOLD,
+    "Gold/Training/GoldRatings-3c.txt": GOLD,
+    "Package/subcategories-paradigms.txt": PARADIGMS,
+    PHASE_2: ANSWERS,
+    "Package/Training/Phase2Answers/Phase2Answers-2b.txt": ANSWERS,
+    "Package/Examples/anything.txt": "anything",
+}
 
 
-def semeval(folder: Path) -> Path:
-    gold, package = folder / "Gold", folder / "Package"
-    for path, text in {
-        gold / "Testing/GoldRatings-2b.txt": '10 "a:b"\n',
-        gold / "Testing/GoldRatings-1a.txt": GOLD,
-        gold / "Training/GoldRatings-3c.txt": GOLD,
-        package / "subcategories-paradigms.txt": PARADIGMS,
-        package / "Testing/Phase2Answers/Phase2Answers-1a.txt": ANSWERS,
-        package / "Training/Phase2Answers/Phase2Answers-2b.txt": ANSWERS,
-        package / "Examples/anything.txt": "anything",
-    }.items():
+def write(folder: Path, files: Mapping[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     return folder
 
 
@@ -83,7 +78,7 @@ def test_categories(tmp_path: Path) -> None:
 
 
 def test_relations(tmp_path: Path) -> None:
-    [found] = read_benchmarks(semeval(tmp_path))
+    [found] = read_benchmarks(write(tmp_path, SEMEVAL))
     assert isinstance(found, Relations)
     first, second = found.relations
     assert (first.name, second.name) == ("1a", "2b")
@@ -94,23 +89,23 @@ def test_relations(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_everything(tmp_path: Path) -> None:
-    semeval(tmp_path / "any name")
-    write(
-        tmp_path,
-        similarity__s1_txt="a b 1\n",
-        similarity__LICENSE="MIT",
-        README_txt="read me",
-        analogy__a_txt="a b c d\n",
-        categorisation__c_txt="x\tk\ny\tl\n",
-        loose_txt="a\tb\t1\nc\td\t2\n",
-        other__loose_csv="a,b,1\nc,d,2\n",
-        sections_txt=": s\na b c d\n",
-        classes_txt="a\tk\nb\tk\nc\tl\nd\tl\n",
-    )
-    (tmp_path / ".hidden").write_text("x")
-    (tmp_path / "notes.md").write_text("These are notes\nof ours.\n")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "empty").write_text("")
+    write(tmp_path / "any name", SEMEVAL)
+    files = {
+        "similarity/s1.txt": "a b 1\n",
+        "similarity/LICENSE": "MIT",
+        "README.txt": "read me",
+        "analogy/a.txt": "a b c d\n",
+        "categorisation/c.txt": "x\tk\ny\tl\n",
+        "loose.txt": "a\tb\t1\nc\td\t2\n",
+        "other/loose.csv": "a,b,1\nc,d,2\n",
+        "sections.txt": ": s\na b c d\n",
+        "classes.txt": "a\tk\nb\tk\nc\tl\nd\tl\n",
+        ".hidden": "x",
+        "notes.md": "These are notes\nof ours.\n",
+        "binary": b"\xff\xfe\x00",
+        "empty": "",
+    }
+    write(tmp_path, files)
     with pytest.warns(IgnoredFilesWarning, match="3 files are not of a known format: binary, empty, notes.md"):
         found = read_benchmarks(tmp_path)
     kinds = {benchmark.name: type(benchmark).__name__ for benchmark in found}
@@ -127,7 +122,7 @@ def test_a_folder_of_everything(tmp_path: Path) -> None:
 
 
 def test_one_file_or_one_folder_of_its_kind(tmp_path: Path) -> None:
-    write(tmp_path, analogies__a_txt="a b c 1\n", loose_txt="a b 1\n")
+    write(tmp_path, {"analogies/a.txt": "a b c 1\n", "loose.txt": "a b 1\n"})
     assert [type(it).__name__ for it in read_benchmarks(tmp_path / "analogies")] == ["Analogies"]
     assert [type(it).__name__ for it in read_benchmarks(tmp_path / "analogies/a.txt")] == ["Analogies"]
     assert [type(it).__name__ for it in read_benchmarks(tmp_path / "loose.txt")] == ["SimilarityPairs"]
@@ -135,80 +130,45 @@ def test_one_file_or_one_folder_of_its_kind(tmp_path: Path) -> None:
 
 def test_relations_next_to_other_benchmarks(tmp_path: Path) -> None:
     """Even with the packages in the root itself, the other files are not taken as part of them."""
-    write(semeval(tmp_path), similarity__s_txt="a b 1\n")
+    write(tmp_path, {**SEMEVAL, "similarity/s.txt": "a b 1\n"})
     assert [benchmark.name for benchmark in read_benchmarks(tmp_path)] == ["semeval2012-task2", "s"]
 
 
-BAD = {
-    "nothing": (lambda folder: None, r": no benchmark in it"),
-    "only unknown": (
-        lambda folder: write(folder, notes_txt="hello\n"),
-        r"in it \(1 files of other formats\)",
-    ),
-    "two fields": (lambda folder: write(folder, similarity__s_txt="a\tb\t1\nc\td\n"), r"s\.txt:2: 'c\\td': give two"),
-    "rating": (lambda folder: write(folder, similarity__s_txt="a\tb\t1\nc\td\tx\n"), r"s\.txt:2: the rating 'x'"),
-    "NaN": (lambda folder: write(folder, similarity__s_txt="a\tb\t1\nc\td\tnan\n"), r"s\.txt:2: the rating 'nan'"),
-    "only a heading": (lambda folder: write(folder, similarity__s_txt="a\tb\tc\n"), r"s\.txt: no pair in it"),
-    "three words": (lambda folder: write(folder, analogy__a_txt="a b c\n"), r"a\.txt:1: 'a b c': give four words"),
-    "section twice": (
-        lambda folder: write(folder, analogy__a_txt=": s\na b c d\n: s\n"),
-        r"a\.txt:3: ': s': a",
-    ),
-    "section unnamed": (lambda folder: write(folder, analogy__a_txt=":\na b c d\n"), r"a\.txt:1: ':': a section"),
-    "section empty": (lambda folder: write(folder, analogy__a_txt=": s\n: t\na b c d\n"), r"a\.txt:2: the section 's'"),
-    "last section empty": (lambda folder: write(folder, analogy__a_txt=": s\na b c d\n: t\n"), r"in its last section"),
-    "before sections": (
-        lambda folder: write(folder, analogy__a_txt="a b c d\n: t\na b c d\n"),
-        r"before the first",
-    ),
-    "no question": (lambda folder: write(folder, analogy__a_txt="\n"), r"a\.txt: no question in it"),
-    "class": (lambda folder: write(folder, categorisation__c_txt="a\n"), r"c\.txt:1: 'a': give a word and its class"),
-    "two classes": (
-        lambda folder: write(folder, categorisation__c_txt="a\tk\na\tl\n"),
-        r"c\.txt:2: 'a' is of",
-    ),
-    "no word": (lambda folder: write(folder, categorisation__c_txt=""), r"c\.txt: no word in it"),
-    "not UTF-8": (
-        lambda folder: (
-            write(folder, similarity__s_txt="").joinpath("similarity/s.txt").write_bytes(b"a b 1\n\xff b 2\n")
-        ),
-        r"s\.txt:2: byte 0xff is not UTF-8",
-    ),
-    "no paradigm": (
-        lambda folder: (semeval(folder) / "Package/subcategories-paradigms.txt").write_text("1, a, C, N, a:b\n"),
-        r"no paradigm pair of the relation 2b of GoldRatings-2b\.txt",
-    ),
-    "paradigm": (
-        lambda folder: (semeval(folder) / "Package/subcategories-paradigms.txt").write_text("1, a, C\n"),
-        r"subcategories-paradigms\.txt:1: '1, a, C': give number",
-    ),
-    "gold": (
-        lambda folder: (semeval(folder) / "Gold/Testing/GoldRatings-1a.txt").write_text("50 a:b\n"),
-        r"GoldRatings-1a\.txt:1: '50 a:b': give a rating and a pair",
-    ),
-    "no gold": (
-        lambda folder: (semeval(folder) / "Gold/Testing/GoldRatings-1a.txt").write_text("# none\n"),
-        r"GoldRatings-1a\.txt: no rated pair",
-    ),
-    "answer": (
-        lambda folder: (semeval(folder) / PHASE_2).write_text("a:b\tc:d\n"),
-        r"Phase2Answers-1a\.txt:1: .*give four pairs",
-    ),
-    "other answer": (
-        lambda folder: (semeval(folder) / PHASE_2).write_text(ANSWERS.replace('"a:b"\t"c:d"\t"Y', '"x:y"\t"c:d"\t"Y')),
-        r"Phase2Answers-1a\.txt:2: .*two of the four",
-    ),
+S, A, C, PACKAGE = "similarity/s.txt", "analogy/a.txt", "categorisation/c.txt", "Package/subcategories-paradigms.txt"
+RATINGS = "Gold/Testing/GoldRatings-1a.txt"
+OTHER_ANSWER = ANSWERS.replace('"a:b"\t"c:d"\t"Y', '"x:y"\t"c:d"\t"Y')
+BAD: dict[str, tuple[str, str | bytes, str]] = {
+    "nothing": (".hidden", "", r": no benchmark in it"),
+    "only unknown": ("notes.txt", "hello\n", r"in it \(1 files of other formats\)"),
+    "two fields": (S, "a\tb\t1\nc\td\n", r"s\.txt:2: 'c\\td': give two"),
+    "rating": (S, "a\tb\t1\nc\td\tx\n", r"s\.txt:2: the rating 'x'"),
+    "NaN": (S, "a\tb\t1\nc\td\tnan\n", r"s\.txt:2: the rating 'nan'"),
+    "only a heading": (S, "a\tb\tc\n", r"s\.txt: no pair in it"),
+    "three words": (A, "a b c\n", r"a\.txt:1: 'a b c': give four words"),
+    "section twice": (A, ": s\na b c d\n: s\n", r"a\.txt:3: ': s': a"),
+    "section unnamed": (A, ":\na b c d\n", r"a\.txt:1: ':': a section"),
+    "section empty": (A, ": s\n: t\na b c d\n", r"a\.txt:2: the section 's'"),
+    "last section empty": (A, ": s\na b c d\n: t\n", r"in its last section"),
+    "before sections": (A, "a b c d\n: t\na b c d\n", r"before the first"),
+    "no question": (A, "\n", r"a\.txt: no question in it"),
+    "class": (C, "a\n", r"c\.txt:1: 'a': give a word and its class"),
+    "two classes": (C, "a\tk\na\tl\n", r"c\.txt:2: 'a' is of"),
+    "no word": (C, "", r"c\.txt: no word in it"),
+    "not UTF-8": (S, b"a b 1\n\xff b 2\n", r"s\.txt:2: byte 0xff is not UTF-8"),
+    "no paradigm": (PACKAGE, "1, a, C, N, a:b\n", r"no paradigm pair of the relation 2b of GoldRatings-2b\.txt"),
+    "paradigm": (PACKAGE, "1, a, C\n", r"subcategories-paradigms\.txt:1: '1, a, C': give number"),
+    "gold": (RATINGS, "50 a:b\n", r"GoldRatings-1a\.txt:1: '50 a:b': give a rating and a pair"),
+    "no gold": (RATINGS, "# none\n", r"GoldRatings-1a\.txt: no rated pair"),
+    "answer": (PHASE_2, "a:b\tc:d\n", r"Phase2Answers-1a\.txt:1: .*give four pairs"),
+    "other answer": (PHASE_2, OTHER_ANSWER, r"Phase2Answers-1a\.txt:2: .*two of the four"),
 }
 
 
-@pytest.mark.parametrize(("prepare", "message"), BAD.values(), ids=BAD)
-def test_bad_files(prepare: Callable[[Path], object], message: str, tmp_path: Path) -> None:
-    prepare(tmp_path)
+@pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD)
+def test_bad_files(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
+    write(tmp_path, {**(SEMEVAL if name in SEMEVAL else {}), name: content})
     with pytest.raises(BenchmarkError, match=message) as caught:
         read_benchmarks(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match=r"no benchmarks at .*gone"):
         read_benchmarks(tmp_path / "gone")

@@ -1,4 +1,4 @@
-"""Text files of word vectors: a line is a word and its numbers, after a header line (word2vec) or without (GloVe)."""
+"""word2vec's formats: text, a line a word with its numbers, under a header or without (GloVe), and binary."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from embstore.vectors.word_vectors import first_repeated
 
 BLOCK_NBYTES = 2**24
 ROWS_AT_ONCE = 2**12
+MAX_WORD_NBYTES = 2**16
 _NEWLINE, _SPACE = 10, 32
 
 
@@ -62,6 +63,52 @@ def open_text(file: MappedFile, *, header: bool, limit: int | None = None) -> Ro
             some = rows[at : at + ROWS_AT_ONCE]
             vectors[at : at + len(some)] = lines.parse([data[starts[row] : starts[row + 1]] for row in some], some)
         file.check_finite(vectors, rows, words, line=lines.first_line)
+        return vectors
+
+    return RowTable(words, read_rows, dimensions=dimensions, hash_data=lambda: sha256_of_files(file.path))
+
+
+def open_binary(file: MappedFile, *, limit: int | None = None) -> RowTable:
+    """Open a binary file: after a header line, each entry is a word, a space and its float32 numbers.
+
+    The words are read now, and a vector when its word is looked up. A newline after a vector, as word2vec writes it, is
+    optional. `limit`: only the first words. Raises WordVectorsError for a file that is cut off, has more data than the
+    header says, or repeats a word.
+    """
+    n_promised, dimensions = file.header()
+    n_wanted = n_promised if limit is None else min(n_promised, limit)
+    data = file.data
+    nbytes, position = 4 * dimensions, data.find(b"\n") + 1
+    begins: list[int] = []
+    words: list[str] = []
+    for row in range(n_wanted):
+        position += data[position : position + 1] == b"\n"
+        space = data.find(b" ", position, position + MAX_WORD_NBYTES + 1)
+        if space < 0 and position + MAX_WORD_NBYTES < len(data):
+            raise file.error(f"no space within {MAX_WORD_NBYTES} bytes after word {row}: not this format")
+        if space < 0 or space + 1 + nbytes > len(data):
+            raise file.error(f"ends in word {row + 1} of the {n_promised} that its header says: it is cut off")
+        word = data[position:space]
+        if not word:
+            raise file.error(f"word {row + 1} is empty: not this format, or the dimensions in the header are wrong")
+        try:
+            words.append(word.decode())
+        except UnicodeDecodeError:
+            shown = word[:20].decode("utf-8", "backslashreplace")
+            message = f"word {row + 1}, {shown!r}, is not UTF-8: not this format, or the header is wrong"
+            raise file.error(message) from None
+        begins.append(space + 1)
+        position = space + 1 + nbytes
+    if n_wanted == n_promised and data[position : position + 2].strip(b"\n"):
+        raise file.error(f"has data after the {n_promised} words that its header says: the header is wrong")
+    if (pair := first_repeated(words)) is not None:
+        raise file.error(f"the word {words[pair[1]]!r} is both word {pair[0] + 1} and word {pair[1] + 1}")
+
+    def read_rows(rows: Sequence[int]) -> NDArray[np.float32]:
+        vectors = np.empty((len(rows), dimensions), np.float32)
+        for at, row in enumerate(rows):
+            vectors[at] = np.frombuffer(data, "<f4", dimensions, begins[row])
+        file.check_finite(vectors, rows, words, line=0)
         return vectors
 
     return RowTable(words, read_rows, dimensions=dimensions, hash_data=lambda: sha256_of_files(file.path))
