@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from embstore.errors import (
     UnfinishedStoreWarning,
 )
 from embstore.models.encoder import Pooled, Spans, Tokenized
-from embstore.store import Store
+from embstore.store import Store, create_store
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.oracle import Row, expected_rows
 from tests.extraction.plans import plan_of
@@ -298,9 +297,24 @@ def test_layers_in_every_notation() -> None:
     assert parse_layers([2, 0, 2], num_hidden_layers=2) == (0, 2)
 
 
-def test_warnings_are_errors_in_the_suite() -> None:
-    with pytest.raises(es.errors.UnfinishedStoreWarning):
-        warnings.warn("x", es.errors.UnfinishedStoreWarning, stacklevel=1)
+def test_other_labels_are_another_corpus(tmp_path: Path) -> None:
+    sentences = [Sentence(["a", "bank"], {"class": [None, name]}) for name in ("money", "nature", "money")]
+    extracted(tmp_path / "s.zarr", sentences)
+    with pytest.raises(StoreMismatchError, match=r"corpus\.sha256"):
+        extracted(tmp_path / "s.zarr", [*sentences[:2], Sentence(["a", "bank"], {"class": [None, "nature"]})])
+
+
+def test_a_store_of_an_earlier_call_is_never_removed(tmp_path: Path) -> None:
+    encoder = FakeEncoder()
+    plan = plan_of([Sentence(["zzz", "poison"])], model=encoder)
+    encoder.poison = "zzz"
+    with pytest.raises(NonFiniteError):
+        es.extract(plan, tmp_path / "new.zarr")
+    assert not (tmp_path / "new.zarr").exists()  # nothing can be written into it
+    create_store(tmp_path / "s.zarr", metadata=plan.metadata, index=plan.index)
+    with pytest.raises(NonFiniteError):
+        es.extract(plan, tmp_path / "s.zarr")
+    assert (tmp_path / "s.zarr").exists()
 
 
 class Forgetful(FakeEncoder):
