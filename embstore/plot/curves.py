@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from math import ceil
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,11 +17,9 @@ from embstore.plot.drawing import (
     draw_line,
     floats,
     literal,
-    panel_grid,
     require_columns,
     style,
     subplots,
-    with_deviation,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +55,11 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
     if not panels:
         known = ", ".join(panel[0] for panel in GEOMETRY_PANELS)
         raise InvalidValueError(f"there is no metric to draw: give frames with one or more of {known}")
-    figure, axes = panel_grid(len(panels), 2, cell=(4.4, 3.0), border=(0, 0.5))
+    n_columns = min(2, len(panels))
+    n_rows = ceil(len(panels) / n_columns)
+    figure, axes = subplots(n_rows, n_columns, figsize=(4.4 * n_columns, 3.0 * n_rows + 0.5))
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
     for (metric, title, label, columns), axis in zip(panels, axes.flat, strict=False):
         for number, (name, frame) in enumerate(frames.items()):
             part = frame.filter(frame["metric"].cast(str) == metric).sort("layer")
@@ -109,7 +112,7 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
         is_first = task == scores["task"][0]
         draw_line(
             axes[0, 0],
-            *with_deviation(part.sort("layer")),
+            *_with_deviation(part.sort("layer")),
             number=stores.index(store),
             label=str(store) if is_first else f"{store}, {task}",
             linestyle="-" if is_first else "--",
@@ -117,6 +120,12 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
     style(axes[0, 0], title="Class probes", x="layer", y=f"{metric} ({chosen})", layers=scores["layer"].to_list())
     axes[0, 0].legend(frameon=False, fontsize=9)
     return figure  # type: ignore[no-any-return]
+
+
+def _with_deviation(part: pl.DataFrame, unit: float = 1.0) -> tuple[Any, ...]:
+    """Return the layers, values, and values minus and plus a standard deviation, divided by `unit`."""
+    value, deviation = floats(part, "value") / unit, np.nan_to_num(floats(part, "deviation")) / unit
+    return part["layer"], value, value - deviation, value + deviation
 
 
 def code_lengths(summary: pl.DataFrame) -> Figure:
@@ -128,13 +137,17 @@ def code_lengths(summary: pl.DataFrame) -> Figure:
     tasks = summary.filter(summary["metric"].is_in(list(CODE_LENGTHS)))["task"].unique(maintain_order=True).to_list()
     if not tasks:
         raise InvalidValueError("there are no code lengths to draw: give the summary of a description length probe")
-    figure, axes = panel_grid(len(tasks), 3, cell=(3.2, 2.5), border=(1.2, 0.9))
+    n_columns = min(len(tasks), 3)
+    n_rows = ceil(len(tasks) / n_columns)
+    figure, axes = subplots(n_rows, n_columns, figsize=(1.2 + 3.2 * n_columns, 0.9 + 2.5 * n_rows))
+    for axis in axes.flat[len(tasks) :]:
+        axis.set_visible(False)
     for task, axis in zip(tasks, axes.flat, strict=False):
         rows = summary.filter(summary["task"] == task)
         for number, (metric, label) in enumerate(CODE_LENGTHS.items()):
             part = rows.filter(rows["metric"] == metric).sort("layer")
             if len(part):
-                draw_line(axis, *with_deviation(part, 1000), number=number, label=label)
+                draw_line(axis, *_with_deviation(part, 1000), number=number, label=label)
         level = floats(rows.filter(rows["metric"] == "frequency_length"), "value")
         if len(level):
             axis.axhline(level[0] / 1000, color="#666666", linestyle="--", linewidth=1, label="label frequencies")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,21 +35,6 @@ def subplots(n_rows: int = 1, n_columns: int = 1, *, figsize: tuple[float, float
         raise MissingPackageError('figures need matplotlib: pip install "embstore[plots]"') from error
     figure = Figure(figsize=figsize, layout=options.pop("layout", "constrained"))
     return figure, figure.subplots(n_rows, n_columns, squeeze=False, **options)
-
-
-def panel_grid(
-    n_panels: int, n_columns: int, *, cell: tuple[float, float], border: tuple[float, float]
-) -> tuple[Any, Any]:
-    """Make a figure of `n_panels` in at most `n_columns`; sizes are inches of a cell and of all borders together.
-
-    Returns the Figure and the axes, object [rows, columns]; axes beyond the panels are invisible.
-    """
-    n_columns = min(n_columns, n_panels)
-    n_rows = ceil(n_panels / n_columns)
-    figure, axes = subplots(n_rows, n_columns, figsize=(border[0] + cell[0] * n_columns, border[1] + cell[1] * n_rows))
-    for axis in axes.flat[n_panels:]:
-        axis.set_visible(False)
-    return figure, axes
 
 
 def colormap(name: str) -> Any:
@@ -88,12 +72,6 @@ def floats(frame: pl.DataFrame, name: str) -> NDArray[np.float64]:
     if name not in frame.columns:
         return np.full(len(frame), np.nan)
     return np.array([np.nan if value is None else value for value in frame[name].to_list()], np.float64)
-
-
-def with_deviation(part: pl.DataFrame, unit: float = 1.0) -> tuple[Any, ...]:
-    """Return the layers, values, and values minus and plus a standard deviation, divided by `unit`."""
-    value, deviation = floats(part, "value") / unit, np.nan_to_num(floats(part, "deviation")) / unit
-    return part["layer"], value, value - deviation, value + deviation
 
 
 def require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> None:

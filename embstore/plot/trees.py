@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embstore.errors import InvalidValueError
-from embstore.plot.drawing import (
-    PALETTE,
-    add_legend,
-    draw_line,
-    floats,
-    literal,
-    require_columns,
-    style,
-    subplots,
-    with_deviation,
-)
+from embstore.plot.drawing import PALETTE, add_legend, draw_line, floats, literal, require_columns, style, subplots
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -56,7 +46,8 @@ def structure_figure(summary: pl.DataFrame, *, split: str | None = None) -> Figu
     for metric, axis in zip(panels, axes.flat, strict=True):
         for number, store in enumerate(stores):
             part = layered.filter((layered["metric"] == metric) & (layered["store"] == store)).sort("layer")
-            draw_line(axis, *with_deviation(part), number=number, label=store)
+            value, deviation = floats(part, "value"), np.nan_to_num(floats(part, "deviation"))
+            draw_line(axis, part["layer"], value, value - deviation, value + deviation, number=number, label=store)
         baselines = floats(scores.filter(scores["layer"].is_null() & (scores["metric"] == metric)), "value")
         for level in np.unique(baselines[np.isfinite(baselines)]):  # stores of the same sentences share theirs
             axis.axhline(level, color="#555555", linestyle="--", linewidth=1, label="linear order")

@@ -1,10 +1,10 @@
+from .evaluation.evaluate import PAPER_CITATION as PAPER_CITATION
+from .evaluation.evaluate import TABLE1_COLUMNS as TABLE1_COLUMNS
 from .evaluation.evaluate import evaluate as evaluate
+from .evaluation.evaluate import paper_table1 as paper_table1
 from .evaluation.evaluate import read_benchmarks as read_benchmarks
+from .evaluation.evaluate import table1 as table1
 from .evaluation.lexicon import on_shared_vocabulary as on_shared_vocabulary
-from .evaluation.table1 import PAPER_CITATION as PAPER_CITATION
-from .evaluation.table1 import TABLE1_COLUMNS as TABLE1_COLUMNS
-from .evaluation.table1 import paper_table1 as paper_table1
-from .evaluation.table1 import table1 as table1
 from .reading import open_vector_table as open_vector_table
 from .reading import read_vectors as read_vectors
 from .table import RandomVectors as RandomVectors

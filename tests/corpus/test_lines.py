@@ -6,12 +6,13 @@ import gzip
 import json
 import tempfile
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from embstore.corpus import Sentence, open_corpus
@@ -121,21 +122,25 @@ def units(sentence: Sentence) -> list[tuple[str, dict[str, str | None]]]:
     return found
 
 
+def as_text(sentence: Sentence) -> str:
+    return " ".join(sentence.words) + "\n"
+
+
 def as_conllu(sentence: Sentence) -> str:
     rows = []
     for number, (form, labels) in enumerate(units(sentence), 1):
-        row = {"lemma": "_", "upos": "_", "xpos": "_", "deprel": "_"}
-        row.update({name: label for name, label in labels.items() if label is not None})
-        fields = [str(number), form, row["lemma"], row["upos"], row["xpos"], "_", "0", row["deprel"], "_", "_"]
-        rows.append("\t".join(fields) + "\n")
+        lemma, upos, xpos, deprel = (labels[name] or "_" for name in ("lemma", "upos", "xpos", "deprel"))
+        rows.append("\t".join([str(number), form, lemma, upos, xpos, "_", "0", deprel, "_", "_"]) + "\n")
     return "".join(rows) + "\n"
 
 
 def as_conll(sentence: Sentence) -> str:
+    assume(sentence.words[0] != "-DOCSTART-")
     return "".join(f"{form}\t{labels['label'] or '_'}\n" for form, labels in units(sentence)) + "\n"
 
 
 def as_pse(sentence: Sentence) -> str:
+    assume(not any(sign in word for word in sentence.words for sign in "@_"))
     written = []
     for form, labels in units(sentence):
         if labels["class"] is None and " " not in form:
@@ -151,82 +156,55 @@ def as_edge(sentence: Sentence) -> str:
     return json.dumps({"text": " ".join(sentence.words), "targets": targets}) + "\n"
 
 
-def read_back(name: str, written: str) -> list[Sentence]:
+def with_lemma_of_underscore(sentence: Sentence) -> Sentence:
+    """The lemma "_" of the word "_" is a label."""
+    of_targets = {at for start, stop in sentence.targets for at in range(start, stop)}
+    lemmas = [
+        "_" if (word, lemma) == ("_", None) and at not in of_targets else lemma
+        for at, (word, lemma) in enumerate(zip(sentence.words, sentence.labels["lemma"], strict=True))
+    ]
+    return Sentence(sentence.words, {**sentence.labels, "lemma": lemmas}, sentence.targets)
+
+
+def with_class_of_targets(sentence: Sentence) -> Sentence:
+    """A target has a class."""
+    heads = {start for start, _ in sentence.targets}
+    classes = ["none" if label is None and at in heads else label for at, label in enumerate(sentence.labels["class"])]
+    return Sentence(sentence.words, {"class": classes}, sentence.targets)
+
+
+def with_edge_columns(sentence: Sentence) -> Sentence:
+    """A labelled word is the first span of its target."""
+    labels = sentence.labels["label"]
+    return Sentence(sentence.words, {"label": labels, "target": [label and "span1" for label in labels]})
+
+
+# File name -> label columns, the text of a sentence, and the sentence that is read back.
+WRITTEN: dict[str, tuple[tuple[str, ...], Callable[[Sentence], str], Callable[[Sentence], Sentence]]] = {
+    "a.txt": ((), as_text, lambda sentence: Sentence(sentence.words)),
+    "a.conllu": (COLUMNS, as_conllu, with_lemma_of_underscore),
+    "a.conll": (("label",), as_conll, lambda sentence: sentence),
+    "a.pse": (("class",), as_pse, with_class_of_targets),
+    "a.jsonl": (("label",), as_edge, with_edge_columns),
+}
+
+
+def plain(sentence: Sentence) -> object:
+    labels = {name: list(column) for name, column in sentence.labels.items()}
+    return list(sentence.words), labels, list(sentence.targets)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_round_trip(name: str, data: st.DataObject) -> None:
+    columns, as_written, as_read = WRITTEN[name]
+    written = data.draw(st.lists(sentences(columns), min_size=1, max_size=5))
+    content = "".join(map(as_written, written)).encode()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
-        path.write_bytes(zstandard.compress(written.encode()))
-        return list(open_corpus(path))
-
-
-def same(found: list[Sentence], expected: list[Sentence]) -> bool:
-    def plain(sentence: Sentence) -> object:
-        labels = {name: list(column) for name, column in sentence.labels.items()}
-        return list(sentence.words), labels, list(sentence.targets)
-
-    return list(map(plain, found)) == list(map(plain, expected))
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(sentences(()), min_size=1, max_size=5))
-def test_text_round_trip(given_sentences: list[Sentence]) -> None:
-    written = "".join(" ".join(sentence.words) + "\n" for sentence in given_sentences)
-    expected = [Sentence(sentence.words) for sentence in given_sentences]
-    assert same(read_back("a.txt", written), expected)
-    assert same(list(open_corpus([list(sentence.words) for sentence in given_sentences])), expected)
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(sentences(COLUMNS), min_size=1, max_size=5))
-def test_conllu_round_trip(given_sentences: list[Sentence]) -> None:
-    def no_lemma_of_underscore(sentence: Sentence) -> Sentence:
-        lemmas = zip(sentence.words, sentence.labels["lemma"], strict=True)
-        heads = {start for start, _ in sentence.targets}
-        labels = {
-            **sentence.labels,
-            "lemma": [
-                "_" if (word, lemma) == ("_", None) and at not in heads and not inside(sentence, at) else lemma
-                for at, (word, lemma) in enumerate(lemmas)
-            ],
-        }
-        return Sentence(sentence.words, labels, sentence.targets)
-
-    written = "".join(map(as_conllu, given_sentences))
-    assert same(read_back("a.conllu", written), list(map(no_lemma_of_underscore, given_sentences)))
-
-
-def inside(sentence: Sentence, at: int) -> bool:
-    return any(start < at < stop for start, stop in sentence.targets)
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(sentences(("label",)), min_size=1, max_size=5))
-def test_conll_round_trip(given_sentences: list[Sentence]) -> None:
-    if any(sentence.words[0] == "-DOCSTART-" for sentence in given_sentences):
-        return
-    assert same(read_back("a.conll", "".join(map(as_conll, given_sentences))), given_sentences)
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(sentences(("label",)), min_size=1, max_size=5))
-def test_edge_round_trip(given_sentences: list[Sentence]) -> None:
-    found = read_back("a.jsonl", "".join(map(as_edge, given_sentences)))
-    for sentence, expected in zip(found, given_sentences, strict=True):
-        labels = expected.labels["label"]
-        assert list(sentence.words) == list(expected.words)
-        assert list(sentence.labels["label"]) == list(labels)
-        assert list(sentence.labels["target"]) == [None if label is None else "span1" for label in labels]
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(sentences(("class",)), min_size=1, max_size=5))
-def test_pse_round_trip(given_sentences: list[Sentence]) -> None:
-    if any(sign in word for sentence in given_sentences for word in sentence.words for sign in "@_"):
-        return
-    expected = []
-    for sentence in given_sentences:
-        heads = {start for start, _ in sentence.targets}
-        labels = [
-            "none" if label is None and at in heads else label for at, label in enumerate(sentence.labels["class"])
-        ]
-        expected.append(Sentence(sentence.words, {"class": labels}, sentence.targets))
-    assert same(read_back("a.pse", "".join(map(as_pse, given_sentences))), expected)
+        path.write_bytes(zstandard.compress(content))
+        found = list(open_corpus(path))
+    assert list(map(plain, found)) == [plain(as_read(sentence)) for sentence in written]
+    words = [list(sentence.words) for sentence in written]
+    assert [list(sentence.words) for sentence in open_corpus(words)] == words

@@ -92,7 +92,9 @@ def test_a_file_is_read_again_and_again(tmp_path: Path) -> None:
     assert from_file.vectors.tobytes() == from_words.vectors.tobytes()
 
 
-def test_an_iterator_cannot_be_read_again() -> None:
+def test_iterators_and_corpora_of_rare_words_are_refused() -> None:
+    with pytest.raises(CorpusError, match="no word occurs 5 times or more"):
+        train_vectors([["a", "b"]])
     with pytest.raises(CorpusError, match="can be read only once"):
         train_vectors(iter(planted(60)), training=TRAINING)
 
@@ -126,8 +128,3 @@ def test_an_error_of_the_corpus_ends_training(tmp_path: Path) -> None:
 def test_bad_options(options: dict[str, int], says: str) -> None:
     with pytest.raises(InvalidValueError, match=says):
         SkipGram(**options)
-
-
-def test_no_word_often_enough() -> None:
-    with pytest.raises(CorpusError, match="no word occurs 5 times or more"):
-        train_vectors([["a", "b"]])

@@ -18,8 +18,8 @@ from embstore.vectors import (
     read_vectors,
     table1,
 )
+from embstore.vectors.evaluation.evaluate import PAPER_TABLE_1
 from embstore.vectors.evaluation.lexicon import Lexicon
-from embstore.vectors.evaluation.table1 import PAPER_TABLE_1
 from tests.vectors.evaluation import oracle
 
 
@@ -107,16 +107,13 @@ def test_shared_vocabulary(folder: Path) -> None:
     assert frame.equals(alone)
 
 
-def test_nothing_shared(folder: Path) -> None:
-    with pytest.raises(InvalidValueError, match="no word is in all of a, b: evaluate them one by one"):
-        evaluate({"a": oracle.vectors(3), "b": oracle.vectors(3, prefix="x")}, folder, shared_vocabulary=True)
-
-
 def test_bad_arguments(folder: Path) -> None:
     with pytest.raises(InvalidValueError, match="oov 'drop' is not known: choose skip or mean"):
         evaluate({"a": oracle.vectors(3)}, folder, oov="drop")
     with pytest.raises(InvalidValueError, match="no system to evaluate"):
         evaluate({}, folder)
+    with pytest.raises(InvalidValueError, match="no word is in all of a, b: evaluate them one by one"):
+        evaluate({"a": oracle.vectors(3), "b": oracle.vectors(3, prefix="x")}, folder, shared_vocabulary=True)
 
 
 def test_the_shape_of_the_paper(folder: Path) -> None:
