@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -169,3 +170,12 @@ def read_word_list(path: str | Path, *, encoding: str = "utf-8") -> frozenset[st
     if not words:
         raise lines.file_error("no word in it; write one a line")
     return words
+
+
+def finite_number(text: str) -> float | None:
+    """Return a field of a file as a finite number; None if it is not one."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -136,7 +136,9 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
     if not words or not layers:
         raise InvalidValueError("there is no word or no layer to draw: choose a sentence and layers that have some")
     names = [literal(word) for word in words]
-    n_rows, n_columns = _grid(len(layers))
+    least = ceil(sqrt(len(layers)))  # a nearly square grid with few empty panels
+    n_columns = min(least, least + 1, key=lambda columns: -len(layers) % columns)
+    n_rows = ceil(len(layers) / n_columns)
     side = min(max(1.9, 0.17 * len(words) + 0.3), 7.0)
     fontsize = min(9.0, max(3.0, 62 * side / len(words)))
     margin = 0.075 * fontsize / 9 * max(map(len, words)) + 0.3
@@ -161,13 +163,6 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
     if title is not None:
         figure.suptitle(literal(title), fontsize=12)
     return figure  # type: ignore[no-any-return]
-
-
-def _grid(n_panels: int) -> tuple[int, int]:
-    """Return the rows and columns of a nearly square grid with few empty panels."""
-    least = ceil(sqrt(n_panels))
-    n_columns = min(range(least, least + 2), key=lambda columns: -n_panels % columns)
-    return ceil(n_panels / n_columns), n_columns
 
 
 def _colorbar(figure: Any, image: Any, axes: Any, *, label: str = "cosine similarity", **options: Any) -> None:

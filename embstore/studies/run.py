@@ -48,8 +48,11 @@ def reproduce(
     EmbstoreError
         For all that cannot be used, in one line, before the first extraction where possible.
     """
-    settings = _settings(study)
-    models = {str(key): str(value) for key, value in model.items()} if isinstance(model, Mapping) else _named(model)
+    if isinstance(study, str) and study not in STUDIES:
+        raise InvalidValueError(f"unknown study {study!r}: choose {' or '.join(STUDIES)}")
+    settings = STUDIES[study]() if isinstance(study, str) else study
+    named = model if isinstance(model, Mapping) else {Path(model).name or str(model): model}
+    models = {str(key): str(value) for key, value in named.items()}
     if not models:
         raise InvalidValueError("there is no model: name one or more")
     if isinstance(settings, Zhao2020):
@@ -62,15 +65,3 @@ def reproduce(
     from embstore.studies.tenney2019.study import run_tenney2019
 
     return run_tenney2019(settings, Path(data), models=models, out=Path(out), device=device, progress=progress)
-
-
-def _settings(study: str | Zhao2020 | Tenney2019) -> Zhao2020 | Tenney2019:
-    if not isinstance(study, str):
-        return study
-    if study not in STUDIES:
-        raise InvalidValueError(f"unknown study {study!r}: choose {' or '.join(STUDIES)}")
-    return STUDIES[study]()
-
-
-def _named(model: str | Path) -> dict[str, str]:
-    return {Path(model).name or str(model): str(model)}

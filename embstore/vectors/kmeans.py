@@ -10,7 +10,7 @@ MAX_ITERATIONS = 100
 
 
 def spherical_kmeans(
-    unit: NDArray[np.float32] | NDArray[np.float64], n_clusters: int, *, seed: int, n_restarts: int = N_RESTARTS
+    unit: NDArray[np.float32] | NDArray[np.float64], n_clusters: int, *, seed: int
 ) -> NDArray[np.int64]:
     """Return the cluster of each unit vector [n, dimensions], int64 [n].
 
@@ -20,7 +20,7 @@ def spherical_kmeans(
     random = np.random.default_rng(seed)
     best, best_sum = np.zeros(len(unit), np.int64), -np.inf
     vectors = unit.astype(np.float64)
-    for _ in range(n_restarts):
+    for _ in range(N_RESTARTS):
         clusters, total = _refine(vectors, _initial_centers(vectors, n_clusters, random))
         if total > best_sum:
             best, best_sum = clusters, total

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from embstore.corpus.formats.base import Format, ReadOptions
-from embstore.corpus.lines import Lines
+from embstore.corpus.lines import Lines, finite_number
 from embstore.corpus.sentence import Sentence
 from embstore.errors import quoted
 
@@ -25,7 +24,7 @@ def read_sts(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
         name, score = fields[0].strip(), fields[1].strip()
         if not name:
             raise lines.error(number, f"the set (field 1) is empty: {quoted(line)}")
-        if not _is_number(score):
+        if finite_number(score) is None:
             raise lines.error(number, f"the score (field 2), {quoted(score)}, is not a number")
         for side, text in zip("12", fields[2:], strict=True):
             words = options.split(text)
@@ -33,13 +32,6 @@ def read_sts(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
                 raise lines.error(number, f"sentence {side} has no word: {quoted(line)}")
             n_words = len(words)
             yield Sentence(words, {"set": [name] * n_words, "score": [score] * n_words, "side": [side] * n_words})
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 STS = Format("sts", (".tsv",), read_sts, split="punctuation")

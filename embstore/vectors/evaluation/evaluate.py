@@ -11,13 +11,14 @@ from typing import Literal, get_args
 
 import polars as pl
 
+from embstore.corpus.lines import finite_number
 from embstore.errors import BenchmarkError, IgnoredFilesWarning, InvalidValueError
 from embstore.progress import Progress, reporting
 from embstore.vectors.evaluation.analogies import read_analogies
 from embstore.vectors.evaluation.categories import read_categories
 from embstore.vectors.evaluation.lexicon import Benchmark, Lexicon, Oov, on_shared_vocabulary, read_lines
 from embstore.vectors.evaluation.relations import GOLD, PARADIGMS, read_relations
-from embstore.vectors.evaluation.similarity import parse_rating, read_similarity, separator_of
+from embstore.vectors.evaluation.similarity import read_similarity, separator_of
 from embstore.vectors.word_vectors import WordVectors
 
 SCHEMA = {
@@ -202,7 +203,7 @@ def _kind_by_lines(path: Path) -> Kind | None:
         return "analogy"
     separator = separator_of(lines[0])
     rows = [line.split(separator) for line in lines]
-    if all(len(row) >= 3 and parse_rating(row[2]) is not None for row in rows[1:] or rows):
+    if all(len(row) >= 3 and finite_number(row[2]) is not None for row in rows[1:] or rows):
         return "similarity"
     widths = {len(row) for row in rows}
     if widths == {4}:

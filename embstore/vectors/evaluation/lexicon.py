@@ -91,11 +91,6 @@ class Lexicon:
         return -1
 
 
-def is_covered(rows: IntArray) -> NDArray[np.bool_]:
-    """Return which items [items, words] have vectors for all their words, bool [items]."""
-    return np.asarray((rows >= 0).all(1), np.bool_)
-
-
 def unit_rows(vectors: NDArray[Real]) -> NDArray[Real]:
     """Return rows at length 1; rows of zeros stay zeros."""
     # Scaled by the largest number first: squares of float32 can overflow and vanish.

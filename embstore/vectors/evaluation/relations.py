@@ -16,7 +16,6 @@ from embstore.vectors.evaluation.lexicon import (
     Lexicon,
     Oov,
     Score,
-    is_covered,
     line_error,
     read_lines,
     spearman,
@@ -82,8 +81,8 @@ def prototype_cosines(
     is covered.
     """
     paradigm_rows, rows = lexicon.tuple_rows(paradigms), lexicon.tuple_rows(pairs)
-    known = is_covered(paradigm_rows)
-    covered = is_covered(rows) if known.any() else np.zeros(len(rows), np.bool_)
+    known = np.all(paradigm_rows >= 0, axis=1)
+    covered = np.all(rows >= 0, axis=1) if known.any() else np.zeros(len(rows), np.bool_)
     if oov == "skip":
         paradigm_rows = paradigm_rows[known]
     if not len(paradigm_rows):

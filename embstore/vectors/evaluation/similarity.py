@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from embstore.corpus.lines import finite_number
 from embstore.errors import BenchmarkError, quoted
-from embstore.vectors.evaluation.lexicon import Lexicon, Oov, Score, is_covered, line_error, read_lines, spearman
+from embstore.vectors.evaluation.lexicon import Lexicon, Oov, Score, line_error, read_lines, spearman
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SimilarityPairs:
     def scores(self, lexicon: Lexicon, *, oov: Oov, seed: int = 0) -> list[Score]:
         """Return Spearman's rho of the cosines with the ratings."""
         rows = lexicon.tuple_rows(self.pairs)
-        covered = is_covered(rows)
+        covered = np.all(rows >= 0, axis=1)
         scored = covered if oov == "skip" else np.ones_like(covered)
         left, right = lexicon.unit[rows[scored]].transpose(1, 0, 2)
         cosines = np.einsum("nd,nd->n", left, right, dtype=np.float64)
@@ -45,7 +45,7 @@ def read_similarity(path: Path, *, name: str) -> SimilarityPairs:
         fields = [field.strip() for field in line.split(separator)]
         if len(fields) < 3 or not all(fields[:2]):
             raise line_error(path, number, f"{quoted(line)}: give two words and their rating")
-        rating = parse_rating(fields[2])
+        rating = finite_number(fields[2])
         if rating is None:
             if index == 0:
                 continue
@@ -62,12 +62,3 @@ def separator_of(line: str) -> str | None:
     if "\t" in line:
         return "\t"
     return "," if line.count(",") >= 2 else None
-
-
-def parse_rating(field: str) -> float | None:
-    """Return a field as a finite number; None if it is not one."""
-    try:
-        value = float(field)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

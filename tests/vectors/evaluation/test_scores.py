@@ -267,19 +267,7 @@ def test_kmeans_leaves_each_vector_at_its_nearest_centre() -> None:
     assert set(clusters.tolist()) == set(range(17))
     centers = unit_rows(np.stack([unit[clusters == cluster].sum(0) for cluster in range(17)]))
     assert ((unit @ centers.T).argmax(1) == clusters).all()
-
-
-def test_kmeans_is_seeded_and_no_worse_with_restarts() -> None:
-    unit = unit_rows(np.random.default_rng(0).standard_normal((60, 5)).astype(np.float32))
-
-    def coherence(clusters: np.ndarray) -> float:
-        return sum(float(np.linalg.norm(unit[clusters == cluster].sum(0))) for cluster in range(9))
-
-    assert (spherical_kmeans(unit, 9, seed=1) == spherical_kmeans(unit, 9, seed=1)).all()
-    one = [coherence(spherical_kmeans(unit, 9, seed=seed, n_restarts=1)) for seed in range(5)]
-    many = [coherence(spherical_kmeans(unit, 9, seed=seed, n_restarts=10)) for seed in range(5)]
-    assert all(more >= fewer - 1e-5 for more, fewer in zip(many, one, strict=True))
-    assert max(many) > min(one)
+    assert (spherical_kmeans(unit, 17, seed=3) == clusters).all()
 
 
 @pytest.mark.parametrize("count", [1, 4])
