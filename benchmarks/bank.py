@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 import embstore as es
 from embstore.corpus import read_word_classes
 from embstore.probes.classes.bank import Output, Shape
-from embstore.probes.classes.examples import ArrayExamples, LabelledExamples
-from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
+from embstore.probes.classes.examples import ArrayExamples, ClassExamples, ExampleOptions, LabelledExamples
 from embstore.probes.classes.training import train_bank
 from embstore.probes.splits import split_words
 from embstore.probes.training import Schedule, digest_of

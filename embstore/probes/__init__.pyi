@@ -1,3 +1,4 @@
+from .base import require_free as require_free
 from .classes.probe import ClassProbe as ClassProbe
 from .control import ControlTask as ControlTask
 from .edges.probe import EdgeProbe as EdgeProbe
@@ -11,7 +12,6 @@ from .loading import load as load
 from .mdl import code_length as code_length
 from .result import ProbeResult as ProbeResult
 from .result import summary as summary
-from .saved import require_free as require_free
 from .splits import WordSplit as WordSplit
 from .splits import split_words as split_words
 from .structure.probe import RecoveredTree as RecoveredTree

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from embstore.probes.base import SavedProbe, read_probe
 from embstore.probes.classes.probe import ClassProbe
 from embstore.probes.edges.probe import EdgeProbe
-from embstore.probes.saved import SavedProbe, read_probe
 from embstore.probes.structure.probe import StructuralProbe
 
 PROBES: dict[str, type[ClassProbe] | type[EdgeProbe] | type[StructuralProbe]] = {

@@ -33,6 +33,27 @@ class Made:
         return {word: names for word, names in listed.items() if word not in test}, test
 
 
+def write_rows(path: Path, index: Index, vectors: np.ndarray, layers: tuple[int, ...], dtype: str, unit: str) -> Store:
+    """Write a store of `vectors` [layer, row, feature]."""
+    metadata = Metadata(
+        n_rows=vectors.shape[1],
+        layers=layers,
+        hidden_size=vectors.shape[2],
+        dtype=dtype,
+        partition_rows=256,
+        model={"name": "none", "architecture": "none"},
+        corpus={"name": "none", "sha256": "0" * 64},
+        extraction={"unit": unit, "pooling": "mean"},
+    )
+    create_store(path, metadata=metadata, index=index)
+    with StoreWriter(path) as writer:
+        for partition in writer.missing():
+            start, stop = metadata.layout.span(partition)
+            writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop], dtype)})
+        writer.finish()
+    return open_store(path)
+
+
 def make(
     path: Path,
     *,
@@ -72,26 +93,9 @@ def make(
         source=np.arange(sentences, dtype=np.int64),
         labels={"class": Labels(codes, Strings.of(CLASSES))} if labelled else {},
     )
-    metadata = Metadata(
-        n_rows=count,
-        layers=layers,
-        hidden_size=width,
-        dtype=dtype,
-        partition_rows=256,
-        model={"name": "none"},
-        corpus={"name": "none"},
-        extraction={"unit": "word"},
-    )
-    stored = vectors.astype(dtype)
-    create_store(path, metadata=metadata, index=index)
-    with StoreWriter(path) as writer:
-        for partition in writer.missing():
-            start, stop = metadata.layout.span(partition)
-            writer.write(partition, {"hidden_states": np.ascontiguousarray(stored[:, start:stop])})
-        writer.finish()
     return Made(
-        open_store(path),
+        write_rows(path, index, vectors, layers, dtype, "word"),
         [f"word {number}" for number in types.tolist()],
         ["" if code < 0 else CLASSES[code] for code in codes.tolist()],
-        stored.astype(np.float32),
+        vectors.astype(dtype).astype(np.float32),
     )

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
-from embstore.store import Index, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store import Index, Store, Strings
+from tests.probes.class_store import write_rows
 
 LABELS = ("red", "green", "blue")
 
@@ -104,7 +105,6 @@ def write_store(
     *,
     unit: str = "word",
     dtype: str = "float32",
-    partition_rows: int = 256,
     without: Sequence[tuple[int, int]] = (),
 ) -> Store:
     """A store of these sentences; `without`: (sentence, word) that have no row."""
@@ -129,20 +129,4 @@ def write_store(
         indptr=np.searchsorted(sentence, np.arange(len(words) + 1)).astype(np.int64),
         source=np.arange(len(words), dtype=np.int64),
     )
-    metadata = Metadata(
-        n_rows=len(placed),
-        layers=layers,
-        hidden_size=vectors.shape[2],
-        dtype=dtype,
-        partition_rows=partition_rows,
-        model={"name": "none"},
-        corpus={"name": "none"},
-        extraction={"unit": unit},
-    )
-    create_store(path, metadata=metadata, index=index)
-    with StoreWriter(path) as writer:
-        for partition in writer.missing():
-            start, stop = metadata.layout.span(partition)
-            writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop], dtype)})
-        writer.finish()
-    return open_store(path)
+    return write_rows(path, index, vectors, layers, dtype, unit)

@@ -16,9 +16,8 @@ import pytest
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError
 from embstore.probes import ClassProbe, ProbeResult, Training, split_words
 from embstore.probes.classes.bank import Output, Shape
-from embstore.probes.classes.examples import ArrayExamples
+from embstore.probes.classes.examples import ArrayExamples, ClassExamples, ExampleOptions
 from embstore.probes.classes.scores import decide
-from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
 from embstore.probes.classes.training import train_bank
 from embstore.probes.splits import SPLITS
 from embstore.probes.training import Schedule
@@ -66,12 +65,6 @@ def test_a_planted_signal_is_found_in_its_layer(result: ProbeResult) -> None:
     assert max(value(result, 0), value(result, 4)) < 0.6
     assert value(result, 1, task="control") < 0.6
     assert value(result, 1, "selectivity") == pytest.approx(value(result, 1) - value(result, 1, task="control"))
-
-
-def test_vectors_without_signal_give_none(tmp_path: Path) -> None:
-    made = make(tmp_path / "made.zarr", planted=None, words=90)
-    found = fit(made).score()
-    assert max(value(found, layer) for layer in made.store.layers) < 0.6
 
 
 def test_scores_are_those_of_the_logits_counted_slowly(made: Made, probe: ClassProbe, result: ProbeResult) -> None:

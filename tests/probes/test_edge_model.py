@@ -18,8 +18,8 @@ from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import join_task
 from embstore.probes.edges.training import EdgeSettings, EdgeStream, train_edges
 from embstore.probes.training import Schedule
-from tests.probes.edge_oracle import Weights, logits_of_one, loss_of_one
 from tests.probes.edge_store import Made, make, write_store
+from tests.probes.oracle import Weights, logits_of_one, loss_of_one
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe, ProbeResult, Training
 from embstore.probes.edges.tasks import Sample, join_edges, join_task
-from tests.probes.edge_oracle import f1_of
 from tests.probes.edge_store import LABELS, Made, make, write_store
+from tests.probes.oracle import f1_of
 
 SMALL: dict[str, Any] = {"device": "cpu", "projection": 8, "hidden_size": 10}
 
@@ -171,9 +171,12 @@ def test_other_stores_are_noted_or_refused(tmp_path: Path) -> None:
         f"edges: the probes were fitted on vectors made otherwise than those of {other.path}: none (now another)",
     )
     for wrong, message in (
-        (store("a.zarr", width=8), "the probes of edges read vectors of width 12, .*a.zarr has 8"),
+        (store("a.zarr", width=8), "a.zarr has vectors of 8 numbers, the probes were trained on 12"),
         (store("b.zarr", unit="subword"), "the probes of edges read rows of unit word, .*b.zarr has those of unit sub"),
-        (store("c.zarr", layers=(0, 3)), r"read layer 1, which is not stored in .*c.zarr: it has 0, 3$"),
+        (
+            store("c.zarr", layers=(0, 3)),
+            r"c.zarr has no layer 1, of which there are probes: .* 0, 3$",
+        ),
     ):
         with pytest.raises(InvalidValueError, match=message):
             probe.score(targets, data=wrong)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError, StorageError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, load, require_free, split_words
-from embstore.probes import saved as saved_module
+from embstore.probes import base as saved_module
 from embstore.store.metadata import document_crc32c
 from tests.probes import class_store, edge_store, tree_store
 

@@ -76,18 +76,6 @@ def test_spanning_trees_are_the_lightest() -> None:
             assert weight == pytest.approx(lightest(distances[place], allowed[place]), abs=1e-5)
 
 
-def test_spanning_trees_equal_scipys() -> None:
-    graphs = pytest.importorskip("scipy.sparse.csgraph")
-    distances = np.random.default_rng(2).random((5, 30, 30)).astype(np.float32) + 0.1
-    distances += distances.transpose(0, 2, 1)
-    parents = spanning_trees(distances, np.ones((5, 30), bool))
-    for place in range(5):
-        rows, columns = graphs.minimum_spanning_tree(distances[place]).nonzero()
-        own = [(word, int(parents[place, word])) for word in range(30) if parents[place, word] >= 0]
-        expected = {tuple(sorted(edge)) for edge in zip(rows.tolist(), columns.tolist(), strict=True)}
-        assert {tuple(sorted(edge)) for edge in own} == expected
-
-
 def test_attachment_by_hand() -> None:
     gold = tree_distances(np.array([1, 2, -1, 2, 2]))[None]
     chain = np.abs(np.subtract.outer(np.arange(5), np.arange(5))).astype(np.float32)[None, None]

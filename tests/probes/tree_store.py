@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from embstore.corpus.trees import Tree, ancestry
-from embstore.store import Index, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store import Index, Store, Strings
+from tests.probes.class_store import write_rows
 
 PLANTED, SHUFFLED, NOISE = 3, 4, 0
 
@@ -83,7 +84,7 @@ def write_store(
     table = [(number, place, word) for number, tree in enumerate(trees) for place, word in enumerate(tree.words)]
     kept = [row for row in range(len(table)) if row not in set(drop)]
     table = [table[row] for row in kept]
-    vectors = np.ascontiguousarray(vectors[:, kept])
+    vectors = vectors[:, kept]
     words = list(dict.fromkeys(word for _, _, word in table))
     places = {word: number for number, word in enumerate(words)}
     sentence = np.array([number for number, _, _ in table], np.int64)
@@ -98,23 +99,7 @@ def write_store(
         indptr=np.searchsorted(sentence, np.arange(len(trees) + 1)).astype(np.int64),
         source=np.arange(len(trees), dtype=np.int64),
     )
-    metadata = Metadata(
-        n_rows=len(table),
-        layers=layers,
-        hidden_size=vectors.shape[2],
-        dtype=dtype,
-        partition_rows=256,
-        model={"name": "none", "architecture": "none"},
-        corpus={"name": "none", "sha256": "0" * 64},
-        extraction={"unit": unit, "pooling": "mean"},
-    )
-    create_store(path, metadata=metadata, index=index)
-    with StoreWriter(path) as writer:
-        for partition in writer.missing():
-            start, stop = metadata.layout.span(partition)
-            writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop].astype(dtype))})
-        writer.finish()
-    return open_store(path)
+    return write_rows(path, index, vectors, layers, dtype, unit)
 
 
 def conllu(trees: Sequence[Tree]) -> str:

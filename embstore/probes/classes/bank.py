@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod, sqrt
@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.probes.classes.examples import Examples, iter_batches
 
 Kind = Literal["linear", "mlp"]
 CPU_BLOCK_NBYTES = 4 * 2**20  # activations of probes that are computed together fit the caches of the processor
@@ -105,16 +104,6 @@ class ProbeBank:
         columns = torch.cat([given, torch.ones(*given.shape[:2], 1)], 2)
         blocks = blocks_of(self.weights, batch_size=max(1, given.shape[1]))
         return logits_of(blocks, columns, self.shape.n_probes).view(*self.shape.sizes, -1).numpy()
-
-    def iter_logits(
-        self, examples: Examples, *, batch_size: int = 2048
-    ) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
-        """Yield (numbers, logits [layer, probe, n]) over all examples, on the device of the weights."""
-        device = next(iter(self.weights.values())).device
-        blocks = blocks_of(self.weights, batch_size=batch_size)
-        order = np.arange(len(examples))
-        for numbers, columns in iter_batches(examples, order, self.shape.layers, batch_size=batch_size, device=device):
-            yield numbers, logits_of(blocks, columns, self.shape.n_probes)
 
 
 def initial_weights(shape: Shape, layers: Sequence[int], probes: range) -> dict[str, torch.Tensor]:

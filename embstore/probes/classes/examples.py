@@ -1,18 +1,24 @@
-"""Examples of class probes: vectors of a store or in memory, read in batches, the next ones ahead of their use."""
+"""Examples of class probes: word-class pairs of a store and their labels, read in batches ahead of their use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.analysis.static.vectors import static_vectors_by_layer
+from embstore.errors import InvalidValueError
 from embstore.probes.reading import READ_AHEAD, read_ahead
+from embstore.probes.splits import SPLITS, WordSplit
 from embstore.probes.training import digest_of
-from embstore.store import Store
+from embstore.store import Selection, Store
+
+LEVELS = ("context", "type")
 
 
 class Examples(Protocol):
@@ -107,16 +113,232 @@ def iter_batches(
         if event is not None:
             event.synchronize()  # the buffer may still be copied to the GPU
         shape = (len(layers), len(batches[number]), examples.width)
-        buffer = buffers[number % len(buffers)][: int(np.prod(shape))].view(shape)
+        buffer = buffers[number % len(buffers)][: prod(shape)].view(shape)
         examples.read(batches[number], layers, buffer.numpy())
         return buffer
 
     for number, vectors in enumerate(read_ahead(read, len(batches))):
         shape = (len(layers), len(batches[number]), examples.width + 1)
-        out = columns[: int(np.prod(shape))].view(shape)
+        out = columns[: prod(shape)].view(shape)
         out[:, :, :-1].copy_(vectors.to(device, non_blocking=True))
         out[:, :, -1] = 1
         if pinned:
             copied[number % len(buffers)] = event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         yield batches[number], out
+
+
+@dataclass(frozen=True)
+class ExampleOptions:
+    """Which examples are made of a store; see `ClassProbe`."""
+
+    label: str
+    level: str
+    max_contexts: int | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise InvalidValueError(f"unknown level {self.level!r}; allowed are {', '.join(LEVELS)}")
+        if self.max_contexts is not None and self.max_contexts < 1:
+            raise InvalidValueError(f"max_contexts {self.max_contexts} is not allowed: give 1 or more")
+
+
+@dataclass(frozen=True, eq=False)
+class SplitExamples:
+    """The examples of one split, in groups: word-class pairs (level context) or words (level type).
+
+    `group` int64 [n]: the group of each example. By group, `word` int64 [groups] indexes `words`, and `gold` is bool
+    [groups, classes]. `frequency` int64 [words]: occurrences in the store. `left_out`: counts by reason.
+    """
+
+    examples: Examples
+    group: NDArray[np.int64]
+    words: tuple[str, ...]
+    word: NDArray[np.int64]
+    gold: NDArray[np.bool_]
+    frequency: NDArray[np.int64]
+    left_out: Mapping[str, int]
+
+    @property
+    def contexts(self) -> NDArray[np.int64]:
+        """The number of examples of each group, int64 [groups]."""
+        return np.bincount(self.group, minlength=len(self.word))
+
+    def labelled(self, control: NDArray[np.bool_] | None) -> LabelledExamples:
+        """Return the examples with their labels, followed by those of a control task, bool [words, classes]."""
+        targets = self.gold if control is None else np.concatenate([self.gold, control[self.word]], 1)
+        return LabelledExamples(self.examples, self.group, targets)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """The labelled occurrences of a split: `rows` with the `pair` of each, and the type and class of each pair."""
+
+    rows: NDArray[np.int64]
+    pair: NDArray[np.int64]
+    types: NDArray[np.int64]
+    codes: NDArray[np.int64]
+
+
+class ClassExamples:
+    """The labelled occurrences of a selection by split.
+
+    The label column is optional at level type if the split lists the classes of its words.
+    """
+
+    def __init__(self, selection: Selection, split: WordSplit, options: ExampleOptions) -> None:
+        self.selection, self.split, self.options = selection, split, options
+        self._index = selection.store.index
+        self.names, codes = self._column()
+        rows = np.unique(selection.rows)
+        self._rows = rows[codes[rows] >= 0]
+        self._codes = codes[self._rows].astype(np.int64)
+        self._types = np.asarray(self._index.type)[self._rows].astype(np.int64)
+        self._split_of_type = np.full(len(self._index.words), -1, np.int8)
+        for number, form in enumerate(self._index.words):
+            for place, name in enumerate(SPLITS):
+                if form in split.of(name):
+                    self._split_of_type[number] = place
+
+    def _column(self) -> tuple[list[str], NDArray[np.int32]]:
+        """Return the names of the classes, and the class of each row of the store, -1 where it has none."""
+        labels = self._index.labels
+        if self.options.label in labels:
+            column = labels[self.options.label]
+            return list(column.names), np.asarray(column.codes)
+        listed = sorted({name for split in SPLITS for classes in self.split.of(split).values() for name in classes})
+        if self.options.level == "type" and listed:
+            return ["", *listed], np.zeros(len(self._index.type), np.int32)
+        known = ", ".join(labels) or "none"
+        raise InvalidValueError(f"there is no label column {self.options.label!r}: the store has {known}")
+
+    def classes(self) -> tuple[list[str], list[str]]:
+        """Return the classes that can be learned, and those with too few train words.
+
+        A class needs two words in train and dev, one of them in train.
+        """
+        words: dict[str, dict[str, set[int]]] = {split: {} for split in SPLITS[:2]}
+        for split, of_class in words.items():
+            for number, names in self._classes_of_types(split).items():
+                for name in names:
+                    of_class.setdefault(name, set()).add(number)
+        train, dev = words["train"], words["dev"]
+        known = sorted(train.keys() | dev.keys())
+        fit = [name for name in known if name in train and len(train[name] | dev.get(name, set())) > 1]
+        return fit, [name for name in known if name not in fit]
+
+    def _classes_of_types(self, split: str) -> dict[int, tuple[str, ...]]:
+        """Return the classes of each word of a split that the store has, by type."""
+        pairs, _ = self._pairs(split)
+        found: dict[int, list[str]] = {}
+        for number, code in zip(pairs.types.tolist(), pairs.codes.tolist(), strict=True):
+            found.setdefault(number, []).append(self.names[code])
+        if self.options.level == "context":
+            return {number: tuple(names) for number, names in found.items()}
+        listed = self.split.of(split)
+        return {
+            number: listed[self._index.words[number]] or tuple(name for name in names if name)
+            for number, names in found.items()
+        }
+
+    def _pairs(self, split: str) -> tuple[_Pairs, int]:
+        """Return the word-class pairs of a split, and how many are left out since the split does not list them."""
+        mine = np.flatnonzero(self._split_of_type[self._types] == SPLITS.index(split))
+        key = self._types[mine] * len(self.names) + self._codes[mine]
+        keys, pair = np.unique(key, return_inverse=True)
+        types, codes = np.divmod(keys, len(self.names))
+        fit = np.ones(len(keys), bool)
+        if self.options.level == "context":
+            listed = self.split.of(split)
+            for place, (number, code) in enumerate(zip(types.tolist(), codes.tolist(), strict=True)):
+                allowed = listed[self._index.words[number]]
+                fit[place] = not allowed or self.names[code] in allowed
+        chosen = fit[pair]
+        renumbered = np.cumsum(fit) - 1
+        return _Pairs(self._rows[mine[chosen]], renumbered[pair[chosen]], types[fit], codes[fit]), int((~fit).sum())
+
+    def of(self, split: str, classes: Sequence[str]) -> SplitExamples:
+        """Return the examples of a split; raises InvalidValueError if there are none."""
+        pairs, n_unlisted = self._pairs(split)
+        listed = self.split.of(split)
+        stored = {self._index.words[number] for number in np.unique(pairs.types).tolist()}
+        left_out = {"words not in the store": len(listed.keys() - stored), "pairs not listed": n_unlisted}
+        make = self._of_contexts if self.options.level == "context" else self._of_types
+        made = make(split, pairs, list(classes), left_out)
+        if not len(made.group):
+            raise InvalidValueError(
+                f"no {split} word has a labelled occurrence in {self.selection.store.path}: give other words"
+            )
+        return made
+
+    def _of_contexts(self, split: str, pairs: _Pairs, classes: list[str], left_out: dict[str, int]) -> SplitExamples:
+        number = np.array([classes.index(each) if each in classes else -1 for each in self.names], np.int64)
+        own = number[pairs.codes]
+        fit = own >= 0
+        left_out["pairs of a class without probe"] = int((~fit).sum())
+        rows, pair = self._sampled(pairs.rows, pairs.pair)
+        chosen = fit[pair]
+        types, word = np.unique(pairs.types[fit], return_inverse=True)
+        return SplitExamples(
+            examples=StoredExamples(self.selection.store, rows[chosen]),
+            group=(np.cumsum(fit) - 1)[pair[chosen]],
+            words=tuple(self._index.words[number] for number in types.tolist()),
+            word=word,
+            gold=own[fit][:, None] == np.arange(len(classes)),
+            frequency=self._frequency(types),
+            left_out=left_out,
+        )
+
+    def _of_types(self, split: str, pairs: _Pairs, classes: list[str], left_out: dict[str, int]) -> SplitExamples:
+        rows, _ = self._sampled(pairs.rows, pairs.pair)
+        of_types = self._classes_of_types(split)
+        types = np.array(sorted(of_types), np.int64)
+        gold = np.zeros((len(types), len(classes)), bool)
+        n_lost = 0
+        for place, number in enumerate(types.tolist()):
+            for each in of_types[number]:
+                if each in classes:
+                    gold[place, classes.index(each)] = True
+                else:
+                    n_lost += 1
+        left_out["pairs of a class without probe"] = n_lost
+        examples: Examples = ArrayExamples(dict.fromkeys(self.selection.layers, np.empty((0, 1), np.float32)))
+        if len(types):
+            chosen = self.selection.store.select(rows=np.sort(rows))
+            means = static_vectors_by_layer(chosen, layers=self.selection.layers, method="mean", types=types)
+            examples = ArrayExamples({layer: vectors.vectors for layer, vectors in means.items()})
+        return SplitExamples(
+            examples=examples,
+            group=np.arange(len(types)),
+            words=tuple(self._index.words[number] for number in types.tolist()),
+            word=np.arange(len(types)),
+            gold=gold,
+            frequency=self._frequency(types),
+            left_out=left_out,
+        )
+
+    def _frequency(self, types: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.bincount(np.asarray(self._index.type), minlength=len(self._index.words))[types]
+
+    def _sampled(self, rows: NDArray[np.int64], pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Draw at most `max_contexts` occurrences of each pair: the same ones in every store of a corpus."""
+        if self.options.max_contexts is None:
+            return rows, pair
+        index = self._index
+        source = np.asarray(index.source)[np.asarray(index.sentence)[rows]]
+        key = _scattered(source, np.asarray(index.position)[rows], self.options.seed)
+        order = np.lexsort((rows, key, pair))
+        starts = np.flatnonzero(np.diff(pair[order], prepend=-1))
+        rank = np.arange(len(order)) - np.repeat(starts, np.diff([*starts.tolist(), len(order)]))
+        chosen = np.sort(order[rank < self.options.max_contexts])
+        return rows[chosen], pair[chosen]
+
+
+def _scattered(source: NDArray[np.int64], position: NDArray[np.int32], seed: int) -> NDArray[np.uint64]:
+    """Return a pseudorandom number for each position of the corpus (splitmix64 of it and the seed)."""
+    key = source.astype(np.uint64) * np.uint64(2**16) + position.astype(np.uint64)
+    key += np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
+    return key ^ (key >> np.uint64(31))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
 from embstore.errors import InvalidValueError
-from embstore.probes.base import Probe
+from embstore.probes.base import Probe, SavedProbe, fitting_store, made_by
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
+from embstore.probes.classes.examples import ClassExamples, ExampleOptions, SplitExamples
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
-from embstore.probes.classes.tasks import ClassExamples, ExampleOptions, SplitExamples
 from embstore.probes.classes.training import train_bank
 from embstore.probes.control import CONTROL, ControlTask
 from embstore.probes.reading import Layers, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
-from embstore.probes.saved import SavedProbe, made_by
 from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
 from embstore.progress import Progress
 from embstore.store import Selection, Store
@@ -53,7 +52,7 @@ class FittedClasses:
 
 
 @dataclass(kw_only=True, eq=False)
-class ClassProbe(Probe):
+class ClassProbe(Probe[FittedClasses]):
     """Binary probes that read the classes of words from their vectors, one for each class, layer and seed.
 
     All probes are trained together as one model, and scored on words that they have not seen::
@@ -81,18 +80,12 @@ class ClassProbe(Probe):
     max_contexts: int | None = 100
     balance: bool = False
     control: bool = False
-    _fitted: FittedClasses | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classes = None if self.classes is None else tuple(self.classes)
         self._examples()
         Shape(self.kind, (0,), (0,), (Output("", ""),), 1, self._hidden_size)
-
-    @property
-    def fitted(self) -> FittedClasses:
-        """What the probes have learned; raises InvalidValueError before `fit`."""
-        return self._require_fitted(self._fitted)
 
     @property
     def _hidden_size(self) -> int:
@@ -269,31 +262,17 @@ class ClassProbe(Probe):
         """Check what is to be scored, and return its examples and the probes on their device."""
         fitted = self.fitted
         for split in splits:
-            if split not in SPLITS:
-                raise InvalidValueError(f"unknown split {split!r}; allowed are {', '.join(SPLITS)}")
+            fitted.words.of(split)
         if not splits:
             raise InvalidValueError(f"no split is given to score: give some of {', '.join(SPLITS)}")
+        wanted = resolve_layers(layers, fitted.bank.shape.layers)
         data = fitted.data if data is None else data
-        if data is None:
-            raise InvalidValueError("loaded probes have no store: give data")
-        store, shape = store_of(data), fitted.bank.shape
-        if store.hidden_size != shape.width:
-            raise InvalidValueError(
-                f"{store.path} has vectors of {store.hidden_size} numbers, the probes were trained on {shape.width}: "
-                "give a store of the same width"
-            )
-        wanted = resolve_layers(layers, shape.layers)
-        missing = [layer for layer in wanted if layer not in store.layers]
-        if missing:
-            raise InvalidValueError(
-                f"{store.path} has no layer {', '.join(map(str, missing))}, of which there are probes: choose layers "
-                f"among {', '.join(map(str, store.layers))}"
-            )
+        fitting_store(data, wanted, fitted.bank.shape.width)
         known = fitted.words
         if words is not None:
             dev = {word: classes for word, classes in known.dev.items() if word not in words}
             known = split_words(known.train, words, dev=dev)
-        source = ClassExamples(selected(data, wanted), known, self._examples(label))
+        source = ClassExamples(selected(data, wanted), known, self._examples(label))  # type: ignore[arg-type]  # not None
         return source, fitted.bank.at_layers(wanted).to(self._device()), fitted.control
 
     def _saved(self) -> SavedProbe:

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
-from embstore.probes.classes.bank import ProbeBank
-from embstore.probes.classes.tasks import SplitExamples
+from embstore.probes.classes.bank import ProbeBank, blocks_of, logits_of
+from embstore.probes.classes.examples import SplitExamples, iter_batches
 from embstore.probes.reading import VERIFY
 
 BINS = (1, 2, 5, 10, 30, 100, 300, 1000)  # least frequencies of the bins of words
@@ -49,7 +49,10 @@ def decide(bank: ProbeBank, split: SplitExamples, *, batch_size: int = 2048) -> 
     n_probes = len(shape.layers) * shape.n_probes
     counts = torch.zeros(len(split.word), n_probes, dtype=torch.int32, device=device)
     with torch.no_grad():
-        for numbers, logits in bank.iter_logits(split.examples, batch_size=batch_size):
+        blocks, order = blocks_of(bank.weights, batch_size=batch_size), np.arange(len(split.examples))
+        batches = iter_batches(split.examples, order, shape.layers, batch_size=batch_size, device=device)
+        for numbers, columns in batches:
+            logits = logits_of(blocks, columns, shape.n_probes)
             if not bool(torch.isfinite(logits.sum())):
                 wrong = int(torch.nonzero(~torch.isfinite(logits.flatten(1).sum(1)))[0])
                 raise NonFiniteError(f"examples of layer {shape.layers[wrong]} contain NaN or infinity: {VERIFY}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.probes.base import Probe
+from embstore.probes.base import Probe, SavedProbe, fitting_store, made_by
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.model import DROPOUT, EdgeBank, EdgeShape, Kind
 from embstore.probes.edges.scores import (
@@ -40,7 +40,6 @@ from embstore.probes.edges.tasks import (
 from embstore.probes.edges.training import EdgeSettings, EdgeStream, iter_logits, train_edges
 from embstore.probes.reading import layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
-from embstore.probes.saved import SavedProbe, made_by
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
@@ -81,7 +80,7 @@ class FittedEdges:
 
 
 @dataclass(kw_only=True, eq=False)
-class EdgeProbe(Probe):
+class EdgeProbe(Probe[FittedEdges]):
     """Probes P(0) ... P(L) that label spans, where P(l) reads a learned mix of the layers 0 to l.
 
     All P(l) of all seeds are trained together as one model::
@@ -108,18 +107,12 @@ class EdgeProbe(Probe):
     hidden_size: int = 256
     dropout: float | None = None
     mixing_rate: float = 1e-2
-    _fitted: FittedEdges | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         EdgeShape(1, 1, 1, 2, self.projection, self.hidden_size, self.kind)
         self.edge_settings()
         self._sample()
-
-    @property
-    def fitted(self) -> FittedEdges:
-        """What the probes have learned; raises InvalidValueError before `fit`."""
-        return self._require_fitted(self._fitted)
 
     def edge_settings(self) -> EdgeSettings:
         """The settings of a training, with all defaults filled in."""
@@ -305,25 +298,12 @@ class EdgeProbe(Probe):
     def _store(self, data: Store | Selection | None) -> Store:
         """Return the store to predict on; raises InvalidValueError if it does not fit the probes."""
         fitted = self.fitted
-        store = fitted.data if data is None else store_of(data)
-        if store is None:
-            raise InvalidValueError("loaded probes have no store: give data")
-        name, unit, width = fitted.labels.name, require_unit(store), fitted.own.bank.shape.width
-        if store.hidden_size != width:
-            raise InvalidValueError(
-                f"the probes of {name} read vectors of width {width}, {store.path} has {store.hidden_size}: give a "
-                "store of the same model"
-            )
+        store = fitting_store(fitted.data if data is None else data, fitted.grid.layers, fitted.own.bank.shape.width)
+        unit = require_unit(store)
         if unit != fitted.unit:
             raise InvalidValueError(
-                f"the probes of {name} read rows of unit {fitted.unit}, {store.path} has those of unit {unit}: "
-                f"extract one with --unit {fitted.unit}"
-            )
-        missing = [layer for layer in fitted.grid.layers if layer not in store.layers]
-        if missing:
-            raise InvalidValueError(
-                f"the probes of {name} read layer {missing[0]}, which is not stored in {store.path}: it has "
-                f"{', '.join(map(str, store.layers))}"
+                f"the probes of {fitted.labels.name} read rows of unit {fitted.unit}, {store.path} has those of unit "
+                f"{unit}: extract one with --unit {fitted.unit}"
             )
         return store
 

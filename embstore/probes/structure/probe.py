@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.probes.base import Probe
+from embstore.probes.base import Probe, SavedProbe, fitting_store, made_by
 from embstore.probes.reading import VERIFY, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
-from embstore.probes.saved import SavedProbe, made_by
 from embstore.probes.structure.examples import SentenceFinder, Treebank, iter_tree_batches
 from embstore.probes.structure.network import TASKS, Projected, StructureShape, Task
 from embstore.probes.structure.scores import (
@@ -81,7 +80,7 @@ class FittedStructure:
 
 
 @dataclass(kw_only=True, eq=False)
-class StructuralProbe(Probe):
+class StructuralProbe(Probe[FittedStructure]):
     """Linear maps B under which squared distances (and lengths) of word vectors are those of words in the syntax tree.
 
     The probes of all layers, tasks and seeds are trained together. Sentences are found in the store by their words::
@@ -102,7 +101,6 @@ class StructuralProbe(Probe):
     rank: int | None = None
     sentences: int | None = None
     decay: float = 0.1
-    _fitted: FittedStructure | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,11 +112,6 @@ class StructuralProbe(Probe):
             raise InvalidValueError(f"sentences {self.sentences} is not allowed: give 1 or more")
         if not 0 < self.decay <= 1:
             raise InvalidValueError(f"decay {self.decay} is not allowed: give more than 0, 1 at most")
-
-    @property
-    def fitted(self) -> FittedStructure:
-        """What the probes have learned; raises InvalidValueError before `fit`."""
-        return self._require_fitted(self._fitted)
 
     def fit(
         self,
@@ -261,20 +254,8 @@ class StructuralProbe(Probe):
         return bank
 
     def _store(self, data: Store | None) -> Store:
-        """Return the store to predict on; raises InvalidValueError if it does not fit the probes."""
-        fitted = self.fitted
-        store = fitted.data if data is None else data
-        if store is None:
-            raise InvalidValueError("loaded probes have no store: give data")
-        missing = [layer for layer in fitted.shape.layers if layer not in store.layers]
-        if store.hidden_size != fitted.shape.width or missing:
-            what = f"no layer {missing[0]}" if missing else f"vectors of {store.hidden_size} numbers"
-            layers = ", ".join(map(str, fitted.shape.layers))
-            raise InvalidValueError(
-                f"{store.path} has {what}, the probes were trained on layers {layers} of {fitted.shape.width} numbers: "
-                "give a store that fits"
-            )
-        return store
+        shape = self.fitted.shape
+        return fitting_store(self.fitted.data if data is None else data, shape.layers, shape.width)
 
     def _distance_task(self) -> int:
         if "distance" not in self.fitted.shape.tasks:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.probes.structure.examples import Treebank
 
+METRICS = {"distance": ("uuas", "dspr"), "depth": ("root_accuracy", "nspr")}  # share and correlation of each task
 LENGTHS = range(5, 51)  # of the sentences that the correlations are averaged over
 
 
@@ -63,36 +64,32 @@ def score_structure(bank: Treebank, predictions: Iterator[Predicted], *, probes:
     `root_accuracy`: how often the word of least predicted depth, punctuation left out, is that of least gold depth.
     `nspr`: the Spearman correlation of depths, averaged as dspr.
     """
-    right = np.zeros(probes, np.int64)
-    roots = np.zeros(probes, np.int64)
-    edges = rooted = 0
-    dspr, nspr = _ByLength(), _ByLength()
+    right = {task: np.zeros(probes, np.int64) for task in METRICS}
+    whole = dict.fromkeys(METRICS, 0)
+    correlations = {task: _ByLength() for task in METRICS}
     tasks: set[str] = set()
     for sentences, distances, depths in predictions:
         numbers = sentences.tolist()
         allowed = np.stack([~bank.trees[number].punctuation for number in numbers])
         length = allowed.shape[1]
-        if distances is not None:
-            tasks.add("distance")
-            gold = np.stack([bank.distances[number] for number in numbers])
-            found, there = attachment(distances, gold, allowed)
-            right += found
-            edges += there
+        parts = ("distance", distances, bank.distances, attachment), ("depth", depths, bank.depths, root_hits)
+        for task, predicted, gold_of, count in parts:
+            if predicted is None:
+                continue
+            tasks.add(task)
+            gold = np.stack([gold_of[number] for number in numbers])
+            found, there = count(predicted, gold, allowed)
+            right[task] += found
+            whole[task] += there
             if length in LENGTHS:
-                dspr.add(length, spearman(distances, gold[None]).mean(2))
-        if depths is not None:
-            tasks.add("depth")
-            gold = np.stack([bank.depths[number] for number in numbers])
-            found, there = root_hits(depths, gold, allowed)
-            roots += found
-            rooted += there
-            if length in LENGTHS:
-                nspr.add(length, spearman(depths, gold[None]))
+                of_words = spearman(predicted, gold[None])
+                correlations[task].add(length, of_words.mean(2) if task == "distance" else of_words)
     scores = []
-    if "distance" in tasks:
-        scores += [_share("distance", "uuas", right, edges), dspr.score("distance", "dspr", probes)]
-    if "depth" in tasks:
-        scores += [_share("depth", "root_accuracy", roots, rooted), nspr.score("depth", "nspr", probes)]
+    for task in METRICS:
+        if task in tasks:
+            share, correlation = METRICS[task]
+            values: list[float | None] = (right[task] / whole[task]).tolist() if whole[task] else [None] * probes
+            scores += [Score(task, share, values, whole[task]), correlations[task].score(task, correlation, probes)]
     return scores
 
 
@@ -189,7 +186,3 @@ def _centred_ranks(values: NDArray[np.generic]) -> NDArray[np.float64]:
     np.put_along_axis(ranks, order, (first + final) / 2, -1)
     ranks -= (count - 1) / 2
     return ranks
-
-
-def _share(task: str, metric: str, right: NDArray[np.int64], whole: int) -> Score:
-    return Score(task, metric, [None] * len(right) if not whole else (right / whole).tolist(), whole)

@@ -22,7 +22,7 @@ from embstore.models import (
     vector_encoder,
 )
 from embstore.probes import ClassProbe, ProbeResult, Training, WordSplit
-from embstore.probes.classes.tasks import ClassExamples, ExampleOptions
+from embstore.probes.classes.examples import ClassExamples, ExampleOptions
 from embstore.store import Store
 from embstore.studies.study import StudyFolder, extract_step
 from embstore.studies.zhao2020.settings import Zhao2020
