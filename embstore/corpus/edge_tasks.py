@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from embstore.corpus.formats import format_of
@@ -38,16 +37,17 @@ def derived_edges(
     if task not in _TASKS:
         raise InvalidValueError(f"task {quoted(task)} cannot be derived from a corpus: choose {', '.join(_TASKS)}")
     lines = Lines(Path(path), encoding)
-    sentences = list(_TASKS[task].read(lines, repair))
+    read, format_name, if_empty = _TASKS[task]
+    sentences = list(read(lines, repair))
     if not any(sentence.targets for sentence in sentences):
-        raise lines.file_error(f"{_TASKS[task].if_empty} (read as {_TASKS[task].format_name})")
+        raise lines.file_error(f"{if_empty} (read as {format_name})")
     return sentences
 
 
 def derivable_tasks(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Return the tasks that `derived_edges` can make of a file with this suffix, for example entities of .conll."""
     form = format_of(Path(path))
-    return tuple(name for name, task in _TASKS.items() if form is not None and form.name == task.format_name)
+    return tuple(task for task, (_, name, _) in _TASKS.items() if form is not None and form.name == name)
 
 
 def _tag_reader(column: int) -> Callable[[Lines, bool], Iterator[EdgeSentence]]:
@@ -107,18 +107,10 @@ def _iter_bio_spans(
         yield start, len(tags), label
 
 
-@dataclass(frozen=True)
-class _DerivedTask:
-    """The reader of a derived task, the corpus format it reads, and the error if there is no target."""
-
-    read: Callable[[Lines, bool], Iterator[EdgeSentence]]
-    format_name: str
-    if_empty: str
-
-
-_TASKS = {
-    "pos": _DerivedTask(_tag_reader(XPOS), "conllu", "no word has an xpos (column 5): use the task upos"),
-    "upos": _DerivedTask(_tag_reader(UPOS), "conllu", "no word has a upos (column 4): use the task pos"),
-    "dependencies": _DerivedTask(_read_dependencies, "conllu", "no sentence in it"),
-    "entities": _DerivedTask(_read_entities, "conll", "no span in its last column, no B-x"),
+# Task -> its reader, the name of the corpus format that it reads, and the error if there is no target.
+_TASKS: dict[str, tuple[Callable[[Lines, bool], Iterator[EdgeSentence]], str, str]] = {
+    "pos": (_tag_reader(XPOS), "conllu", "no word has an xpos (column 5): use the task upos"),
+    "upos": (_tag_reader(UPOS), "conllu", "no word has a upos (column 4): use the task pos"),
+    "dependencies": (_read_dependencies, "conllu", "no sentence in it"),
+    "entities": (_read_entities, "conll", "no span in its last column, no B-x"),
 }

@@ -151,9 +151,9 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")
 
 
-def decimals(value: float | None, places: int = 3) -> str:
+def decimals(value: float | None) -> str:
     """Format a score; empty for None."""
-    return "" if value is None else f"{value:.{places}f}"
+    return "" if value is None else f"{value:.3f}"
 
 
 @dataclass(frozen=True, eq=False)
