@@ -245,7 +245,7 @@ def _progress(paths: Mapping[int | None, str]) -> str:
         for path in paths.values():
             try:
                 store = es.open(path)
-            except es.EmbstoreError:
+            except es.errors.EmbstoreError:
                 continue
             written, total = written + store.n_committed_rows, total + store.n_rows
     if not total:

@@ -1,6 +1,7 @@
 from . import analysis as analysis
 from . import corpus as corpus
 from . import errors as errors
+from . import executors as executors
 from . import extraction as extraction
 from . import models as models
 from . import plot as plot
@@ -21,7 +22,6 @@ from .corpus import Corpus as Corpus
 from .corpus import Keep as Keep
 from .corpus import Sentence as Sentence
 from .corpus import open_corpus as open_corpus
-from .errors import EmbstoreError as EmbstoreError
 from .extraction.extract import extract as extract
 from .extraction.options import ExtractionOptions as ExtractionOptions
 from .extraction.plan import Plan as Plan

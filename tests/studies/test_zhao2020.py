@@ -202,7 +202,7 @@ def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tm
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(es.EmbstoreError, match=message) as refused:
+    with pytest.raises(es.errors.EmbstoreError, match=message) as refused:
         Zhao2020(**settings)
     assert "\n" not in str(refused.value)
 
@@ -214,7 +214,7 @@ def test_missing_word_lists_and_a_file_as_folder_are_refused(corpus: Path, model
         es.reproduce(SETTINGS, alone, model=model, out=tmp_path / "out")
     with pytest.raises(InvalidValueError, match="is a file: give a folder"):
         es.reproduce(SETTINGS, corpus, model=model, out=alone)
-    with pytest.raises(es.EmbstoreError, match=r"nowhere\.tsv"):
+    with pytest.raises(es.errors.EmbstoreError, match=r"nowhere\.tsv"):
         es.reproduce(replace(SETTINGS, train="nowhere.tsv"), corpus, model=model, out=tmp_path / "out")
 
 
