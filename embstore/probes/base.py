@@ -19,14 +19,15 @@ from safetensors.torch import load_file, save
 
 from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError
-from embstore.probes.reading import Layers, store_of
+from embstore.probes.reading import Layers, require_distinct, store_of
 from embstore.probes.training import Training
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store
 from embstore.store.metadata import canonical, document_crc32c
 from embstore.store.storage.files import crc32c_of_file, fsync, fsync_tree, remove, storing, write_file
 
-T, F = TypeVar("T"), TypeVar("F")  # F: what a probe learns
+T = TypeVar("T")
+F = TypeVar("F")  # what a probe learns
 NOT_SAVED = ("device", "memory")  # settings of the machine, not of the probes
 FORMAT_VERSION = 1
 METADATA, WEIGHTS = "probe.json", "weights.safetensors"
@@ -79,8 +80,7 @@ class Probe(Generic[F]):
         for each in (*self.seeds, self.seed):
             if each < 0:
                 raise InvalidValueError(f"seed {each} is not allowed: give 0 or more")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise InvalidValueError(f"seeds must be one or more, each once, not {list(self.seeds)}")
+        require_distinct("seeds", self.seeds)
         self.memory = parse_nbytes(self.memory, name="memory")
 
     @property

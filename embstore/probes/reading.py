@@ -1,12 +1,16 @@
-"""How probes read a store: which layers, and batches that are read ahead of their use."""
+"""What probes of every family need: layers of a store, batches read ahead of their use, seeded draws."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
 
+import torch
+
+from embstore.errors import InvalidValueError
 from embstore.store import Selection, Store
 from embstore.store.layers import resolve_layers
 
@@ -22,6 +26,18 @@ def layers_of(data: Store | Selection, layers: Layers) -> tuple[int, ...]:
     Raises InvalidValueError for a layer that is not stored.
     """
     return resolve_layers(layers, tuple(sorted(data.layers)), ascending=True)
+
+
+def require_distinct(what: str, values: Sequence[object]) -> None:
+    """Raise InvalidValueError for no values, or one that is given twice."""
+    if not values or len(set(values)) < len(values):
+        raise InvalidValueError(f"{what} must be one or more, each once, not {list(values)}")
+
+
+def seeded(*key: object) -> torch.Generator:
+    """Return a generator whose random numbers depend on the key only."""
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 
 
 def store_of(data: Store | Selection) -> Store:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
+from embstore.probes.reading import require_distinct, seeded
 
 Kind = Literal["linear", "mlp"]
 CPU_BLOCK_NBYTES = 4 * 2**20  # activations of probes that are computed together fit the caches of the processor
@@ -51,8 +51,7 @@ class Shape:
                 + ("give 1 or more" if self.kind == "mlp" else "they have no hidden layer")
             )
         for what, values in (("layers", self.layers), ("seeds", self.seeds), ("outputs", self.outputs)):
-            if not values or len(set(values)) < len(values):
-                raise InvalidValueError(f"{what} must be one or more, each once, not {list(values)}")
+            require_distinct(what, values)
 
     @property
     def n_probes(self) -> int:
@@ -114,11 +113,9 @@ def initial_weights(shape: Shape, layers: Sequence[int], probes: range) -> dict[
     """
     sizes = shape.tensor_shapes()
     weights = {name: torch.empty(len(layers), len(probes), *size) for name, size in sizes.items()}
-    generator = torch.Generator()
     for (row, layer), (column, probe) in product(enumerate(layers), enumerate(probes)):
         seed, output = divmod(probe, len(shape.outputs))
-        key = repr((shape.seeds[seed], layer, *shape.outputs[output]))
-        generator.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "little"))
+        generator = seeded(shape.seeds[seed], layer, *shape.outputs[output])
         for name, tensor in weights.items():
             n_inputs = shape.width if name in ("weight", "hidden") else shape.hidden_size
             tensor[row, column].uniform_(-1 / sqrt(n_inputs), 1 / sqrt(n_inputs), generator=generator)

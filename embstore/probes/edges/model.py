@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal, Self, get_args
@@ -14,6 +13,7 @@ from torch.nn import functional
 
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.batches import EdgeBatch, SpanColumns
+from embstore.probes.reading import seeded
 
 MIXING = ("mix", "scale")
 Kind = Literal["mlp", "linear"]
@@ -77,9 +77,7 @@ def initial_weights(shape: EdgeShape, seed: int) -> dict[str, torch.Tensor]:
             weights[name] = torch.ones(size)
         else:
             bound = 1 / sqrt(n_inputs.get(name.removesuffix("_bias").rstrip("12"), shape.n_read))
-            key = hashlib.sha256(repr((seed, name)).encode()).digest()[:7]
-            generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
-            weights[name] = torch.empty(size).uniform_(-bound, bound, generator=generator)
+            weights[name] = torch.empty(size).uniform_(-bound, bound, generator=seeded(seed, name))
     return weights
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,6 +10,7 @@ from typing import Literal, get_args
 import torch
 
 from embstore.errors import InvalidValueError
+from embstore.probes.reading import require_distinct, seeded
 from embstore.probes.structure.examples import TreeBatch
 
 Task = Literal["distance", "depth"]
@@ -33,8 +33,7 @@ class StructureShape:
             if task not in TASKS:
                 raise InvalidValueError(f"unknown task {task!r} of a structural probe; allowed are {', '.join(TASKS)}")
         for what, values in (("layers", self.layers), ("tasks", self.tasks), ("seeds", self.seeds)):
-            if not values or len(set(values)) < len(values):
-                raise InvalidValueError(f"{what} must be one or more, each once, not {list(values)}")
+            require_distinct(what, values)
         if not 1 <= self.rank <= self.width:
             raise InvalidValueError(
                 f"rank {self.rank} is not allowed: give 1 to {self.width}, the width of the vectors"
@@ -48,12 +47,9 @@ class StructureShape:
     def initial_weights(self) -> torch.Tensor:
         """Return float32 [layer, task, seed, rank, width]; a probe's depend only on its layer, task, seed and size."""
         weights = torch.empty(*self.sizes, self.rank, self.width)
-        generator = torch.Generator()
         probes = product(*(enumerate(values) for values in (self.layers, self.tasks, self.seeds)))
         for (row, layer), (column, task), (depth, seed) in probes:
-            key = hashlib.sha256(repr((seed, layer, task)).encode()).digest()[:7]
-            generator.manual_seed(int.from_bytes(key, "little"))
-            weights[row, column, depth].uniform_(-SPREAD, SPREAD, generator=generator)
+            weights[row, column, depth].uniform_(-SPREAD, SPREAD, generator=seeded(seed, layer, task))
         return weights
 
 
