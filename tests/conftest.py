@@ -49,10 +49,10 @@ def forked_command() -> Iterator[ForkedCommand]:
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real data for tests, which is not part of the project."""
-    beside = Path(__file__).parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("EMBSTORE_DATA", beside))
+    default = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("EMBSTORE_DATA", default))
     if not folder.is_dir():
-        pytest.skip(f"no test data at {folder}; name its place in EMBSTORE_DATA")
+        pytest.skip(f"no test data at {folder}; name its folder in EMBSTORE_DATA")
     return folder
 
 

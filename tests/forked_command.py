@@ -28,7 +28,7 @@ class ForkedCommand:
         )
 
     def __call__(self, *arguments: object, shard_nbytes: int | None = None) -> subprocess.CompletedProcess[str]:
-        """Run `embstore` with arguments, its shards of at most so many bytes, in a process of its own."""
+        """Run `embstore` with arguments, its shards of at most `shard_nbytes`, in a process of its own."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.probe import EdgeProbe
 from embstore.probes.edges.scores import ProbeGrid
 from embstore.probes.edges.splits import EdgeSplit
-from embstore.probes.edges.tasks import Edges, control_task, join_task, require_unit
+from embstore.probes.edges.tasks import Edges, EdgeTask, control_task, join_task, require_unit
 from embstore.probes.edges.training import EdgeSettings, EdgeStream, iter_logits, train_edges
 from embstore.probes.reading import store_of
 from embstore.probes.result import ProbeResult, Row
@@ -85,16 +85,8 @@ def code_length(
     tasks = [task]
     if probe.control:
         tasks.append(control_task(task, store, ControlTask.of(task.train.gold, probe.seed)))
-    n_each = settings.schedule.epochs * sum(map(_n_read, ends[:-1].tolist()))
     coder = OnlineCoder(bank, probe.stream(store, grid.layers), settings, order, ends, task.labels.single)
-    codes = []
-    with reporting(progress, total=len(tasks) * n_each, unit="sentences", label=f"code {task.labels.name}") as report:
-        for number, own in enumerate(tasks):
-
-            def advance(done: int, before: int = number * n_each) -> None:
-                report(before + done)
-
-            codes.append(coder.code(own.train, own.dev, advance))
+    codes = code_tasks(coder, tasks, progress)
     count, uniform = len(task.train), uniform_bits(len(task.train), len(task.labels.labels), single=task.labels.single)
     rows = [
         {"metric": "uniform_length", "value": uniform},
@@ -103,6 +95,23 @@ def code_length(
     ]
     notes = (*task.notes, f"{task.labels.name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
     return ProbeResult.of(rows, notes, store=store.path.stem, task=task.labels.name, split="train", count=count)
+
+
+def code_tasks(
+    coder: OnlineCoder, tasks: Sequence[EdgeTask], progress: Progress
+) -> list[tuple[NDArray[np.float64], float]]:
+    """Code the tasks one after the other; returns for each the bits by probe and those by label frequencies."""
+    n_each = coder.settings.schedule.epochs * sum(map(_n_read, coder.ends[:-1].tolist()))
+    label = f"code {tasks[0].labels.name}"
+    codes = []
+    with reporting(progress, total=len(tasks) * n_each, unit="sentences", label=label) as report:
+        for number, task in enumerate(tasks):
+
+            def advance(done: int, before: int = number * n_each) -> None:
+                report(before + done)
+
+            codes.append(coder.code(task.train, task.dev, advance))
+    return codes
 
 
 @dataclass(frozen=True, eq=False)
