@@ -176,6 +176,13 @@ def test_bare_import_loads_nothing_heavy(statement: str) -> None:
     assert done.stdout.split() == []
 
 
+def test_a_plan_loads_no_polars() -> None:
+    """Once Polars is loaded, Ctrl-C no longer ends a blocking read of a corpus."""
+    code = "import embstore.extraction.plan, embstore.models.loading, sys; print('polars' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
 def test_every_public_name_resolves() -> None:
     import embstore
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from embstore.errors import SurplusWordsWarning
@@ -162,6 +161,8 @@ class _Lines:
 
     def parse(self, lines: Sequence[bytes], rows: Sequence[int]) -> NDArray[np.float32]:
         """Return the vectors of lines: all at once if they are usual, else line by line with precise errors."""
+        import polars as pl  # loaded late: after it, a blocking read no longer ends with Ctrl-C
+
         stripped = [line.rstrip() for line in lines]
         if self._schema is None:
             self._schema = {"word": pl.String, **{f"{n}": pl.Float32 for n in range(self.dimensions)}}
