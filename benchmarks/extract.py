@@ -317,8 +317,9 @@ def show(setting: Setting, cases: dict[str, Any], ours: dict[str, Any], peak: fl
         rounds = ", ".join(f"{ratio:.2f}" for ratio in case["speed_relative_to_plain_by_round"])
         print(f"{name}, times the plain script's speed in each round: {rounds}")
     print()
-    stages = [(s["stage"], s["seconds"], f"{s['share %']:.1f} %", s["runs"]) for s in ours["stages"]]
-    print(table(["stage of extract", "seconds", "of wall time", "runs"], stages))
+    whole = ours["extract_s"]
+    stages = [(name, seconds, f"{100 * seconds / whole:.1f} %") for name, seconds in ours["stages"].items()]
+    print(table(["stage of extract", "seconds", "of wall time"], stages))
     print("\n" + targets_table(targets))
 
 
