@@ -259,6 +259,18 @@ def test_a_shard_without_a_record_is_written_again(tmp_path: Path) -> None:
     assert all_files(path) == all_files(made.make(tmp_path / "t.zarr").path)
 
 
+def test_a_file_with_another_index_is_not_taken_for_a_shard(tmp_path: Path) -> None:
+    """A worker that finds a file of the right size at a shard's name keeps it only if its index is the shard's."""
+    made = example()
+    path = made.create(tmp_path / "s.zarr")
+    record = PartitionWriter(path).write(1, made.partition(1))
+    shard = path / "hidden_states/c/0/1/0"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-8] + bytes(8))
+    assert PartitionWriter(path).write(1, made.partition(1)).crc32c == record.crc32c
+    assert shard.read_bytes() == data
+
+
 def test_a_torn_record_is_not_committed() -> None:
     """Any mixture of a record's bytes, or bits, with what was there before counts as not written."""
     layout = example().metadata.layout
