@@ -22,7 +22,7 @@ from embstore.store import Store
 from embstore.store.backend import exists
 from embstore.store.storage.location import ObjectPath, parse_location
 
-PLACEHOLDER = "{window}"
+WINDOW_FIELD = "{window}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,8 +77,8 @@ def store_path(path: str | Path | ObjectPath, *, kind: str, window: Window) -> P
     Otherwise x.zarr becomes x-k2.zarr, x-a2.zarr for an attention window, and x-full.zarr for the whole sentence.
     """
     place = parse_location(path)
-    if PLACEHOLDER in place.name:
-        return place.with_name(place.name.replace(PLACEHOLDER, window_name(window)))
+    if WINDOW_FIELD in place.name:
+        return place.with_name(place.name.replace(WINDOW_FIELD, window_name(window)))
     letter = {"context": "k", "attention": "a"}[kind] if window is not None else ""
     return place.with_name(f"{place.stem}-{letter}{window_name(window)}{place.suffix}")
 
@@ -150,7 +150,7 @@ def extract_windows(
     """
     paths = plan.paths(path)
     if len(set(paths.values())) < len(paths):
-        raise InvalidValueError(f"{path} names one store for several windows: put {PLACEHOLDER} in the name")
+        raise InvalidValueError(f"{path} names one store for several windows: put {WINDOW_FIELD} in the name")
     if isinstance(parse_location(path), Path):
         plan.estimate.require_space(share=sum(not exists(path) for path in paths.values()) / len(paths))
     if plan.kind == "context":

@@ -92,6 +92,7 @@ def baseline_of(table: pl.DataFrame, metric: str, layer: int) -> float:
 @pytest.mark.parametrize("centered", [False, True])
 def test_every_metric_is_that_of_its_definition(written: Written, precision: str, centered: bool) -> None:
     store, close = written.store, CLOSE[precision]
+    spectral = 3e-6 if precision == "float32" else close  # ratios of sums of squares: up to 1.1e-6 with some BLAS
     table = geometry(store, metrics=METRICS, min_contexts=1, centered=centered, precision=precision)
     for place, layer in enumerate(store.layers):
         everything = written.values[place]
@@ -115,7 +116,7 @@ def test_every_metric_is_that_of_its_definition(written: Written, precision: str
             assert intrasim[str(number)] == pytest.approx(value, abs=close)
         assert values(table, "anisotropy", layer) == {"": pytest.approx(similarity, abs=close)}
         for metric, value in spectrum(everything).items():
-            assert values(table, metric, layer) == {"": pytest.approx(value, rel=3 * close)}
+            assert values(table, metric, layer) == {"": pytest.approx(value, rel=spectral)}
         for metric, value in (("selfsim", similarity), ("intrasim", similarity), ("mev", explainable)):
             assert baseline_of(table, metric, layer) == pytest.approx(value, abs=close)
     difference = (table["value"] - table["baseline"] - table["adjusted"]).drop_nulls()
