@@ -57,7 +57,7 @@ def find_targets(paths: Sequence[Path], tasks: Sequence[str], *, split: str, rep
 
 def _require_exists(path: Path) -> None:
     if not path.exists():
-        raise CorpusNotFoundError(f"no corpus at {path}: give an existing file or folder")
+        raise CorpusNotFoundError(f"no targets at {path}: give an existing file or folder")
 
 
 def _targets_of(paths: Sequence[Path], task: str, split: str, is_only: bool, repair: bool) -> Edges:

@@ -93,7 +93,7 @@ def test_bad_input_is_one_line(folder: Work) -> None:
     for arguments, message in (
         (("none.zarr", "colours"), "there is no store at none.zarr"),
         (("made.zarr", "empty"), "empty has no train.jsonl"),
-        (("made.zarr", "none.jsonl", *dev), "no corpus at none.jsonl"),
+        (("made.zarr", "none.jsonl", *dev), "no targets at none.jsonl"),
         (("made.zarr", "broken.jsonl", *dev), "broken.jsonl:1: span1: [0, 3] is not within the 2 words"),
         (("made.zarr", "strange.jsonl", *dev), "'a b' is not a sentence of made.zarr, where the nearest is"),
         (("made.zarr", "colours", "--layers", "2"), "layer 2 is not stored"),

@@ -45,7 +45,7 @@ def test_bad_input_is_one_line(folder: Work) -> None:
         (("made.zarr", "colours", *settings(fractions="10,5,100")), "fractions 10,5,100 are not allowed"),
         (("made.zarr", "colours", *settings(fractions="ten")), "fractions=ten is not allowed"),
         (("made.zarr", "colours", *settings(fractions="10,20")), "end at 20 percent"),
-        (("made.zarr", "gone"), "no corpus at gone: give an existing file or folder"),
+        (("made.zarr", "gone"), "no targets at gone: give an existing file or folder"),
         (("made.zarr", "colours", "--seeds", "a"), "--seeds 'a' is not allowed"),
         (("made.zarr", "colours/train.jsonl"), "patience 3 needs dev targets"),
         (("made.zarr", "colours", "--plot", "a.txt"), "--plot a.txt has no known suffix"),

@@ -100,7 +100,7 @@ def test_bad_input_is_one_line(saved: Work) -> None:
     for arguments, message in (
         (("trace", "none.zarr", "saved", *targets), "there is no store at none.zarr"),
         (("trace", "made.zarr", "tasks", *targets), "tasks has no saved probes: there is no probe.json in it"),
-        (("trace", "made.zarr", "saved", "--targets", "none"), "no corpus at none"),
+        (("trace", "made.zarr", "saved", "--targets", "none"), "no targets at none"),
         (("trace", "made.zarr", "saved", "--targets", "saved"), "there are no dev targets of colours at saved"),
         (("trace", "made.zarr", "saved", *targets, "--split", "x"), "there are no x targets of colours at tasks"),
         (("trace", "made.zarr", "saved", *targets, "--sentence", "99"), "there is no sentence 99"),

@@ -33,14 +33,23 @@ class Made:
         return {word: names for word, names in listed.items() if word not in test}, test
 
 
-def write_rows(path: Path, index: Index, vectors: np.ndarray, layers: tuple[int, ...], dtype: str, unit: str) -> Store:
+def write_rows(
+    path: Path,
+    index: Index,
+    vectors: np.ndarray,
+    layers: tuple[int, ...],
+    dtype: str,
+    unit: str,
+    *,
+    partition_rows: int = 256,
+) -> Store:
     """Write a store of `vectors` [layer, row, feature]."""
     metadata = Metadata(
         n_rows=vectors.shape[1],
         layers=layers,
         hidden_size=vectors.shape[2],
         dtype=dtype,
-        partition_rows=256,
+        partition_rows=partition_rows,
         model={"name": "none", "architecture": "none"},
         corpus={"name": "none", "sha256": "0" * 64},
         extraction={"unit": unit, "pooling": "mean"},

@@ -106,6 +106,7 @@ def write_store(
     unit: str = "word",
     dtype: str = "float32",
     without: Sequence[tuple[int, int]] = (),
+    partition_rows: int = 256,
 ) -> Store:
     """A store of these sentences; `without`: (sentence, word) that have no row."""
     a_word = 2 if unit == "subword" else 1
@@ -129,4 +130,4 @@ def write_store(
         indptr=np.searchsorted(sentence, np.arange(len(words) + 1)).astype(np.int64),
         source=np.arange(len(words), dtype=np.int64),
     )
-    return write_rows(path, index, vectors, layers, dtype, unit)
+    return write_rows(path, index, vectors, layers, dtype, unit, partition_rows=partition_rows)
