@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from embstore.errors import InvalidValueError
-from embstore.store.storage.files import storing
+from embstore.store.storage.files import replacing
 
 SCHEMA = {
     "store": pl.String,
@@ -66,7 +66,10 @@ class ProbeResult:
         return summary(self.frame)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `frame` to a .csv, .parquet or .json file. Raises InvalidValueError (another suffix), StorageError."""
+        """Write `frame` to a .csv, .parquet or .json file, atomically.
+
+        Raises InvalidValueError for another suffix, StorageError.
+        """
         file = Path(path)
         writers: dict[str, Callable[[Path], object]] = {
             ".csv": self.frame.write_csv,
@@ -75,8 +78,8 @@ class ProbeResult:
         }
         if file.suffix not in writers:
             raise InvalidValueError(f"{file} has the suffix {file.suffix!r}: allowed are {', '.join(writers)}")
-        with storing(file):
-            writers[file.suffix](file)
+        with replacing(file) as partial:
+            writers[file.suffix](partial)
 
     def __repr__(self) -> str:
         tasks, metrics = (self.frame[name].n_unique() for name in ("task", "metric"))

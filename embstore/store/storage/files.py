@@ -10,7 +10,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,25 @@ def fsync_tree(path: Path) -> None:
         fsync_folder(Path(folder))
     if path.is_file():
         fsync(path)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the folder of `path`; the file written there becomes `path`, atomically and durably.
+
+    The order is: the file's bytes to disk, rename, the folder's names to disk. Where the block or a step fails, the old
+    file stays and the temporary one is removed. Raises StorageError.
+    """
+    partial = path.with_name(f".{path.name}.new")
+    with storing(path):
+        try:
+            yield partial
+            fsync(partial)
+            os.replace(partial, path)
+            fsync_folder(path.absolute().parent)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
 
 
 def make_folders(folder: Path) -> None:
