@@ -85,7 +85,7 @@ def make_vectors(store: es.Store, arguments: argparse.Namespace) -> tuple[dict[s
     for method in arguments.methods:
         began = time.perf_counter()
         options = {"method": method, "min_contexts": arguments.min_contexts}
-        layers = es.analysis.static_vectors_by_layer(store, **options)
+        layers = {layer: es.static_vectors(store, layer=layer, **options) for layer in store.layers}
         seconds[method] = time.perf_counter() - began
         systems |= {f"{method} {layer}": vectors for layer, vectors in layers.items()}
     return systems, seconds

@@ -16,7 +16,7 @@ from .analysis.neighbors.index import open_index as open_index
 from .analysis.neighbors.senses import senses as senses
 from .analysis.scan import Reducer as Reducer
 from .analysis.scan import reduce as reduce
-from .analysis.static.vectors import static_vectors as static_vectors
+from .analysis.static import static_vectors as static_vectors
 from .analysis.torch_dataset import TorchDataset as TorchDataset
 from .corpus import Corpus as Corpus
 from .corpus import Keep as Keep

@@ -27,8 +27,7 @@ from .neighbors.senses import umap_plane as umap_plane
 from .scan import Batch as Batch
 from .scan import Reduction as Reduction
 from .scan import Scope as Scope
-from .static.files import write_static_store as write_static_store
-from .static.vectors import all_but_the_top as all_but_the_top
-from .static.vectors import static_vectors_by_layer as static_vectors_by_layer
+from .static import all_but_the_top as all_but_the_top
+from .static import write_static_store as write_static_store
 from .words import distinct_contexts as distinct_contexts
 from .words import eligible_types as eligible_types

@@ -21,7 +21,7 @@ from embstore.analysis.geometry.cosine import Cosines, sentence_groups, word_gro
 from embstore.analysis.geometry.measure import METRICS, geometry
 from embstore.analysis.geometry.moments import Moments
 from embstore.analysis.scan import Batch, Scope, part_spans, reduce
-from embstore.analysis.static.vectors import static_vectors, static_vectors_by_layer
+from embstore.analysis.static import static_vectors
 from embstore.errors import ExecutorError, InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.executors import Processes
 from embstore.store import Selection, Store, open_store
@@ -95,13 +95,11 @@ def test_a_selection_in_any_order_is_the_same(small: Store) -> None:
     "method", ["pc1", "abtt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mean", "medoid"))]
 )
 def test_static_vectors_are_the_same_to_the_bit(store: Store, method: str) -> None:
-    for layers, options in (([4], {"memory": 9_000}), ([4, 1], {"types": [5, 3, 20, 11], "precision": "float32"})):
-        whole = static_vectors_by_layer(store, layers=layers, method=method, **options)
-        found = static_vectors_by_layer(store, layers=layers, method=method, executor=Scattered(3), **options)
-        assert list(found) == layers
-        for layer, vectors in found.items():
-            assert vectors.words == whole[layer].words
-            np.testing.assert_array_equal(vectors.vectors.view(np.int32), whole[layer].vectors.view(np.int32))
+    for layer, options in ((4, {"memory": 9_000}), (1, {"types": [5, 3, 20, 11], "precision": "float32"})):
+        whole = static_vectors(store, layer=layer, method=method, **options)
+        found = static_vectors(store, layer=layer, method=method, executor=Scattered(3), **options)
+        assert found.words == whole.words
+        np.testing.assert_array_equal(found.vectors.view(np.int32), whole.vectors.view(np.int32))
 
 
 @pytest.fixture(scope="module")

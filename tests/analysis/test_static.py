@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.analysis.static.files import write_static_store
-from embstore.analysis.static.vectors import all_but_the_top, static_vectors, static_vectors_by_layer
+from embstore.analysis.static import all_but_the_top, static_vectors, write_static_store
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.vectors import WordVectors, read_vectors, write_vectors
 from tests.analysis.word_store import Written, awkward_words, write_words
@@ -53,10 +52,9 @@ def medoid_of(vectors: np.ndarray) -> int:
 @pytest.mark.parametrize("memory", [None, 2_000])
 @pytest.mark.parametrize("scale", ["unit", "rms"])
 def test_pc1_is_the_first_right_singular_vector(written: Written, scale: str, memory: int | None) -> None:
-    by_layer = static_vectors_by_layer(written.store, layers=[1, 4], method="pc1", scale=scale, memory=memory)
-    assert list(by_layer) == [1, 4]
     compared = 0
-    for layer, found in by_layer.items():
+    for layer in (1, 4):
+        found = static_vectors(written.store, layer=layer, method="pc1", scale=scale, memory=memory)
         assert found.words == tuple(written.store.index.words)
         for word, vector in zip(found.words, found.vectors.astype(np.float64), strict=True):
             vectors = written.of(word, layer)
@@ -135,15 +133,15 @@ def test_words_have_the_required_number_of_contexts(tmp_path: Path) -> None:
 def test_progress_counts_every_occurrence(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store.zarr").store
     listed: list[tuple[int, int]] = []
-    static_vectors_by_layer(store, layers=[0, 5], progress=lambda done, total: listed.append((done, total)))
-    assert listed[-1] == (2 * store.n_rows, 2 * store.n_rows)
+    static_vectors(store, layer=5, progress=lambda done, total: listed.append((done, total)))
+    assert listed[-1] == (store.n_rows, store.n_rows)
     assert [done for done, _ in listed] == sorted({done for done, _ in listed})
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_store_of_static_vectors(tmp_path: Path, suffix: str) -> None:
     source = make_store(tmp_path / "store.zarr").store
-    vectors = static_vectors_by_layer(source, layers=[5, 0], method="mean")
+    vectors = {layer: static_vectors(source, layer=layer, method="mean") for layer in (5, 0)}
     made = {"method": "mean", "min_contexts": 1}
     store = write_static_store(vectors, tmp_path / f"static{suffix}", source=source, made=made)
     assert es.verify(store.path).ok
@@ -190,7 +188,6 @@ def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store.zarr").store
     one_line(lambda: static_vectors(store, layer=3), InvalidValueError, "layer 3 is not stored", "0, 2, 5")
-    one_line(lambda: static_vectors_by_layer(store, layers=[]), InvalidValueError, "no layer is chosen")
     one_line(lambda: static_vectors(store.select(rows=[]), layer=2), InvalidValueError, "is selected")
     one_line(lambda: static_vectors(store, layer=2, min_contexts=999), InvalidValueError, "999 different sentences")
     one_line(lambda: static_vectors(store, layer=2, min_contexts=0), InvalidValueError, "min_contexts 0")

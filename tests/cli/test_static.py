@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.analysis.static.vectors import static_vectors
+from embstore.analysis.static import static_vectors
 from embstore.vectors import read_vectors
 from tests.cli.conftest import SENTENCES, Work
 

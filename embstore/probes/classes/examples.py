@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.static.vectors import static_vectors_by_layer
+from embstore.analysis.static import static_vectors
 from embstore.errors import InvalidValueError
 from embstore.probes.reading import READ_AHEAD, read_ahead
 from embstore.probes.splits import SPLITS, WordSplit
@@ -306,8 +307,8 @@ class ClassExamples:
         examples: Examples = ArrayExamples(dict.fromkeys(self.selection.layers, np.empty((0, 1), np.float32)))
         if len(types):
             chosen = self.selection.store.select(rows=np.sort(rows))
-            means = static_vectors_by_layer(chosen, layers=self.selection.layers, method="mean", types=types)
-            examples = ArrayExamples({layer: vectors.vectors for layer, vectors in means.items()})
+            of_layer = partial(static_vectors, chosen, method="mean", types=types)
+            examples = ArrayExamples({layer: of_layer(layer=layer).vectors for layer in self.selection.layers})
         return SplitExamples(
             examples=examples,
             group=np.arange(len(types)),

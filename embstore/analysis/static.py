@@ -1,12 +1,13 @@
-"""Static vectors: one vector per word, made of its contextual vectors in one layer."""
+"""Static vectors: one vector per word, made of its contextual vectors in one layer; also as a store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from embstore.analysis.word_batches import Resources, WordBatch, compute_per_wor
 from embstore.analysis.words import WordRows, all_types, eligible_types, rows_of_words
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress, reporting
-from embstore.store import Selection, Store
+from embstore.store import Layout, Selection, Store
+from embstore.store.convert.filling import fill_store, require_free_path
+from embstore.store.index import IndexBuilder
 from embstore.vectors import WordVectors
 
 Method = Literal["pc1", "mean", "medoid", "abtt"]
@@ -66,48 +69,20 @@ def static_vectors(
     Raises InvalidValueError for an invalid option, a layer that is not stored, or if no word remains; MissingRowsError,
     NonFiniteError.
     """
-    number = layer_of(data, layer)
-    return static_vectors_by_layer(
-        data,
-        layers=[number],
-        method=method,
-        min_contexts=min_contexts,
-        types=types,
-        scale=scale,
-        n_components=n_components,
-        precision=precision,
-        device=device,
-        memory=memory,
-        executor=executor,
-        progress=progress,
-    )[number]
-
-
-def static_vectors_by_layer(
-    data: Store | Selection,
-    *,
-    layers: int | str | Sequence[int] | None = None,
-    method: str = "pc1",
-    min_contexts: int = 1,
-    types: ArrayLike | None = None,
-    scale: str = "unit",
-    n_components: int | None = None,
-    precision: str = "float64",
-    device: str = "auto",
-    memory: int | str | None = None,
-    executor: Executor | None = None,
-    progress: Progress = None,
-) -> dict[int, WordVectors]:
-    """Make one vector per word at each of several layers (all by default): {layer: vectors}; see `static_vectors`."""
     _check(method, scale, n_components)
-    selection = selected(data, layers)
-    words = rows_of_words(selection, _eligible(selection, min_contexts) if types is None else types)
-    forms = tuple(selection.store.index.words[int(number)] for number in words.types)
-    total = len(words.rows) * len(selection.layers)
-    with reporting(progress, total=total, unit="vectors", label="static vectors") as report:
-        results = compute_per_word(
+    selection = selected(data, layer_of(data, layer))
+    store = selection.store
+    if types is None:
+        types = all_types(selection) if min_contexts == 1 else eligible_types(selection, min_contexts)
+        if not len(types):
+            raise InvalidValueError(
+                f"no word of {store.path} occurs in {min_contexts:,} different sentences: allow fewer contexts"
+            )
+    words = rows_of_words(selection, types)
+    with reporting(progress, total=len(words.rows), unit="vectors", label="static vectors") as report:
+        (vectors,) = compute_per_word(
             partial(_vectors, method=f"{method} {scale}" if method == "pc1" else method),
-            selection.store,
+            store,
             selection.layers,
             words,
             precision=precision,
@@ -116,10 +91,9 @@ def static_vectors_by_layer(
             executor=executor,
             progress=report,
         )
-        by_layer = dict(zip(selection.layers, results, strict=True))
     if method == "abtt":
-        by_layer = {layer: all_but_the_top(vectors, n_components=n_components) for layer, vectors in by_layer.items()}
-    return {layer: WordVectors(forms, vectors) for layer, vectors in by_layer.items()}
+        vectors = all_but_the_top(vectors, n_components=n_components)
+    return WordVectors(tuple(store.index.words[int(number)] for number in words.types), vectors)
 
 
 def _check(method: str, scale: str, n_components: int | None) -> None:
@@ -133,35 +107,18 @@ def _check(method: str, scale: str, n_components: int | None) -> None:
         raise InvalidValueError(f"n_components applies to the method abtt only, not to {method}: leave it out")
 
 
-def _eligible(selection: Selection, min_contexts: int) -> NDArray[np.int64]:
-    types = all_types(selection) if min_contexts == 1 else eligible_types(selection, min_contexts)
-    if not len(types):
-        raise InvalidValueError(
-            f"no word of {selection.store.path} occurs in {min_contexts:,} different sentences: allow fewer contexts"
-        )
-    return types
-
-
-@dataclass(frozen=True)
-class _Method:
-    """How a method makes float64 vectors [w, feature]: of a batch of words, and of one word read in blocks."""
-
-    of_batch: Callable[[WordBatch, Resources], torch.Tensor]
-    of_blocks: Callable[[Blocks, Resources], torch.Tensor]
-
-
 def _vectors(
     store: Store, layer: int, words: WordRows, resources: Resources, progress: Callable[[int], object], *, method: str
 ) -> NDArray[np.float32]:
     """The vectors of all words of a layer, float32 [n_words, feature]; for abtt the means."""
-    chosen = _METHODS[method]
+    of_batch, of_blocks = _METHODS[method]
     out = np.empty((len(words.types), store.hidden_size), np.float32)
     for numbers, vectors in map_words(
         store,
         layer,
         words,
-        batch=lambda batch: chosen.of_batch(batch, resources).cpu().numpy(),
-        frequent=lambda _number, blocks: chosen.of_blocks(blocks, resources).cpu().numpy(),
+        batch=lambda batch: of_batch(batch, resources).cpu().numpy(),
+        frequent=lambda _number, blocks: of_blocks(blocks, resources).cpu().numpy(),
         resources=resources,
         progress=progress,
     ):
@@ -282,10 +239,63 @@ def all_but_the_top(vectors: ArrayLike, *, n_components: int | None = None) -> N
     return out
 
 
+# How a method makes float64 vectors [w, feature]: of a batch of words, and of one word read in blocks.
+_METHODS: dict[str, tuple[Callable[[WordBatch, Resources], torch.Tensor], Callable[[Blocks, Resources], torch.Tensor]]]
 _METHODS = {
-    "pc1 unit": _Method(_first_components, _first_component_of_blocks),
-    "pc1 rms": _Method(partial(_first_components, rms=True), partial(_first_component_of_blocks, rms=True)),
-    "mean": _Method(_means, _mean_of_blocks),
-    "medoid": _Method(_medoids, _medoid_of_blocks),
-    "abtt": _Method(_means, _mean_of_blocks),
+    "pc1 unit": (_first_components, _first_component_of_blocks),
+    "pc1 rms": (partial(_first_components, rms=True), partial(_first_component_of_blocks, rms=True)),
+    "mean": (_means, _mean_of_blocks),
+    "medoid": (_medoids, _medoid_of_blocks),
+    "abtt": (_means, _mean_of_blocks),
 }
+
+
+def write_static_store(
+    vectors: WordVectors | Mapping[int, WordVectors],
+    path: str | Path,
+    *,
+    source: Store,
+    layer: int | None = None,
+    made: Mapping[str, Any],
+) -> Store:
+    """Write static vectors as a float32 store, so that they can be analysed like contextual ones.
+
+    The store has one row per word; each word is a sentence of its own. `vectors`: those of one layer, with its number
+    in `layer`, or a mapping of layers to vectors of the same words. `made`: how they were made (JSON: method and
+    options), stored in the metadata under `extraction.static` with the name and fingerprint of `source`. An unfinished
+    store of the same vectors is resumed. Raises InvalidValueError for a path that is in use, StorageError if the disk
+    is full.
+    """
+    if isinstance(vectors, WordVectors):
+        if layer is None:
+            raise InvalidValueError("the layer of the vectors is not given: a store records its number")
+        vectors = {layer: vectors}
+    elif layer is not None or not vectors:
+        raise InvalidValueError("give either vectors and their layer, or a mapping of one or more layers to vectors")
+    path, by_layer = Path(path), dict(sorted(vectors.items()))
+    words = next(iter(by_layer.values())).words
+    if any(other.words != words for other in by_layer.values()):
+        raise InvalidValueError("the layers have vectors of different words: a store needs the same words in each")
+    require_free_path(path)
+    size = next(iter(by_layer.values())).dimensions
+    layout = Layout.of(n_rows=len(words), layers=tuple(by_layer), hidden_size=size, dtype="float32")
+    origin = {"name": source.path.name, "fingerprint": source.metadata.fingerprint}
+    metadata = replace(
+        source.metadata,
+        n_rows=layout.n_rows,
+        layers=layout.layers,
+        hidden_size=layout.hidden_size,
+        dtype=layout.dtype,
+        partition_rows=layout.partition_rows,
+        extraction={**source.metadata.extraction, "static": {**made, "source": origin}},
+        dropped=(),
+    )
+    index = IndexBuilder()
+    for number, word in enumerate(words):
+        index.add(number, [word])
+
+    def arrays_of(partition: int) -> dict[str, NDArray[np.float32]]:
+        start, stop = layout.span(partition)
+        return {"hidden_states": np.stack([each.vectors[start:stop] for each in by_layer.values()])}
+
+    return fill_store(path, metadata=metadata, index=index.build(), center=None, arrays_of=arrays_of, progress=None)
