@@ -18,7 +18,7 @@ from embstore.models.static.shorthand import BAG, Missing, parse_shorthand
 from embstore.models.static.tables import SubwordTable, WordTable
 from embstore.models.transformer.encoder import TransformerEncoder
 from embstore.vectors import RandomVectors, VectorTable, WordVectors, open_vector_table
-from embstore.vectors.table import table_of_vectors
+from embstore.vectors.word_vectors import table_of_vectors
 
 
 def load_encoder(

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import WordVectorsError
 from embstore.vectors.mapped import MappedFile, sha256_of_files
-from embstore.vectors.table import VectorTable
-from embstore.vectors.word_vectors import first_nonfinite
+from embstore.vectors.word_vectors import VectorTable, first_nonfinite
 
 MAGIC = struct.pack("<i", 793712314)
 WORD_NBYTES = 2**16

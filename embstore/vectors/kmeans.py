@@ -1,12 +1,23 @@
-"""Spherical k-means: unit vectors clustered by their cosine with the cluster centers."""
+"""Unit vectors, and spherical k-means: clusters by the cosine with the cluster centers."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 N_RESTARTS = 10
 MAX_ITERATIONS = 100
+Real = TypeVar("Real", np.float32, np.float64)
+
+
+def unit_rows(vectors: NDArray[Real]) -> NDArray[Real]:
+    """Scale vectors [..., feature] to unit length, zero vectors unchanged; exact for very short and long ones too."""
+    largest = np.abs(vectors).max(-1, keepdims=True)
+    scaled = vectors / np.where(largest > 0, largest, 1)  # squares of float32 can overflow and vanish
+    lengths = np.sqrt(np.square(scaled).sum(-1, keepdims=True))
+    return np.asarray(scaled / np.where(lengths > 0, lengths, 1))
 
 
 def spherical_kmeans(
@@ -50,9 +61,7 @@ def _refine(unit: NDArray[np.float64], centers: NDArray[np.float64]) -> tuple[ND
         if (nearest == clusters).all():
             break
         clusters = nearest
-        sums = (clusters == np.arange(len(centers))[:, None]).astype(np.float64) @ unit
-        norms = np.linalg.norm(sums, axis=1, keepdims=True)
-        centers = np.asarray(sums / np.where(norms > 0, norms, 1))  # zeros if the vectors of a cluster cancel
+        centers = unit_rows((clusters == np.arange(len(centers))[:, None]).astype(np.float64) @ unit)
     return clusters, float((unit * centers[clusters]).sum())
 
 

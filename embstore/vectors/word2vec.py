@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import SurplusWordsWarning
 from embstore.vectors.mapped import BOM, MappedFile, sha256_of_files, shown_bytes
-from embstore.vectors.table import RowTable
-from embstore.vectors.word_vectors import first_repeated
+from embstore.vectors.word_vectors import RowTable, first_repeated
 
 BLOCK_NBYTES = 2**24
 ROWS_AT_ONCE = 2**12

@@ -1,9 +1,11 @@
-"""A table of words with one vector each, in memory."""
+"""Words with one vector each: in memory, and tables to look them up in a mapped file or drawn at random."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, quoted
 
 BLOCK_ROWS = 2**14
+PHRASE_JOINS = ("_", " ")  # how the entries of phrases are spelled: as by word2vec, then as by numpy and gensim
+MAX_DIMENSIONS = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,3 +109,121 @@ def first_repeated(words: Sequence[str]) -> tuple[int, int] | None:
         if (first := row_of.setdefault(word, row)) != row:
             return first, row
     return None
+
+
+class VectorTable(ABC):
+    """Vectors of words that are read on lookup, as the static encoders use them.
+
+    `dimensions`: the number of components of a vector. `sha256`: the hash of all data that the vectors depend on.
+    """
+
+    dimensions: int
+
+    @property
+    @abstractmethod
+    def sha256(self) -> str: ...
+
+    @abstractmethod
+    def holds(self, word: str) -> bool:
+        """Return whether the word has an entry of its own, as spelled or in lower case."""
+
+    def has(self, word: str) -> bool:
+        """Return whether the word has a vector, including one composed of its n-grams."""
+        return self.holds(word)
+
+    @abstractmethod
+    def vectors_of(self, words: Sequence[str]) -> NDArray[np.float32]:
+        """Return the vectors of words, float32 [words, dimensions]. Raises KeyError for a word without a vector."""
+
+    def phrase(self, words: Sequence[str]) -> str | None:
+        """Return the entry of a phrase, its words joined by "_" or a space; None if there is none."""
+        for join in PHRASE_JOINS:
+            if self.holds(entry := join.join(words)):
+                return entry
+        return None
+
+
+class RowTable(VectorTable):
+    """A table with one row a word, of which `read_rows` reads the vectors.
+
+    `read_rows` takes a sequence of row numbers and returns float32 [rows, dimensions]. `hash_data` returns the SHA-256
+    of the data. Only rows that are looked up are read.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        read_rows: Callable[[Sequence[int]], NDArray[np.float32]],
+        *,
+        dimensions: int,
+        hash_data: Callable[[], str],
+    ) -> None:
+        self.words = words
+        self.read_rows = read_rows
+        self.dimensions = dimensions
+        self._hash_data = hash_data
+
+    @cached_property
+    def sha256(self) -> str:
+        return self._hash_data()
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def holds(self, word: str) -> bool:
+        return self.row_of(word) is not None
+
+    def row_of(self, word: str) -> int | None:
+        """Return the row of a word as spelled, else in lower case; None if there is neither."""
+        row = self._row_of.get(word)
+        return self._row_of.get(word.lower()) if row is None else row
+
+    def vectors_of(self, words: Sequence[str]) -> NDArray[np.float32]:
+        rows = [self.row_of(word) for word in words]
+        if None in rows:
+            raise KeyError(words[rows.index(None)])
+        return self.read_rows([row for row in rows if row is not None])
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        return {word: row for row, word in enumerate(self.words)}
+
+
+def table_of_vectors(vectors: WordVectors) -> RowTable:
+    """Return a table of vectors in memory."""
+    return RowTable(
+        vectors.words,
+        lambda rows: vectors.vectors[np.asarray(rows, np.int64)],
+        dimensions=vectors.dimensions,
+        hash_data=vectors.sha256,
+    )
+
+
+class RandomVectors(VectorTable):
+    """A table that has every word and phrase: a vector from N(0, I), the same for the same seed and word.
+
+    The numbers are those of numpy's legacy generator over Philox, whose stream numpy never changes, with the key
+    BLAKE2b(seed, word), so they are the same in any process and on any machine.
+    """
+
+    def __init__(self, dimensions: int, *, seed: int = 0) -> None:
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise InvalidValueError(f"{dimensions} dimensions are not allowed: give 1 to {MAX_DIMENSIONS}")
+        self.dimensions = dimensions
+        self.seed = seed
+
+    @property
+    def sha256(self) -> str:
+        rule = {"drawn": "N(0, I)", "dimensions": self.dimensions, "seed": self.seed}
+        return hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()
+
+    def holds(self, word: str) -> bool:
+        return True
+
+    def vectors_of(self, words: Sequence[str]) -> NDArray[np.float32]:
+        vectors = np.empty((len(words), self.dimensions), np.float32)
+        for row, word in enumerate(words):
+            spelled = f"{self.seed}\0{word}".encode("utf-8", "surrogatepass")
+            key = int.from_bytes(hashlib.blake2b(spelled, digest_size=16).digest(), "little")
+            vectors[row] = np.random.RandomState(np.random.Philox(key=key)).standard_normal(self.dimensions)
+        return vectors

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.analysis.neighbors.space import Space, Vectors, halves_or_floats, refuse_vector, unit_rows
+from embstore.analysis.neighbors.space import Space, Vectors, halves_or_floats, refuse_vector
 from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.vectors.kmeans import unit_rows
 
 FEW_QUERIES = 12  # up to this number, rows are multiplied as they are read, and torch is not loaded
 BLOCK_NBYTES = 2**21  # of float32

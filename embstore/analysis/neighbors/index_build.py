@@ -38,10 +38,11 @@ from embstore.analysis.neighbors.index_files import (
     write_info,
     write_space,
 )
-from embstore.analysis.neighbors.space import Space, space_of, unit_rows
+from embstore.analysis.neighbors.space import Space, space_of
 from embstore.errors import EmbstoreError, InvalidValueError, NonFiniteError, SearchIndexError, StoreDamagedError
 from embstore.store import Store
 from embstore.store.storage.files import fsync, fsync_folder, remove, storing
+from embstore.vectors.kmeans import unit_rows
 
 BLOCK_ROWS = 8192  # rows added at a time; blocks always begin at a multiple of it
 

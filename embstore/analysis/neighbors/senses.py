@@ -12,11 +12,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.find import mark_words
-from embstore.analysis.neighbors.space import space_of, unit_rows
+from embstore.analysis.neighbors.space import space_of
 from embstore.analysis.scan import layer_of, rows_of
 from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteError
 from embstore.store import Selection, Store
-from embstore.vectors.kmeans import spherical_kmeans
+from embstore.vectors.kmeans import spherical_kmeans, unit_rows
 
 Method = Literal["kmeans", "hdbscan"]
 MAX_CLUSTERS = 8

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Selection, Store
 from embstore.store.layers import resolve_layer
+from embstore.vectors.kmeans import unit_rows
 
 METRICS = ("cosine", "ip", "l2")
 
@@ -141,14 +142,6 @@ class Space:
         if self.metric == "cosine":
             query, transformed = unit_rows(query), unit_rows(transformed)
         return np.asarray((transformed * query).sum(-1))
-
-
-def unit_rows(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scale vectors to unit length, zero vectors unchanged; exact for very small and very large vectors too."""
-    largest = np.abs(vectors).max(-1, keepdims=True)
-    scaled = vectors / np.where(largest > 0, largest, 1)
-    lengths = np.sqrt(np.square(scaled).sum(-1, keepdims=True))
-    return np.asarray(scaled / np.where(lengths > 0, lengths, 1))
 
 
 def space_of(

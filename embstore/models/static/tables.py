@@ -19,7 +19,7 @@ from embstore.models.encoder import Tokenized
 from embstore.models.static.shorthand import Missing
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.vectors import RandomVectors
-from embstore.vectors.table import PHRASE_JOINS, VectorTable
+from embstore.vectors.word_vectors import PHRASE_JOINS, VectorTable
 
 NO_ROW = -1
 FIRST_ROWS = 1024

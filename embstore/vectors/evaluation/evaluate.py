@@ -15,10 +15,9 @@ from embstore.corpus.lines import finite_number
 from embstore.errors import BenchmarkError, IgnoredFilesWarning, InvalidValueError
 from embstore.progress import Progress, reporting
 from embstore.vectors.evaluation.analogies import read_analogies
-from embstore.vectors.evaluation.categories import read_categories
 from embstore.vectors.evaluation.lexicon import Benchmark, Lexicon, Oov, on_shared_vocabulary, read_lines
 from embstore.vectors.evaluation.relations import GOLD, PARADIGMS, read_relations
-from embstore.vectors.evaluation.similarity import read_similarity, separator_of
+from embstore.vectors.evaluation.similarity import read_categories, read_similarity, separator_of
 from embstore.vectors.word_vectors import WordVectors
 
 SCHEMA = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import numpy as np
 import polars as pl
@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.corpus.lines import read_blocks
 from embstore.errors import BenchmarkError, CorpusError, InvalidValueError
+from embstore.vectors.kmeans import unit_rows
 from embstore.vectors.word_vectors import WordVectors
 
 Oov = Literal["skip", "mean"]
 BLOCK_ROWS = 2**14
 IntArray = NDArray[np.int64]
-Real = TypeVar("Real", np.float32, np.float64)
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,6 @@ class Lexicon:
             if (row := self.vectors.row_of(spelling)) is not None:
                 return row
         return -1
-
-
-def unit_rows(vectors: NDArray[Real]) -> NDArray[Real]:
-    """Return rows at length 1; rows of zeros stay zeros."""
-    # Scaled by the largest number first: squares of float32 can overflow and vanish.
-    largest = np.abs(vectors).max(1, keepdims=True)
-    scaled = vectors.copy()
-    scaled /= np.where(largest > 0, largest, 1).astype(vectors.dtype)
-    norms = np.linalg.norm(scaled, axis=1, keepdims=True)
-    scaled /= np.where(norms > 0, norms, 1).astype(vectors.dtype)
-    return scaled
 
 
 def on_shared_vocabulary(systems: Mapping[str, WordVectors], *, lowercase: bool = True) -> dict[str, WordVectors]:

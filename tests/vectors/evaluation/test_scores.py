@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 from embstore.vectors import WordVectors
 from embstore.vectors.evaluation import analogies
 from embstore.vectors.evaluation.analogies import Analogies
-from embstore.vectors.evaluation.categories import Categories, purity
-from embstore.vectors.evaluation.lexicon import Lexicon, Score, spearman, unit_rows
-from embstore.vectors.evaluation.relations import (
-    MaxDiff,
-    Relation,
-    Relations,
-    maxdiff_accuracy,
-    read_maxdiff,
-    read_ratings,
-)
-from embstore.vectors.evaluation.similarity import SimilarityPairs
-from embstore.vectors.kmeans import spherical_kmeans
+from embstore.vectors.evaluation.lexicon import Lexicon, Score, spearman
+from embstore.vectors.evaluation.relations import Relation, Relations, read_ratings
+from embstore.vectors.evaluation.similarity import Categories, SimilarityPairs, purity
+from embstore.vectors.kmeans import spherical_kmeans, unit_rows
 from tests.vectors.evaluation import oracle
 
 
@@ -137,95 +129,34 @@ def words(random: np.random.Generator, count: int) -> tuple[tuple[str, str], ...
 def test_relations(oov: str) -> None:
     system, random = oracle.vectors(24), np.random.default_rng(4)
     known = oracle.table(system)
-    made = [
-        Relation(
-            name,
-            words(random, 5),
-            pairs := tuple(dict.fromkeys(words(random, 15))),
-            tuple(random.integers(-50, 50, len(pairs)).astype(float).tolist()),
-            tuple(
-                MaxDiff(choice, frozenset(choice[: int(random.integers(0, 2))]), frozenset(choice[2:3]))
-                for choice in (tuple(pairs[place] for place in random.choice(len(pairs), 4, False)) for _ in range(40))
-            ),
+    made = []
+    for name in ("1a", "1b", "2c"):
+        paradigms, pairs = words(random, 5), tuple(dict.fromkeys(words(random, 15)))
+        made.append(
+            Relation(name, paradigms, pairs, tuple(random.integers(-50, 50, len(pairs)).astype(float).tolist()))
         )
-        for name in ("1a", "1b", "2c")
-    ]
-    without = Relation("9z", (("x", "y"),), made[0].pairs, made[0].ratings, made[0].questions)
+    without = Relation("9z", (("x", "y"),), made[0].pairs, made[0].ratings)
 
     def offset(pair: tuple[str, str]) -> np.ndarray:
         left, right = (oracle.unit(known.get(word, oracle.mean(system))) for word in pair)
         return right - left
 
     found = by_task(Relations("r", (*made, without)).scores(Lexicon(system), oov=oov))
-    rho, accuracy = [], []
+    rho = []
     for relation in made:
         paradigms = [p for p in relation.paradigms if oov == "mean" or all(word in known for word in p)]
         prototype = sum(map(offset, paradigms)) / len(paradigms)
-        rated = {pair: oracle.cosine(prototype, offset(pair)) for question in [relation.pairs] for pair in question}
         kept = [place for place, p in enumerate(relation.pairs) if oov == "mean" or all(word in known for word in p)]
-        rho.append(
-            oracle.spearman(
-                [rated[relation.pairs[place]] for place in kept], [relation.ratings[place] for place in kept]
-            )
-        )
+        rated = [oracle.cosine(prototype, offset(relation.pairs[place])) for place in kept]
+        rho.append(oracle.spearman(rated, [relation.ratings[place] for place in kept]))
         assert found[f"relations/{relation.name}", "spearman"].value == pytest.approx(rho[-1], abs=1e-9)
         assert found[f"relations/{relation.name}", "spearman"].count == len(kept)
-        right = []
-        for question in relation.questions:
-            if oov == "skip" and not all(word in known for pair in question.choice for word in pair):
-                continue
-            if question.least:
-                right.append(min(question.choice, key=rated.__getitem__) in question.least)
-            right.append(max(question.choice, key=rated.__getitem__) in question.most)
-        accuracy.append(sum(right) / len(right))
-        assert found[f"relations/{relation.name}", "maxdiff"].value == pytest.approx(accuracy[-1])
     assert found["relations/9z", "spearman"].coverage == 0
     if oov == "skip":
         assert found["relations/9z", "spearman"].value is None
         assert found["relations", "spearman"].value == pytest.approx(sum(rho) / 3)
-        assert found["relations", "maxdiff"].value == pytest.approx(sum(accuracy) / 3)
     counts = [found[f"relations/{relation.name}", "spearman"].count for relation in (*made, without)]
     assert found["relations", "spearman"].count == sum(counts)
-
-
-def test_maxdiff_ties_and_missing_choices(tmp_path: Path) -> None:
-    lines = [
-        '"a:b"\t"c:d"\t"e:f"\t"g:h"\t"a:b"\t"g:h"\t"x"',
-        '"a:b"\t"c:d"\t"e:f"\t"g:h"\t"c:d"\t""\t"x"',
-        '"c:d"\t"a:b"\t"e:f"\t"g:h"\t""\t"g:h"\t"x"',
-        '"c:d"\t"a:b"\t"e:f"\t"g:h"\t""\t"a:b"\t"x"',
-        '"c:d"\t"a:b"\t"e:f"\t"g:h"\t""\t"g:h"\t"x"',
-    ]
-    (tmp_path / "answers.txt").write_text("# pair1 ...\n" + "\n".join(lines))
-    first, second = read_maxdiff(tmp_path / "answers.txt")
-    assert (first.least, first.most) == ({("a", "b"), ("c", "d")}, {("g", "h")})
-    assert (second.least, second.most) == (frozenset(), {("g", "h")})
-    rated = {("a", "b"): 5.0, ("c", "d"): 1.0, ("e", "f"): 2.0, ("g", "h"): 5.0}
-    # least: c:d, right; most: the first of the two highest, a:b then a:b again, both wrong
-    assert maxdiff_accuracy([first, second], rated) == 1 / 3
-
-
-def test_maxdiff_as_the_scripts_of_the_task(data: Path) -> None:
-    package = data / "word-benchmarks/semeval2012-task2/SemEval-2012-Complete-Data-Package"
-    examples = package / "Examples"
-    questions = read_maxdiff(package / "Training/Phase2Answers/Phase2Answers-1a.txt")
-    guessed = {}
-    for line in (examples / "RandomMaxDiff-1a.txt").read_text().splitlines():
-        if line.strip() and not line.startswith("#"):
-            fields = [tuple(field.split(":")) for field in line.replace('"', "").split()]
-            guessed[tuple(fields[:4])] = fields[4:]
-    assert len(questions) == len(guessed) == 103
-    least = sum(guessed[question.choice][0] in question.least for question in questions)
-    most = sum(guessed[question.choice][1] in question.most for question in questions)
-    said = (examples / "MaxDiffRandom-1a.txt").read_text()
-    assert f"Least Illustrative Guessed Correctly:   {least}\n" in said
-    assert f"Most Illustrative Guessed Correctly:    {most}\n" in said
-    guesses = [
-        maxdiff_accuracy([question], {pair: (pair == most_) - (pair == least_) for pair in question.choice})
-        for question in questions
-        for least_, most_ in [guessed[question.choice]]
-    ]
-    assert sum(guesses) / 103 == pytest.approx((least + most) / 206)
 
 
 def test_spearman_as_the_scripts_of_the_task(data: Path) -> None:
