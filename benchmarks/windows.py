@@ -23,8 +23,8 @@ import transformers
 from measure import Target, Times, interleaved, machine, paired_ratios, table, targets_table, write_json
 
 import embstore as es
+from embstore.extraction import extract_windows, plan_windows
 from embstore.extraction.options import sorted_windows, window_name
-from embstore.extraction.window_plan import extract_windows, plan_windows
 from embstore.extraction.worker import Timings
 from embstore.store import Store
 

@@ -1,9 +1,9 @@
 from .bench import bench_extract as bench_extract
+from .extract import extract_windows as extract_windows
 from .options import ExtractionOptions as ExtractionOptions
 from .options import window_name as window_name
 from .plan import Plan as Plan
 from .window_plan import WindowPlan as WindowPlan
-from .window_plan import extract_windows as extract_windows
 from .window_plan import plan_windows as plan_windows
 from .window_plan import store_path as store_path
 from .worker import Timings as Timings

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,36 +27,20 @@ from embstore.errors import (
     WorkerWarning,
 )
 from embstore.executors import iter_completed, n_workers_of, one_line
-from embstore.extraction.cast import Cast
 from embstore.extraction.partition import Part
-from embstore.extraction.plan import Plan, text_options
+from embstore.extraction.plan import Plan
 from embstore.extraction.resume import require_same_plan
-from embstore.extraction.worker import (
-    CENTER_ROWS,
-    Done,
-    Job,
-    Outcome,
-    Target,
-    Task,
-    Timings,
-    Worker,
-    layer_means,
-    run_tasks,
-)
-from embstore.progress import Progress, Report, reporting
-from embstore.store import (
-    Store,
-    StoreWriter,
-    create_store,
-    open_store,
-    verify,
-)
+from embstore.extraction.window_plan import WINDOW_FIELD, WindowPlan
+from embstore.extraction.worker import Job, Outcome, RemoteJob, Target, Task, Timings, Worker, run_tasks
+from embstore.progress import Progress, reporting
+from embstore.store import Store, StoreWriter, create_store, open_store, verify
 from embstore.store.backend import exists, open_reader
 from embstore.store.check.repair import repair_layout
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
 from embstore.store.writer import place_mark, remove_store
 
+CENTER_ROWS = 4096  # whose mean is taken from vectors that are stored as int8
 MAX_FAILURES = 8  # failed partitions after which no more are submitted
 MAX_DETAILED_FAILURES = 4
 MAX_TASKS_PER_CALL = 4  # partitions that a worker is sent at once: one is written as the next is encoded
@@ -109,6 +94,44 @@ def extract(
     )[0]
 
 
+def extract_windows(
+    plan: WindowPlan,
+    path: str | Path | ObjectPath,
+    *,
+    repair: bool = False,
+    executor: Executor | None = None,
+    progress: Progress = None,
+    timings: Timings | None = None,
+) -> dict[int | None, Store]:
+    """Write the hidden states of several windows, each into a store of its own; the same call resumes.
+
+    Returns the stores by window; see `WindowPlan.paths` for their paths. The other arguments, and the errors, are
+    those of `extract`; nothing is begun if one of the stores that exist was made by another plan.
+    """
+    paths = plan.paths(path)
+    if len(set(paths.values())) < len(paths):
+        raise InvalidValueError(f"{path} names one store for several windows: put {WINDOW_FIELD} in the name")
+    if isinstance(parse_location(path), Path):
+        plan.estimate.require_space(share=sum(not exists(path) for path in paths.values()) / len(paths))
+    for window, one in plan.plans.items():
+        _refuse_other_plan(one, paths[window])
+    plans = [(one, paths[window]) for window, one in plan.plans.items()]
+    groups = [plans] if plan.kind == "context" else [[each] for each in plans]
+    stores: list[Store] = []
+    with reporting(progress, total=plan.n_rows, unit="words", label="extract") as report:
+        for group in groups:
+            n_before = sum(store.n_rows for store in stores)
+            stores += extract_together(
+                [one for one, _ in group],
+                [place for _, place in group],
+                repair=repair,
+                executor=executor,
+                progress=lambda done, _, before=n_before: report(before + done),  # type: ignore[misc]
+                timings=timings,
+            )
+    return dict(zip(plan.windows, stores, strict=True))
+
+
 def extract_together(
     plans: Sequence[Plan],
     paths: Sequence[Path | ObjectPath],
@@ -123,9 +146,6 @@ def extract_together(
     A partition that is missing in any of the stores is encoded for all of them, so that the batches, and with them
     the bits, are those of a run that was never interrupted.
     """
-    if len(plans) > 1:
-        for plan, path in zip(plans, paths, strict=True):
-            _refuse_other_plan(plan, path)
     targets = [_Target(plan, path, repair=repair) for plan, path in zip(plans, paths, strict=True)]
     timings = timings or Timings()
     began = time.perf_counter()
@@ -134,16 +154,22 @@ def extract_together(
         for store in stores:
             store.open(stack.enter_context(StoreWriter(store.path)))
         total = sum(plan.layout.n_rows for plan in plans)
-        missing = sum(store.n_missing_rows for store in stores)
-        try:
-            with reporting(progress, total=total, unit="words", label="extract") as report:
-                if missing:
+        n_done = total - sum(store.n_missing_rows for store in stores)
+        with reporting(progress, total=total, unit="words", label="extract") as report:
+
+            def advance(n_rows: int) -> None:
+                nonlocal n_done
+                n_done += n_rows
+                report(n_done)
+
+            try:
+                if n_done < total:
                     run = _run_here if executor is None else partial(_run_on, executor)
-                    run(plans, stores, timings, report, total - missing)
-        except NonFiniteError:
-            for store in stores:
-                store.remove_if_empty()
-            raise
+                    run(stores, timings, advance)
+            except NonFiniteError:
+                for store in stores:
+                    store.remove_if_empty()
+                raise
         for store in stores:
             store.writer.finish()
     timings.wall = time.perf_counter() - began
@@ -171,16 +197,22 @@ def _create(plan: Plan, path: Path | ObjectPath) -> bool:
 
 
 def _center(plan: Plan) -> NDArray[np.float32] | None:
-    """Return the mean of the first rows of each layer for int8, the same for the same plan; otherwise None."""
+    """Return the mean of the first rows, float32 [n_layers, hidden_size], for int8; otherwise None.
+
+    It is the same for the same plan, whatever other windows are extracted with it.
+    """
     if plan.metadata.dtype != "int8":
         return None
-    return layer_means(
-        Part.of(plan.index, 0, min(plan.layout.n_rows, CENTER_ROWS)),
-        plan.encoder,
-        layers=plan.layout.layers,
-        options=plan.options,
-        text=text_options(plan.reading, plan.options, (plan.options.context_window,)),
-    )
+    encoder, layout = plan.encoder, plan.layout
+    part = Part.of(plan.index, 0, min(layout.n_rows, CENTER_ROWS))
+    total = np.zeros((len(layout.layers), layout.hidden_size))
+    for passage in part.passages(encoder, replace(plan.text, contexts=(plan.options.context_window,))):
+        spans, encoding = passage.spans, plan.options.encoding
+        for pooled in encoder.encode(passage.tokenized, spans, layers=layout.layers, **encoding):
+            sources, _ = passage.rows_of(0, pooled.rows)
+            vectors = pooled.vectors.double()
+            total += (vectors if sources is None else vectors[:, sources]).sum(1).numpy()
+    return (total / part.n_rows).astype(np.float32)
 
 
 def _repair_layout(plan: Plan, path: Path | ObjectPath) -> list[int]:
@@ -233,64 +265,47 @@ class _Target:
             remove_store(self.path)
 
 
-def _tasks(plan: Plan, stores: Sequence[_Target]) -> Iterator[Task]:
+def _tasks(stores: Sequence[_Target]) -> Iterator[Task]:
     """Yield the partitions that any store does not have."""
+    plan = stores[0].plan
     for partition in sorted({partition for store in stores for partition in store.missing}):
         chosen = tuple(number for number, store in enumerate(stores) if store.is_missing(partition))
         yield Task(partition, Part.of(plan.index, *plan.layout.span(partition)), chosen)
 
 
-def _run_here(plans: Sequence[Plan], stores: Sequence[_Target], timings: Timings, report: Report, n_done: int) -> None:
+def _job(stores: Sequence[_Target]) -> Job:
+    plan = stores[0].plan
+    windows, centers = zip(*((store.window, store.center) for store in stores), strict=True)
+    return Job(plan.layout, plan.options, plan.text, windows, centers)
+
+
+def _run_here(stores: Sequence[_Target], timings: Timings, advance: Callable[[int], None]) -> None:
     """Encode, write and commit all missing partitions in this process; raises the first error."""
-    plan = plans[0]
+    plan = stores[0].plan
     batching = plan.metadata.extraction["batching"]
     if plan.encoder.batching != batching:
         plan.encoder.use_batching(batching)  # another plan may have chosen another one in the meantime
-
-    def advance(n_rows: int) -> None:
-        nonlocal n_done
-        n_done += n_rows
-        report(n_done)
-
-    worker = Worker(
-        plan.encoder,
-        layout=plan.layout,
-        options=plan.options,
-        text=plan.text,
-        windows=[store.window for store in stores],
-        casts=[Cast(plan.layout, center=store.center) for store in stores],
-        writes=[store.writer.write for store in stores],
-        timings=timings,
-        on_rows=advance,
-    )
-    with closing(worker.run(_tasks(plan, stores))) as outcomes:
-        for done in outcomes:
-            if done.error is not None:
-                raise done.error
+    writes = [store.writer.write for store in stores]
+    worker = Worker(plan.encoder, _job(stores), writes, timings=timings, on_rows=advance)
+    for _ in worker.run(_tasks(stores)):
+        pass  # the writers commit
 
 
-def _run_on(
-    executor: Executor,
-    plans: Sequence[Plan],
-    stores: Sequence[_Target],
-    timings: Timings,
-    report: Report,
-    n_done: int,
-) -> None:
+def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, advance: Callable[[int], None]) -> None:
     """Have an executor's workers write the missing partitions, and commit each as it is completed.
 
     Raises one error that names the partitions that could not be written, after the others are committed.
     """
-    plan = plans[0]
-    partitions = {partition for store in stores for partition in store.missing}
-    size = max(1, min(MAX_TASKS_PER_CALL, len(partitions) // (8 * n_workers_of(executor))))
+    n_partitions = len({partition for store in stores for partition in store.missing})
+    size = max(1, min(MAX_TASKS_PER_CALL, n_partitions // (8 * n_workers_of(executor))))
     submitted: dict[int, Task] = {}
-    failures: list[Done] = []
+    failed: list[tuple[Task, Exception]] = []
+    warned: set[str] = set()
 
     def calls() -> Iterator[Callable[[], Outcome]]:
-        job = pickle.dumps(_job(plan, stores))
-        tasks = _tasks(plan, stores)
-        while len(failures) < MAX_FAILURES and (some := list(islice(tasks, size))):
+        job = pickle.dumps(_remote_job(stores))
+        tasks = _tasks(stores)
+        while len(failed) < MAX_FAILURES and (some := list(islice(tasks, size))):
             submitted.update((task.partition, task) for task in some)
             yield partial(run_tasks, job, some)
 
@@ -298,13 +313,13 @@ def _run_on(
     try:
         with closing(iter_completed(executor, calls())) as outcomes:
             for outcome in outcomes:
-                for line in outcome.warnings:
+                for line in set(outcome.warnings) - warned:
                     warnings.warn(line, WorkerWarning, stacklevel=2)
+                    warned.add(line)
                 for done in outcome.done:
                     task = submitted.pop(done.partition)
                     if done.error is not None:
-                        failures.append(done)
-                        submitted[done.partition] = task
+                        failed.append((task, done.error))
                         continue
                     for store, record in zip(task.stores, done.records, strict=True):
                         stores[store].writer.commit(done.partition, record)
@@ -312,23 +327,21 @@ def _run_on(
                     n_rows = task.part.n_rows * len(task.stores)
                     timings.n_rows += n_rows
                     timings.n_subwords += done.n_subwords
-                    n_done += n_rows
-                    report(n_done)
+                    advance(n_rows)
     except ExecutorError as error:
-        raise ExecutorError(f"{error}; {_how_to_resume(n_committed, len(partitions))}") from error
-    if failures:
-        failed = [(submitted[done.partition], done.error) for done in failures if done.error is not None]
-        raise _summary(stores, failed, n_committed, len(partitions)) from failed[0][1]
+        raise ExecutorError(f"{error}; {_how_to_resume(n_committed, n_partitions)}") from error
+    if failed:
+        raise _summary(stores, failed, n_committed, n_partitions) from failed[0][1]
 
 
-def _job(plan: Plan, stores: Sequence[_Target]) -> Job:
+def _remote_job(stores: Sequence[_Target]) -> RemoteJob:
     """Return what the workers need, for stores whose locks this process holds."""
     targets = []
     for store in stores:
         path = store.path.absolute() if isinstance(store.path, Path) else store.path
-        fingerprint = store.writer.metadata.fingerprint
-        targets.append(Target(path, place_mark(path), fingerprint, store.window, store.center))
-    return Job(tuple(targets), plan.layout, plan.options, plan.text, plan.encoder_spec, plan.metadata.software)
+        targets.append(Target(path, place_mark(path), store.writer.metadata.fingerprint))
+    plan = stores[0].plan
+    return RemoteJob(_job(stores), tuple(targets), plan.encoder_spec, plan.metadata.software)
 
 
 def _summary(

@@ -18,8 +18,7 @@ from embstore.extraction.options import ExtractionOptions, Window, parse_layers,
 from embstore.extraction.partition import TextOptions
 from embstore.extraction.resume import check_labels, check_store
 from embstore.extraction.rows import make_index
-from embstore.extraction.spool import Spool
-from embstore.extraction.survey import Survey, survey
+from embstore.extraction.survey import Spool, Survey, survey
 from embstore.models import load_encoder
 from embstore.models.encoder import Encoder
 from embstore.progress import Progress, reporting

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.corpus import Keep
-from embstore.extraction.spool import BLOCK, Spool
-from embstore.extraction.survey import NOT_CHOSEN, Survey, blocks_of
+from embstore.extraction.survey import BLOCK, NOT_CHOSEN, Spool, Survey, blocks_of
 from embstore.models.encoder import Encoder, ragged_indices
 from embstore.store import Dropped, Index, Labels, Strings
 

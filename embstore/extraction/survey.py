@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from embstore.corpus import Sentence
-from embstore.extraction.spool import Spool
+from embstore.errors import StorageError
 from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
 from embstore.store import Dropped
 
+BLOCK = 2**20  # entries of a column that are handled at a time
 BLOCK_SENTENCES = 4096
 SAMPLE_SENTENCES = 256
 NO_SUBWORD = "no subword: the tokenizer returns nothing for the word"
@@ -24,6 +27,62 @@ TOO_LONG = "beyond the length limit"
 NO_VECTOR = "no vector: the table of words has none"
 NOT_CHOSEN = "not chosen: excluded by the options that select occurrences"
 MAX_EXAMPLES = 5
+
+
+@dataclass
+class _Column:
+    file: IO[bytes]
+    dtype: np.dtype[Any]
+    length: int = 0
+
+
+class Spool:
+    """Named columns in temporary files without a name, which vanish with the object or its process.
+
+    Columns grow on disk block by block, so that a plan of any size needs little memory, and are read back
+    memory-mapped.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _Column] = {}
+
+    def append(self, name: str, values: NDArray[Any]) -> None:
+        """Add values to the end of a column; the first call fixes its dtype."""
+        with _storing():
+            if name not in self._columns:
+                self._columns[name] = _Column(tempfile.TemporaryFile(), values.dtype)  # noqa: SIM115
+            column = self._columns[name]
+            column.file.write(np.ascontiguousarray(values, column.dtype).data)
+        column.length += len(values)
+
+    def length(self, name: str) -> int:
+        return self._columns[name].length if name in self._columns else 0
+
+    def read(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
+        """Map a column; a column that was never written is empty."""
+        if not self.length(name):
+            return np.empty(0, dtype)
+        column = self._columns[name]
+        with _storing():
+            column.file.flush()
+        return np.memmap(column.file, column.dtype, "r", shape=(column.length,)).view(np.ndarray)
+
+    def rename(self, name: str, new: str) -> None:
+        """Rename a column, replacing one of the new name; arrays read before stay valid."""
+        self._columns.pop(new, None)
+        if name in self._columns:
+            self._columns[new] = self._columns.pop(name)
+
+
+@contextmanager
+def _storing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"the columns of the plan do not fit into {tempfile.gettempdir()}: {error.strerror}; "
+            "make space there or set TMPDIR to a larger folder"
+        ) from error
 
 
 def numbering() -> defaultdict[str, int]:
@@ -173,7 +232,8 @@ def _spool_labels(found: Survey, block: Sequence[Sentence], units: _Units, usabl
     for column in dict.fromkeys(chain.from_iterable(sentence.labels for sentence in block)):
         if column not in found.labels:
             found.labels[column] = numbering()
-            found.spool.fill(f"label/{column}", -1, before, np.int32)
+            for rows in blocks_of(before, BLOCK):
+                found.spool.append(f"label/{column}", np.full(rows.stop - rows.start, -1, np.int32))
     for column, names in found.labels.items():
         labels = chain.from_iterable(
             sentence.labels[column] if column in sentence.labels else [None] * len(sentence.words) for sentence in block

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,11 @@ from typing import Any
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError
 from embstore.extraction.estimate import Estimate
-from embstore.extraction.extract import extract_together
 from embstore.extraction.options import ExtractionOptions, Window, check_window, sorted_windows, window_name
 from embstore.extraction.plan import Plan, as_html, as_text, make_plan, read
 from embstore.extraction.resume import check_labels, check_store
-from embstore.extraction.worker import Timings
 from embstore.models.encoder import Encoder
-from embstore.progress import Progress, reporting
-from embstore.store import Store
-from embstore.store.backend import exists
+from embstore.progress import Progress
 from embstore.store.storage.location import ObjectPath, parse_location
 
 WINDOW_FIELD = "{window}"
@@ -132,48 +127,6 @@ def plan_windows(
             checked=shared,
         )
     return WindowPlan(kind, plans, _total_cost(kind, [plan.estimate for plan in plans.values()]))
-
-
-def extract_windows(
-    plan: WindowPlan,
-    path: str | Path | ObjectPath,
-    *,
-    repair: bool = False,
-    executor: Executor | None = None,
-    progress: Progress = None,
-    timings: Timings | None = None,
-) -> dict[int | None, Store]:
-    """Write the hidden states of several windows, each into a store of its own; the same call resumes.
-
-    Returns the stores by window; see `WindowPlan.paths` for their paths. The other arguments, and the errors, are
-    those of `extract`; nothing is begun if one of the stores that exist was made by another plan.
-    """
-    paths = plan.paths(path)
-    if len(set(paths.values())) < len(paths):
-        raise InvalidValueError(f"{path} names one store for several windows: put {WINDOW_FIELD} in the name")
-    if isinstance(parse_location(path), Path):
-        plan.estimate.require_space(share=sum(not exists(path) for path in paths.values()) / len(paths))
-    if plan.kind == "context":
-        plans = list(plan.plans.values())
-        stores = extract_together(
-            plans, list(paths.values()), repair=repair, executor=executor, progress=progress, timings=timings
-        )
-        return dict(zip(plan.windows, stores, strict=True))
-    found: dict[int | None, Store] = {}
-    n_before = 0
-    with reporting(progress, total=plan.n_rows, unit="words", label="extract") as report:
-        for window, one in plan.plans.items():
-            base = n_before
-            found[window] = extract_together(
-                [one],
-                [paths[window]],
-                repair=repair,
-                executor=executor,
-                progress=lambda done, _, base=base: report(base + done),  # type: ignore[misc]
-                timings=timings,
-            )[0]
-            n_before += one.layout.n_rows
-    return found
 
 
 def _one_kind(contexts: Iterable[Window] | None, attentions: Iterable[Window] | None) -> tuple[str, tuple[Window, ...]]:

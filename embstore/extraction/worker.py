@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from queue import Full, Queue
@@ -31,13 +31,10 @@ from embstore.store import Layout
 from embstore.store.storage.location import ObjectPath
 from embstore.store.writer import PartitionWriter, sees_mark
 
-CENTER_ROWS = 4096
-
 T = TypeVar("T")
 Write = Callable[[int, Mapping[str, NDArray[Any]]], Any]
 _Buffer = dict[str, torch.Tensor]
-# The vectors of a passage of a task; or None at its end, and whether it is the last one; or an error.
-_Encoded = tuple["Task", Passage | None, Pooled | Exception | None, bool]
+_Encoded = tuple["Task", Passage, Pooled | None]  # some vectors of a passage of a task; None at the passage's end
 
 
 @dataclass
@@ -84,117 +81,97 @@ class Done:
     error: Exception | None = None
 
 
+@dataclass(frozen=True)
+class Job:
+    """How all partitions are encoded.
+
+    For each store, `windows`: the number of its context window; `centers`: the mean of each layer, for int8 only.
+    """
+
+    layout: Layout
+    options: ExtractionOptions
+    text: TextOptions
+    windows: tuple[int, ...]
+    centers: tuple[NDArray[np.float32] | None, ...]
+
+
 class Worker:
     """Encodes partitions one after another; the previous one is written and the next one's text read meanwhile.
 
-    For each store, `windows`: the number of its context window; `casts`: how vectors become its numbers; `writes`: the
-    function that writes the arrays of a partition. `on_rows`: called with the number of rows just encoded.
+    `writes`: for each store the function that writes the arrays of a partition. `on_rows`: called with the number of
+    rows just encoded.
     """
 
     def __init__(
         self,
         encoder: Encoder,
-        *,
-        layout: Layout,
-        options: ExtractionOptions,
-        text: TextOptions,
-        windows: Sequence[int],
-        casts: Sequence[Cast],
+        job: Job,
         writes: Sequence[Write],
+        *,
         timings: Timings | None = None,
         on_rows: Callable[[int], object] = lambda n_rows: None,
     ) -> None:
         self._encoder = encoder
-        self._layout = layout
-        self._options = options
-        self._text = text
-        self._windows = windows
-        self._casts = casts
+        self._job = job
         self._writes = writes
         self._timings = timings or Timings()
         self._on_rows = on_rows
-        self.warnings: tuple[str, ...] = ()  # for the user, to be shown once
-        self._n_buffers = buffers_of(layout, n_stores=len(writes))
+        self._casts = [Cast(job.layout, center=center) for center in job.centers]
+        self._n_buffers = buffers_of(job.layout, n_stores=len(writes))
         self._buffers: list[list[_Buffer]] = []
 
     def run(self, tasks: Iterable[Task]) -> Generator[Done]:
         """Encode and write partitions; yields the outcome of each in order.
 
-        An error of one partition is part of its outcome, and the next one follows.
+        The first error is raised once the outcomes of the other partitions that were encoded are yielded.
         """
         before = StageTimes(**vars(self._encoder.times))
         pending: deque[Future[Done]] = deque()
-        failed: Task | None = None
+        error: Exception | None = None
         turn = n_subwords = 0
         with (
             ThreadPoolExecutor(1, "embstore-write") as disk,
             closing(prefetched(self._passages(tasks))) as passages,
             closing(self._ahead(self._encoded(passages))) as encoded,
         ):
-            for task, passage, pooled, last in encoded:
-                if task is failed:
-                    continue
-                if len(pending) == self._n_buffers:
-                    yield self._wait(pending.popleft())
-                try:
-                    if isinstance(pooled, Exception):
-                        raise pooled
-                    assert passage is not None
-                    if pooled is not None:
-                        self._take(task, passage, pooled, self._buffers_of(turn))
-                        continue
-                except Exception as error:
-                    failed, n_subwords = task, 0
-                    while pending:
+            try:
+                for task, passage, pooled in encoded:
+                    if len(pending) == self._n_buffers:
                         yield self._wait(pending.popleft())
-                    yield Done(task.partition, error=error)
-                    continue
-                n_subwords += len(passage.tokenized.ids)
-                if last:
-                    pending.append(disk.submit(self._write, task, self._buffers_of(turn), n_subwords))
-                    turn, n_subwords = turn + 1, 0
+                    buffers = self._buffers_of(turn)
+                    if pooled is not None:
+                        self._take(task, passage, pooled, buffers)
+                        continue
+                    n_subwords += len(passage.tokenized.ids)
+                    if passage.first_row + passage.n_rows == task.part.stop:
+                        pending.append(disk.submit(self._write, task, buffers, n_subwords))
+                        turn, n_subwords = turn + 1, 0
+            except Exception as failure:
+                error = failure
             while pending:
                 yield self._wait(pending.popleft())
+            if error is not None:
+                raise error
         for stage, seconds in vars(self._encoder.times).items():
             setattr(self._timings.stages, stage, seconds - getattr(before, stage))
 
-    def _passages(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Passage | Exception, bool]]:
-        """Yield the passages of each task with whether it is the last one; a failure ends its task."""
+    def _passages(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Passage]]:
         for task in tasks:
-            held: Passage | None = None
-            try:
-                for passage in task.part.passages(self._encoder, self._text):
-                    if held is not None:
-                        yield task, held, False
-                    held = passage
-            except Exception as error:
-                yield task, error, True
-                continue
-            assert held is not None
-            yield task, held, True
+            for passage in task.part.passages(self._encoder, self._job.text):
+                yield task, passage
 
-    def _encoded(self, passages: Iterator[tuple[Task, Passage | Exception, bool]]) -> Generator[_Encoded]:
-        """Yield the vectors of each passage and then its end; a failure ends its task."""
-        failed: Task | None = None
+    def _encoded(self, passages: Iterator[tuple[Task, Passage]]) -> Generator[_Encoded]:
+        """Yield the vectors of each passage, and None at its end."""
         while True:
             start = time.perf_counter()
-            task, passage, last = next(passages, (None, None, True))
+            following = next(passages, None)
             self._timings.waited_for_text += time.perf_counter() - start
-            if task is None or passage is None:
+            if following is None:
                 return
-            if task is failed:
-                continue
-            if isinstance(passage, Exception):
-                yield task, None, passage, True
-                continue
-            try:
-                for pooled in iter_encoded(self._encoder, passage, layers=self._layout.layers, options=self._options):
-                    yield task, passage, pooled, False
-            except Exception as error:
-                failed = task
-                yield task, None, error, True
-                continue
-            yield task, passage, None, last
+            task, passage = following
+            for pooled in iter_encoded(self._encoder, passage, self._job):
+                yield task, passage, pooled
+            yield task, passage, None
 
     def _ahead(self, encoded: Generator[_Encoded]) -> Generator[_Encoded]:
         """Let a GPU continue with the next passage, in a thread of its own, while vectors are cast and written."""
@@ -212,7 +189,7 @@ class Worker:
         self._casts[task.stores[0]].check(pooled, passage)
         n_rows = 0
         for store in task.stores:
-            sources, rows = passage.rows_of(self._windows[store], pooled.rows)
+            sources, rows = passage.rows_of(self._job.windows[store], pooled.rows)
             self._casts[store].into(buffers[store], pooled.vectors, rows + offset, sources)
             n_rows += len(rows)
         self._timings.n_rows += n_rows
@@ -222,13 +199,10 @@ class Worker:
     def _write(self, task: Task, buffers: Sequence[_Buffer], n_subwords: int) -> Done:
         start = time.perf_counter()
         records = []
-        try:
-            for store in task.stores:
-                arrays = self._casts[store].arrays(buffers[store], task.part.n_rows)
-                records.append(self._writes[store](task.partition, arrays))
-                self._timings.nbytes += sum(array.nbytes for array in arrays.values())
-        except Exception as error:
-            return Done(task.partition, error=error)
+        for store in task.stores:
+            arrays = self._casts[store].arrays(buffers[store], task.part.n_rows)
+            records.append(self._writes[store](task.partition, arrays))
+            self._timings.nbytes += sum(array.nbytes for array in arrays.values())
         self._timings.n_subwords += n_subwords
         self._timings.write += time.perf_counter() - start
         return Done(task.partition, tuple(records), n_subwords)
@@ -240,13 +214,11 @@ class Worker:
         return done
 
 
-def iter_encoded(
-    encoder: Encoder, passage: Passage, *, layers: Sequence[int], options: ExtractionOptions
-) -> Iterator[Pooled]:
+def iter_encoded(encoder: Encoder, passage: Passage, job: Job) -> Iterator[Pooled]:
     """Run the encoder over a passage and yield all its vectors; raises StoreDamagedError if one is missing."""
     seen = np.zeros(len(passage.spans.sentence), bool)  # buffers are reused: an unfilled row has old values
-    cast = device_cast(encoder, options.dtype)
-    for pooled in encoder.encode(passage.tokenized, passage.spans, layers=layers, **options.encoding, **cast):
+    arguments = {**job.options.encoding, **device_cast(encoder, job.layout.dtype)}
+    for pooled in encoder.encode(passage.tokenized, passage.spans, layers=job.layout.layers, **arguments):
         seen[pooled.rows] = True
         yield pooled
     if not seen.all():
@@ -254,19 +226,6 @@ def iter_encoded(
             f"the model returned {seen.sum()} of {len(seen)} vectors from row {passage.first_row} on: "
             "the encoder is at fault; nothing of this partition was written"
         )
-
-
-def layer_means(
-    part: Part, encoder: Encoder, *, layers: Sequence[int], options: ExtractionOptions, text: TextOptions
-) -> NDArray[np.float32]:
-    """Return the mean vector of each layer over the rows of a part, float32 [n_layers, hidden_size], for int8."""
-    total = np.zeros((len(layers), encoder.info.hidden_size))
-    for passage in part.passages(encoder, text):
-        for pooled in encoder.encode(passage.tokenized, passage.spans, layers=layers, **options.encoding):
-            sources, _ = passage.rows_of(0, pooled.rows)
-            vectors = pooled.vectors.double()
-            total += (vectors if sources is None else vectors[:, sources]).sum(1).numpy()
-    return (total / part.n_rows).astype(np.float32)
 
 
 def prefetched(items: Iterable[T], *, ahead: int = 2) -> Generator[T]:
@@ -312,67 +271,61 @@ def prefetched(items: Iterable[T], *, ahead: int = 2) -> Generator[T]:
 
 @dataclass(frozen=True)
 class Target:
-    """A store that workers write into: its path, and how they recognize it and quantize its vectors.
+    """A store that worker processes write into, and how they recognize it.
 
-    `window`: the number of its context window. `mark`: a token in the lock file, which tells the store from one of the
-    same name on another disk.
+    `mark`: a token in the lock file, which tells the store from one of the same name on another disk.
     """
 
     path: Path | ObjectPath
     mark: str
     fingerprint: str
-    window: int
-    center: NDArray[np.float32] | None
 
 
 @dataclass(frozen=True)
-class Job:
-    """All that a worker process needs besides the tasks: the stores, the model and the options."""
+class RemoteJob:
+    """All that a worker process needs besides the tasks: the job, the stores and the model."""
 
+    job: Job
     targets: tuple[Target, ...]
-    layout: Layout
-    options: ExtractionOptions
-    text: TextOptions
     encoder: EncoderSpec
     software: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a worker process did with some tasks; `warnings`: for the user, the first time only."""
+    """What a worker process did with some tasks; `warnings`: for the user."""
 
     done: list[Done]
     warnings: tuple[str, ...]
 
 
 def run_tasks(job: bytes, tasks: Sequence[Task]) -> Outcome:
-    """Encode and write some partitions in a worker process; the model is loaded once for each (pickled) job."""
+    """Encode and write some partitions in a worker process; the model is loaded once for each (pickled) job.
+
+    An error of one partition is part of its outcome, and the next one follows.
+    """
     with _LOCK:  # threads of one process share the model
-        worker = _process_worker(job)
-        done = [one if one.error is None else replace(one, error=portable(one.error)) for one in worker.run(tasks)]
-        warnings, worker.warnings = worker.warnings, ()
-        return Outcome(done, warnings)
+        worker, warnings = _process_worker(job)
+        done: dict[int, Done] = {}
+        while left := [task for task in tasks if task.partition not in done]:
+            try:
+                done.update((one.partition, one) for one in worker.run(left))
+            except Exception as error:
+                failed = next(task.partition for task in left if task.partition not in done)
+                done[failed] = Done(failed, error=portable(error))
+        return Outcome(list(done.values()), warnings)
 
 
 _LOCK = Lock()
 
 
 @lru_cache(maxsize=1)
-def _process_worker(pickled: bytes) -> Worker:
-    job: Job = pickle.loads(pickled)
-    warnings = compare_software(job.software)
-    writers = [_open_target(target) for target in job.targets]
-    worker = Worker(
-        job.encoder.load(job.layout.layers, job.options),
-        layout=job.layout,
-        options=job.options,
-        text=job.text,
-        windows=[target.window for target in job.targets],
-        casts=[Cast(job.layout, center=target.center) for target in job.targets],
-        writes=[writer.write for writer in writers],
-    )
-    worker.warnings = warnings
-    return worker
+def _process_worker(pickled: bytes) -> tuple[Worker, tuple[str, ...]]:
+    remote: RemoteJob = pickle.loads(pickled)
+    warnings = compare_software(remote.software)
+    writers = [_open_target(target) for target in remote.targets]
+    encoder = remote.encoder.load(remote.job.layout.layers, remote.job.options)
+    return Worker(encoder, remote.job, [writer.write for writer in writers]), warnings
 
 
 def _open_target(target: Target) -> PartitionWriter:

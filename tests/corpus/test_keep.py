@@ -6,7 +6,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -214,27 +213,6 @@ def test_repeated_sentences_are_one_context() -> None:
     columns = Columns.of([[(0, 0, 0), (0, 0, 0)], [(0, 0, 0), (0, 0, 0)], [(0, 0, 0), (1, 0, 0)], [(1, 0, 0)]])
     assert columns.rows(Keep(min_contexts=2)) == [0, 1, 2, 3, 4, 5, 6]
     assert columns.rows(Keep(min_contexts=3)) == []
-
-
-def test_memory_mapped_columns(tmp_path: Path) -> None:
-    columns = random_columns(2000, seed=3)
-    given_rules = Keep(labelled=True, min_contexts=2, max_contexts=4, per="class")
-    expected = columns.rows(given_rules)
-
-    def mapped(name: str, values: NDArray[Any]) -> NDArray[Any]:
-        np.save(tmp_path / f"{name}.npy", values)
-        return np.load(tmp_path / f"{name}.npy", mmap_mode="r")
-
-    for name in ("types", "sentences", "contexts"):
-        setattr(columns, name, mapped(name, getattr(columns, name)))
-    columns.labels = {name: mapped(name, column) for name, column in columns.labels.items()}
-    assert columns.rows(given_rules) == expected
-
-
-def test_no_rows() -> None:
-    columns = Columns.of([])
-    for given_rules in (Keep(), Keep(words=frozenset({"a"}), labelled=True, min_contexts=2, max_contexts=1)):
-        assert columns.rows(given_rules) == []
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,3 @@ def test_what_cannot_be_stored_leaves_nothing(memory: MemoryBucket) -> None:
     with pytest.raises(NonFiniteError):
         es.extract(poisoned, URL)
     assert memory.files() == {}
-
-
-def test_several_windows_into_a_bucket(memory: MemoryBucket, tmp_path: Path) -> None:
-    from embstore.extraction.window_plan import store_path
-
-    assert str(store_path(URL, kind="context", window=2)) == "s3://bucket/x-k2.zarr"
-    assert store_path("a/x.zarr", kind="attention", window=None) == Path("a/x-full.zarr")

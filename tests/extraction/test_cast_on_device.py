@@ -16,6 +16,7 @@ from embstore.extraction.cast import Cast, device_cast
 from embstore.models import load_encoder
 from embstore.models.transformer.encoder import TransformerEncoder
 from tests.extraction.fake import FakeEncoder
+from tests.extraction.plans import plan_of
 from tests.extraction.test_pipeline import small_partitions
 from tests.models.tiny import SENTENCES, save
 
@@ -58,7 +59,7 @@ def planned(encoder: TransformerEncoder, monkeypatch: pytest.MonkeyPatch, dtype:
     """A plan whose self-check has not seen what is planted."""
     monkeypatch.setattr(encoder, "self_check", lambda *args, **options: 0.0)
     corpus = [*SENTENCES, ["the", "zebra", "sat"]]
-    return es.plan(corpus, model=encoder, options=es.ExtractionOptions(dtype=dtype, pooling="first"), calibrate=False)
+    return plan_of(corpus, model=encoder, dtype=dtype, pooling="first")
 
 
 @pytest.mark.parametrize("on_device", [True, False])
@@ -108,7 +109,7 @@ def test_the_store_is_the_same_wherever_the_cast_is_made(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: str, dtype: str
 ) -> None:
     encoder = load_encoder(folder, compute_dtype=compute)
-    plan = es.plan(SENTENCES, model=encoder, options=es.ExtractionOptions(dtype=dtype), calibrate=False)
+    plan = plan_of(SENTENCES, model=encoder, dtype=dtype)
     plain = es.extract(plan, tmp_path / "plain.zarr")
     monkeypatch.setattr(TransformerEncoder, "casts_on_device", True)
     came = []
@@ -139,7 +140,7 @@ def test_the_next_partition_is_encoded_while_vectors_are_cast(
 ) -> None:
     small_partitions(monkeypatch)
     encoder = load_encoder(folder)
-    plan = es.plan(SENTENCES * 150, model=encoder, calibrate=False)
+    plan = plan_of(SENTENCES * 150, model=encoder)
     assert plan.layout.n_partitions > 2
     begun = threading.Semaphore(0)
     run, into = encoder.encode, Cast.into

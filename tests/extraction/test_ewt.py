@@ -11,6 +11,7 @@ import torch
 import embstore as es
 from embstore.extraction.extract import extract_together
 from embstore.store import Store
+from tests.extraction.plans import plan_of
 
 
 def plain_sentence(model: torch.nn.Module, tokenizer: object, words: list[str]) -> list[np.ndarray | None]:
@@ -38,7 +39,7 @@ def plain_sentence(model: torch.nn.Module, tokenizer: object, words: list[str]) 
 def stores(data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[es.Plan, Store, Store]:
     """The training part in float16, as Zarr and as HDF5, of one pass of the model."""
     folder = tmp_path_factory.mktemp("ewt")
-    plan = es.plan(data / "ud-ewt" / "en_ewt-ud-train.conllu", model=minilm, calibrate=False)
+    plan = plan_of(data / "ud-ewt" / "en_ewt-ud-train.conllu", model=minilm)
     zarr, hdf5 = extract_together([plan, plan], [folder / "ewt.zarr", folder / "ewt.h5"])
     return plan, zarr, hdf5
 
@@ -75,7 +76,7 @@ def test_vectors_equal_the_plain_pass(stores: tuple[es.Plan, Store, Store], mini
     chosen = np.sort(np.random.default_rng(7).choice(len(half.index.texts), 500, replace=False)).tolist()
     sentences = [half.index.texts[sentence].split(" ") for sentence in chosen]
     single = es.extract(
-        es.plan(sentences, model=minilm, options=es.ExtractionOptions(dtype="float32"), calibrate=False),
+        plan_of(sentences, model=minilm, dtype="float32"),
         tmp_path / "single.zarr",
     )
     worst = {"float32": 0.0, "float16": 0.0}

@@ -192,7 +192,7 @@ def test_a_failed_run_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, mon
     small_partitions(monkeypatch)
     sentences = [*many(150), Sentence(["zzz", "poison"]), *many(30)]
     encoder = FakeEncoder()
-    plan = es.plan(sentences, model=encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
+    plan = plan_of(sentences, model=encoder, dtype="float32")
     encoder.poison = "zzz"
     with pytest.raises(NonFiniteError, match=r"layer 0, sentence 150, row \d+: the model computes nan"):
         es.extract(plan, tmp_path / f"s{suffix}")
@@ -201,7 +201,7 @@ def test_a_failed_run_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, mon
     assert 0 < begun.n_committed_rows < begun.n_rows
     encoder.poison = None
     whole = es.extract(
-        es.plan(sentences, model=FakeEncoder(), options=es.ExtractionOptions(dtype="float32"), calibrate=False),
+        plan_of(sentences, model=FakeEncoder(), dtype="float32"),
         tmp_path / f"s{suffix}",
     )
     assert whole.finished
@@ -338,7 +338,7 @@ class Forgetful(FakeEncoder):
 def test_a_row_that_no_vector_came_for_is_never_written(tmp_path: Path, suffix: str, repeats: bool) -> None:
     encoder = Forgetful()
     encoder.repeats = repeats
-    plan = es.plan(SENTENCES, model=encoder, calibrate=False)
+    plan = plan_of(SENTENCES, model=encoder)
     with pytest.raises(StoreDamagedError, match="the encoder is at fault; nothing of this partition was written"):
         es.extract(plan, tmp_path / f"store{suffix}")
     with pytest.warns(UnfinishedStoreWarning):

@@ -10,8 +10,7 @@ import pytest
 from embstore.corpus import Keep, Sentence
 from embstore.extraction import rows as rows_module
 from embstore.extraction.rows import make_index
-from embstore.extraction.spool import Spool
-from embstore.extraction.survey import Survey, survey
+from embstore.extraction.survey import Spool, Survey, survey
 from embstore.store.check.consistency import index_faults
 from tests.extraction.fake import FakeEncoder
 

@@ -1,34 +1,119 @@
-"""Windows against plain passes: the model called on the truncated words, or with a mask written by hand."""
+"""Windows against plain passes: the model called on the truncated words, or with a mask written by hand; and sweeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
+import torch
 
 import embstore as es
 from embstore.corpus import Sentence
-from embstore.errors import InvalidValueError, ModelError
-from embstore.extraction.window_plan import extract_windows, plan_windows
+from embstore.errors import InvalidValueError, ModelError, StorageError, StoreMismatchError
+from embstore.extraction import WindowPlan, extract_windows, plan_windows, store_path
+from embstore.extraction.options import sorted_windows
 from embstore.extraction.worker import Timings
+from embstore.models.encoder import Encoder
+from embstore.store import Store, StoreWriter
 from tests.extraction.fake import FakeEncoder, span_vector
-from tests.extraction.plans import plan_of
+from tests.extraction.plans import plan_of, window_plan_of
 from tests.extraction.test_pipeline import SENTENCES as FAKE_SENTENCES
-from tests.extraction.test_pipeline import small_partitions
-from tests.extraction.window_scene import CORPUS, WIDTHS, Scene, occurrences, relative, scenes, sweep, vectors_of
+from tests.extraction.test_pipeline import small_partitions, tree_bytes
+from tests.models.oracle import PlainScript
 from tests.models.tiny import SENTENCES as TINY_SENTENCES
-from tests.models.tiny import random_sentences
+from tests.models.tiny import random_sentences, save
 from tests.models.tiny_elmo import save_elmo
 
+WIDTHS = (0, 1, 2, 8, None)
 KINDS = ("bert", pytest.param("roberta", marks=pytest.mark.slow), "gpt2")
+
+CORPUS = [
+    Sentence(["New", "York", "is", "large", "but", "the", "old", "bank", "of", "New", "York"], {}, [(0, 2), (9, 11)]),
+    Sentence([*TINY_SENTENCES[6], "cold"], {}, [(1, 4), (15, 17)]),
+    Sentence(["antidisestablishmentarianism"]),
+    *[Sentence(words) for words in TINY_SENTENCES[:5]],
+    *[Sentence(words) for words in random_sentences(5, seed=3)],
+]
+
+
+@dataclass
+class Scene:
+    """A tiny model as embstore loads it and as a plain script does; `passes`: those with masks made by hand."""
+
+    encoder: Encoder
+    plain: PlainScript
+    passes: dict[Any, Any] = field(default_factory=dict)
+
+    def masked(self, words: Sequence[str], reach: int) -> tuple[Any, list[int | None]]:
+        """All layers of a sentence, [layer, subword, feature], under an attention window made pair by pair."""
+        key = (tuple(words), reach)
+        if key not in self.passes:
+            encoding = self.plain.tokenizer.encode(list(words), is_pretokenized=True)
+            owners = list(encoding.word_ids)
+            causal = "GPT2" in type(self.plain.model).__name__
+            mask = torch.full((1, 1, len(owners), len(owners)), torch.finfo(torch.float32).min)
+            for query, word in enumerate(owners):
+                for key_place, other in enumerate(owners):
+                    near = word is not None and other is not None and abs(word - other) <= reach
+                    if (other is None or near) and not (causal and key_place > query):
+                        mask[0, 0, query, key_place] = 0
+            inputs = {"input_ids": torch.tensor([encoding.ids]), "attention_mask": mask}
+            if self.plain.takes_types:
+                inputs["token_type_ids"] = torch.tensor([encoding.type_ids])
+            with torch.inference_mode():
+                states = self.plain.model(**inputs, output_hidden_states=True).hidden_states
+            self.passes[key] = torch.cat(states).numpy(), owners
+        return self.passes[key]
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Scene]]:
-    yield from scenes(tmp_path_factory)
+    """Gives the scene of an architecture, made once; on one thread as long as it is used."""
+    made: dict[str, Scene] = {}
+
+    def of(kind: str) -> Scene:
+        if kind not in made:
+            folder = save(kind, tmp_path_factory.mktemp("models") / kind)
+            made[kind] = Scene(es.load_encoder(folder, device="cpu"), PlainScript.open(folder))
+        return made[kind]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield of
+    torch.set_num_threads(before)
+
+
+def sweep(scene: Scene, sentences: Sequence[Any] = CORPUS, **options: Any) -> WindowPlan:
+    options = {"model": scene.encoder, "dtype": "float32", "calibrate": False} | options
+    if "attention_windows" not in options:
+        options.setdefault("context_windows", WIDTHS)
+    return window_plan_of(list(sentences), **options)
+
+
+def occurrences(store: Store) -> list[tuple[list[str], int, int]]:
+    """Of each row the words of its sentence, and its first word and the one after its last."""
+    index = store.index
+    found = []
+    for row in range(store.n_rows):
+        first = int(index.position[row])
+        width = index.words[int(index.type[row])].count(" ") + 1
+        found.append((index.texts[int(index.sentence[row])].split(" "), first, first + width))
+    return found
+
+
+def vectors_of(store: Store) -> np.ndarray:
+    return np.asarray(store.gather_layers(np.arange(store.n_rows)))
+
+
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    apart = np.abs(found - expected).max(axis=(1, 2)) / np.abs(expected).max(axis=(1, 2))
+    return float(apart.max())
 
 
 @pytest.mark.parametrize(
@@ -54,15 +139,10 @@ def test_a_context_window_is_a_pass_over_the_truncated_words(
 def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
     used = scene("bert")
     ordinary = es.extract(
-        es.plan(list(CORPUS), model=used.encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False),
+        plan_of(list(CORPUS), model=used.encoder, dtype="float32"),
         tmp_path / "x.zarr",
     )
-    wide = es.plan(
-        list(CORPUS),
-        model=used.encoder,
-        options=es.ExtractionOptions(dtype="float32", context_window=1000),
-        calibrate=False,
-    )
+    wide = plan_of(list(CORPUS), model=used.encoder, dtype="float32", context_window=1000)
     assert ordinary.metadata.extraction["batching"] == "packed"
     assert wide.metadata.extraction["batching"] == "equal"
     counted = Timings()
@@ -108,12 +188,7 @@ def test_what_lies_beyond_an_attention_window_changes_nothing(
     used, reach, changed = scene(kind), 2, 10
     words = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r", "s", "t"]
     sentences = [words, [*words[:changed], "z", *words[changed + 1 :]]]
-    plan = es.plan(
-        sentences,
-        model=used.encoder,
-        options=es.ExtractionOptions(dtype="float32", attention_window=reach),
-        calibrate=False,
-    )
+    plan = plan_of(sentences, model=used.encoder, dtype="float32", attention_window=reach)
     vectors = vectors_of(es.extract(plan, tmp_path / "x.zarr"))
     before, after = vectors[:, : len(words)], vectors[:, len(words) :]
     apart = np.abs(before - after).max(axis=2)
@@ -122,24 +197,6 @@ def test_what_lies_beyond_an_attention_window_changes_nothing(
         assert row[far > layer * reach].max(initial=0) < 1e-5
     assert (apart[1, changed + 1 : changed + reach + 1] > 1e-4).all()
     assert apart[3, changed + 2 * reach + 1 : changed + 3 * reach + 1].max() > 0  # it does reach so far
-
-
-def test_both_kinds_of_window_differ(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
-    used = scene("bert")
-    one = es.plan(
-        list(CORPUS),
-        model=used.encoder,
-        options=es.ExtractionOptions(dtype="float32", context_window=1),
-        calibrate=False,
-    )
-    other = es.plan(
-        list(CORPUS),
-        model=used.encoder,
-        options=es.ExtractionOptions(dtype="float32", attention_window=1),
-        calibrate=False,
-    )
-    first, second = es.extract(one, tmp_path / "c.zarr"), es.extract(other, tmp_path / "a.zarr")
-    assert np.abs(vectors_of(first) - vectors_of(second)).max() > 0.1
 
 
 @pytest.mark.parametrize("unit", ["word", "subword"])
@@ -192,7 +249,7 @@ def test_a_model_that_does_not_respect_a_mask_of_pairs_is_refused(scene: Callabl
     with pytest.raises(
         ModelError, match=r"does not respect a mask of pairs of subwords.*use context windows"
     ) as caught:
-        es.plan(list(CORPUS), model=encoder, calibrate=False, options=es.ExtractionOptions(attention_window=2))
+        plan_of(list(CORPUS), model=encoder, attention_window=2)
     assert str(caught.value).endswith("use context windows")
     assert "\n" not in str(caught.value)
 
@@ -207,12 +264,7 @@ def test_other_architectures_bear_attention_windows(tmp_path: Path, scene: Calla
     split = np.diff(used.encoder.tokenize([words]).word_indptr)
     alike = words[int(np.flatnonzero(split[:-1] == split[-1])[0])]  # so that nothing moves
     sentences = [words, [*words[:-1], alike]]
-    plan = es.plan(
-        sentences,
-        model=used.encoder,
-        options=es.ExtractionOptions(dtype="float32", attention_window=reach),
-        calibrate=False,
-    )
+    plan = plan_of(sentences, model=used.encoder, dtype="float32", attention_window=reach)
     vectors = vectors_of(es.extract(plan, tmp_path / "x.zarr"))
     before, after = vectors[1, : len(words)], vectors[1, len(words) :]
     np.testing.assert_allclose(before[: -reach - 1], after[: -reach - 1], atol=1e-5)
@@ -243,14 +295,10 @@ def test_bad_windows(options: dict[str, Any], message: str) -> None:
 def test_elmo_has_context_windows_and_no_attention_windows(tmp_path: Path) -> None:
     folder = save_elmo(tmp_path / "elmo")
     sentences = [list(words) for words in TINY_SENTENCES[:3]]
-    plan = es.plan(
-        sentences, model=folder, options=es.ExtractionOptions(dtype="float32", context_window=1), calibrate=False
-    )
+    plan = plan_of(sentences, model=folder, dtype="float32", context_window=1)
     store = es.extract(plan, tmp_path / "x.zarr")
     cut = [words[max(0, place - 1) : place + 2] for words in sentences for place in range(len(words))]
-    alone = es.extract(
-        es.plan(cut, model=folder, options=es.ExtractionOptions(dtype="float32"), calibrate=False), tmp_path / "y.zarr"
-    )
+    alone = es.extract(plan_of(cut, model=folder, dtype="float32"), tmp_path / "y.zarr")
     rows, at = [], 0
     for words in sentences:
         for place in range(len(words)):
@@ -258,4 +306,169 @@ def test_elmo_has_context_windows_and_no_attention_windows(tmp_path: Path) -> No
             at += min(len(words), place + 2) - max(0, place - 1)
     assert relative(vectors_of(store), vectors_of(alone)[:, rows]) < 2e-5
     with pytest.raises(InvalidValueError, match="attention windows need a transformer"):
-        es.plan(sentences, model=folder, calibrate=False, options=es.ExtractionOptions(attention_window=1))
+        plan_of(sentences, model=folder, attention_window=1)
+
+
+@pytest.mark.slow
+def test_a_sweep_gives_what_each_window_gives_alone(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
+    used = scene("gpt2")
+    stores = extract_windows(sweep(used), tmp_path / "x.zarr")
+    for width in (0, 2):
+        alone = plan_of(list(CORPUS), model=used.encoder, dtype="float32", context_window=width)
+        store = es.extract(alone, tmp_path / f"alone{width}.zarr")
+        np.testing.assert_array_equal(store.index.type, stores[width].index.type)
+        assert relative(vectors_of(store), vectors_of(stores[width])) < 2e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_run_is_every_different_window_once(tmp_path: Path, scene: Callable[[str], Scene], kind: str) -> None:
+    used = scene(kind)
+    plan = sweep(used, [*CORPUS, *CORPUS[:4]])
+    counted = Timings()
+    stores = extract_windows(plan, tmp_path / "x.zarr", timings=counted)
+    wanted: dict[Any, tuple[str, ...]] = {}  # for a causal model the longest window that begins at a place
+    for width, store in stores.items():
+        for row, (words, start, stop) in enumerate(occurrences(store)):
+            first, last = (0, len(words)) if width is None else (max(0, start - width), min(len(words), stop + width))
+            if kind == "gpt2":
+                key = (int(store.index.sentence[row]), first)
+                wanted[key] = max(wanted.get(key, ()), tuple(words[first:stop]), key=len)
+            else:
+                wanted[tuple(words[first:last])] = tuple(words[first:last])
+    tokenized = used.encoder.tokenize([list(words) for words in wanted.values()])
+    runs = np.split(tokenized.ids, tokenized.word_indptr[tokenized.sentence_indptr[1:-1]])
+    different = {run.tobytes(): len(run) for run in runs}
+    assert counted.n_subwords == sum(different.values())
+    assert plan.estimate.subwords_to_run == counted.n_subwords
+    assert plan.estimate.counted
+
+
+class _Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dtype"),
+    [
+        (".zarr", "float16"),
+        pytest.param(".h5", "float16", marks=pytest.mark.slow),
+        (".h5", "int8"),
+        pytest.param(".zarr", "int8", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_sweep_resumes_to_the_same_bytes(
+    tmp_path: Path, scene: Callable[[str], Scene], suffix: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_partitions(monkeypatch)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)
+    sentences = random_sentences(56, seed=5)
+    widths = (0, 2, None)
+    plan = sweep(scene("bert"), sentences, context_windows=widths, dtype=dtype, layers=[0, 2])
+    assert next(iter(plan.plans.values())).layout.n_partitions >= 3
+    straight = extract_windows(plan, tmp_path / f"straight{suffix}")
+    write, written = StoreWriter.write, 0
+
+    def failing(self: StoreWriter, partition: int, arrays: Any) -> None:
+        nonlocal written
+        if written == 4:  # in the middle of the second partition: one store has it, two have not
+            raise _Killed
+        written += 1
+        write(self, partition, arrays)
+
+    monkeypatch.setattr(StoreWriter, "write", failing)
+    with pytest.raises(_Killed):
+        extract_windows(plan, tmp_path / f"x{suffix}")
+    monkeypatch.setattr(StoreWriter, "write", write)
+    seen: list[tuple[int, int | None]] = []
+    resumed = extract_windows(
+        sweep(scene("bert"), sentences, context_windows=widths, dtype=dtype, layers=[0, 2]),
+        tmp_path / f"x{suffix}",
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen[-1] == (3 * resumed[0].n_rows,) * 2
+    for width in widths:
+        assert resumed[width].finished
+        assert tree_bytes(resumed[width].path) == tree_bytes(straight[width].path)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_another_window_is_refused_by_name(tmp_path: Path, scene: Callable[[str], Scene], suffix: str) -> None:
+    encoder, path = scene("bert").encoder, tmp_path / f"x{suffix}"
+
+    def extracted(**windows: int | None) -> Store:
+        return es.extract(plan_of(list(CORPUS[:3]), model=encoder, **windows), path)
+
+    extracted(context_window=2)
+    with pytest.raises(StoreMismatchError, match=r"was made with extraction.context_window 2, this plan has 3"):
+        extracted(context_window=3)
+    with pytest.raises(StoreMismatchError, match=r"extraction.context_window 2, this plan has None"):
+        extracted(attention_window=2)
+    path = tmp_path / f"x-k2{suffix}"
+    extracted(context_window=2)
+    with pytest.raises(StoreMismatchError, match=r"extraction.context_windows None, this plan has \[0, 2\]"):
+        extract_windows(
+            sweep(scene("bert"), CORPUS[:3], context_windows=[0, 2], dtype="float16"), tmp_path / f"x{suffix}"
+        )
+    assert not (tmp_path / f"x-k0{suffix}").exists()
+
+
+def test_the_estimate_is_projected_from_a_sample_of_a_larger_corpus(
+    tmp_path: Path, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_partitions(monkeypatch)
+    plan = sweep(scene("bert"), random_sentences(110, seed=9), context_windows=[1, 4, None], layers=[0], calibrate=True)
+    assert next(iter(plan.plans.values())).layout.n_partitions > 3
+    counted = Timings()
+    extract_windows(plan, tmp_path / "x.zarr", timings=counted)
+    assert not plan.estimate.counted
+    assert plan.estimate.subwords_to_run == pytest.approx(counted.n_subwords, rel=0.15)
+    assert plan.estimate.seconds is not None
+    assert plan.estimate.seconds > 0
+    assert "projected from a sample" in str(plan)
+
+
+def test_plans_are_valid_against_their_schema(scene: Callable[[str], Scene]) -> None:
+    schema = json.loads((Path(__file__).parents[2] / "schemas" / "plan.schema.json").read_text())
+    for windows in ({"context_windows": [0, None]}, {"attention_windows": [1, 2]}):
+        jsonschema.validate(json.loads(json.dumps(sweep(scene("bert"), CORPUS[:3], **windows).as_json())), schema)
+    plan = plan_of(list(CORPUS[:3]), model=scene("bert").encoder, context_window=3)
+    jsonschema.validate(json.loads(json.dumps(plan.as_json())), schema)
+
+
+def test_an_encoder_takes_the_batching_of_the_plan_at_hand(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
+    encoder = scene("bert").encoder
+    packed = plan_of(list(CORPUS), model=encoder, dtype="float32")
+    plan_of(list(CORPUS), model=encoder, dtype="float32", context_window=1)
+    assert encoder.batching == "equal"
+    es.extract(packed, tmp_path / "x.zarr")
+    assert encoder.batching == "packed"
+
+
+def test_too_little_space_is_reported_before_the_first_store(
+    tmp_path: Path, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = sweep(scene("bert"), CORPUS[:3], context_windows=[0, 1])
+    object.__setattr__(plan.estimate, "free_nbytes", plan.estimate.store_nbytes - 1)
+    with pytest.raises(StorageError, match="the store needs"):
+        extract_windows(plan, tmp_path / "x.zarr")
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_sweeps(tmp_path: Path) -> None:
+    for windows, message in (
+        ({}, "give several context windows or several attention windows, one of the two"),
+        ({"context_windows": [0], "attention_windows": [0]}, "one of the two"),
+        ({"context_windows": []}, "no context window is given"),
+        ({"context_windows": [0, -3]}, "context window -3 is not allowed"),
+    ):
+        with pytest.raises(InvalidValueError, match=message):
+            plan_windows(FAKE_SENTENCES, model=FakeEncoder(), calibrate=False, **windows)
+
+
+def test_windows_in_order_and_as_names() -> None:
+    assert sorted_windows([16, None, 0, 2, 2]) == (0, 2, 16, None)
+    assert store_path("a/x.zarr", kind="context", window=0) == Path("a/x-k0.zarr")
+    assert store_path("a/x.zarr", kind="context", window=None) == Path("a/x-full.zarr")
+    assert store_path("a/x.h5", kind="attention", window=4) == Path("a/x-a4.h5")
+    assert str(store_path("s3://bucket/x.zarr", kind="context", window=2)) == "s3://bucket/x-k2.zarr"
+    assert store_path("a/x{window}y.h5", kind="context", window=None) == Path("a/xfully.h5")
