@@ -67,6 +67,10 @@ class Spans:
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
 
+    def where(self, mask: NDArray[np.bool_]) -> Spans:
+        """Return the spans for which `mask`, bool [n_spans], is True."""
+        return Spans(self.sentence[mask], self.start[mask], self.stop[mask])
+
 
 @dataclass(frozen=True)
 class Pooled:

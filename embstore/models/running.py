@@ -87,29 +87,78 @@ class HostCopies:
             return HostCopy(tensors, host, began, clock.mark())
 
 
+@dataclass(frozen=True)
+class SpanWork:
+    """A call of `encode`: its arguments, and the sentences that have spans.
+
+    `starts`, `lengths`: int64 [n], the subwords of each such sentence, cut to the model's limit.
+    """
+
+    tokenized: Tokenized
+    spans: Spans
+    layers: tuple[int, ...]
+    pooling: Pooling
+    batch_subwords: int
+    attention_window: int | None
+    dtype: torch.dtype | None
+    clock: Stopwatch
+    starts: _Indices
+    lengths: _Indices
+    first_span: _Indices
+    n_spans: _Indices
+
+    def spans_of(self, batch: Batch, *, before: int) -> tuple[_Indices, _Indices, _Indices]:
+        """Return the spans of a batch: their rows, their first positions in the batch, their lengths.
+
+        `before`: special subwords in front of each sentence.
+        """
+        counts = self.n_spans[batch.sentences]
+        rows = ragged_indices(self.first_span[batch.sentences], counts)
+        first = batch.rows * batch.shape[1] + batch.columns + before
+        starts = np.repeat(first, counts) + self.spans.start[rows]
+        return rows, starts, self.spans.stop[rows] - self.spans.start[rows]
+
+
+def sentences_with_spans(tokenized: Tokenized, spans: Spans, limit: int | None) -> tuple[_Indices, ...]:
+    """Return `starts`, `lengths`, `first_span` and `n_spans` of a `SpanWork`, of sentences of at most `limit` subwords.
+
+    Raises InvalidValueError for a span that is empty or outside its sentence or the limit.
+    """
+    n_sentences = len(tokenized.sentence_indptr) - 1
+    if len(spans.sentence) and (spans.sentence.min() < 0 or spans.sentence.max() >= n_sentences):
+        raise InvalidValueError(f"a span names a sentence that is not among the {n_sentences} given")
+    if np.any(np.diff(spans.sentence) < 0):
+        raise InvalidValueError("the spans must be ascending by sentence")
+    bounds = tokenized.sentence_bounds
+    lengths = np.diff(bounds)
+    if limit is not None:
+        lengths = np.minimum(lengths, limit)
+    wrong = (spans.start < 0) | (spans.start >= spans.stop) | (spans.stop > lengths[spans.sentence])
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        sentence = int(spans.sentence[row])
+        raise InvalidValueError(
+            f"span {row} is [{int(spans.start[row])}, {int(spans.stop[row])}) of sentence {sentence}, which has "
+            f"{int(lengths[sentence])} subwords within the model's limit"
+        )
+    chosen, first = np.unique(spans.sentence, return_index=True)
+    n_spans = np.diff(np.append(first, len(spans.sentence)))
+    return bounds[:-1][chosen], lengths[chosen], first, n_spans
+
+
 class LayerPooling:
     """Pools the spans of one batch in every layer, as the layers arrive, with the same index tensors.
 
-    `starts`, `lengths`: int64 [n_spans], runs of positions of the batch, counted row after row. `vectors`: the result
-    [n_layers, n_spans, hidden_size]. `order`: int64 [n_spans], the span of each result; those of one subword are first.
+    `starts`, `lengths`: int64 [n_spans], runs of positions of the batch, counted row after row. `vectors`: where the
+    result goes, [n_layers, n_spans, hidden_size]. `order`: int64 [n_spans], the span of each result; those of one
+    subword are first.
     """
 
-    def __init__(
-        self,
-        starts: _Indices,
-        lengths: _Indices,
-        *,
-        layers: Sequence[int],
-        pooling: Pooling,
-        hidden_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        clock: Stopwatch,
-    ) -> None:
-        self._layers = layers
-        self._mode = pooling
-        self._clock = clock
+    def __init__(self, work: SpanWork, starts: _Indices, lengths: _Indices, vectors: torch.Tensor) -> None:
+        self._layers, self._mode, self._clock = work.layers, work.pooling, work.clock
+        self.vectors = vectors
         self.marks: list[tuple[Any, Any]] = []
+        device, pooling = vectors.device, work.pooling
         one = lengths == 1
         if pooling in ("first", "last"):
             one = np.ones(len(lengths), np.bool_)
@@ -122,7 +171,6 @@ class LayerPooling:
         several_lengths = lengths[several]
         self._members = to_device(ragged_indices(starts[several], several_lengths), device)
         self._offsets = to_device(np.cumsum(several_lengths) - several_lengths, device)
-        self.vectors = torch.empty(len(layers), len(lengths), hidden_size, dtype=dtype, device=device)
 
     def receive(self, layer: int, hidden: torch.Tensor) -> None:
         """Pool the hidden states [..., features] of a layer, whose leading axes are the positions of the batch."""
@@ -178,51 +226,9 @@ def collect(
         yield waiting.popleft().collect(clock, times)
 
 
-@dataclass(frozen=True)
-class SpanWork:
-    """The sentences of a call of `encode` that have spans.
-
-    `starts`, `lengths`: int64 [n], the subwords of each such sentence, cut to the model's limit.
-    """
-
-    tokenized: Tokenized
-    spans: Spans
-    starts: _Indices
-    lengths: _Indices
-    first_span: _Indices
-    n_spans: _Indices
-
-    @classmethod
-    def of(cls, tokenized: Tokenized, spans: Spans, limit: int | None) -> SpanWork:
-        """Check the spans; raises InvalidValueError for one that is empty or outside its sentence or the limit."""
-        n_sentences = len(tokenized.sentence_indptr) - 1
-        if len(spans.sentence) and (spans.sentence.min() < 0 or spans.sentence.max() >= n_sentences):
-            raise InvalidValueError(f"a span names a sentence that is not among the {n_sentences} given")
-        if np.any(np.diff(spans.sentence) < 0):
-            raise InvalidValueError("the spans must be ascending by sentence")
-        bounds = tokenized.sentence_bounds
-        lengths = np.diff(bounds)
-        if limit is not None:
-            lengths = np.minimum(lengths, limit)
-        wrong = (spans.start < 0) | (spans.start >= spans.stop) | (spans.stop > lengths[spans.sentence])
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            sentence = int(spans.sentence[row])
-            raise InvalidValueError(
-                f"span {row} is [{int(spans.start[row])}, {int(spans.stop[row])}) of sentence {sentence}, which has "
-                f"{int(lengths[sentence])} subwords within the model's limit"
-            )
-        chosen, first = np.unique(spans.sentence, return_index=True)
-        n_spans = np.diff(np.append(first, len(spans.sentence)))
-        return cls(tokenized, spans, bounds[:-1][chosen], lengths[chosen], first, n_spans)
-
-    def spans_of(self, batch: Batch, *, before: int) -> tuple[_Indices, _Indices, _Indices]:
-        """Return the spans of a batch: their rows, their first positions in the batch, their lengths.
-
-        `before`: special subwords in front of each sentence.
-        """
-        counts = self.n_spans[batch.sentences]
-        rows = ragged_indices(self.first_span[batch.sentences], counts)
-        first = batch.rows * batch.shape[1] + batch.columns + before
-        starts = np.repeat(first, counts) + self.spans.start[rows]
-        return rows, starts, self.spans.stop[rows] - self.spans.start[rows]
+def leaving(vectors: torch.Tensor, dtype: torch.dtype | None) -> tuple[torch.Tensor, ...]:
+    """Return what is copied to the host: vectors [n_layers, n_spans, features], or those cast and their extremes."""
+    if dtype is None:
+        return (vectors,)
+    extremes = torch.stack([vectors.amin((1, 2)), vectors.amax((1, 2))]).float()
+    return (vectors.to(dtype) if dtype.itemsize <= vectors.dtype.itemsize else vectors, extremes)

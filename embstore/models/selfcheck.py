@@ -60,13 +60,3 @@ def largest_difference(passes: Iterable[Pooled], expected: NDArray[np.float32]) 
             return float("inf")
         worst = max(worst, float((difference / np.where(scale > 0, scale, 1)).max(initial=0)))
     return worst
-
-
-def require_reproduced(info: ModelInfo, compute_dtype: str, difference: float) -> float:
-    """Return the difference; raises ModelError if it is above TOLERANCE."""
-    if not difference <= TOLERANCE[compute_dtype]:
-        raise ModelError(
-            f"batches of {info.name!r} do not reproduce its plain forward pass: the relative difference is "
-            f"{difference:.1e}, {TOLERANCE[compute_dtype]:.0e} is allowed"
-        )
-    return difference

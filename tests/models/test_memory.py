@@ -16,7 +16,6 @@ from embstore.models.memory import SIZES, fitting_batch, is_out_of_memory
 from embstore.models.transformer import encoder as transformer
 from embstore.models.transformer.encoder import TransformerEncoder
 from embstore.models.transformer.network import Network
-from embstore.models.transformer.reference import plain_vectors
 from tests.extraction.plans import plan_of
 from tests.models.oracle import gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, random_sentences, save
@@ -59,7 +58,7 @@ def sentences():
 def expected(folder):
     encoder = load_encoder(folder)
     tokenized = encoder.tokenize(sentences())
-    return plain_vectors(encoder.network, tokenized, word_spans(tokenized)[0], layers=(0, 3), pooling="mean")
+    return encoder.plain_vectors(tokenized, word_spans(tokenized)[0], layers=(0, 3), pooling="mean")
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)

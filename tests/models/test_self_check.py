@@ -9,7 +9,6 @@ import torch
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models import load_encoder
 from embstore.models.transformer.packed import PackedLinear
-from embstore.models.transformer.reference import plain_vectors
 from tests.models.oracle import PlainScript, gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, save
 
@@ -81,7 +80,7 @@ def test_the_first_exact_batching_is_chosen(encoder, change, chosen):
     spans, _ = word_spans(tokenized)
     options = {"layers": (1, 3), "pooling": "mean"}
     passes = encoder.encode(tokenized, spans, **options, batch_subwords=256)
-    expected = plain_vectors(encoder.network, tokenized, spans, **options)
+    expected = encoder.plain_vectors(tokenized, spans, **options)
     assert relative_error(gather(passes, spans, 2, 32), expected) < 2e-5
 
 
@@ -154,7 +153,7 @@ def test_a_batching_can_be_forced(encoder):
 def test_every_batching_is_exact(encoder):
     tokenized = encoder.tokenize(SENTENCES)
     spans, _ = word_spans(tokenized)
-    expected = plain_vectors(encoder.network, tokenized, spans, layers=(0, 3), pooling="max")
+    expected = encoder.plain_vectors(tokenized, spans, layers=(0, 3), pooling="max")
     for batching in encoder.network.candidate_batchings():
         encoder.use_batching(batching)
         passes = encoder.encode(tokenized, spans, layers=(0, 3), pooling="max", batch_subwords=100)
@@ -166,7 +165,7 @@ def test_the_plain_pass_is_that_of_a_plain_script(encoder, tmp_path):
     spans, names = word_spans(tokenized)
     script = PlainScript.open(tmp_path)
     for pooling in ("mean", "first", "last", "max"):
-        vectors = plain_vectors(encoder.network, tokenized, spans, layers=(0, 1, 2, 3), pooling=pooling)
+        vectors = encoder.plain_vectors(tokenized, spans, layers=(0, 1, 2, 3), pooling=pooling)
         expected = np.stack([script.span(SENTENCES[s], w, w + 1, pooling) for s, w in names], axis=1)
         assert relative_error(vectors, expected) < 2e-5
 
@@ -177,7 +176,7 @@ def test_half_precision_is_near_the_plain_pass(tmp_path, dtype):
     tokenized = encoder.tokenize(SENTENCES)
     assert encoder.compute_dtype == dtype
     spans, _ = word_spans(tokenized)
-    expected = plain_vectors(load_encoder(tmp_path).network, tokenized, spans, layers=(3,), pooling="mean")
+    expected = load_encoder(tmp_path).plain_vectors(tokenized, spans, layers=(3,), pooling="mean")
     passes = encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=256)
     assert relative_error(gather(passes, spans, 1, 32), expected) < (5e-3 if dtype == "float16" else 5e-2)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +16,7 @@ from embstore.corpus import Sentence
 from embstore.errors import InvalidValueError, ModelError, StoreMismatchError, WordVectorsError
 from embstore.models import (
     Encoder,
-    Pooled,
     Spans,
-    StaticEncoder,
     bag_encoder,
     encoder_from_shorthand,
     load_encoder,
@@ -30,6 +25,8 @@ from embstore.models import (
     subword_encoder,
     vector_encoder,
 )
+from embstore.models.static import encoder as static_encoder
+from embstore.models.static.tables import WordTable
 from embstore.vectors import RandomVectors, WordVectors, write_vectors
 from tests.extraction.plans import plan_of
 from tests.models import tiny
@@ -295,23 +292,27 @@ def test_identities_of_encoders(file: Path, bert: Path) -> None:
             encoder.encode(tokenized, word_spans(tokenized)[0], layers=[1], pooling="mean", batch_subwords=9)
 
 
-@pytest.mark.parametrize("wrong", [1.001, float("nan")])
 @pytest.mark.parametrize("bag", [False, True])
-def test_the_self_check_finds_wrong_batches(
-    file: Path, bag: bool, wrong: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoder = bag_encoder(vector_encoder(file)) if bag else vector_encoder(file)
-    tokenized = encoder.tokenize([["the", "bank", "of"], ["river"]])
-    assert encoder.self_check(tokenized, layers=[0], pooling="mean") < 2e-6
-    encode = StaticEncoder.encode
+def test_the_self_check_finds_wrong_vectors(file: Path, bag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors changed at their last step, another row of the table, and a sum in the place of a mean."""
 
-    def changed(self: StaticEncoder, *args: Any, **options: Any) -> Iterator[Pooled]:
-        for pooled in encode(self, *args, **options):
-            yield replace(pooled, vectors=pooled.vectors * (wrong if options["batch_subwords"] > 1 else 1))
+    def check() -> float:
+        encoder = bag_encoder(vector_encoder(file)) if bag else vector_encoder(file)
+        tokenized = encoder.tokenize([["the", "bank", "of"], ["river", "unseen"]])
+        return encoder.self_check(tokenized, layers=[0], pooling="mean")
 
-    monkeypatch.setattr(StaticEncoder, "encode", changed)
-    with pytest.raises(ModelError, match="do not reproduce"):
-        encoder.self_check(tokenized, layers=[0], pooling="mean")
+    assert check() < 2e-6
+    rows, append = WordTable.rows, WordTable._append
+    for target, name, changed in (
+        (static_encoder, "leaving", lambda vectors, dtype: (vectors * 1.001,)),
+        (static_encoder, "leaving", lambda vectors, dtype: (vectors * float("nan"),)),
+        (WordTable, "rows", lambda self, ids: np.maximum(rows(self, ids) - 1, 0)),
+        (WordTable, "_append", lambda self, vectors: append(self, vectors.flip(0))),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, changed)
+            with pytest.raises(ModelError, match=r"no batching of .* reproduces"):
+                check()
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])

@@ -13,7 +13,6 @@ from embstore.errors import InvalidValueError
 from embstore.models import load_encoder
 from embstore.models.transformer import varlen
 from embstore.models.transformer.network import Network
-from embstore.models.transformer.reference import plain_vectors
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, accepts_sentence_bounds, attend
 from tests.models.oracle import gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, save
@@ -167,7 +166,7 @@ def test_it_is_first_on_a_gpu_and_makes_no_mask(encoder, on_a_gpu, monkeypatch):
     assert sum(shape[1] for shape in shapes) == lengths.sum()  # nothing is padded
     assert all(shape[0] == 1 for shape in shapes)
     assert len(shapes) > 2
-    expected = plain_vectors(encoder.network, tokenized, spans, layers=(1, 3), pooling="mean")
+    expected = encoder.plain_vectors(tokenized, spans, layers=(1, 3), pooling="mean")
     assert relative_error(vectors, expected) < 2e-5
 
 

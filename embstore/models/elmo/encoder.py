@@ -4,41 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
-from embstore.models.batching import Batch, make_batches, split_batch
+from embstore.models.batched import BatchedEncoder, Forward
+from embstore.models.batching import Batch
 from embstore.models.checkpoint import sha256_of
-from embstore.models.elmo.network import ElmoNetwork, State, TimeMajor
-from embstore.models.elmo.reference import plain_vectors
-from embstore.models.elmo.weights import ElmoFiles, ElmoOptions, read_options, read_weights
-from embstore.models.elmo.words import BEGIN, END, WordNumbers, spell, spelled_lengths
-from embstore.models.encoder import (
-    Encoder,
-    ModelInfo,
-    Pooled,
-    Pooling,
-    Spans,
-    StageTimes,
-    Tokenized,
-    check_arguments,
-    ragged_indices,
-)
-from embstore.models.memory import SplittingRunner
-from embstore.models.running import HostCopies, LayerPooling, RunningBatch, SpanWork, Stopwatch, collect
-from embstore.models.selfcheck import PROBES, largest_difference, require_finite, require_reproduced, word_spans
+from embstore.models.elmo.network import ElmoNetwork, State, TimeMajor, plain_layers
+from embstore.models.elmo.weights import ElmoFiles, read_options, read_weights
+from embstore.models.elmo.words import BEGIN, CHARACTERS, END, WordNumbers, spell, spelled_lengths
+from embstore.models.encoder import ModelInfo, Tokenized, check_arguments, ragged_indices
+from embstore.models.running import RunningBatch, SpanWork
 
-CHECK_BATCH_SUBWORDS = 2048
 CNN_WORDS = {"cpu": 256, "cuda": 8192}  # distinct words that go through the character CNN together
 GATE_ROWS = {"cpu": 1024, "cuda": 8192}  # positions whose gates are computed together
 TYPICAL_WORDS = 1 << 15  # distinct words of a call of `encode`, for the estimate of memory
 
 
-class ElmoEncoder(Encoder):
+class ElmoEncoder(BatchedEncoder):
     """An encoder of a biLM; made by `load_encoder`. A word is one subword, <S> and </S> surround every sentence.
 
     Layer 0 is the word from its characters, twice next to each other; layer l is the forward and the backward LSTM of
@@ -46,21 +31,17 @@ class ElmoEncoder(Encoder):
     nothing else; `iter_batches` can carry the state from batch to batch as the published code does.
     """
 
-    batching = "packed"
     n_specials = 2
+    n_before = 1
 
     def __init__(self, files: ElmoFiles, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
-        self.device = device
-        self.compute_dtype = str(dtype).removeprefix("torch.")
-        self.times = StageTimes()
-        self.options: ElmoOptions = read_options(files.options)
+        super().__init__(device, dtype)
+        self.options = read_options(files.options)
         weights = read_weights(files.weights, self.options, largest=torch.finfo(dtype).max)
         self.network = ElmoNetwork(self.options, weights, device=device, dtype=dtype)
         self._words = WordNumbers()
         self._cnn_words = CNN_WORDS.get(device.type, 1024)
         self._gate_rows = GATE_ROWS.get(device.type, 1024)
-        self._runner: SplittingRunner[RunningBatch] = SplittingRunner(device)
-        self._copies = HostCopies(device)
         self.info = ModelInfo(
             name=name,
             architecture="ELMo",
@@ -78,52 +59,9 @@ class ElmoEncoder(Encoder):
         """Return a good batch size for the device, in words."""
         return 4096 if self.device.type == "cpu" else 32768
 
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Make every word one subword; its id is the number of the word in this encoder."""
-        started = perf_counter()
-        tokenized = self._words.tokenize(sentences)
-        self.times.tokenize += perf_counter() - started
-        return tokenized
-
     def subword_text(self, index: int) -> str:
         """Return the word of an id."""
         return self._words.word(index)
-
-    def encode(
-        self,
-        tokenized: Tokenized,
-        spans: Spans,
-        *,
-        layers: Sequence[int],
-        pooling: Pooling,
-        batch_subwords: int,
-        attention_window: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Iterator[Pooled]:
-        """Run the model and yield the vector of each span once; see `Encoder.encode`.
-
-        Raises InvalidValueError for a layer that does not exist, for a span that is empty or outside its sentence, and
-        for an attention window.
-        """
-        chosen = check_arguments(self.info, layers, pooling, batch_subwords)
-        if attention_window is not None:
-            raise InvalidValueError("ELMo has no attention and no attention windows; use context windows")
-        work = SpanWork.of(tokenized, spans, None)
-        clock = Stopwatch(self.device)
-        began = clock.mark()
-        text = self._text(tokenized.ids[ragged_indices(work.starts, work.lengths)], work.lengths)
-        self.times.forward += clock.seconds(began, clock.mark())
-        lengths = work.lengths + 2
-
-        def run(batch: Batch) -> RunningBatch:
-            return self._run(work, text, batch.sentences, chosen, pooling, clock)
-
-        def split(batch: Batch) -> list[Batch]:
-            return split_batch(batch, lengths, how="padded", batch_subwords=max(1, batch.positions // 2))
-
-        batches = make_batches(lengths, how="padded", batch_subwords=batch_subwords)
-        running = self._runner.run(batches, run, split)
-        return collect(running, clock, self.times, ahead=int(self.device.type == "cuda"))
 
     def iter_batches(
         self,
@@ -145,28 +83,13 @@ class ElmoEncoder(Encoder):
                 states = [layer.zero_state(0) for layer in self.network.layers]
             yield self._run_plain_batch(batch, chosen, states) if len(batch) else []
 
-    def self_check(
-        self,
-        tokenized: Tokenized,
-        *,
-        layers: Sequence[int],
-        pooling: Pooling,
-        attention_window: int | None = None,
-        equal_lengths: bool = False,
-    ) -> float:
-        """Compare batches with a pass sentence by sentence and word by word; see `Encoder.self_check`.
-
-        The largest difference, relative to the largest value of the layer, may be 2e-5 (5e-3 in float16, 4e-2 in
-        bfloat16). Also raises ModelError if plain vectors are not finite.
-        """
-        chosen = check_arguments(self.info, layers, pooling)
-        if not len(tokenized.ids):
-            tokenized = self.tokenize(PROBES)
-        spans = word_spans(tokenized, None)
-        expected = plain_vectors(self.network, self._words, tokenized, spans, layers=chosen, pooling=pooling)
-        require_finite(self.info, self.compute_dtype, expected, chosen)
-        passes = self.encode(tokenized, spans, layers=chosen, pooling=pooling, batch_subwords=CHECK_BATCH_SUBWORDS)
-        return require_reproduced(self.info, self.compute_dtype, largest_difference(passes, expected))
+    def plain_states(self, tokenized: Tokenized, sentence: int, attention_window: int | None) -> Sequence[torch.Tensor]:
+        """Return all layers of one sentence, without reuse of words, each [n_words, hidden_size]."""
+        begin, end = CHARACTERS.sentence_words
+        first, last = tokenized.sentence_bounds[sentence : sentence + 2]
+        words = [begin, *map(self._words.word, tokenized.ids[first:last].tolist()), end]
+        layers = plain_layers(self.network, torch.from_numpy(spell(words, width=self.options.max_characters)))
+        return [layer[1:-1] for layer in layers]
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of the weights, of distinct words and of the activations of one batch."""
@@ -177,37 +100,25 @@ class ElmoEncoder(Encoder):
         positions = batch_subwords * self.info.hidden_size * (4 + len(set(layers)))
         return self.network.nbytes + size * (words + cnn + gates + positions)
 
-    @torch.inference_mode()
-    def _run(
-        self,
-        work: SpanWork,
-        text: _Text,
-        sentences: NDArray[np.int64],
-        layers: tuple[int, ...],
-        pooling: Pooling,
-        clock: Stopwatch,
-    ) -> RunningBatch:
-        began = clock.mark()
-        lengths = work.lengths[sentences] + 2
-        shape = (1, int(lengths.sum()))
-        one_row = Batch(sentences, np.zeros(len(lengths), np.int64), np.cumsum(lengths) - lengths, shape)
-        rows, starts, n_words = work.spans_of(one_row, before=1)
-        pool = LayerPooling(
-            starts,
-            n_words,
-            layers=layers,
-            pooling=pooling,
-            hidden_size=self.info.hidden_size,
-            dtype=self.network.dtype,
-            device=self.device,
-            clock=clock,
-        )
-        index, order = text.index(sentences), TimeMajor.of(lengths)
-        prepared = clock.mark()
-        self.network.run(text.vectors, index, order, layers, pool.receive, rows=self._gate_rows)
-        ran = clock.mark()
-        copy = self._copies.begin((pool.vectors,), clock)
-        return RunningBatch(rows[pool.order], copy, began, prepared, ran, pool.marks)
+    def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+        """Make every word one subword; its id is the number of the word in this encoder."""
+        return self._words.tokenize(sentences)
+
+    def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
+        began = work.clock.mark()
+        text = self._text(work.tokenized.ids[ragged_indices(work.starts, work.lengths)], work.lengths)
+        self.times.forward += work.clock.seconds(began, work.clock.mark())
+
+        def prepare(batch: Batch) -> tuple[Batch, Forward]:
+            sentences, lengths = batch.sentences, work.lengths[batch.sentences] + 2
+            columns = np.cumsum(lengths) - lengths
+            one_row = Batch(sentences, np.zeros_like(columns), columns, (1, int(lengths.sum())))
+            index, order = text.index(sentences), TimeMajor.of(lengths)
+            return one_row, lambda receive: self.network.run(
+                text.vectors, index, order, work.layers, receive, rows=self._gate_rows
+            )
+
+        return self._run_batches(work, "padded", prepare)
 
     @torch.inference_mode()
     def _run_plain_batch(

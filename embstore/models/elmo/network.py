@@ -243,3 +243,35 @@ def _runs(counts: Sequence[int], rows: int) -> list[list[int]]:
         runs[-1].append(count)
         size += count
     return runs
+
+
+def plain_layers(network: ElmoNetwork, characters: torch.Tensor) -> list[torch.Tensor]:
+    """Return all layers of one sentence, each [n_words, 2 * projection_dim]: one direction, one word at a time.
+
+    `characters`: int64 [n_words, width]. This is the slow pass that batches are compared with.
+    """
+    words = network.words(characters.to(network.device))
+    sides = [words, words]
+    layers = [torch.cat(sides, -1)]
+    for layer in network.layers:
+        forward = _lstm(layer, 0, sides[0])
+        backward = _lstm(layer, 1, sides[1].flip(0)).flip(0)
+        sides = [sides[0] + forward, sides[1] + backward] if layer.residual else [forward, backward]
+        layers.append(torch.cat(sides, -1))
+    return layers
+
+
+def _lstm(layer: BiLstm, side: int, words: torch.Tensor) -> torch.Tensor:
+    output, cell = (part[side, 0] for part in layer.zero_state(1))
+    outputs = []
+    for word in words:
+        gates = word @ layer.input[side] + output @ layer.recurrent[side] + layer.bias[side, 0]
+        admit, forget, emit, value = gates.chunk(4)
+        cell = cell * torch.sigmoid(forget) + torch.sigmoid(admit) * torch.tanh(value)
+        if layer.cell_clip is not None:
+            cell = cell.clamp(-layer.cell_clip, layer.cell_clip)
+        output = (torch.sigmoid(emit) * torch.tanh(cell)) @ layer.projection[side]
+        if layer.projection_clip is not None:
+            output = output.clamp(-layer.projection_clip, layer.projection_clip)
+        outputs.append(output)
+    return torch.stack(outputs)

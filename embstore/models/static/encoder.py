@@ -3,54 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
-from time import perf_counter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.models.encoder import (
-    Encoder,
-    ModelInfo,
-    Pooled,
-    Pooling,
-    Spans,
-    StageTimes,
-    Tokenized,
-    check_arguments,
-    indptr,
-    ragged_indices,
-)
-from embstore.models.running import HostCopies, RunningBatch, SpanWork, Stopwatch, collect
-from embstore.models.selfcheck import PROBES, largest_difference, require_reproduced, word_spans
+from embstore.models.batched import BatchedEncoder
+from embstore.models.encoder import ModelInfo, Pooling, Spans, Tokenized, indptr, ragged_indices
+from embstore.models.running import RunningBatch, SpanWork, leaving
 from embstore.models.static.tables import StaticTable
 from embstore.vectors import WordVectors
 
 BATCH_SUBWORDS = {"cpu": 4096, "cuda": 65536}
-CHECK_BATCH_SUBWORDS = 64
 
 _Indices = NDArray[np.int64]
 
 
-class StaticEncoder(Encoder):
+class StaticEncoder(BatchedEncoder):
     """An encoder whose subwords have one vector each, in any sentence; it has only layer 0.
 
     A span has the pooled vectors of its subwords. With `bag` every span of a sentence has the mean over all subwords of
     the sentence that have a vector. A span without any gets NaN; see `without_vector`. `table`: the vectors.
     """
 
-    batching = "packed"
     n_specials = 0
+    check_batch_subwords = 64
 
     def __init__(self, table: StaticTable, *, name: str, bag: bool = False) -> None:
+        super().__init__(table.matrix.device, table.matrix.dtype)
         self.table = table
         self.bag = bag
-        self.device = table.matrix.device
-        self.compute_dtype = str(table.matrix.dtype).removeprefix("torch.")
-        self.times = StageTimes()
-        self._copies = HostCopies(self.device)
         self.info = ModelInfo(
             name=name,
             architecture=f"BagOfContext({table.architecture})" if bag else table.architecture,
@@ -67,13 +50,6 @@ class StaticEncoder(Encoder):
     def default_batch_subwords(self) -> int:
         """Return a good batch size for the device, in subwords."""
         return BATCH_SUBWORDS.get(self.device.type, 4096)
-
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Split every word into its subwords; in a table of words each word is one."""
-        started = perf_counter()
-        tokenized = self.table.tokenize(sentences)
-        self.times.tokenize += perf_counter() - started
-        return tokenized
 
     def subword_text(self, index: int) -> str:
         """Return the spelling of a subword, or the word of a table."""
@@ -93,59 +69,19 @@ class StaticEncoder(Encoder):
             empty[several] = self.table.phrases(tokenized.ids, starts[several], lengths[several]) < 0
         return empty
 
-    def encode(
-        self,
-        tokenized: Tokenized,
-        spans: Spans,
-        *,
-        layers: Sequence[int],
-        pooling: Pooling,
-        batch_subwords: int,
-        attention_window: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Iterator[Pooled]:
-        """Look up the vector of each span once; see `Encoder.encode`.
+    def plain_states(self, tokenized: Tokenized, sentence: int, attention_window: int | None) -> Sequence[torch.Tensor]:
+        """Return the vectors of a sentence's subwords, each looked up for itself: one layer [n_subwords, hidden_size].
 
-        Raises InvalidValueError for a layer other than 0, for a span that is empty or outside its sentence, and for an
-        attention window.
+        In a bag each is the sum of the vectors of all subwords that have one, divided by their number.
         """
-        check_arguments(self.info, layers, pooling, batch_subwords)
-        if attention_window is not None:
-            raise InvalidValueError("vectors without context have no attention windows; leave the window out")
-        work = SpanWork.of(tokenized, spans, None)
-        clock = Stopwatch(self.device)
+        first, last = tokenized.sentence_bounds[sentence : sentence + 2]
+        found = [self.table.plain_vector(number) for number in tokenized.ids[first:last].tolist()]
+        none = torch.full((self.info.hidden_size,), torch.nan)
+        vectors = [none if vector is None else vector for vector in found]
         if self.bag:
-            parts = _parts(work.lengths, np.append(work.first_span, len(spans.sentence)), batch_subwords)
-            empty = self.without_vector(tokenized, spans)
-            running = (self._run_bags(tokenized, spans.sentence, empty, part, clock) for part in parts)
-        else:
-            lengths = spans.stop - spans.start
-            starts = tokenized.sentence_bounds[spans.sentence] + spans.start
-            parts = _parts(lengths, np.arange(len(lengths) + 1), batch_subwords)
-            running = (self._run_words(tokenized.ids, starts, lengths, part, pooling, clock) for part in parts)
-        return collect(running, clock, self.times, ahead=int(self.device.type == "cuda"))
-
-    def self_check(
-        self,
-        tokenized: Tokenized,
-        *,
-        layers: Sequence[int],
-        pooling: Pooling,
-        attention_window: int | None = None,
-        equal_lengths: bool = False,
-    ) -> float:
-        """Compare batches with spans that are looked up one by one; see `Encoder.self_check`."""
-        check_arguments(self.info, layers, pooling)
-        if not len(tokenized.ids):
-            tokenized = self.tokenize(PROBES)
-        spans = word_spans(tokenized, None)
-        mask = ~self.without_vector(tokenized, spans)
-        spans = Spans(spans.sentence[mask], spans.start[mask], spans.stop[mask])
-        expected = np.empty((1, len(spans.sentence), self.info.hidden_size), np.float32)
-        for pooled in self.encode(tokenized, spans, layers=(0,), pooling=pooling, batch_subwords=1):
-            expected[:, pooled.rows] = pooled.vectors.float().numpy()
-        passes = self.encode(tokenized, spans, layers=(0,), pooling=pooling, batch_subwords=CHECK_BATCH_SUBWORDS)
-        return require_reproduced(self.info, self.compute_dtype, largest_difference(passes, expected))
+            known = [vector for vector in found if vector is not None]
+            vectors = [sum(known, torch.zeros_like(none)) / len(known) if known else none] * len(found)
+        return [torch.stack(vectors)]
 
     def word_vectors(self, words: Sequence[str]) -> WordVectors:
         """Return the mean vector of each word's subwords, float32; the words of a phrase are separated by spaces.
@@ -158,7 +94,7 @@ class StaticEncoder(Encoder):
         lengths = np.diff(tokenized.sentence_bounds)
         spans = Spans(np.arange(len(words)), np.zeros_like(lengths), lengths)
         empty = lengths == 0
-        empty[~empty] = self.without_vector(tokenized, Spans(*(part[~empty] for part in astuple(spans))))
+        empty[~empty] = self.without_vector(tokenized, spans.where(~empty))
         if empty.any():
             raise InvalidValueError(
                 f"the word {words[int(empty.argmax())]!r} has no vector in this model: leave it out"
@@ -174,17 +110,24 @@ class StaticEncoder(Encoder):
         matrix = self.table.matrix
         return matrix.element_size() * (matrix.numel() + 3 * batch_subwords * self.info.hidden_size)
 
+    def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+        return self.table.tokenize(sentences)
+
+    def _running(self, work: SpanWork) -> Iterator[RunningBatch]:
+        tokenized, spans = work.tokenized, work.spans
+        if self.bag:
+            empty = self.without_vector(tokenized, spans)
+            parts = _parts(work.lengths, np.append(work.first_span, len(spans.sentence)), work.batch_subwords)
+            return (self._run_bags(work, empty, part) for part in parts)
+        lengths = spans.stop - spans.start
+        starts = tokenized.sentence_bounds[spans.sentence] + spans.start
+        parts = _parts(lengths, np.arange(len(lengths) + 1), work.batch_subwords)
+        return (self._run_words(work, starts, lengths, part) for part in parts)
+
     @torch.inference_mode()
-    def _run_words(
-        self,
-        ids: NDArray[np.int32],
-        starts: _Indices,
-        lengths: _Indices,
-        part: slice,
-        pooling: Pooling,
-        clock: Stopwatch,
-    ) -> RunningBatch:
+    def _run_words(self, work: SpanWork, starts: _Indices, lengths: _Indices, part: slice) -> RunningBatch:
         """Look up spans of one subword, then pool those of several."""
+        clock, ids = work.clock, work.tokenized.ids
         began = clock.mark()
         spans, starts, lengths = np.arange(part.start, part.stop), starts[part], lengths[part]
         several = np.flatnonzero(lengths > 1)
@@ -205,18 +148,18 @@ class StaticEncoder(Encoder):
         torch.index_select(matrix, 0, index, out=out[0, :n_single])
         out[0, unknown] = torch.nan
         if len(split):
-            out[0, n_single:] = _pooled(matrix, found[n_single:], lengths[split], pooling)
+            out[0, n_single:] = _pooled(matrix, found[n_single:], lengths[split], work.pooling)
         ran = clock.mark()
         order = np.concatenate([spans[single], spans[split]])
-        return RunningBatch(order, self._copies.begin((out,), clock), began, prepared, ran)
+        copy = self._copies.begin(leaving(out, work.dtype), clock)
+        return RunningBatch(order, copy, began, prepared, ran, computed=self.dtype)
 
     @torch.inference_mode()
-    def _run_bags(
-        self, tokenized: Tokenized, sentence: _Indices, empty: NDArray[np.bool_], part: slice, clock: Stopwatch
-    ) -> RunningBatch:
+    def _run_bags(self, work: SpanWork, empty: NDArray[np.bool_], part: slice) -> RunningBatch:
         """Pool whole sentences and give every span the vector of its sentence."""
+        clock, tokenized = work.clock, work.tokenized
         began = clock.mark()
-        bounds, sentence = tokenized.sentence_bounds, sentence[part]
+        bounds, sentence = tokenized.sentence_bounds, work.spans.sentence[part]
         new = np.diff(sentence, prepend=-1) != 0
         starts, lengths = bounds[sentence[new]], np.diff(bounds)[sentence[new]]
         members = self.table.rows(tokenized.ids[ragged_indices(starts, lengths)])
@@ -226,8 +169,8 @@ class StaticEncoder(Encoder):
         vectors = _pooled(self.table.matrix, members, lengths, "mean").index_select(0, of_span)
         vectors[unknown] = torch.nan
         ran = clock.mark()
-        copy = self._copies.begin((vectors[None],), clock)
-        return RunningBatch(np.arange(part.start, part.stop), copy, began, prepared, ran)
+        copy = self._copies.begin(leaving(vectors[None], work.dtype), clock)
+        return RunningBatch(np.arange(part.start, part.stop), copy, began, prepared, ran, computed=self.dtype)
 
 
 def _parts(lengths: _Indices, begins: _Indices, size: int) -> Iterator[slice]:

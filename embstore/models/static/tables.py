@@ -52,6 +52,10 @@ class StaticTable(ABC):
     def rows(self, ids: _Ids) -> NDArray[np.int64]:
         """Return the rows of ids, reading vectors into `matrix` if necessary; -1 for an id without a vector."""
 
+    @abstractmethod
+    def plain_vector(self, index: int) -> torch.Tensor | None:
+        """Return the vector of one id, float32, read for itself without `rows`; None if it has none."""
+
     def without_vector(self, ids: _Ids) -> NDArray[np.bool_]:
         """Return which ids have no vector, without reading any."""
         return np.zeros(len(ids), np.bool_)
@@ -109,6 +113,12 @@ class WordTable(StaticTable):
         if unread.any():
             self._read(np.unique(ids[unread]))
         return self._row_of[ids]
+
+    def plain_vector(self, index: int) -> torch.Tensor | None:
+        """Return the vector of one word from its table, not from `matrix`; None if it has none."""
+        word = self._numbers.word(index)
+        table = self._table if self._table.has(word) else self._random
+        return None if table is None else torch.from_numpy(table.vectors_of([word])[0])
 
     def without_vector(self, ids: _Ids) -> NDArray[np.bool_]:
         """Return which words have no vector."""
@@ -192,3 +202,7 @@ class SubwordTable(StaticTable):
     def rows(self, ids: _Ids) -> NDArray[np.int64]:
         """Return the ids, which are the rows."""
         return ids.astype(np.int64)
+
+    def plain_vector(self, index: int) -> torch.Tensor:
+        """Return the embedding of one subword, in float32."""
+        return self.matrix[index].float().cpu()

@@ -66,9 +66,11 @@ class Network:
             final_norm=self.tap.final_norm,
         )
 
-    def drop_packed(self) -> None:
-        """Run batches through the model as transformers loads it from now on."""
+    def drop_packed(self) -> bool:
+        """Run batches through the model as transformers loads it from now on; returns whether that is a change."""
+        changed = self.packed_nbytes > 0
         self.fast_tap, self.packed_nbytes = self.tap, 0
+        return changed
 
     def candidate_batchings(
         self, *, attention_window: int | None = None, equal_lengths: bool = False

@@ -1,86 +1,103 @@
-"""Choose the fastest batching whose vectors equal those of the plain forward pass."""
+"""What the self-check needs besides the plain pass: long sentences, and masks of windows written by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from embstore.errors import DeviceMemoryError, ModelError
-from embstore.models.batching import Batching
-from embstore.models.encoder import Pooled, Pooling, Spans, Tokenized, indptr
-from embstore.models.selfcheck import PROBES, TOLERANCE, largest_difference, require_finite, word_spans
+from embstore.errors import ModelError
+from embstore.models.encoder import Tokenized, indptr
+from embstore.models.selfcheck import PROBES
+from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.network import Network
-from embstore.models.transformer.reference import plain_vectors
 
+LONGEST_WINDOW_SENTENCE = 1024  # words; a window as wide as this contains the sentence
 LONGEST_CHECKED = 512  # subwords; longer only if attention slides
 LONGEST_SLIDING = 4096
+SAME = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}
 
-Encode = Callable[[Batching, Tokenized, Spans], Iterable[Pooled]]
 
+def window_mask(maker: InputMaker, words: NDArray[np.int64], reach: int) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Return the mask of one sentence for an attention window, written one subword at a time.
 
-def choose_batching(
-    network: Network,
-    tokenized: Tokenized,
-    *,
-    layers: Sequence[int],
-    pooling: Pooling,
-    attention_window: int | None,
-    batchings: Sequence[Batching],
-    encode: Encode,
-) -> tuple[Batching, float]:
-    """Return the first of `batchings` that reproduces the plain pass, and its largest relative difference.
-
-    Compares on these sentences and on long ones made of their words. Packed weights are dropped if no batching
-    reproduces the plain pass with them. Raises ModelError if none does without them either.
+    `words`: int [n_subwords], the number of the word of each subword.
     """
-    sample = _with_long_sentences(network, tokenized)
-    spans = word_spans(sample, network.info.max_subwords)
-    expected = plain_vectors(network, sample, spans, layers=layers, pooling=pooling, attention_window=attention_window)
-    require_finite(network.info, network.compute_dtype, expected, layers)
-    allowed = TOLERANCE[network.compute_dtype]
+    before = len(maker.specials.prefix)
+    special = np.ones(maker.specials.count + len(words), bool)
+    special[before : before + len(words)] = False
+    rows = []
+    for query in range(len(special)):
+        row = special.copy()
+        if not special[query]:
+            row[before : before + len(words)] = np.abs(words - words[query - before]) <= reach
+        rows.append(row)
+    return maker.additive_mask(torch.from_numpy(np.stack(rows))[None, None].to(maker.device))
 
-    def differences() -> dict[Batching, float]:
-        return _differences(lambda how: encode(how, sample, spans), batchings, expected, allowed)
 
-    found = differences()
-    if min(found.values()) > allowed and network.packed_nbytes:
-        network.drop_packed()
-        found = differences()
-    batching, difference = list(found.items())[-1]
-    if difference <= allowed:
-        return batching, difference
-    raise ModelError(
-        f"no batching of {network.info.name!r} reproduces its plain forward pass: relative differences are "
-        + ", ".join(f"{name} {value:.1e}" for name, value in found.items())
-        + f", {allowed:.0e} is allowed"
+@torch.inference_mode()
+def require_window_respected(network: Network, tokenized: Tokenized, reach: int) -> None:
+    """Raise ModelError if words beyond an attention window change a vector of layer 1, or words within it do not.
+
+    `tokenized`: sentences from which known subwords are taken.
+    """
+    refused = (
+        f"the model {network.info.name!r} does not respect a mask of pairs of subwords, which attention windows need: "
     )
+    if "attention_mask" not in network.inputs.parameters:
+        raise ModelError(refused + "it takes no attention mask; use context windows")
+    limit = network.info.max_subwords
+    n_words = min(reach + 2, LONGEST_WINDOW_SENTENCE if limit is None else min(limit, LONGEST_WINDOW_SENTENCE))
+    known = tokenized if len(tokenized.ids) else network.tokenizer.tokenize(PROBES)
+    ids = known.ids[np.sort(np.unique(known.ids, return_index=True)[1])][:64]
+    sentence = np.resize(ids, n_words)
+    try:
+        before = _layer_1(network, sentence, reach)
+        first_changed, last_changed, next_changed = (
+            _differs(network, before, _layer_1(network, _with_other_subword(sentence, index, ids), reach))
+            for index in (0, n_words - 1, n_words - 2)
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            refused + f"it fails with one ({' '.join(str(error).split())}); use context windows"
+        ) from error
+    first = len(network.inputs.specials.prefix)
+    last = first + n_words - 1
+    special = np.ones(len(before), bool)
+    special[first : last + 1] = False
+    leaks = [changed[special].any() for changed in (first_changed, last_changed, next_changed)]
+    if n_words == reach + 2:  # the two ends are outside each other's window
+        leaks += [first_changed[last], last_changed[first]]
+    if any(leaks):
+        raise ModelError(refused + f"words more than {reach} words away change its layer 1; use context windows")
+    if reach > 0 and not next_changed[last]:
+        raise ModelError(refused + f"words {reach} words away change nothing in its layer 1; use context windows")
 
 
-def _differences(
-    encode: Callable[[Batching], Iterable[Pooled]],
-    batchings: Sequence[Batching],
-    expected: NDArray[np.float32],
-    allowed: float,
-) -> dict[Batching, float]:
-    """Return the relative differences of the batchings tried, up to the first one within the bound."""
-    found: dict[Batching, float] = {}
-    memory: DeviceMemoryError | None = None
-    for batching in batchings:
-        try:
-            found[batching] = largest_difference(encode(batching), expected)
-        except Exception as error:  # the model does not support such a batch, or needs too much memory for it
-            found[batching] = float("inf")
-            memory = error if isinstance(error, DeviceMemoryError) else memory
-        if found[batching] <= allowed:
-            break
-    if memory is not None and min(found.values()) == float("inf"):
-        raise memory
-    return found
+def _with_other_subword(sentence: NDArray[np.int32], index: int, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    changed = sentence.copy()
+    changed[index] = next((other for other in ids if other != sentence[index]), sentence[index])
+    return changed
 
 
-def _with_long_sentences(network: Network, tokenized: Tokenized) -> Tokenized:
+def _layer_1(network: Network, ids: NDArray[np.int32], reach: int) -> torch.Tensor:
+    """Return layer 1 of a sentence in which each word has one subword: [positions, features]."""
+    inputs = network.inputs.plain(ids)
+    inputs["attention_mask"] = window_mask(network.inputs, np.arange(len(ids)), reach)
+    states = network.model(**inputs, **network.inputs.fixed, output_hidden_states=True).hidden_states
+    layer: torch.Tensor = states[min(1, len(states) - 1)][0].float().cpu()
+    return layer
+
+
+def _differs(network: Network, one: torch.Tensor, other: torch.Tensor) -> NDArray[np.bool_]:
+    """Return which positions differ: bool [positions]."""
+    bound = SAME[network.compute_dtype] * float(one.abs().max())
+    return np.asarray(((one - other).abs().amax(1) > bound).numpy(), np.bool_)
+
+
+def with_long_sentences(network: Network, tokenized: Tokenized) -> Tokenized:
     """Add sentences made of the given words that fill whole rows and are longer than any sliding window."""
     n_subwords = np.diff(tokenized.word_indptr)
     ids, lengths = tokenized.ids, n_subwords[n_subwords > 0]

@@ -1,0 +1,234 @@
+"""What all encoders share: batches run ahead of the copies to the host, and compared with the plain pass."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.errors import DeviceMemoryError, EmbstoreError, InvalidValueError, ModelError
+from embstore.models.batching import ROW_CAPACITY, Batch, Batching, make_batches, split_batch
+from embstore.models.encoder import Encoder, Pooled, Pooling, Spans, StageTimes, Tokenized, check_arguments
+from embstore.models.memory import SplittingRunner, memory_needed
+from embstore.models.running import (
+    HostCopies,
+    LayerPooling,
+    RunningBatch,
+    SpanWork,
+    Stopwatch,
+    collect,
+    leaving,
+    sentences_with_spans,
+)
+from embstore.models.selfcheck import PROBES, TOLERANCE, largest_difference, pool_plainly, require_finite, word_spans
+
+Forward = Callable[[Callable[[int, torch.Tensor], None]], None]  # runs a batch and passes on each layer
+# Makes the inputs of a batch; returns where its sentences are among the positions that are run, and what runs them.
+Prepare = Callable[[Batch], tuple[Batch, Forward]]
+
+
+class BatchedEncoder(Encoder):
+    """An encoder whose batches are run one after the other on a device, while the last ones are copied to the host.
+
+    `dtype`: the compute dtype. `runner`: runs batches, smaller ones if memory is short. `row_capacity`: the width of
+    packed rows. `batches_ahead`: batches that a GPU is given before an earlier one is fetched. `n_before`: the special
+    subwords in front of a sentence. `check_batch_subwords`: the batch size of the self-check.
+    """
+
+    batching = "packed"
+    batches_ahead = 1
+    n_before = 0
+    check_batch_subwords = 2048
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self.compute_dtype = str(dtype).removeprefix("torch.")
+        self.row_capacity = ROW_CAPACITY.get(device.type, 128)
+        self.times = StageTimes()
+        self.runner: SplittingRunner[RunningBatch] = SplittingRunner(device)
+        self._copies = HostCopies(device)
+
+    @property
+    def casts_on_device(self) -> bool:
+        """Return whether vectors are cast before they leave the device: on a GPU, where copies cost time."""
+        return self.device.type == "cuda"
+
+    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+        """Split every word into its subwords; a word may have none."""
+        started = perf_counter()
+        tokenized = self._tokenize(sentences)
+        self.times.tokenize += perf_counter() - started
+        return tokenized
+
+    def encode(
+        self,
+        tokenized: Tokenized,
+        spans: Spans,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        batch_subwords: int,
+        attention_window: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Iterator[Pooled]:
+        """Run the model and yield the vector of each span once; see `Encoder.encode`.
+
+        A batch that does not fit into the memory is run in parts, and so are all batches of its size after it (one
+        SmallerBatchesWarning reports it); DeviceMemoryError if a single sentence does not fit. Sentences longer than
+        `info.max_subwords` are cut. `extremes` are returned if `dtype` is given. Raises InvalidValueError for a layer
+        that does not exist, for a span that is empty or outside its sentence, and for an attention window of a model
+        without attention.
+        """
+        chosen = check_arguments(self.info, layers, pooling, batch_subwords)
+        if attention_window is not None and not self.masks_attention:
+            raise InvalidValueError(f"{self.info.architecture} has no attention windows; use context windows")
+        sentences = sentences_with_spans(tokenized, spans, self.info.max_subwords)
+        clock = Stopwatch(self.device)
+        work = SpanWork(tokenized, spans, chosen, pooling, batch_subwords, attention_window, dtype, clock, *sentences)
+        ahead = self.batches_ahead if self.device.type == "cuda" else 0
+        return collect(self._running(work), work.clock, self.times, ahead=ahead)
+
+    def self_check(
+        self,
+        tokenized: Tokenized,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        attention_window: int | None = None,
+        equal_lengths: bool = False,
+    ) -> float:
+        """Choose the first batching that reproduces the plain pass; see `Encoder.self_check`.
+
+        The largest difference, relative to the largest value of the layer, may be 2e-5 (5e-3 in float16, 4e-2 in
+        bfloat16). Also raises ModelError if plain vectors are not finite or an attention window is not respected.
+        """
+        chosen = check_arguments(self.info, layers, pooling)
+        batchings = self.candidate_batchings(attention_window=attention_window, equal_lengths=equal_lengths)
+        allowed, before = TOLERANCE[self.compute_dtype], self.batching
+        try:
+            with memory_needed(f"the self-check of {self.info.name!r}", self.device):
+                sample = self.check_sentences(tokenized, attention_window)
+                spans = word_spans(sample, self.info.max_subwords)
+                spans = spans.where(~self.without_vector(sample, spans))
+                options: dict[str, Any] = {"layers": chosen, "pooling": pooling, "attention_window": attention_window}
+                expected = self.plain_vectors(sample, spans, **options)
+                require_finite(self.info, self.compute_dtype, expected, chosen)
+
+                def run(batching: str) -> Iterable[Pooled]:
+                    self.batching = batching
+                    with self.runner.trial():
+                        yield from self.encode(sample, spans, **options, batch_subwords=self.check_batch_subwords)
+
+                found = _differences(run, batchings, expected, allowed)
+                if min(found.values()) > allowed and self.drop_fast_layers():
+                    found = _differences(run, batchings, expected, allowed)
+        finally:
+            self.batching = before
+        batching, difference = list(found.items())[-1]
+        if not difference <= allowed:
+            raise ModelError(
+                f"no batching of {self.info.name!r} reproduces its plain forward pass: relative differences are "
+                + ", ".join(f"{name} {value:.1e}" for name, value in found.items())
+                + f", {allowed:.0e} is allowed"
+            )
+        self.batching = batching
+        return difference
+
+    @torch.inference_mode()
+    def plain_vectors(
+        self,
+        tokenized: Tokenized,
+        spans: Spans,
+        *,
+        layers: Sequence[int],
+        pooling: Pooling,
+        attention_window: int | None = None,
+    ) -> NDArray[np.float32]:
+        """Return the vectors of spans as a plain script computes them: float32 [n_layers, n_spans, hidden_size].
+
+        One sentence at a time, cut as `encode` cuts it; no batches, no hooks, one span after the other.
+        """
+        vectors = np.empty((len(layers), len(spans.sentence), self.info.hidden_size), np.float32)
+        for sentence in np.unique(spans.sentence).tolist():
+            states = self.plain_states(tokenized, sentence, attention_window)
+            for row in np.flatnonzero(spans.sentence == sentence).tolist():
+                for index, layer in enumerate(layers):
+                    subwords = states[layer][spans.start[row] : spans.stop[row]]
+                    vectors[index, row] = pool_plainly(subwords, pooling)
+        return vectors
+
+    def candidate_batchings(self, *, attention_window: int | None = None, equal_lengths: bool = False) -> Sequence[str]:
+        """Return the batchings to try, fastest first; `equal_lengths`: only sentences of one length together."""
+        return self.batchings
+
+    def check_sentences(self, tokenized: Tokenized, attention_window: int | None) -> Tokenized:
+        """Return the sentences of the self-check, which are never without a subword."""
+        return tokenized if len(tokenized.ids) else self.tokenize(PROBES)
+
+    def drop_fast_layers(self) -> bool:
+        """Run batches through the plain layers from now on; returns False if they already do."""
+        return False
+
+    @abstractmethod
+    def plain_states(self, tokenized: Tokenized, sentence: int, attention_window: int | None) -> Sequence[torch.Tensor]:
+        """Return all layers of one sentence from a slow, plain pass, each [n_subwords, hidden_size]."""
+
+    @abstractmethod
+    def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+        """Split every word into its subwords."""
+
+    @abstractmethod
+    def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
+        """Yield the batches of a call of `encode` as they are started; None: all that are waiting must be fetched."""
+
+    def _run_batches(self, work: SpanWork, how: Batching, prepare: Prepare) -> Iterator[RunningBatch | None]:
+        """Arrange sentences in batches and run them."""
+        lengths, row_capacity = work.lengths + self.n_specials, self.row_capacity
+
+        def split(batch: Batch) -> list[Batch]:
+            half = max(1, batch.positions // 2)
+            return split_batch(batch, lengths, how=how, batch_subwords=half, row_capacity=row_capacity)
+
+        batches = make_batches(lengths, how=how, batch_subwords=work.batch_subwords, row_capacity=row_capacity)
+        return self.runner.run(batches, lambda batch: self._run(work, batch, prepare), split)
+
+    @torch.inference_mode()
+    def _run(self, work: SpanWork, batch: Batch, prepare: Prepare) -> RunningBatch:
+        clock = work.clock
+        began = clock.mark()
+        positions, forward = prepare(batch)
+        rows, starts, lengths = work.spans_of(positions, before=self.n_before)
+        shape = len(work.layers), len(rows), self.info.hidden_size
+        pool = LayerPooling(work, starts, lengths, torch.empty(shape, dtype=self.dtype, device=self.device))
+        prepared = clock.mark()
+        forward(pool.receive)
+        ran = clock.mark()
+        copy = self._copies.begin(leaving(pool.vectors, work.dtype), clock)
+        return RunningBatch(rows[pool.order], copy, began, prepared, ran, pool.marks, self.dtype)
+
+
+def _differences(
+    run: Callable[[str], Iterable[Pooled]], batchings: Sequence[str], expected: NDArray[np.float32], allowed: float
+) -> dict[str, float]:
+    """Return the relative differences of the batchings tried, up to the first one within the bound."""
+    found: dict[str, float] = {}
+    memory: DeviceMemoryError | None = None
+    for batching in batchings:
+        try:
+            found[batching] = largest_difference(run(batching), expected)
+        except DeviceMemoryError as error:
+            found[batching], memory = float("inf"), error
+        except EmbstoreError:
+            raise
+        except Exception:  # the model does not support such a batch
+            found[batching] = float("inf")
+        if found[batching] <= allowed:
+            break
+    if memory is not None and min(found.values()) == float("inf"):
+        raise memory
+    return found
