@@ -170,7 +170,7 @@ def import_(
     source: Annotated[Path, opt.argument("FILE", "An HDF5 file of NeuroX or AllenNLP, with a dataset a sentence.")],
     store: opt.NewStore,
     corpus: Annotated[
-        str | None, opt.option("FILE", "The text it was made from, if FILE does not hold the sentences.")
+        str | None, opt.option("FILE", "The text it was made from; without it, the words as FILE spells them.")
     ] = None,
     layers: Annotated[
         str, opt.option("LIST", "Only these layers of the file, counted from 0, such as 0,6-12.")

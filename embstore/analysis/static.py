@@ -21,7 +21,7 @@ from embstore.analysis.words import WordRows, all_types, eligible_types, rows_of
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress, reporting
 from embstore.store import Layout, Selection, Store
-from embstore.store.convert.filling import fill_store, require_free_path
+from embstore.store.convert.filling import PartitionBuffer, fill_store, require_free_path
 from embstore.store.index import IndexBuilder
 from embstore.vectors import WordVectors
 
@@ -294,8 +294,8 @@ def write_static_store(
     for number, word in enumerate(words):
         index.add(number, [word])
 
-    def arrays_of(partition: int) -> dict[str, NDArray[np.float32]]:
-        start, stop = layout.span(partition)
-        return {"hidden_states": np.stack([each.vectors[start:stop] for each in by_layer.values()])}
+    def fill(buffer: PartitionBuffer, start: int, stop: int) -> None:
+        for position, each in enumerate(by_layer.values()):
+            buffer.stored("hidden_states", position, 0, stop - start)[...] = each.vectors[start:stop]
 
-    return fill_store(path, metadata=metadata, index=index.build(), center=None, arrays_of=arrays_of, progress=None)
+    return fill_store(path, metadata=metadata, index=index.build(), center=None, fill=fill)

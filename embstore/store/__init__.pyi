@@ -1,5 +1,5 @@
-from .check.report import Fault as Fault
-from .check.report import VerifyReport as VerifyReport
+from .check.findings import Fault as Fault
+from .check.findings import VerifyReport as VerifyReport
 from .check.verify import verify as verify
 from .convert.export import export as export
 from .convert.importers import import_store as import_store

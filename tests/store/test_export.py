@@ -25,7 +25,7 @@ from embstore.errors import (
     StoreNotFoundError,
 )
 from embstore.store import Store, StoreWriter, bfloat16_bits, create_store, export, float32_of_bfloat16, verify
-from embstore.store.check.common import schema_faults
+from embstore.store.check.findings import schema_faults
 from embstore.store.reading.scan import SequentialReader
 from tests.store.example import DTYPES, SUFFIXES, all_files, stored_as, table, values
 from tests.store_making import Made, make_store

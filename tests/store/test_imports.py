@@ -130,6 +130,17 @@ def test_neurox_white_space(tmp_path: Path) -> None:
     assert table(store) == expected_table(split)
 
 
+def test_the_pieces_of_words_are_joined(tmp_path: Path) -> None:
+    """NeuroX writes a word as its pieces with the tokenizer's marks; pieces of byte-level BPE are not its spelling."""
+    pieces = [["mu##rta##ugh", "c##", "##", "#1"], ["\u2581mur", "\u2581", "naï\u2581ve"], ["mur", "\u0120tÃ©"]]
+    words = [["murtaugh", "c##", "##", "#1"], ["mur", "\u2581", "naï\u2581ve"], ["mur", "té"]]
+    source = write_neurox(tmp_path / "a.hdf5", pieces[:2], vectors_of(pieces[:2]))
+    assert table(import_store(source, tmp_path / "a.zarr")) == expected_table(words[:2])
+    source = write_neurox(tmp_path / "b.hdf5", pieces, vectors_of(pieces))
+    refused(source, tmp_path, CorpusError, "dataset '2' has the word '\u0120t.*', made of pieces of byte-level BPE")
+    assert table(import_store(source, tmp_path / "b.zarr", corpus=words)) == expected_table(words)
+
+
 @pytest.mark.parametrize("output", ["top", "average"])
 def test_allennlp_one_layer(tmp_path: Path, output: str) -> None:
     sentences = [["a", "bank"], ["the", "river"]]
@@ -378,6 +389,8 @@ def test_no_such_file(tmp_path: Path) -> None:
     refused(tmp_path, tmp_path, StoreFormatError, "is a folder")
     (tmp_path / "text.hdf5").write_text("no HDF5")
     refused(tmp_path / "text.hdf5", tmp_path, StoreFormatError, "is not an HDF5 file")
+    (tmp_path / "nx.json").write_text('{"linex_index": 0, "features": []}\n')
+    refused(tmp_path / "nx.json", tmp_path, StoreFormatError, "is JSON, which is not imported: let NeuroX write HDF5")
     (tmp_path / "empty.hdf5").touch()
     refused(tmp_path / "empty.hdf5", tmp_path, StoreFormatError, "is not an HDF5 file")
     whole = _plain(tmp_path).read_bytes()

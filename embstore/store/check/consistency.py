@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,14 +45,13 @@ def occurrence_faults(
 ) -> Iterator[str]:
     """Yield a line for each inconsistency of the rows of types: `indptr` and `occurrences` of a TypeIndex."""
     counts = np.zeros(n_types, np.int64)
-    for start in range(0, len(types), _BLOCK):
-        counts += np.bincount(types[start : start + _BLOCK], minlength=n_types)
+    for block in _blocks(types):
+        counts += np.bincount(block, minlength=n_types)
     if indptr[0] != 0 or not np.array_equal(np.diff(indptr), counts):
         yield "type/indptr does not count the rows of each type in occurrence/type"
         return
     yield from _range_faults("type/occurrences", occurrences, 0, len(types))
-    for start in range(0, len(occurrences), _BLOCK):
-        rows = occurrences[start : start + _BLOCK + 1]
+    for rows in _blocks(occurrences, overlap=1):
         if rows.min(initial=0) < 0 or rows.max(initial=0) >= len(types):
             return
         found = types[rows]
@@ -80,34 +80,33 @@ def _strings_faults(name: str, strings: Strings) -> Iterator[str]:
         return
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        for start in range(0, len(strings.data), _BLOCK):
-            decoder.decode(strings.data[start : start + _BLOCK].tobytes())
+        for block in _blocks(strings.data):
+            decoder.decode(block.tobytes())
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         yield f"{name}_bytes is not UTF-8"
         return
-    for start in range(0, len(offsets), _BLOCK):
-        firsts = offsets[start : start + _BLOCK]
+    for firsts in _blocks(offsets):
         if (strings.data[firsts[firsts < len(strings.data)]] & 0xC0 == 0x80).any():
             yield f"{name}_offsets points into the middle of a character"
             return
 
 
 def _range_faults(name: str, values: NDArray[np.integer], low: int, high: int | None) -> Iterator[str]:
-    for start in range(0, len(values), _BLOCK):
-        block = values[start : start + _BLOCK]
+    for block in _blocks(values):
         if block.min() < low or (high is not None and block.max() >= high):
             limit = f"from {low} on" if high is None else f"from {low} to {high - 1}"
             yield f"{name} holds a value that is not {limit}"
             return
 
 
-def _ascends(values: NDArray[np.integer]) -> bool:
+def _blocks(values: NDArray[Any], *, overlap: int = 0) -> Iterator[NDArray[Any]]:
     for start in range(0, len(values), _BLOCK):
-        block = values[start : start + _BLOCK + 1]
-        if (block[1:] < block[:-1]).any():
-            return False
-    return True
+        yield values[start : start + _BLOCK + overlap]
+
+
+def _ascends(values: NDArray[np.integer]) -> bool:
+    return not any((block[1:] < block[:-1]).any() for block in _blocks(values, overlap=1))
 
 
 def _points_at(indptr: NDArray[np.int64], values: NDArray[np.integer], count: int) -> bool:

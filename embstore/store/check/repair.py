@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreMismatchError
 from embstore.store.arrays import COMMITS, committed, frozen_spec, record_crc32c, stored_arrays
 from embstore.store.backend import is_file, is_hdf5, no_store, require_writable, zarr_storage
-from embstore.store.check.verify_zarr import expected_keys, key_sizes
+from embstore.store.check.verify import expected_keys, key_sizes
 from embstore.store.index import Index
 from embstore.store.metadata import Metadata, parse
 from embstore.store.storage.base import Parts, Storage
@@ -123,10 +123,8 @@ def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np
         metadata = read_metadata(path)[0]
     except EmbstoreError as error:
         mapped = map_file(path)
-        if mapped is None:
-            raise _unknown(path, error) from error
-        with mapped:
-            if mapped.find(planned.fingerprint.encode()) < 0:
+        with nullcontext() if mapped is None else mapped:
+            if mapped is None or mapped.find(planned.fingerprint.encode()) < 0:
                 raise _unknown(path, error) from error
         metadata = planned
     _require_same(path, metadata, planned)

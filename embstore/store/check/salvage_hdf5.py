@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,27 @@ def copy_intact(old: Path, new: Path, metadata: Metadata, center: NDArray[np.flo
     The same layout gives the same addresses, so those of the new file apply to the old one; where the old file
     reports others, these are tried too.
     """
-    _, _, ours = read_addresses(new)
-    candidates = [ours]
+    layout, specs = metadata.layout, payload_specs(metadata)
+    candidates = [read_addresses(new)[2]]
     with suppress(EmbstoreError, OSError):
         candidates.append(read_addresses(old)[2])
-    intact: set[int] = set()
+    copied: set[int] = set()
     writer = HDF5Writer(new)
     try:
         with opened(old) as descriptor:
             for addresses in candidates:
-                if center is None or _has_center(descriptor, addresses, center):
-                    _copy(descriptor, addresses, metadata, writer, intact)
+                if center is not None and not _has_center(descriptor, addresses, center):
+                    continue
+                for partition, record in _intact(descriptor, addresses, metadata):
+                    if partition not in copied:
+                        span = layout.span(partition)
+                        arrays = {spec.path: _read_rows(descriptor, addresses, spec, *span) for spec in specs}
+                        writer.write(partition, arrays)
+                        writer.commit(partition, record)
+                        copied.add(partition)
     finally:
         writer.close()
-    return intact
+    return copied
 
 
 def _has_center(descriptor: int, addresses: Addresses, center: NDArray[np.float32]) -> bool:
@@ -45,22 +53,19 @@ def _has_center(descriptor: int, addresses: Addresses, center: NDArray[np.float3
     return "center" in spans and read_span(descriptor, *spans["center"]).tobytes() == center.tobytes()
 
 
-def _copy(descriptor: int, addresses: Addresses, metadata: Metadata, writer: HDF5Writer, intact: set[int]) -> None:
-    layout = metadata.layout
-    specs = payload_specs(metadata)
+def _intact(descriptor: int, addresses: Addresses, metadata: Metadata) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    """Yield each partition whose rows at these addresses match its commit record, with the record."""
+    layout, specs = metadata.layout, payload_specs(metadata)
     if any(spec.path not in addresses.chunks for spec in specs) or COMMITS not in addresses.spans:
         return
-    records = read_span(descriptor, *addresses.spans[COMMITS])
-    if len(records) != layout.n_partitions * 2 * COMMIT_DTYPE.itemsize:
+    data = read_span(descriptor, *addresses.spans[COMMITS])
+    if len(data) != layout.n_partitions * 2 * COMMIT_DTYPE.itemsize:
         return
-    table = records.view(COMMIT_DTYPE).reshape(-1, 2)
-    for partition in set(np.flatnonzero(committed(table, layout)).tolist()) - intact:
+    records = data.view(COMMIT_DTYPE).reshape(-1, 2)
+    for partition in np.flatnonzero(committed(records, layout)).tolist():
         crc, _ = payload_crc32c(descriptor, addresses, specs, layout, partition)
-        if crc == record_crc32c(table[partition]):
-            arrays = {spec.path: _read_rows(descriptor, addresses, spec, *layout.span(partition)) for spec in specs}
-            writer.write(partition, arrays)
-            writer.commit(partition, table[partition])
-            intact.add(partition)
+        if crc == record_crc32c(records[partition]):
+            yield partition, records[partition]
 
 
 def _read_rows(descriptor: int, addresses: Addresses, spec: ArraySpec, start: int, stop: int) -> NDArray[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError
-from embstore.store.arrays import (
-    COMMIT_DTYPE,
-    COMMITS,
-    ArraySpec,
-    committed,
-    frozen_spec,
-    no_records,
-    payload_specs,
-    record_crc32c,
-)
-from embstore.store.check.common import check_attribute, check_index, check_records
-from embstore.store.check.report import Findings
+from embstore.store.arrays import COMMITS, committed, frozen_spec, no_records, payload_specs, record_crc32c
+from embstore.store.check.findings import Findings, check_attribute, check_index, check_records
 from embstore.store.hdf5.addresses import (
     CHECKSUM,
     Addresses,
@@ -56,79 +46,68 @@ def verify_hdf5(path: Path, findings: Findings) -> int:
         findings.fault(STRUCTURE, str(error))
         return 0
     with opened(path) as descriptor:
-        _Checks(descriptor, metadata, arrays, addresses, findings).run()
+        checks = _Checks(descriptor, metadata, addresses, findings)
+        payload = [spec.path for spec in payload_specs(metadata)]
+        unmapped = [name for name in [*arrays, COMMITS, CHECKSUM] if name not in addresses.spans]
+        unmapped += [name for name in payload if name not in addresses.chunks]
+        for name in unmapped:
+            findings.fault(name, "was rewritten by another tool, or its description is damaged")
+        columns = {name: checks.column(name, arrays[name]) for name in arrays if name not in unmapped}
+        if not unmapped:
+            checks.frozen()
+            checks.partitions()
+    complete = {name: column for name, column in columns.items() if column is not None}
+    if len(complete) == len(arrays):
+        check_index(complete, metadata, findings)
     return metadata.layout.n_partitions
 
 
+@dataclass(frozen=True)
 class _Checks:
     """The checks of one open file, at the addresses that the library reports."""
 
-    def __init__(
-        self,
-        descriptor: int,
-        metadata: Metadata,
-        arrays: Mapping[str, StoredArray],
-        addresses: Addresses,
-        findings: Findings,
-    ) -> None:
-        self._descriptor = descriptor
-        self._metadata = metadata
-        self._arrays = arrays
-        self._addresses = addresses
-        self._findings = findings
+    descriptor: int
+    metadata: Metadata
+    addresses: Addresses
+    findings: Findings
 
-    def run(self) -> None:
-        specs = payload_specs(self._metadata)
-        needed = [*self._arrays, COMMITS, CHECKSUM]
-        unmapped = [name for name in needed if name not in self._addresses.spans]
-        unmapped += [spec.path for spec in specs if spec.path not in self._addresses.chunks]
-        for name in unmapped:
-            self._findings.fault(name, "was rewritten by another tool, or its description is damaged")
-        columns = self._columns()
-        if not unmapped:
-            self._check_frozen()
-            self._check_partitions(specs)
-        if len(columns) == len(self._arrays):
-            check_index(columns, self._metadata, self._findings)
+    def column(self, name: str, array: StoredArray) -> NDArray[Any] | None:
+        """Check an array that is written once and return it, None where it is damaged."""
+        data = read_span(self.descriptor, *self.addresses.spans[name])
+        dtype = frozen_spec(name, array.shape).dtype
+        if crc32c(data) != array.crc32c or len(data) != math.prod(array.shape) * dtype.itemsize:
+            self.findings.fault(name, "was changed: its checksum differs")
+            return None
+        column: NDArray[Any] = data.view(dtype).reshape(array.shape)
+        return column
 
-    def _columns(self) -> dict[str, NDArray[Any]]:
-        columns = {}
-        for name, array in self._arrays.items():
-            if name not in self._addresses.spans:
-                continue
-            data = read_span(self._descriptor, *self._addresses.spans[name])
-            dtype = frozen_spec(name, array.shape).dtype
-            if crc32c(data) != array.crc32c or len(data) != math.prod(array.shape) * dtype.itemsize:
-                self._findings.fault(name, "was changed: its checksum differs")
-            else:
-                columns[name] = data.view(dtype).reshape(array.shape)
-        return columns
+    def frozen(self) -> None:
+        """Check everything that never changes: HDF5's own structures, the metadata, the index."""
+        stored = read_span(self.descriptor, *self.addresses.spans[CHECKSUM])
+        same = stored.tobytes() == frozen_crc32c(self.descriptor, self.addresses).to_bytes(4, "little")
+        size = os.fstat(self.descriptor).st_size
+        self.findings.checked(sum(stop - start for start, stop in frozen_spans(self.addresses, size)) + 4)
+        if not same and not self.findings.faults:
+            self.findings.fault(STRUCTURE, "was changed: its checksum differs")
 
-    def _check_frozen(self) -> None:
-        stored = read_span(self._descriptor, *self._addresses.spans[CHECKSUM])
-        same = stored.tobytes() == frozen_crc32c(self._descriptor, self._addresses).to_bytes(4, "little")
-        size = os.fstat(self._descriptor).st_size
-        self._findings.checked(sum(stop - start for start, stop in frozen_spans(self._addresses, size)) + 4)
-        if not same and not self._findings.faults:
-            self._findings.fault(STRUCTURE, "was changed: its checksum differs")
-
-    def _check_partitions(self, specs: list[ArraySpec]) -> None:
-        layout = self._metadata.layout
+    def partitions(self) -> None:
+        """Check the commit records, the rows of every committed partition, and that nothing follows the last row."""
+        layout, specs = self.metadata.layout, payload_specs(self.metadata)
         records = no_records(layout.n_partitions)
-        data = read_span(self._descriptor, *self._addresses.spans[COMMITS])
+        data = read_span(self.descriptor, *self.addresses.spans[COMMITS])
         if len(data) == records.nbytes:
-            records = data.view(COMMIT_DTYPE).reshape(records.shape)
-        self._findings.checked(len(data))
-        check_records(records, layout, COMMITS, self._findings)
+            records = data.view(records.dtype).reshape(records.shape)
+        self.findings.checked(len(data))
+        check_records(records, layout, COMMITS, self.findings)
         for partition in np.flatnonzero(committed(records, layout)).tolist():
-            crc, nbytes = payload_crc32c(self._descriptor, self._addresses, specs, layout, partition)
-            self._findings.checked(nbytes)
+            crc, nbytes = payload_crc32c(self.descriptor, self.addresses, specs, layout, partition)
+            self.findings.checked(nbytes)
             if crc != record_crc32c(records[partition]):
                 names = " and ".join(spec.path for spec in specs)
-                self._findings.fault(names, "its bytes do not match the commit record", partition=partition)
+                self.findings.fault(names, "its bytes do not match the commit record", partition=partition)
         for spec in specs:
-            spans = padding_spans(self._addresses, spec)
-            self._findings.checked(sum(stop - start for start, stop in spans))
-            if any(read_span(self._descriptor, *span).any() for span in spans):
+            spans = padding_spans(self.addresses, spec)
+            self.findings.checked(sum(stop - start for start, stop in spans))
+            if any(read_span(self.descriptor, *span).any() for span in spans):
                 last = layout.n_partitions - 1
-                self._findings.fault(spec.path, "holds bytes beyond its last row", partition=last)
+                self.findings.fault(spec.path, "holds bytes beyond its last row", partition=last)

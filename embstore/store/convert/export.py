@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +78,7 @@ def export(
         metadata=metadata,
         index=source.index if rows is None else source.index.subset(rows),
         center=copy.center,
-        arrays_of=copy.arrays,
+        fill=copy.fill,
         progress=progress,
         label="export",
     )
@@ -103,7 +103,7 @@ def _metadata(source: Metadata, layers: list[int], rows: Rows | None, dtype: str
     stored = tuple(source.layers[layer] for layer in layers)
     n_rows = source.n_rows if rows is None else len(rows)
     layout = Layout.of(n_rows=n_rows, layers=stored, hidden_size=source.hidden_size, dtype=dtype)
-    of: Mapping[str, Any] = {"n_rows": source.n_rows, "layers": list(source.layers), "dtype": source.dtype}
+    of: dict[str, Any] = {"n_rows": source.n_rows, "layers": list(source.layers), "dtype": source.dtype}
     sha256 = None if rows is None else hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
     record = {"of": of, "rows_sha256": sha256, "earlier": source.extraction.get("export")}
     dropped = source.dropped
@@ -142,20 +142,13 @@ class _Copy:
         if check:
             require_intact_index(reader)
         self.center = self._center()
-        self._buffer: PartitionBuffer | None = None
 
-    def arrays(self, partition: int) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a partition of the copy; the next call overwrites them."""
-        if self._buffer is None:
-            self._buffer = PartitionBuffer(self._layout, center=self.center)
-        start, stop = self._layout.span(partition)
+    def fill(self, buffer: PartitionBuffer, start: int, stop: int) -> None:
+        """Put rows `[start, stop)` of the copy into the buffer."""
         self._require_whole(start, stop)
+        put = self._copy if self._layout.dtype == self._source.dtype else self._convert
         for layer in range(len(self._layers)):
-            if self._layout.dtype == self._source.dtype:
-                self._copy(self._buffer, layer, start, stop)
-            else:
-                self._convert(self._buffer, layer, start, stop)
-        return self._buffer.arrays(stop - start)
+            put(buffer, layer, start, stop)
 
     def _copy(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
         for array in ["hidden_states", "scale"] if self._layout.dtype == "int8" else ["hidden_states"]:

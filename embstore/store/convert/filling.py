@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +39,30 @@ def fill_store(
     metadata: Metadata,
     index: Index,
     center: NDArray[np.float32] | None,
-    arrays_of: Callable[[int], Mapping[str, NDArray[Any]]],
+    fill: Callable[[PartitionBuffer, int, int], None],
     progress: Progress = None,
     label: str = "",
 ) -> Store:
     """Create a store, or resume an interrupted one with the same contents, and write what is missing.
 
-    `arrays_of`: returns the arrays of a partition as `StoreWriter.write` takes them. `progress`: see
-    `embstore.progress`; counts rows. If the rows of a store that this call created cannot be stored, it is removed.
+    `fill(buffer, start, stop)`: puts rows `[start, stop)` of the store, a partition, into the buffer from its row 0 on.
+    `progress`: see `embstore.progress`; counts rows. If the rows of a store that this call created cannot be stored,
+    it is removed.
 
     Raises InvalidValueError where anything else exists at `path`, StorageError for a disk that is too small.
     """
     created = _create_or_resume(path, metadata=metadata, index=index, center=center)
     layout = metadata.layout
+    buffer = PartitionBuffer(layout, center=center)
     with StoreWriter(path) as writer, reporting(progress, total=layout.n_rows, unit="rows", label=label) as report:
         try:
             missing = writer.missing()
             done = layout.n_rows - sum(stop - start for start, stop in map(layout.span, missing))
             for partition in missing:
                 report(done)
-                writer.write(partition, arrays_of(partition))
                 start, stop = layout.span(partition)
+                fill(buffer, start, stop)
+                writer.write(partition, buffer.arrays(stop - start))
                 done += stop - start
             report(done)
         except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,9 @@ def import_store(
     """Make the store `out` of an HDF5 file that NeuroX or `allennlp elmo` wrote, with one dataset for each sentence.
 
     `corpus`: the words of every sentence, in the order of the datasets' numbers; required where the file does not name
-    all its sentences. `layers`: some of the file's, counted from 0; -1 or "last" is the last one. `progress`: a
-    function of (rows written, rows in all), or False for no bar. The same call resumes an interrupted import.
+    all its sentences, or names them by pieces of byte-level BPE. `layers`: some of the file's, counted from 0; -1 or
+    "last" is the last one. `progress`: a function of (rows written, rows in all), or False for no bar. The same call
+    resumes an interrupted import.
 
     Raises StoreNotFoundError or StoreFormatError for any other file, CorpusError where the words do not fit the
     datasets, NonFiniteError for values that the dtype cannot hold, InvalidValueError for a path that is taken,
@@ -63,14 +64,13 @@ def import_store(
         chosen = resolve_layers(layers, range(file.n_layers), ascending=True)
         builder = _build_index(file, corpus)
         metadata = _metadata(file, builder, chosen, dtype)
-        index = builder.build()
-        rows = _Rows(file, index, metadata.layout)
+        rows = _Rows(file, builder.build(), metadata.layout)
         return fill_store(
             path,
             metadata=metadata,
-            index=index,
-            center=rows.center,
-            arrays_of=rows.arrays,
+            index=rows.index,
+            center=rows.center() if dtype == "int8" else None,
+            fill=rows.fill,
             progress=progress,
             label="import",
         )
@@ -82,7 +82,7 @@ def _build_index(file: SentenceFile, corpus: Iterable[Words] | None) -> IndexBui
     if corpus is None:
         for number, count in missing.items():
             if count:
-                builder.add(number, _words_from_file(file, number, count))
+                builder.add(number, _checked(file.words_of(number, count), number))
         return builder
     for number, sentence in enumerate(corpus):
         words = _checked(sentence, number)
@@ -108,21 +108,6 @@ def _build_index(file: SentenceFile, corpus: Iterable[Words] | None) -> IndexBui
     return builder
 
 
-def _words_from_file(file: SentenceFile, number: int, count: int) -> list[str]:
-    words = file.words_of(number, count)
-    if words is not None:
-        return _checked(words, number)
-    if number not in file.sentences:
-        raise CorpusError(
-            f"{file.path} does not say what the sentence of dataset '{number}' is (of equal sentences AllenNLP names "
-            "only the last one): give the corpus that the file was made of"
-        )
-    raise CorpusError(
-        f"{file.path}: dataset '{number}' has {count} words and its sentence {len(file.sentences[number].split())}: "
-        "give the corpus that the file was made of"
-    )
-
-
 def _checked(sentence: Any, number: int) -> list[str]:
     if isinstance(sentence, str | bytes):
         raise CorpusError(f"sentence {number} of the corpus is {type(sentence).__name__}, not a list of words")
@@ -143,6 +128,11 @@ def _checked(sentence: Any, number: int) -> list[str]:
 
 def _metadata(file: SentenceFile, builder: IndexBuilder, layers: tuple[int, ...], dtype: str) -> Metadata:
     layout = Layout.of(n_rows=builder.n_rows, layers=layers, hidden_size=file.hidden_size, dtype=dtype)
+    try:
+        with file.path.open("rb") as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise StorageError(f"cannot read {file.path}: {error.strerror}") from error
     return Metadata(
         n_rows=builder.n_rows,
         layers=layers,
@@ -167,71 +157,44 @@ def _metadata(file: SentenceFile, builder: IndexBuilder, layers: tuple[int, ...]
         extraction={
             "unit": "word",
             "pooling": "unknown",
-            "import": {"n_layers": file.n_layers, "sha256": _sha256(file.path)},
+            "import": {"n_layers": file.n_layers, "sha256": sha256},
         },
-        software=_software(),
+        software={package: version(package) for package in ("embstore", "h5py", "numpy")},
     )
 
 
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _software() -> dict[str, str]:
-    found = {}
-    for package in ("embstore", "h5py", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 class _Rows:
-    """Makes the partitions of the store from the file, one sentence at a time."""
+    """The rows of the store, read from the file one sentence at a time."""
 
     def __init__(self, file: SentenceFile, index: Index, layout: Layout) -> None:
+        self.index = index
         self._file = file
-        self._index = index
         self._layout = layout
-        self.center = self._center() if layout.dtype == "int8" else None
-        self._buffer: PartitionBuffer | None = None
 
-    def arrays(self, partition: int) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a partition; the next call overwrites them."""
-        if self._buffer is None:
-            self._buffer = PartitionBuffer(self._layout, center=self.center)
-        start, stop = self._layout.span(partition)
+    def fill(self, buffer: PartitionBuffer, start: int, stop: int) -> None:
+        """Put rows `[start, stop)` into the buffer."""
         row = start
         while row < stop:
-            number, first, last = self._words_at(row, stop)
-            vectors = self._file.read(number, first, last)
+            vectors, where = self._read(row, stop)
             for position, layer in enumerate(self._layout.layers):
-                self._buffer.put(position, row - start, vectors[layer], where=self._namer(number, first))
-            row += last - first
-        return self._buffer.arrays(stop - start)
+                buffer.put(position, row - start, vectors[layer], where=where)
+            row += vectors.shape[1]
 
-    def _words_at(self, row: int, stop: int) -> tuple[int, int, int]:
-        """Return the number of a row's sentence, and its words `[first, last)` from this row on and before `stop`."""
-        sentence = int(self._index.sentence[row])
-        begins, ends = self._index.indptr[sentence : sentence + 2].tolist()
-        return int(self._index.source[sentence]), row - begins, min(ends, stop) - begins
-
-    def _namer(self, number: int, first: int) -> Callable[[int], str]:
-        return lambda word: f"sentence {number}, word {first + word} of {self._file.path}"
-
-    def _center(self) -> NDArray[np.float32]:
+    def center(self) -> NDArray[np.float32]:
         """Return the mean of each layer over a sample of the rows."""
         total = np.zeros((len(self._layout.layers), self._layout.hidden_size))
         sample = sample_rows(self._layout.n_rows)
         for row in sample.tolist():
-            number, first, _ = self._words_at(row, row + 1)
-            vectors = self._file.read(number, first, first + 1)
+            vectors, where = self._read(row, row + 1)
             for position, layer in enumerate(self._layout.layers):
-                require_storable(vectors[layer], dtype="int8", layer=layer, where=self._namer(number, first))
+                require_storable(vectors[layer], dtype="int8", layer=layer, where=where)
                 total[position] += vectors[layer, 0]
         return (total / len(sample)).astype(np.float32)
+
+    def _read(self, row: int, stop: int) -> tuple[NDArray[Any], Callable[[int], str]]:
+        """Return rows `[row, stop)` as far as they are of one sentence [layer, n, feature], and how to name each."""
+        sentence = int(self.index.sentence[row])
+        begins, ends = self.index.indptr[sentence : sentence + 2].tolist()
+        number, first = int(self.index.source[sentence]), row - begins
+        vectors = self._file.read(number, first, min(ends, stop) - begins)
+        return vectors, lambda word: f"sentence {number}, word {first + word} of {self._file.path}"

@@ -14,10 +14,12 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, StorageError, StoreFormatError, StoreNotFoundError
+from embstore.errors import CorpusError, EmbstoreError, StorageError, StoreFormatError, StoreNotFoundError
 
 MAPPING = "sentence_to_index"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+_CONTINUED = re.compile(r"(?<=.)##(?=[^#])")  # between two pieces of WordPiece: mu##rta##ugh
+_GIVE_CORPUS = "give the corpus that the file was made of"
 _REPEATED = re.compile(r"(?s)(.*) \(Occurrence [0-9]+\)")
 
 
@@ -48,20 +50,36 @@ class SentenceFile:
     ) -> None:
         self._file.close()
 
-    def words_of(self, number: int, count: int) -> list[str] | None:
-        """Return the words of a sentence, None where the file does not name a sentence with `count` words.
+    def words_of(self, number: int, count: int) -> list[str]:
+        """Return the words of a sentence, which the file must name; the pieces of a word are joined.
 
         NeuroX adds " (Occurrence 2)" to a repeated sentence; of equal sentences AllenNLP names only the last one.
+        Raises CorpusError where the words are not known.
         """
         sentence = self.sentences.get(number)
         if sentence is None:
-            return None
+            raise CorpusError(
+                f"{self.path} does not say what the sentence of dataset '{number}' is (of equal sentences AllenNLP "
+                f"names only the last one): {_GIVE_CORPUS}"
+            )
         repeated = _REPEATED.fullmatch(sentence)
         for text in [sentence, repeated[1]] if repeated else [sentence]:
             for words in (text.split(), [word for word in text.split(" ") if word]):
                 if len(words) == count:
-                    return words
-        return None
+                    return [self._joined(word, number) for word in words]
+        raise CorpusError(
+            f"{self.path}: dataset '{number}' has {count} words and its sentence {len(sentence.split())}: "
+            f"{_GIVE_CORPUS}"
+        )
+
+    def _joined(self, word: str, number: int) -> str:
+        """Return a word that NeuroX wrote as its pieces without the marks of WordPiece and SentencePiece."""
+        if word.startswith("\u0120"):
+            raise CorpusError(
+                f"{self.path}: the sentence of dataset '{number}' has the word {word[:40]!r}, made of pieces of "
+                f"byte-level BPE: {_GIVE_CORPUS}"
+            )
+        return _CONTINUED.sub("", word.removeprefix("\u2581")) or word
 
     def read(self, number: int, start: int, stop: int) -> NDArray[Any]:
         """Return the vectors of words `[start, stop)` of a sentence; floats [layer, n, feature]."""
@@ -139,13 +157,18 @@ def _open(path: Path) -> h5py.File:
     if path.is_dir():
         raise StoreFormatError(f"{path} is a folder, not an HDF5 file")
     try:
-        with path.open("rb"):
-            pass
+        with path.open("rb") as stream:
+            start = stream.read(1)
     except FileNotFoundError:
         raise StoreNotFoundError(f"there is no file at {path}") from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
     with _reading(path):
+        if start in (b"{", b"["):
+            raise StoreFormatError(
+                f"{path} is JSON, which is not imported: let NeuroX write HDF5 (--output_type hdf5, a file .hdf5), or "
+                "AllenNLP (`allennlp elmo`)"
+            )
         if not h5py.is_hdf5(path):
             raise StoreFormatError(f"{path} is not an HDF5 file")
         return h5py.File(path, "r", locking=False)
