@@ -131,8 +131,7 @@ def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
     from embstore.store import Layout
     from embstore.store.arrays import frozen_spec, no_records
     from embstore.store.metadata import StoredArray
-    from embstore.store.zarr.format import COMMITS_CHUNK, all_nodes, column_key
-    from embstore.store.zarr.shards import column_end
+    from embstore.store.zarr.format import COMMITS_CHUNK, all_nodes, column_end, column_key
 
     watch, began = Watch(), time.perf_counter()
     layout = Layout.of(n_rows=arguments.rows, layers=LAYERS, hidden_size=arguments.width, dtype="float16")

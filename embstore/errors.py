@@ -16,45 +16,41 @@ class EmbstoreError(Exception):
     exit_status = 1
 
 
-class InvalidValueError(EmbstoreError, ValueError):
+class InputError(EmbstoreError):
+    """Base class of the exceptions for what the user can correct: an option, a path, a file."""
+
+    exit_status = 2
+
+
+class InvalidValueError(InputError, ValueError):
     """An option or argument has a value that is not allowed."""
 
-    exit_status = 2
 
-
-class CorpusError(EmbstoreError, ValueError):
+class CorpusError(InputError, ValueError):
     """A corpus, or a file of words or labels, cannot be read; the message names file and line."""
-
-    exit_status = 2
 
 
 class CorpusNotFoundError(CorpusError, FileNotFoundError):
     """The path of a corpus, or of a file of words or labels, does not exist."""
 
 
-class ModelError(EmbstoreError, ValueError):
+class ModelError(InputError, ValueError):
     """A model cannot be loaded, or does not support the requested operation."""
 
-    exit_status = 2
 
-
-class WordVectorsError(EmbstoreError, ValueError):
+class WordVectorsError(InputError, ValueError):
     """A file of word vectors cannot be read or written; the message names file and line."""
-
-    exit_status = 2
 
 
 class WordVectorsNotFoundError(WordVectorsError, FileNotFoundError):
     """The path of a file of word vectors does not exist."""
 
 
-class BenchmarkError(EmbstoreError, ValueError):
+class BenchmarkError(InputError, ValueError):
     """A word benchmark cannot be read; the message names file and line."""
 
-    exit_status = 2
 
-
-class DeviceMemoryError(EmbstoreError, MemoryError):
+class DeviceMemoryError(InputError, MemoryError):
     """A model, or a single sentence, does not fit into the memory of a device."""
 
 
@@ -65,22 +61,16 @@ class NonFiniteError(EmbstoreError, ArithmeticError):
 class StoreNotFoundError(EmbstoreError, FileNotFoundError):
     """The path of a store does not exist."""
 
-    exit_status = 2
 
-
-class StoreFormatError(EmbstoreError, ValueError):
+class StoreFormatError(InputError, ValueError):
     """The path does not hold a store, or one of a format that this version cannot read."""
 
-    exit_status = 2
 
-
-class StoreMismatchError(EmbstoreError, ValueError):
+class StoreMismatchError(InputError, ValueError):
     """The existing store was made with other settings than the plan's; the message names the difference."""
 
-    exit_status = 2
 
-
-class StoreBusyError(EmbstoreError, RuntimeError):
+class StoreBusyError(InputError, RuntimeError):
     """Another process is writing to the store."""
 
 
@@ -91,24 +81,20 @@ class StoreDamagedError(EmbstoreError, RuntimeError):
 class SearchIndexError(EmbstoreError, ValueError):
     """A search index is stale, damaged, or belongs to another store; the message says how to rebuild it."""
 
-    exit_status = 2
-
 
 class SearchIndexNotFoundError(SearchIndexError, FileNotFoundError):
     """The store has no search index of this name."""
 
 
-class SavedProbesError(EmbstoreError, ValueError):
+class SavedProbesError(InputError, ValueError):
     """Saved probes are damaged or of a newer format; the message says what to do."""
-
-    exit_status = 2
 
 
 class SavedProbesNotFoundError(SavedProbesError, FileNotFoundError):
     """The path does not hold saved probes."""
 
 
-class MissingRowsError(EmbstoreError, LookupError):
+class MissingRowsError(InputError, LookupError):
     """Requested rows have not been written yet."""
 
 
@@ -122,8 +108,6 @@ class ExecutorError(EmbstoreError, RuntimeError):
 
 class MissingPackageError(EmbstoreError, ImportError):
     """An optional package is not installed; the message names the extra that installs it."""
-
-    exit_status = 2
 
 
 class EmbstoreWarning(UserWarning):

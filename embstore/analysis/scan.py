@@ -25,7 +25,7 @@ from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError
 from embstore.executors import iter_results
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
-from embstore.store.layers import resolve_layer
+from embstore.store.layout import resolve_layer
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 BLOCK_NBYTES = 4 * 2**20  # of float32: the block of a thread stays in its cache

@@ -12,7 +12,7 @@ import torch
 
 from embstore.errors import InvalidValueError
 from embstore.store import Selection, Store
-from embstore.store.layers import resolve_layers
+from embstore.store.layout import resolve_layers
 
 T = TypeVar("T")
 Layers = int | str | Sequence[int] | None

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, StorageError, StoreFormatError, StoreNotFoundError
-from embstore.store.arrays import Records
-from embstore.store.metadata import Metadata, StoredArray
-from embstore.store.reading.mapped import RowSource, TakeSource
+from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Storage
 from embstore.store.storage.cache import CachedStorage
 from embstore.store.storage.client import client
@@ -21,50 +19,16 @@ from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
 from embstore.store.zarr.format import NODE, TEMPORARY
-from embstore.store.zarr.remote import RemoteRows
 
+if TYPE_CHECKING:  # h5py is imported only for HDF5 stores
+    from embstore.store.hdf5.reader import HDF5Reader
+    from embstore.store.hdf5.writer import HDF5Writer
+    from embstore.store.zarr.reader import ZarrReader
+    from embstore.store.zarr.writer import ZarrWriter
+
+Reader: TypeAlias = "ZarrReader | HDF5Reader"
+Writer: TypeAlias = "ZarrWriter | HDF5Writer"
 SUFFIXES = (".zarr", ".h5")
-
-
-class Reader(Protocol):
-    """The arrays of a store as the classes above it read them; see ZarrReader and HDF5Reader.
-
-    `remote`: reads rows of many partitions at once by requests; None where rows are mapped. `cache`: the folder with
-    local copies, if any.
-    """
-
-    metadata: Metadata
-    arrays: dict[str, StoredArray]
-
-    @property
-    def remote(self) -> RemoteRows | None: ...
-    @property
-    def cache(self) -> Path | None: ...
-    @property
-    def path(self) -> Path | ObjectPath: ...
-    def commits(self) -> Records: ...
-    def is_tidy(self) -> bool: ...
-    def forget(self) -> None: ...
-    def fetch_columns(self, names: Iterable[str]) -> None: ...
-    def column(self, name: str) -> NDArray[Any]: ...
-    def layer(self, array: str, position: int) -> TakeSource | None: ...
-    def rows(self, array: str, position: int, partition: int) -> RowSource: ...
-    def partition_crc32c(self, partition: int) -> int | None: ...
-
-
-class Writer(Protocol):
-    """The parts of a store that change, as StoreWriter writes them; see ZarrWriter and HDF5Writer."""
-
-    metadata: Metadata
-
-    def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int: ...
-    def recover(self) -> None: ...
-    def commits(self) -> Records: ...
-    def commit(self, partition: int, record: Records) -> None: ...
-    def discard(self, partitions: Iterable[int]) -> None: ...
-    def flush(self) -> None: ...
-    def finish(self) -> None: ...
-    def close(self) -> None: ...
 
 
 def is_hdf5(path: Path | ObjectPath) -> bool:
@@ -107,10 +71,10 @@ def zarr_storage(path: Path | ObjectPath, *, cache: Path | None = None) -> Stora
 def create(path: Path | ObjectPath, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], *, hdf5: bool) -> None:
     """Create a complete store without rows at the new path `path`; `frozen` are the arrays that never change."""
     if hdf5:
-        from embstore.store.hdf5 import format as hdf5_format
+        from embstore.store.hdf5 import writer as hdf5_writer
 
         assert isinstance(path, Path)
-        hdf5_format.create(path, metadata, frozen)
+        hdf5_writer.create(path, metadata, frozen)
         return
     from embstore.store.zarr import writer as zarr_writer
 

@@ -21,8 +21,7 @@ from embstore.store.arrays import committed
 from embstore.store.backend import Reader, open_reader
 from embstore.store.conditions import Condition, checked_rows, parse_conditions, selected_rows
 from embstore.store.index import Index, Labels, TypeIndex
-from embstore.store.layers import resolve_layer, resolve_layers
-from embstore.store.layout import Layout
+from embstore.store.layout import Layout, resolve_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.gather import RESUME, Gatherer
 from embstore.store.reading.scan import BLOCK_NBYTES, DENSE, Snapshot, scan_blocks

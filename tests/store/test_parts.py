@@ -14,7 +14,7 @@ from embstore.store import Layout, Strings
 from embstore.store.check.consistency import occurrence_faults
 from embstore.store.index import rows_by_type
 from embstore.store.layout import SHARD_NBYTES
-from embstore.store.zarr.shards import parse_index, shard_index
+from embstore.store.zarr.format import parse_index, shard_index
 
 
 @given(st.lists(st.text(max_size=6), max_size=30), st.text(max_size=6))

@@ -18,7 +18,7 @@ from embstore.analysis.neighbors.space import METRICS, ArrayVectors, StoreVector
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
-from embstore.store.layers import resolve_layer
+from embstore.store.layout import resolve_layer
 from embstore.vectors import WordVectors
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from embstore.errors import InvalidValueError, MissingRowsError, SearchIndexErro
 from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Store
-from embstore.store.layers import resolve_layer
+from embstore.store.layout import resolve_layer
 
 FEW_NUMBERS = 2**18  # in vectors that are scored again: with fewer, loading the kernels takes longer than they save
 FEW_ROWS = 10_000  # up to this number of candidates, all are compared

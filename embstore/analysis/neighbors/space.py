@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Selection, Store
-from embstore.store.layers import resolve_layer
+from embstore.store.layout import resolve_layer
 from embstore.vectors.kmeans import unit_rows
 
 METRICS = ("cosine", "ip", "l2")

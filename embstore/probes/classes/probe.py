@@ -26,7 +26,7 @@ from embstore.probes.result import ProbeResult, Row
 from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
 from embstore.progress import Progress
 from embstore.store import Selection, Store
-from embstore.store.layers import resolve_layers
+from embstore.store.layout import resolve_layers
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,9 +21,8 @@ from embstore.store.storage.files import fsync_folder, map_file, remove, storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock, new_path
 from embstore.store.writer import build, frozen_of
-from embstore.store.zarr.format import COMMITS_CHUNK, NODE, column_key
+from embstore.store.zarr.format import COMMITS_CHUNK, NODE, column_key, column_parts
 from embstore.store.zarr.reader import root_attribute
-from embstore.store.zarr.shards import column_parts
 from embstore.store.zarr.writer import ZarrWriter, static_objects
 
 

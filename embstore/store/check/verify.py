@@ -33,9 +33,18 @@ from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.storage.base import KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, crc32c
 from embstore.store.storage.location import ObjectPath, parse_location
-from embstore.store.zarr.format import COMMITS_CHUNK, INDEXES, NODE, TEMPORARY, all_nodes, column_key, shard_key
+from embstore.store.zarr.format import (
+    COMMITS_CHUNK,
+    INDEXES,
+    NODE,
+    TEMPORARY,
+    all_nodes,
+    column_end,
+    column_key,
+    shard_end,
+    shard_key,
+)
 from embstore.store.zarr.reader import root_attribute
-from embstore.store.zarr.shards import column_end, shard_end
 
 
 def verify(path: str | os.PathLike[str] | ObjectPath, *, progress: Progress = None) -> VerifyReport:

@@ -24,8 +24,7 @@ from embstore.store.hdf5.addresses import (
     payload_crc32c,
     read_span,
 )
-from embstore.store.hdf5.format import read_attribute
-from embstore.store.hdf5.reader import open_file
+from embstore.store.hdf5.reader import open_file, read_attribute
 from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.storage.files import crc32c, opened
 

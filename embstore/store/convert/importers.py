@@ -23,8 +23,7 @@ from embstore.store.convert.filling import (
     sample_rows,
 )
 from embstore.store.index import Index, IndexBuilder
-from embstore.store.layers import resolve_layers
-from embstore.store.layout import Layout
+from embstore.store.layout import Layout, resolve_layers
 from embstore.store.metadata import Metadata
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Layers, Store

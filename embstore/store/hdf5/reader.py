@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,6 @@ from embstore.store.hdf5.addresses import (
     read_span,
     row_offsets,
 )
-from embstore.store.hdf5.format import read_attribute
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.reading.mapped import ChunkedRows, MappedRows, Read, RowSource, TakeSource, runs_of_chunks
 from embstore.store.storage.files import REPAIR_HINT, map_file, opened, reading
@@ -203,6 +203,12 @@ def open_file(path: Path) -> Iterator[h5py.File]:
             raise StoreFormatError(f"{path} is not an HDF5 file") from error
         what = (str(error).splitlines() or [type(error).__name__])[0]
         raise StoreDamagedError(f"the HDF5 library cannot read {path} ({what}): {REPAIR_HINT}") from error
+
+
+def read_attribute(file: h5py.File) -> Any:
+    """Return the attribute "embstore", parsed from JSON; None where there is none."""
+    text = file.attrs.get("embstore")
+    return json.loads(text) if isinstance(text, str | bytes) else None
 
 
 def read_metadata(path: Path) -> tuple[Metadata, dict[str, StoredArray]]:

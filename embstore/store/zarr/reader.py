@@ -30,9 +30,8 @@ from embstore.store.metadata import parse
 from embstore.store.reading.mapped import MappedRows, Read, RowSource, TakeSource, runs_of_chunks
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, crc32c, crc32c_of_file, map_file, reading
-from embstore.store.zarr.format import COMMITS_CHUNK, NODE, array_node, column_key, shard_key
+from embstore.store.zarr.format import COMMITS_CHUNK, NODE, array_node, column_key, parse_index, shard_end, shard_key
 from embstore.store.zarr.remote import RemoteLayer, RemoteRows
-from embstore.store.zarr.shards import parse_index, shard_end
 
 _PAYLOAD = ("hidden_states", "scale")
 _COLUMNS_AT_ONCE = 8

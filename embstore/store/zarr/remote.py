@@ -21,8 +21,7 @@ from embstore.store.reading.mapped import Read
 from embstore.store.storage.base import KeyNotFoundError, Storage, wait_all
 from embstore.store.storage.client import setting
 from embstore.store.storage.files import REPAIR_HINT, Bytes
-from embstore.store.zarr.format import shard_key
-from embstore.store.zarr.shards import index_nbytes, parse_index
+from embstore.store.zarr.format import index_nbytes, parse_index, shard_key
 
 GAP_KIB = 128  # reading that much in between costs less than another request
 RUN_NBYTES = 4 * 2**20  # longer runs are split, so that their parts are requested at the same time

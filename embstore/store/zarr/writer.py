@@ -26,9 +26,17 @@ from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Parts, Storage
 from embstore.store.storage.files import crc32c, fsync_tree, write_file
-from embstore.store.zarr.format import COMMITS_CHUNK, NODE, all_nodes, column_key, shard_key
+from embstore.store.zarr.format import (
+    COMMITS_CHUNK,
+    NODE,
+    all_nodes,
+    column_key,
+    column_parts,
+    shard_end,
+    shard_key,
+    shard_parts,
+)
 from embstore.store.zarr.reader import ZarrReader, read_records
-from embstore.store.zarr.shards import column_parts, shard_end, shard_parts
 
 COMMIT_SECONDS = 5.0  # a bucket's commits object is rewritten at most this often
 _TRIES = 6
