@@ -81,9 +81,10 @@ def neighbors(
     queries = candidates.queries(word, occurrence, vectors, pool)
     exclude = candidates.exclusions(queries, same_word=same_word, same_sentence=same_sentence)
     _check_k(k, len(candidates.rows), "occurrences")
+    options = {"k": k, "exclude": exclude, "threads": threads}
     if index is not None:
-        return candidates.table(queries, candidates.search_index(index, queries, exclude, k, space, threads))
-    return candidates.table(queries, candidates.search(queries, exclude, k, space, device, threads, progress))
+        return candidates.table(queries, candidates.search_index(index, space, queries.vectors, **options))
+    return candidates.table(queries, candidates.search(space, queries.vectors, device, progress, **options))
 
 
 def _check_query(
@@ -133,6 +134,12 @@ class Queries:
     rows: NDArray[np.int64]
     types: NDArray[np.int64]
 
+    @classmethod
+    def of_vectors(cls, vectors: ArrayLike | None) -> Queries:
+        array = np.atleast_2d(np.asarray(vectors, np.float64))
+        unknown = np.full(len(array), -1)
+        return cls(list(range(len(array))), array, unknown, unknown)
+
 
 @dataclass(frozen=True)
 class _Candidates:
@@ -170,9 +177,7 @@ class _Candidates:
     ) -> Queries:
         """The query vectors, read from the store unless they are given."""
         if vectors is not None:
-            array = np.atleast_2d(np.asarray(vectors, np.float64))
-            unknown = np.full(len(array), -1)
-            return Queries(list(range(len(array))), array, unknown, unknown)
+            return Queries.of_vectors(vectors)
         if word is not None and pool == "mean":
             words = [word] if isinstance(word, str) else list(word)
             selections = [self.store.select(words=one, layers=self.layer) for one in words]
@@ -204,37 +209,16 @@ class _Candidates:
         return exclude
 
     def search(
-        self,
-        queries: Queries,
-        exclude: list[Exclusion],
-        k: int,
-        space: dict[str, Any],
-        device: str,
-        threads: int | None,
-        progress: Progress,
+        self, space: dict[str, Any], vectors: NDArray[np.floating], device: str, progress: Progress, **options: Any
     ) -> Hits:
         """Search the layer exactly."""
+        learned = space_of(self.selection, self.layer, **space)
         with reporting(progress, total=len(self.rows), unit="vectors", label="neighbors") as report:
-            return exact_search(
-                StoreVectors(self.store, self.layer),
-                queries.vectors,
-                k=k,
-                space=space_of(self.selection, self.layer, **space),
-                rows=self.rows,
-                exclude=exclude,
-                device=device,
-                threads=threads,
-                progress=report,
-            )
+            options |= {"space": learned, "rows": self.rows, "device": device, "progress": report}
+            return exact_search(StoreVectors(self.store, self.layer), vectors, **options)
 
     def search_index(
-        self,
-        index: LayerIndex | str,
-        queries: Queries,
-        exclude: list[Exclusion],
-        k: int,
-        space: dict[str, Any],
-        threads: int | None,
+        self, index: LayerIndex | str, space: dict[str, Any], vectors: NDArray[np.floating], **options: Any
     ) -> Hits:
         """Search through an index; raises InvalidValueError if it is of another layer or space."""
         opened = open_index(self.store, name=index) if isinstance(index, str) else index
@@ -247,7 +231,7 @@ class _Candidates:
                     "this index"
                 )
         rows = None if len(self.rows) == self.store.n_rows else self.rows
-        return opened.search(queries.vectors, k=k, rows=rows, exclude=exclude, threads=threads)
+        return opened.search(vectors, rows=rows, **options)
 
     def table(self, queries: Queries, hits: Hits) -> pl.DataFrame:
         """One row per hit, with its context."""
@@ -281,21 +265,6 @@ def mark_words(contexts: pl.DataFrame) -> list[str]:
     return texts
 
 
-def _word_vector_queries(table: WordVectors, word: str | Sequence[str] | None, vectors: ArrayLike | None) -> Queries:
-    if word is None:
-        array = np.atleast_2d(np.asarray(vectors, np.float64))
-        unknown = np.full(len(array), -1)
-        return Queries(list(range(len(array))), array, unknown, unknown)
-    names = [word] if isinstance(word, str) else list(word)
-    rows = table.rows_of(names)
-    for name, row in zip(names, rows.tolist(), strict=True):
-        if row < 0:
-            near = get_close_matches(name, table.words, n=3) if len(table) < 200_000 else []
-            hint = f"; similar words are {', '.join(near)}" if near else ": words are spelled as in the file"
-            raise InvalidValueError(f"there is no vector of {name!r}{hint}")
-    return Queries(names, table.vectors[rows], rows, rows)
-
-
 def _in_word_vectors(
     table: WordVectors,
     word: str | Sequence[str] | None,
@@ -308,8 +277,17 @@ def _in_word_vectors(
     """Search a table of word vectors exactly."""
     import polars as pl
 
-    queries = _word_vector_queries(table, word, vectors)
-    exclude = [] if word is None else [Exclusion(np.arange(len(table)), queries.rows)]
+    queries, exclude = Queries.of_vectors(vectors), []
+    if word is not None:
+        names = [word] if isinstance(word, str) else list(word)
+        rows = table.rows_of(names)
+        if (rows < 0).any():
+            name = names[int(rows.argmin())]
+            near = get_close_matches(name, table.words, n=3) if len(table) < 200_000 else []
+            hint = f"; similar words are {', '.join(near)}" if near else ": words are spelled as in the file"
+            raise InvalidValueError(f"there is no vector of {name!r}{hint}")
+        queries = Queries(names, table.vectors[rows], rows, rows)
+        exclude = [Exclusion(np.arange(len(table)), rows)]
     _check_k(k, len(table) - len(exclude), "words")
     hits = exact_search(
         ArrayVectors(table.vectors),

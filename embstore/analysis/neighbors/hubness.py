@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -30,16 +30,6 @@ SCHEMA = {
     "adjusted": pl.Float64,
     "seed": pl.Int64,
 }
-
-
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """The vectors of one layer, or of a table of word vectors: their `rows` int64 [n], ascending, and the space."""
-
-    vectors: Vectors
-    rows: NDArray[np.int64]
-    space: Space
-    layer: int | None
 
 
 def hubness(
@@ -76,25 +66,29 @@ def hubness(
     for name, value, least in (("k", k, 1), ("sample", sample, 1), ("top", top, 0)):
         if value is not None and value < least:
             raise InvalidValueError(f"{name} {value} is not allowed: give {least} or more")
-    is_table = isinstance(data, WordVectors)
-    n_layers = 1 if isinstance(data, WordVectors) else len(selected(data, layers).layers)
-    n_vectors = len(data) if isinstance(data, WordVectors) else len(np.unique(selected(data, layers).rows))
-    if is_table and layers is not None:
-        raise InvalidValueError("static vectors have no layers: leave layers out")
-    if k >= n_vectors:
-        raise InvalidValueError(f"k {k} is more than the {n_vectors - 1} others that a vector has: give less")
-    n_queries = n_vectors if sample is None else min(sample, n_vectors)
+    sources: list[tuple[int | None, Vectors, Any]]
+    if isinstance(data, WordVectors):
+        if layers is not None:
+            raise InvalidValueError("static vectors have no layers: leave layers out")
+        sources = [(None, ArrayVectors(data.vectors), data.vectors)]
+        rows = np.arange(len(data))
+    else:
+        selection = selected(data, layers)
+        sources = [(layer, StoreVectors(selection.store, layer), selection) for layer in selection.layers]
+        rows = np.unique(selection.rows)
+    if k >= len(rows):
+        raise InvalidValueError(f"k {k} is more than the {len(rows) - 1} others that a vector has: give less")
+    queries = rows
+    if sample is not None and sample < len(rows):
+        queries = np.sort(np.random.default_rng(seed).choice(rows, sample, replace=False))
     frames = []
-    with reporting(progress, total=n_queries * n_layers, unit="queries", label="hubness") as report:
+    with reporting(progress, total=len(queries) * len(sources), unit="queries", label="hubness") as report:
         count = Counter(report)
-        for each in _iter_layers(data, layers, metric, centered, n_components):
-            queries = each.rows
-            if n_queries < n_vectors:
-                queries = np.sort(np.random.default_rng(seed).choice(queries, n_queries, replace=False))
-            counts = k_occurrences(
-                each.vectors, queries, k=k, space=each.space, rows=each.rows, device=device, progress=count.add
-            )
-            frames.append(_table(data, each, counts, queries, k, top, seed))
+        for layer, vectors, source in sources:
+            space = space_of(source, layer, metric=metric, centered=centered, n_components=n_components)
+            counts = k_occurrences(vectors, queries, k=k, space=space, rows=rows, device=device, progress=count.add)
+            values = _values(data, layer, rows, counts, queries, k, top)
+            frames.append(pl.DataFrame([(layer, space.name, *row, seed) for row in values], SCHEMA, orient="row"))
     return pl.concat(frames)
 
 
@@ -132,62 +126,34 @@ def skewness(counts: NDArray[np.int64]) -> float | None:
     return float((deviations**3).mean() / variance**1.5) if variance > 0 else None
 
 
-def _iter_layers(
+def _values(
     data: Store | Selection | WordVectors,
-    layers: int | str | Sequence[int] | None,
-    metric: str,
-    centered: bool,
-    n_components: int,
-) -> Iterator[_Layer]:
-    if isinstance(data, WordVectors):
-        space = space_of(data.vectors, metric=metric, centered=centered, n_components=n_components)
-        yield _Layer(ArrayVectors(data.vectors), np.arange(len(data)), space, None)
-        return
-    selection = selected(data, layers)
-    rows = np.unique(selection.rows)
-    for layer in selection.layers:
-        space = space_of(selection, layer, metric=metric, centered=centered, n_components=n_components)
-        yield _Layer(StoreVectors(selection.store, layer), rows, space, layer)
-
-
-def _table(
-    data: Store | Selection | WordVectors,
-    each: _Layer,
+    layer: int | None,
+    rows: NDArray[np.int64],
     counts: NDArray[np.int64],
     queries: NDArray[np.int64],
     k: int,
     top: int,
-    seed: int,
-) -> pl.DataFrame:
+) -> Iterator[tuple[str, str, int | None, float | None, int, float | None, float | None]]:
+    """Yield the columns metric to adjusted of a layer, `counts` being the N_k of its `rows`."""
     n_vectors = len(counts)
     chance = k / (n_vectors - 1)
     trials = len(queries) * (n_vectors - 1) / n_vectors  # per vector, without itself; the average if queries are drawn
     variance = trials * chance * (1 - chance)
     skewed = skewness(counts)
-    random_skewness = (1 - 2 * chance) / variance**0.5 if variance > 0 and skewed is not None else None
-    rows: list[tuple[str, str, int | None, float | None, int, float | None]] = [
-        ("k_skewness", "", None, skewed, n_vectors, random_skewness),
-        ("antihubs", "", None, float((counts == 0).mean()), n_vectors, (1 - chance) ** trials),
-    ]
-    is_query = np.isin(each.rows, queries)
+    if skewed is None or variance <= 0:
+        yield "k_skewness", "", None, skewed, n_vectors, None, None
+    else:
+        baseline = (1 - 2 * chance) / variance**0.5
+        yield "k_skewness", "", None, skewed, n_vectors, baseline, skewed - baseline
+    share, baseline = float((counts == 0).mean()), (1 - chance) ** trials
+    yield "antihubs", "", None, share, n_vectors, baseline, share - baseline
+    is_query = np.isin(rows, queries)
     for number in np.argsort(-counts, kind="stable")[:top].tolist():
-        row = int(each.rows[number])
-        n_possible = len(queries) - int(is_query[number])
-        occurrence = None if each.layer is None else row
-        rows.append(
-            ("k_occurrence", _word(data, row), occurrence, float(counts[number]), n_possible, n_possible * chance)
-        )
-    frame = [
-        (
-            each.layer,
-            each.space.name,
-            *row,
-            None if row[3] is None or row[5] is None else row[3] - row[5],
-            seed,
-        )
-        for row in rows
-    ]
-    return pl.DataFrame(frame, schema=SCHEMA, orient="row")
+        row, n_possible = int(rows[number]), len(queries) - int(is_query[number])
+        found, baseline = float(counts[number]), n_possible * chance
+        occurrence = None if layer is None else row
+        yield "k_occurrence", _word(data, row), occurrence, found, n_possible, baseline, found - baseline
 
 
 def _word(data: Store | Selection | WordVectors, row: int) -> str:
