@@ -17,7 +17,7 @@ import pytest
 import zarr
 
 import embstore as es
-from embstore.analysis.neighbors import index_build, index_kinds
+from embstore.analysis.neighbors import index_files, index_kinds
 from embstore.analysis.neighbors.index import build_index, list_indexes, open_index
 from embstore.analysis.neighbors.index_files import building, building_folder, folder_of
 from embstore.errors import EmbstoreError, InvalidValueError, SearchIndexError, StorageError, StoreBusyError
@@ -37,7 +37,7 @@ class Stop(Exception):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_build, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(index_files, "BLOCK_ROWS", 64)
 
 
 def files_of(store: Store, name: str) -> dict[str, bytes]:
@@ -155,8 +155,8 @@ def test_another_process_resumes_after_a_kill(tmp_path: Path) -> None:
     store = fresh(tmp_path / "s.zarr")
     code = (
         "import sys, time, embstore\n"
-        "from embstore.analysis.neighbors import index, index_build\n"
-        "index_build.BLOCK_ROWS = 64\n"
+        "from embstore.analysis.neighbors import index, index_files\n"
+        "index_files.BLOCK_ROWS = 64\n"
         "def slow(done, total): print(done, flush=True); time.sleep(0.2)\n"
         f"index.build_index(embstore.open(sys.argv[1]), layer={LAYER}, kind='ivf', threads=1, checkpoint_seconds=0, "
         "progress=slow)\n"

@@ -22,6 +22,7 @@ from embstore.analysis.neighbors.index_files import (
     IndexSettings,
     check_files,
     checked_name,
+    ensure_index,
     folder_of,
     list_indexes,
     not_found,
@@ -71,8 +72,6 @@ def build_index(
     Raises MissingRowsError for an unfinished store, InvalidValueError, NonFiniteError, StoreBusyError, StorageError,
     MissingPackageError.
     """
-    from embstore.analysis.neighbors.index_build import ensure_index
-
     if threads is not None and threads < 1:
         raise InvalidValueError(f"threads {threads} is not allowed: give 1 or more")
     settings = _settings_of(data, layer, kind, metric, centered, n_components, train_sample, seed, memory)
