@@ -109,7 +109,7 @@ class BatchedEncoder(Encoder):
         """
         chosen = check_arguments(self.info, layers, pooling)
         batchings = self.candidate_batchings(attention_window=attention_window, equal_lengths=equal_lengths)
-        allowed, before = TOLERANCE[self.compute_dtype], self.batching
+        allowed, before = TOLERANCE[self.dtype], self.batching
         try:
             with memory_needed(f"the self-check of {self.info.name!r}", self.device):
                 sample = self.check_sentences(tokenized, attention_window)

@@ -12,7 +12,7 @@ from embstore.errors import ModelError
 from embstore.models.encoder import ModelInfo, Pooled, Pooling, Spans, Tokenized
 
 # Largest difference allowed, relative to the largest value of a layer; bfloat16 has 3 bits less than float16.
-TOLERANCE = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 # Sentences on which the first word, capitals, digits, punctuation and other scripts would show an effect of context.
 PROBES = (
     ("The", "cat", "'s", "1,234", "mice", ",", "don't", "they", "?"),

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
-from tokenizers import Tokenizer
 
 import embstore as es
 from embstore.corpus import Sentence
@@ -425,42 +423,3 @@ def test_bad_names_are_one_line(file: Path, tmp_path: Path, name: str, says: str
 def test_a_revision_belongs_to_the_hub() -> None:
     with pytest.raises(InvalidValueError, match="revision 'main'"):
         encoder_from_shorthand("random:3", revision="main")
-
-
-@pytest.mark.parametrize(
-    ("name", "table"),
-    [
-        ("bert", "embeddings.word_embeddings.weight"),
-        ("gpt2", "wte.weight"),
-        ("albert", "embeddings.word_embeddings.weight"),
-    ],
-)
-def test_word_vectors_are_means_of_input_embeddings(name: str, table: str, tmp_path: Path) -> None:
-    folder = tiny.save(name, tmp_path / name)
-    rows = load_file(folder / "model.safetensors")[table]
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    words = ("bank", "antidisestablishmentarianism", "Straße", "the old bank", "zebra", "日本語")
-    encoder = subword_encoder(folder, device="cpu")
-    vectors = encoder.word_vectors(words)
-    assert vectors.words == words
-    assert vectors.vectors.dtype == np.float32
-    lead, counts = " " if name == "gpt2" else "", []
-    for word, vector in zip(words, vectors.vectors, strict=True):
-        ids = [i for part in word.split(" ") for i in tokenizer.encode(lead + part, add_special_tokens=False).ids]
-        counts.append(len(ids))
-        np.testing.assert_allclose(vector, np.mean([rows[index] for index in ids], axis=0), atol=1e-6)
-    assert max(counts) > 3
-    with pytest.raises(InvalidValueError, match=r"^no word is given.*$"):
-        encoder.word_vectors([])
-    if name == "bert":
-        with pytest.raises(InvalidValueError, match=r"^the word '\\u200b' has no vector.*$"):
-            encoder.word_vectors(["bank", "\u200b"])
-
-
-def test_words_without_a_vector_are_refused(file: Path) -> None:
-    encoder = vector_encoder(file, missing="drop")
-    np.testing.assert_array_equal(encoder.word_vectors(["of", "new york"]).vectors[1], table()["new_york"])
-    with pytest.raises(InvalidValueError, match="'unseen' has no vector"):
-        encoder.word_vectors(["of", "unseen"])

@@ -151,7 +151,7 @@ def test_other_kinds_of_attention_are_refused(more):
 
 def test_it_is_first_on_a_gpu_and_makes_no_mask(encoder, on_a_gpu, monkeypatch):
     shapes = []
-    monkeypatch.setattr(encoder.network.inputs.__class__, "_mask", lambda *args: pytest.fail("a mask was made"))
+    monkeypatch.setattr(encoder.network.inputs.__class__, "mask", lambda *args: pytest.fail("a mask was made"))
     encoder.network.fast_tap.model.embeddings.register_forward_hook(
         lambda module, args, output: shapes.append(output.shape)
     )

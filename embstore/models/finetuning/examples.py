@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embstore.models.batching import ROW_CAPACITY, pack
 from embstore.models.encoder import ragged_indices
 from embstore.models.finetuning.data import LabeledText, LabeledWords
-from embstore.models.transformer.inputs import NO_WORD, additive, visible_words
+from embstore.models.transformer.inputs import NO_WORD, InputMaker, visible_words
 from embstore.models.transformer.tokens import SubwordTokenizer
 
 NO_LABEL = -100  # ignored by torch's cross entropy
@@ -99,22 +99,19 @@ def text_examples(
 class Collator:
     """Makes one batch of examples.
 
-    `position_offset`: the number of the first position; if given, examples are packed into rows one after the other,
-    each attending to itself alone, so that little is computed for padding. None: each has a row, padded at the end.
-    `attention_window`: words left and right; None: all.
+    `inputs`: what the model accepts. `attention_window`: words left and right; None: all. `packs`: examples are packed
+    into rows one after the other, each attending to itself alone, so that little is computed for padding. Else each has
+    a row, padded at the end.
     """
 
-    padding_id: int
-    takes_types: bool
-    causal: bool
+    inputs: InputMaker
     attention_window: int | None
-    position_offset: int | None = None
+    packs: bool = False
 
-    def __call__(self, examples: Sequence[FineTuneExample]) -> dict[str, torch.Tensor]:
+    def __call__(self, examples: Sequence[FineTuneExample]) -> dict[str, Any]:
         lengths = np.array([len(example.ids) for example in examples])
-        if self.position_offset is None:
-            rows, columns = np.arange(len(examples)), np.zeros(len(examples), np.int64)
-        else:
+        rows, columns = np.arange(len(examples)), np.zeros(len(examples), np.int64)
+        if self.packs:
             rows, columns, _ = pack(lengths, max(ROW_CAPACITY["cpu"], int(lengths.max())))
         shape = (int(rows.max()) + 1, int((columns + lengths).max()))
         positions = ragged_indices(rows * shape[1] + columns, lengths)
@@ -124,34 +121,18 @@ class Collator:
             flat[positions] = np.concatenate(parts)
             return torch.from_numpy(flat.reshape(shape))
 
-        batch = {
-            "input_ids": arranged([example.ids for example in examples], self.padding_id),
+        batch: dict[str, Any] = {
+            "input_ids": arranged([example.ids for example in examples], self.inputs.padding_id),
             "labels": arranged([example.labels for example in examples], NO_LABEL),
         }
-        if self.takes_types:
+        if self.inputs.takes_types:
             batch["token_type_ids"] = arranged([example.types for example in examples], 0)
-        if self.position_offset is not None:
-            numbers = [np.arange(length) + self.position_offset for length in lengths]
-            batch["position_ids"] = arranged(numbers, self.position_offset)
-        owners = arranged([np.full(length, number) for number, length in enumerate(lengths)], -1)
-        if self.position_offset is None and self.attention_window is None:
-            batch["attention_mask"] = (owners >= 0).long()
-        else:
-            words = arranged([example.words for example in examples], NO_WORD)
-            batch["attention_mask"] = pair_mask(owners, words, reach=self.attention_window, causal=self.causal)
+        if self.packs:
+            first = self.inputs.position_offset or 0
+            batch["position_ids"] = arranged([np.arange(length) + first for length in lengths], first)
+        owners = arranged([np.full(length, number) for number, length in enumerate(lengths, 1)], 0)
+        within = None
+        if self.attention_window is not None:
+            within = visible_words(arranged([example.words for example in examples], NO_WORD), self.attention_window)
+        batch["attention_mask"] = self.inputs.mask(owners, "packed" if self.packs else "padded", within)
         return batch
-
-
-def pair_mask(owners: torch.Tensor, words: torch.Tensor, *, reach: int | None, causal: bool) -> torch.Tensor:
-    """Return the mask of pairs that is added to attention scores: float32 [rows, 1, positions, positions].
-
-    `owners` [rows, positions]: the example at each position; an example attends to itself alone. Padding is one more
-    example, because a row of scores must not be masked entirely. `words`: see `visible_words`. `reach`: of the
-    attention window; None: all words.
-    """
-    allowed = owners[:, None, :, None] == owners[:, None, None, :]
-    if reach is not None:
-        allowed &= visible_words(words, reach)
-    if causal:
-        allowed &= torch.ones(owners.shape[1], owners.shape[1], dtype=torch.bool).tril()
-    return additive(allowed, torch.float32)

@@ -183,4 +183,4 @@ def _encode(
         return encoded
     # Text needs the tokenizer as published: SubwordTokenizer may have changed its own to start words with a space.
     tokenizer = open_checkpoint(checkpoint.folder, revision=None).tokenizer
-    return text_examples(given, tokenizer, numbers, max_length=max_length, causal=trainable.causal)
+    return text_examples(given, tokenizer, numbers, max_length=max_length, causal=trainable.inputs.causal)

@@ -14,16 +14,8 @@ from torch import nn
 
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models.checkpoint import TOKENIZER_FILES, Checkpoint, quiet, read_network
-from embstore.models.finetuning.examples import pair_mask
-from embstore.models.transformer.probing import (
-    forward_parameters,
-    is_causal,
-    longest_sentence,
-    padding_id,
-    position_offset,
-    probe_inputs,
-    sliding_window,
-)
+from embstore.models.transformer.inputs import InputMaker, visible_words
+from embstore.models.transformer.probing import find_inputs, longest_sentence, probe_inputs
 from embstore.models.transformer.tokens import SubwordTokenizer
 
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -33,16 +25,14 @@ _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "adde
 class Trainable:
     """A network with a linear layer over its last hidden states, and what its batches must look like.
 
-    `position_offset`: the number of the first position if sentences may be packed into rows, else None. `longest`:
-    subwords of a sentence, special ones included; None: no limit. `probe`: ids [1, n] of different subwords.
+    `packs`: whether sentences may be packed into rows. `longest`: subwords of a sentence, special ones included; None:
+    no limit. `probe`: ids [1, n] of different subwords.
     """
 
     network: Any
     tokenizer: SubwordTokenizer
-    padding_id: int
-    takes_types: bool
-    causal: bool
-    position_offset: int | None
+    inputs: InputMaker
+    packs: bool
     longest: int | None
     probe: torch.Tensor
 
@@ -57,12 +47,11 @@ class Trainable:
             raise InvalidValueError(f"max length is {max_length}; this model accepts at most {self.longest} subwords")
         if attention_window is None:
             return
-        if sliding_window(self.network.config)[0] is not None:
+        if self.inputs.window is not None:
             raise ModelError("the model has an attention window of its own; leave --attention-window out")
         changed = self.probe.clone()
         changed[0, -1] = changed[0, 1]
-        words = torch.arange(self.probe.shape[1])[None]
-        mask = pair_mask(torch.zeros_like(words), words, reach=0, causal=self.causal)
+        mask = self.inputs.additive_mask(visible_words(torch.arange(self.probe.shape[1])[None], 0))
         try:
             with torch.no_grad():
                 one, two = (
@@ -96,41 +85,37 @@ def load_trainable(checkpoint: Checkpoint, name: str, labels: Sequence[str]) -> 
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     vocabulary = network.get_input_embeddings().num_embeddings
-    return _probed(network, checkpoint, SubwordTokenizer(checkpoint.tokenizer, vocabulary=vocabulary), vocabulary)
+    return _probed(network, checkpoint, SubwordTokenizer(checkpoint.tokenizer, vocabulary=vocabulary))
 
 
-def _probed(network: Any, checkpoint: Checkpoint, tokenizer: SubwordTokenizer, vocabulary: int) -> Trainable:
+def _probed(network: Any, checkpoint: Checkpoint, tokenizer: SubwordTokenizer) -> Trainable:
     """Find out from a few forward passes what the network accepts."""
-    config, base = network.config, network.base_model
-    inputs = probe_inputs(network, checkpoint.tokenizer, tokenizer.specials, n_sentences=1)
+    given = probe_inputs(network, checkpoint.tokenizer, tokenizer.specials, n_sentences=1)
     network.eval()
     with torch.no_grad():
-        states = base(**inputs, output_hidden_states=True).hidden_states
-        causal = is_causal(base, inputs, states)
-        offset = position_offset(base, inputs, states)
-        packs = offset is not None and _packs(network, inputs["input_ids"], offset, causal)
-    limit = longest_sentence(config, checkpoint.tokenizer, tokenizer.specials, offset)
+        states = network.base_model(**given, output_hidden_states=True).hidden_states
+        inputs = find_inputs(network.base_model, tokenizer, given, states, dtype=torch.float32)
+        packs = _packs(network, inputs, given["input_ids"])
+    limit = longest_sentence(network.config, checkpoint.tokenizer, tokenizer.specials, inputs.position_offset)
     return Trainable(
         network=network,
         tokenizer=tokenizer,
-        padding_id=padding_id(config, vocabulary),
-        takes_types="token_type_ids" in forward_parameters(network) and tokenizer.takes_types,
-        causal=causal,
-        position_offset=offset if packs else None,
+        inputs=inputs,
+        packs=packs,
         longest=None if limit is None else limit + tokenizer.specials.count,
-        probe=inputs["input_ids"],
+        probe=given["input_ids"],
     )
 
 
-def _packs(network: Any, ids: torch.Tensor, offset: int, causal: bool) -> bool:
+def _packs(network: Any, inputs: InputMaker, ids: torch.Tensor) -> bool:
     """Return whether two sentences in one row give the same results as each one alone."""
-    if sliding_window(network.config)[0] is not None:
+    if inputs.window is not None or inputs.position_offset is None:
         return False
     half = ids.shape[1] // 2
-    owners = (torch.arange(ids.shape[1]) >= half).long()[None]
-    positions = torch.cat([torch.arange(half), torch.arange(ids.shape[1] - half)])[None] + offset
-    mask = pair_mask(owners, owners, reach=None, causal=causal)
+    owners = (torch.arange(ids.shape[1]) >= half).int()[None] + 1
+    positions = torch.cat([torch.arange(half), torch.arange(ids.shape[1] - half)])[None] + inputs.position_offset
     try:
+        mask = inputs.mask(owners, "packed")
         together = network(input_ids=ids, attention_mask=mask, position_ids=positions).logits
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False

@@ -76,13 +76,7 @@ class FineTuneRun:
         if self.device.type == "cuda":
             _ = arguments.device
             arguments._n_gpu = 1  # otherwise several GPUs would share, and thereby enlarge, each batch
-        collator = Collator(
-            padding_id=self.trainable.padding_id,
-            takes_types=self.trainable.takes_types,
-            causal=self.trainable.causal,
-            attention_window=self.settings.attention_window,
-            position_offset=self.trainable.position_offset,
-        )
+        collator = Collator(self.trainable.inputs, self.settings.attention_window, self.trainable.packs)
         trainer = _Trainer(
             model=self.trainable.network,
             args=arguments,
@@ -142,7 +136,7 @@ class _Trainer(transformers.Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         packing: Any = self.data_collator
-        self.data_collator = replace(packing, position_offset=None)
+        self.data_collator = replace(packing, packs=False)
         try:
             return super().get_eval_dataloader(eval_dataset)
         finally:

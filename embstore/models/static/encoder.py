@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
 from embstore.models.batched import BatchedEncoder
 from embstore.models.encoder import ModelInfo, Pooling, Spans, Tokenized, indptr, ragged_indices
 from embstore.models.running import RunningBatch, SpanWork, leaving
 from embstore.models.static.tables import StaticTable
-from embstore.vectors import WordVectors
 
 BATCH_SUBWORDS = {"cpu": 4096, "cuda": 65536}
 
@@ -82,28 +80,6 @@ class StaticEncoder(BatchedEncoder):
             known = [vector for vector in found if vector is not None]
             vectors = [sum(known, torch.zeros_like(none)) / len(known) if known else none] * len(found)
         return [torch.stack(vectors)]
-
-    def word_vectors(self, words: Sequence[str]) -> WordVectors:
-        """Return the mean vector of each word's subwords, float32; the words of a phrase are separated by spaces.
-
-        Raises InvalidValueError for no word and for a word without a vector.
-        """
-        if not len(words):
-            raise InvalidValueError("no word is given: name one or more")
-        tokenized = self.tokenize([word.split(" ") for word in words])
-        lengths = np.diff(tokenized.sentence_bounds)
-        spans = Spans(np.arange(len(words)), np.zeros_like(lengths), lengths)
-        empty = lengths == 0
-        empty[~empty] = self.without_vector(tokenized, spans.where(~empty))
-        if empty.any():
-            raise InvalidValueError(
-                f"the word {words[int(empty.argmax())]!r} has no vector in this model: leave it out"
-            )
-        vectors = np.empty((len(words), self.info.hidden_size), np.float32)
-        size = self.default_batch_subwords
-        for pooled in self.encode(tokenized, spans, layers=(0,), pooling="mean", batch_subwords=size):
-            vectors[pooled.rows] = pooled.vectors[0].float().numpy()
-        return WordVectors(tuple(words), vectors)
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of the vectors read so far and of one batch."""

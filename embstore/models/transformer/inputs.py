@@ -109,8 +109,22 @@ class InputMaker:
                 words = np.full(size, NO_WORD, np.int32)
                 words[body] = window.words[ragged_indices(starts, lengths)]
                 within = visible_words(self._to_device(words, batch), window.reach)
-            inputs["attention_mask"] = self._mask(self._to_device(owners, batch), how, within)
+            inputs["attention_mask"] = self.mask(self._to_device(owners, batch), how, within)
         return inputs | self.fixed
+
+    def mask(
+        self, owners: torch.Tensor, how: Batching, within: torch.Tensor | None = None
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return the attention mask; `owners` [rows, columns]: the sentence of each position, 0 for padding.
+
+        `within`: bool [rows, 1, columns, columns], what a position may attend to besides; None: anything. Masks of
+        pairs are added to the scores, so that eager and fused attention treat them alike (eager attention adds a
+        boolean mask as 0 and 1). Padding attends to padding: a row of scores must not be masked entirely.
+        """
+        if how == "padded" and within is None:
+            return (owners > 0).long()
+        allowed = owners[:, None, :, None] == owners[:, None, None, :]
+        return self.additive_mask(allowed if within is None else allowed & within)
 
     def additive_mask(self, allowed: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return the mask that is added to attention scores: `allowed` and the model's own causal and sliding masks.
@@ -140,19 +154,6 @@ class InputMaker:
 
     def _to_device(self, flat: NDArray[Any], batch: Batch) -> torch.Tensor:
         return to_device(flat.reshape(batch.shape), self.device)
-
-    def _mask(
-        self, owners: torch.Tensor, how: Batching, within: torch.Tensor | None
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return the attention mask; `owners` [rows, columns]: the sentence of each position, 0 for padding.
-
-        Masks of pairs are added to the scores, so that eager and fused attention treat them alike (eager attention
-        adds a boolean mask as 0 and 1). Padding attends to padding: a row of scores must not be masked entirely.
-        """
-        if how == "padded" and within is None:
-            return (owners > 0).long()
-        allowed = owners[:, None, :, None] == owners[:, None, None, :]
-        return self.additive_mask(allowed if within is None else allowed & within)
 
 
 def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -18,16 +18,7 @@ from embstore.models.encoder import ModelInfo
 from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.layers import LayerTap, find_layers
 from embstore.models.transformer.packed import TYPICAL_POSITIONS, packed_copy
-from embstore.models.transformer.probing import (
-    forward_parameters,
-    is_causal,
-    longest_sentence,
-    needed_parameters,
-    padding_id,
-    position_offset,
-    probe_inputs,
-    sliding_window,
-)
+from embstore.models.transformer.probing import find_inputs, longest_sentence, needed_parameters, probe_inputs
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.models.transformer.varlen import accepts_sentence_bounds
 
@@ -50,7 +41,7 @@ class Network:
         self.row_capacity = ROW_CAPACITY.get(device.type, 128)
         vocabulary: int = self.model.get_input_embeddings().num_embeddings
         self.tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=vocabulary)
-        self.inputs, self.tap = self._probe(loaded, vocabulary)
+        self.inputs, self.tap = self._probe(loaded)
         packed, self.packed_nbytes = packed_copy(self.model)
         self.fast_tap = self.tap.of_copy(packed)
         specials, offset = self.tokenizer.specials, self.inputs.position_offset
@@ -158,10 +149,10 @@ class Network:
                 handle.remove()
         return counted[True] / positions, counted[False]
 
-    def _probe(self, loaded: Loaded, vocabulary: int) -> tuple[InputMaker, LayerTap]:
+    def _probe(self, loaded: Loaded) -> tuple[InputMaker, LayerTap]:
         """Find out what the model takes and where its layers are; raises ModelError if it cannot be used."""
-        model, config, specials = self.model, self.model.config, self.tokenizer.specials
-        given = probe_inputs(model, loaded.tokenizer, specials, n_sentences=2)
+        model = self.model
+        given = probe_inputs(model, loaded.tokenizer, self.tokenizer.specials, n_sentences=2)
         try:
             with torch.no_grad():
                 states = model(**given, output_hidden_states=True).hidden_states
@@ -171,27 +162,11 @@ class Network:
                         f"states need, such as {random[0]!r}; use a complete model"
                     )
                 tap = find_layers(model, given)
-                offset = position_offset(model, given, states)
-                causal = is_causal(model, given, states)
+                return find_inputs(model, self.tokenizer, given, states, dtype=self.dtype), tap
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(f"the model {loaded.name!r} cannot be used: {' '.join(str(error).split())}") from error
-        parameters = forward_parameters(model)
-        window, kinds = sliding_window(config)
-        maker = InputMaker(
-            parameters=parameters,
-            specials=specials,
-            takes_types=self.tokenizer.takes_types and "token_type_ids" in parameters,
-            padding_id=padding_id(config, vocabulary),
-            position_offset=offset,
-            causal=causal,
-            window=window,
-            layer_types=kinds,
-            device=self.device,
-            dtype=self.dtype,
-        )
-        return maker, tap
 
 
 def _first_int(config: Any, names: Sequence[str], default: int) -> int:

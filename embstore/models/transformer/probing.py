@@ -9,17 +9,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from embstore.models.transformer.inputs import FULL
-from embstore.models.transformer.tokens import Specials
+from embstore.models.selfcheck import TOLERANCE
+from embstore.models.transformer.inputs import FULL, InputMaker
+from embstore.models.transformer.tokens import Specials, SubwordTokenizer
 
 PROBE_POSITIONS = 7
+SAME = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}  # equal up to last bits, relative
 
 _States = tuple[torch.Tensor, ...]
 
 
-def forward_parameters(model: nn.Module) -> frozenset[str]:
-    """Return the names of the arguments of the model's forward."""
-    return frozenset(inspect.signature(model.forward).parameters)
+def find_inputs(
+    model: Any, tokenizer: SubwordTokenizer, given: Mapping[str, torch.Tensor], states: _States, *, dtype: torch.dtype
+) -> InputMaker:
+    """Return what makes the inputs of a model, from its hidden states `states` of the inputs `given`."""
+    config = model.config
+    parameters = frozenset(inspect.signature(model.forward).parameters)
+    padding = getattr(config, "pad_token_id", None)
+    window, kinds = sliding_window(config)
+    return InputMaker(
+        parameters=parameters,
+        specials=tokenizer.specials,
+        takes_types=tokenizer.takes_types and "token_type_ids" in parameters,
+        padding_id=padding if isinstance(padding, int) and 0 <= padding < tokenizer.vocabulary else 0,
+        position_offset=_position_offset(model, given, states, SAME[dtype]) if "position_ids" in parameters else None,
+        causal=_is_causal(model, given, states, TOLERANCE[dtype]),
+        window=window,
+        layer_types=kinds,
+        device=model.device,
+        dtype=dtype,
+    )
 
 
 def probe_inputs(model: Any, tokenizer: Any, specials: Specials, *, n_sentences: int) -> dict[str, torch.Tensor]:
@@ -34,12 +53,6 @@ def probe_inputs(model: Any, tokenizer: Any, specials: Specials, *, n_sentences:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def padding_id(config: Any, vocabulary: int) -> int:
-    """Return the id of padding, 0 if the model has none."""
-    padding = getattr(config, "pad_token_id", None)
-    return padding if isinstance(padding, int) and 0 <= padding < vocabulary else 0
-
-
 def sliding_window(config: Any) -> tuple[int | None, frozenset[str]]:
     """Return the reach of the model's own sliding attention (None: no layer slides) and the kinds of its layers."""
     kinds = frozenset(getattr(config, "layer_types", None) or ())
@@ -49,35 +62,48 @@ def sliding_window(config: Any) -> tuple[int | None, frozenset[str]]:
     return window, kinds
 
 
-def position_offset(model: nn.Module, inputs: Mapping[str, Any], states: _States) -> int | None:
+def _position_offset(model: Any, inputs: Mapping[str, torch.Tensor], states: _States, same: float) -> int | None:
     """Return the number of the first position, by trying which explicit positions change nothing.
 
-    `states`: the hidden states of `inputs`, which contain no positions. None: the model takes no positions.
+    `states`: the hidden states of `inputs`, which contain no positions. None: no positions give the same states. Those
+    beyond the model's last position are not tried, because on a GPU they would end the process's use of it.
     """
-    if "position_ids" not in forward_parameters(model):
-        return None
     count = inputs["input_ids"].shape[1]
-    padding: Any = getattr(model.config, "pad_token_id", None)
-    for offset in (0, (padding or 0) + 1):
+    limit = getattr(model.config, "max_position_embeddings", None)
+    for offset in (0, (getattr(model.config, "pad_token_id", None) or 0) + 1):
+        if isinstance(limit, int) and offset + count > limit:
+            continue
         positions = torch.arange(offset, offset + count, device=inputs["input_ids"].device)
         positions = positions.expand_as(inputs["input_ids"])
-        try:
-            explicit = model(**inputs, position_ids=positions, output_hidden_states=True).hidden_states
-        except IndexError:
-            continue
-        if all(torch.equal(one, other) for one, other in zip(explicit, states, strict=True)):
+        explicit = model(**inputs, position_ids=positions, output_hidden_states=True).hidden_states
+        # Last bits may differ: on a GPU the sums of a mixture of experts have no fixed order.
+        if all(_largest(one - other) <= same * _largest(one) for one, other in zip(states, explicit, strict=True)):
             return offset
     return None
 
 
-def is_causal(model: nn.Module, inputs: Mapping[str, Any], states: _States) -> bool:
-    """Return whether a position attends only to those before it, by changing the last subword."""
+def _is_causal(model: Any, inputs: Mapping[str, torch.Tensor], states: _States, tolerance: float) -> bool:
+    """Return whether a position attends only to those before it.
+
+    Changes the last subword; the effect on earlier positions, relative to that on its own, must be below `tolerance`.
+    It need not be zero: in a mixture of experts another last subword changes the last bits of the earlier ones. But it
+    must where the attention modules say of themselves that they are not causal.
+    """
     changed = inputs["input_ids"].clone()
     changed[:, -1] = changed[:, 0]
-    other = model(**{**inputs, "input_ids": changed}, output_hidden_states=True).hidden_states
-    last_differs = not torch.equal(states[0][:, -1], other[0][:, -1])
-    before_same = all(torch.equal(one[:, :-1], two[:, :-1]) for one, two in zip(states, other, strict=True))
-    return last_differs and before_same
+    others = model(**{**inputs, "input_ids": changed}, output_hidden_states=True).hidden_states
+    differences = [one - other for one, other in zip(states, others, strict=True)]
+    own = max(_largest(difference[:, -1:]) for difference in differences)
+    earlier = max(_largest(difference[:, :-1]) for difference in differences)
+    declared = {module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)}
+    declared = declared or ({True} if getattr(model.config, "is_decoder", False) else set())
+    if not own > 0:
+        return declared == {True}
+    return earlier <= (0 if declared == {False} else tolerance) * own
+
+
+def _largest(values: torch.Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def needed_parameters(model: nn.Module, inputs: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]) -> list[str]:

@@ -11,11 +11,11 @@ from embstore.models.encoder import Tokenized, indptr
 from embstore.models.selfcheck import PROBES
 from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.network import Network
+from embstore.models.transformer.probing import SAME
 
 LONGEST_WINDOW_SENTENCE = 1024  # words; a window as wide as this contains the sentence
 LONGEST_CHECKED = 512  # subwords; longer only if attention slides
 LONGEST_SLIDING = 4096
-SAME = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}
 
 
 def window_mask(maker: InputMaker, words: NDArray[np.int64], reach: int) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -93,7 +93,7 @@ def _layer_1(network: Network, ids: NDArray[np.int32], reach: int) -> torch.Tens
 
 def _differs(network: Network, one: torch.Tensor, other: torch.Tensor) -> NDArray[np.bool_]:
     """Return which positions differ: bool [positions]."""
-    bound = SAME[network.compute_dtype] * float(one.abs().max())
+    bound = SAME[network.dtype] * float(one.abs().max())
     return np.asarray(((one - other).abs().amax(1) > bound).numpy(), np.bool_)
 
 

@@ -92,7 +92,7 @@ class SubwordTokenizer:
     def __init__(self, tokenizer: Any, *, vocabulary: int) -> None:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._lead = ""
         if self._backend is not None:
             self._backend.no_truncation()
@@ -206,11 +206,11 @@ class SubwordTokenizer:
     def _flat(self, ids: list[list[int]]) -> _Split:
         lengths = np.fromiter(map(len, ids), np.int64, count=len(ids))
         flat = np.fromiter(chain.from_iterable(ids), np.int32, count=int(lengths.sum()))
-        if len(flat) and int(flat.max()) >= self._vocabulary:
+        if len(flat) and int(flat.max()) >= self.vocabulary:
             largest = int(flat.max())
             raise ModelError(
                 f"the tokenizer returns the id {largest} ({self.subword_text(largest)!r}), the model has only "
-                f"{self._vocabulary} embeddings; use the tokenizer that belongs to the model"
+                f"{self.vocabulary} embeddings; use the tokenizer that belongs to the model"
             )
         return flat, lengths
 

@@ -14,6 +14,7 @@ from embstore.models.checkpoint import open_checkpoint
 from embstore.models.finetuning.data import LabeledText, LabeledWords
 from embstore.models.finetuning.examples import NO_LABEL, Collator, FineTuneExample, text_examples, word_examples
 from embstore.models.finetuning.network import load_trainable
+from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.tokens import SubwordTokenizer
 from tests.models import tiny
 
@@ -63,6 +64,10 @@ def test_labels_are_at_last_subwords(folder: Path, max_length: int) -> None:
     assert made.n_labels == sum(label != NO_LABEL for *_, labels in expected for label in labels)
 
 
+def inputs(folder: Path) -> InputMaker:
+    return load_trainable(open_checkpoint(folder, revision=None), "bert", ["A", "B"]).inputs
+
+
 def examples(folder: Path, count: int = 6) -> list[FineTuneExample]:
     tagged = [LabeledWords(words, ["A"] * len(words)) for words in tiny.random_sentences(count, seed=3)]
     return word_examples(tagged, tokenizer(folder), NUMBERS, max_length=40).examples
@@ -72,7 +77,7 @@ def examples(folder: Path, count: int = 6) -> list[FineTuneExample]:
 @pytest.mark.parametrize("window", [0, 1, 2, 8])
 def test_the_mask_of_a_window(folder: Path, window: int, causal: bool) -> None:
     batch = examples(folder)
-    given = Collator(0, True, causal, window)(batch)
+    given = Collator(replace(inputs(folder), causal=causal), window)(batch)
     mask = given["attention_mask"]
     length = given["input_ids"].shape[1]
     assert mask.shape == (len(batch), 1, length, length)
@@ -95,7 +100,7 @@ def test_the_mask_of_a_window(folder: Path, window: int, causal: bool) -> None:
 
 def test_without_a_window_only_padding_is_masked(folder: Path) -> None:
     batch = examples(folder)
-    given = Collator(7, False, False, None)(batch)
+    given = Collator(replace(inputs(folder), padding_id=7, takes_types=False), None)(batch)
     assert "token_type_ids" not in given
     for row, example in enumerate(batch):
         many = len(example.ids)
@@ -112,7 +117,7 @@ def test_nothing_beyond_a_window_changes_a_label(name: str, window: int, tmp_pat
     checkpoint = open_checkpoint(tiny.save(name, tmp_path / name), revision=None)
     setattr(checkpoint.config, "n_layer" if name == "gpt2" else "num_hidden_layers", 1)
     trainable = load_trainable(checkpoint, name, ["A", "B"])
-    collator = Collator(trainable.padding_id, trainable.takes_types, trainable.causal, window)
+    collator = Collator(trainable.inputs, window)
     tagged = [LabeledWords(tiny.SENTENCES[6][:10], ["A"] * 10), LabeledWords(["the"] * 15, ["A"] * 15)]
     made = word_examples(tagged, trainable.tokenizer, NUMBERS, max_length=60).examples
     words, asked = made[0].words, 4
@@ -130,7 +135,7 @@ def test_nothing_beyond_a_window_changes_a_label(name: str, window: int, tmp_pat
     usual = logits(None)
     for changed in range(10):
         moved = not torch.allclose(usual, logits(changed), atol=1e-6)
-        assert moved == (abs(changed - asked) <= window and not (trainable.causal and changed > asked))
+        assert moved == (abs(changed - asked) <= window and not (trainable.inputs.causal and changed > asked))
 
 
 @pytest.mark.parametrize(("cls", "causal", "place"), [(2, False, 0), (None, False, 0), (None, True, -1), (3, True, -1)])
@@ -160,8 +165,8 @@ def test_pairs_are_cut_and_typed_as_the_tokenizer_does(folder: Path) -> None:
 @pytest.mark.parametrize("window", [None, 1])
 def test_packed_examples_equal_each_one_alone(name: str, window: int | None, tmp_path: Path) -> None:
     trainable = load_trainable(open_checkpoint(tiny.save(name, tmp_path / name), revision=None), name, ["A", "B"])
-    rows = Collator(trainable.padding_id, trainable.takes_types, trainable.causal, window)
-    packing = replace(rows, position_offset=trainable.position_offset)
+    rows = Collator(trainable.inputs, window)
+    packing = replace(rows, packs=trainable.packs)
     tagged = [LabeledWords(words, ["A"] * len(words)) for words in tiny.random_sentences(12, seed=5)]
     made = word_examples(tagged, trainable.tokenizer, NUMBERS, max_length=50).examples
     batch = packing(made)
