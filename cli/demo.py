@@ -102,7 +102,13 @@ def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:
         .sort("count", "word", descending=[True, False])
     )
     words = senses["word"].cast(pl.String).to_list()
-    return es.analysis.label_agreement(store, words=words, label=LABEL), words
+    scores = [
+        es.analysis.knn_scores(store.select(words=word), label=LABEL, split="within-word", progress=False)
+        .filter(pl.col("metric") == "accuracy")
+        .with_columns(pl.lit(word).alias("item"))
+        for word in words
+    ]
+    return pl.concat(scores), words
 
 
 def _by_layer(agreement: pl.DataFrame, layers: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -110,14 +116,14 @@ def _by_layer(agreement: pl.DataFrame, layers: tuple[int, ...]) -> list[dict[str
     import polars as pl
 
     wide = agreement.with_columns(pl.col("value") * 100, pl.col("baseline") * 100).pivot(
-        "layer", index=["item", "count", "n_labels", "baseline"], values="value"
+        "layer", index=["item", "count", "baseline"], values="value"
     )
     rows: list[dict[str, Any]] = []
     for row in wide.to_dicts():
-        first = {"word": row["item"], "n": row["count"], "senses": row["n_labels"], "chance": row["baseline"]}
+        first = {"word": row["item"], "n": row["count"], "baseline": row["baseline"]}
         rows.append(first | {f"l{layer}": row[str(layer)] for layer in layers})
-    mean = {name: sum(row[name] for row in rows) / len(rows) for name in list(rows[0])[3:]}
-    table = [*rows, {"word": "mean", "n": None, "senses": None, **mean}]
+    mean = {name: sum(row[name] for row in rows) / len(rows) for name in list(rows[0])[2:]}
+    table = [*rows, {"word": "mean", "n": None, **mean}]
     return [{name: round(value) if isinstance(value, float) else value for name, value in row.items()} for row in table]
 
 

@@ -20,7 +20,6 @@ from .neighbors.index_files import remove_index as remove_index
 from .neighbors.labels import LabelledOccurrences as LabelledOccurrences
 from .neighbors.labels import knn_predictions as knn_predictions
 from .neighbors.labels import knn_scores as knn_scores
-from .neighbors.labels import label_agreement as label_agreement
 from .neighbors.labels import labelled_occurrences as labelled_occurrences
 from .neighbors.senses import Clusters as Clusters
 from .neighbors.senses import umap_plane as umap_plane

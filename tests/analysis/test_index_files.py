@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ import zarr
 import embstore as es
 from embstore.analysis.neighbors import index_files, index_kinds
 from embstore.analysis.neighbors.index import build_index, list_indexes, open_index
-from embstore.analysis.neighbors.index_files import building, building_folder, folder_of
+from embstore.analysis.neighbors.index_files import building_folder, folder_of
 from embstore.errors import EmbstoreError, InvalidValueError, SearchIndexError, StorageError, StoreBusyError
 from embstore.store import Store, StoreWriter, open_store, verify
 from embstore.store.check.repair import repair_layout
@@ -93,34 +94,26 @@ def test_an_interrupted_build_resumes_to_the_same_bytes(tmp_path: Path, suffix: 
     assert not building_folder(folder_of(store) / "parts").exists()
 
 
-def test_a_build_resumes_at_its_last_checkpoint(tmp_path: Path) -> None:
+def test_a_build_resumes_at_its_last_checkpoint_with_the_same_settings(tmp_path: Path) -> None:
     store = fresh(tmp_path / "s.zarr")
 
     def stop(done: int, total: int) -> None:
         if done >= 512:
             raise Stop
 
-    with pytest.raises(Stop):
-        build_index(store, layer=LAYER, kind="flat", checkpoint_seconds=0, progress=stop)
-    steps: list[int] = []
-    build_index(store, layer=LAYER, kind="flat", checkpoint_seconds=0, progress=lambda done, total: steps.append(done))
-    assert steps[0] == 576
-    again: list[int] = []
-    build_index(store, layer=LAYER, kind="flat", progress=lambda done, total: again.append(done))
-    assert again == []
+    def steps(**options: Any) -> list[int]:
+        done: list[int] = []
+        build_index(store, layer=LAYER, kind="flat", progress=lambda rows, total: done.append(rows), **options)
+        return done
 
-
-def test_a_build_with_other_settings_does_not_resume(tmp_path: Path) -> None:
-    store = fresh(tmp_path / "s.zarr")
-
-    def stop(done: int, total: int) -> None:
-        raise Stop
-
-    with pytest.raises(Stop):
-        build_index(store, layer=LAYER, kind="flat", metric="l2", name="a", checkpoint_seconds=0, progress=stop)
-    build_index(store, layer=LAYER, kind="flat", metric="ip", centered=True, name="a")
-    build_index(store, layer=LAYER, kind="flat", metric="ip", centered=True, name="b")
-    assert files_of(store, "a")["index.faiss"] == files_of(store, "b")["index.faiss"]
+    for name in ("a", "other"):
+        with pytest.raises(Stop):
+            build_index(store, layer=LAYER, kind="flat", name=name, checkpoint_seconds=0, progress=stop)
+    assert steps(name="a")[0] == 576
+    assert steps(name="a") == []
+    for name in ("other", "whole"):
+        assert steps(name=name, metric="ip", centered=True)[0] == 64
+    assert files_of(store, "other")["index.faiss"] == files_of(store, "whole")["index.faiss"]
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
@@ -314,14 +307,6 @@ def test_other_settings_under_the_same_name_are_refused(tmp_path: Path) -> None:
     build_index(store, layer=LAYER, kind="flat", name="a")
     with pytest.raises(InvalidValueError, match=r"index a with another metric \(cosine, not l2\): choose another name"):
         build_index(store, layer=LAYER, kind="flat", metric="l2", name="a")
-
-
-def test_two_processes_cannot_build_one_index(tmp_path: Path) -> None:
-    store = fresh(tmp_path / "s.zarr")
-    folder = folder_of(store) / "a"
-    with building(folder), pytest.raises(StoreBusyError, match="another process is building the index a"):
-        build_index(store, layer=LAYER, kind="flat", name="a")
-    build_index(store, layer=LAYER, kind="flat", name="a")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from embstore.analysis.neighbors.labels import knn_predictions, knn_scores
+from embstore.analysis.neighbors.labels import knn_predictions, knn_scores, labelled_occurrences
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
 from embstore.store import Store
 from tests.analysis.test_separability import write_senses
@@ -285,3 +285,23 @@ def test_a_store_that_is_not_finished(tmp_path: Path) -> None:
         made = make_store(tmp_path / "store.zarr", leave_out=(1,))
     with pytest.raises(MissingRowsError):
         knn_scores(made.store, label="upos")
+
+
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+def test_labelled_occurrences_are_those_of_the_table(tmp_path: Path, suffix: str) -> None:
+    made = make_store(tmp_path / f"store.{suffix}", sentences=90)
+    found = labelled_occurrences(made.store, "new york", label="upos")
+    rows = [row for row, each in enumerate(made.table) if each["word"] == "new york" and each["upos"] is not None]
+    assert found.rows.tolist() == rows
+    assert found.labels == [made.table[row]["upos"] for row in rows]
+    assert found.layers == made.store.layers
+    np.testing.assert_array_equal(found.vectors, made.vectors[:, rows])
+    with pytest.raises(InvalidValueError, match="no word 'bnak': did you mean 'bank'"):
+        labelled_occurrences(made.store, "bnak", label="upos")
+    with pytest.raises(InvalidValueError, match="no column 'ner'"):
+        labelled_occurrences(made.store, "bank", label="ner")
+    few = make_store(tmp_path / f"few.{suffix}", sentences=3)
+    labelled = {each["word"] for each in few.table if each["upos"] is not None}
+    never = next(str(each["word"]) for each in few.table if each["word"] not in labelled)
+    with pytest.raises(InvalidValueError, match="no occurrence labelled in 'upos': choose another word or column"):
+        labelled_occurrences(few.store, never, label="upos")

@@ -402,33 +402,3 @@ def labelled_occurrences(data: Store, word: str, *, label: str) -> LabelledOccur
         labels=selection.table()[label].cast(pl.String).to_list(),
         rows=selection.rows,
     )
-
-
-def label_agreement(data: Store, *, words: Sequence[str], label: str) -> pl.DataFrame:
-    """Measure how often the nearest other occurrence of the same word has the same label, by word and layer.
-
-    Columns: `layer, item, value, count, baseline, n_labels`. `item` is the word, `value` the share of its `count`
-    labelled occurrences whose nearest other one (by cosine) has their label, `baseline` the expected share for a
-    randomly drawn one.
-    """
-    rows = []
-    for word in words:
-        found = labelled_occurrences(data, word, label=label)
-        codes = np.unique(found.labels, return_inverse=True)[1]
-        if len(codes) < 2:
-            raise InvalidValueError(f"{word!r} has one occurrence labelled in {label!r}: two or more are needed")
-        agreement = (codes[_nearest_others(found.vectors)] == codes).mean(-1)
-        counts = np.bincount(codes)
-        chance = float((counts * (counts - 1)).sum() / (len(codes) * (len(codes) - 1)))
-        for layer, value in zip(found.layers, agreement.tolist(), strict=True):
-            rows.append((layer, word, value, len(codes), chance, len(counts)))
-    return pl.DataFrame(rows, schema=["layer", "item", "value", "count", "baseline", "n_labels"], orient="row")
-
-
-def _nearest_others(vectors: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The nearest other vector of each by cosine, [layer, n]; vectors [layer, n, hidden_size]."""
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    unit = vectors / np.where(norms > 0, norms, np.float32(1))
-    scores = unit @ unit.transpose(0, 2, 1)
-    scores[:, np.arange(scores.shape[1]), np.arange(scores.shape[1])] = -np.inf
-    return np.asarray(scores.argmax(-1), np.int64)
