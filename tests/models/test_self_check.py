@@ -8,7 +8,7 @@ import torch
 
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models import load_encoder
-from embstore.models.transformer.packed import PackedLinear
+from embstore.models.transformer.layers import PackedLinear
 from tests.models.oracle import PlainScript, gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, save
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from embstore.errors import InvalidValueError, StorageError, one_line
+from embstore.errors import InvalidValueError, one_line
+from embstore.store.storage.files import fsync, fsync_folder, make_folders, replacing, storing
 
 RECORD = "finetuning.json"
 TRAINING = "training"  # the folder of an unfinished training, removed at its end
@@ -75,37 +76,32 @@ def _short(value: object) -> str:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a file atomically."""
-    partial = path.with_name(f".{path.name}.new")
-    try:
-        with partial.open("w", encoding="utf-8") as stream:
-            json.dump(value, stream, ensure_ascii=False, indent=2)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise StorageError(f"{one_line(path)} cannot be written: {error.strerror or error}") from error
+    """Write a file atomically and durably."""
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", "utf-8")
 
 
 def begin(out: Path, plan: Mapping[str, Any]) -> None:
     """Make the folder of a training that can be resumed after an interruption."""
-    try:
-        (out / TRAINING).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{one_line(out)} cannot be made: {error.strerror or error}") from error
+    with storing(out):
+        make_folders(out / TRAINING)
     write_json(out / TRAINING / PLAN, plan)
 
 
 def finish(out: Path, model: Path, record: Mapping[str, Any]) -> None:
-    """Move the files of the folder `model` into `out`, then write the record, then remove the training."""
-    try:
+    """Move the files of the folder `model` into `out`, then write the record, then remove the training.
+
+    Files have the access rights of any new file; safetensors writes its own for the owner alone.
+    """
+    with storing(out):
+        rights = (out / TRAINING / PLAN).stat().st_mode
         for path in sorted(model.iterdir()):
+            path.chmod(rights)
+            fsync(path)
             os.replace(path, out / path.name)
+        fsync_folder(out)
         write_json(out / RECORD, record)
         shutil.rmtree(out / TRAINING)
-    except OSError as error:
-        raise StorageError(f"{one_line(out)} cannot be written: {error.strerror or error}") from error
 
 
 def last_checkpoint(training: Path) -> Path | None:

@@ -16,8 +16,7 @@ from embstore.models.batching import ROW_CAPACITY, Batching, fitting_capacity
 from embstore.models.checkpoint import Loaded
 from embstore.models.encoder import ModelInfo
 from embstore.models.transformer.inputs import InputMaker
-from embstore.models.transformer.layers import LayerTap, find_layers
-from embstore.models.transformer.packed import TYPICAL_POSITIONS, packed_copy
+from embstore.models.transformer.layers import TYPICAL_POSITIONS, LayerTap, find_layers, packed_copy
 from embstore.models.transformer.probing import find_inputs, longest_sentence, needed_parameters, probe_inputs
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.models.transformer.varlen import accepts_sentence_bounds

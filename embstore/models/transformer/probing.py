@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from embstore.models.selfcheck import TOLERANCE
+from embstore.models.batched import TOLERANCE
 from embstore.models.transformer.inputs import FULL, InputMaker
 from embstore.models.transformer.tokens import Specials, SubwordTokenizer
 

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import ModelError
+from embstore.models.batched import PROBES
 from embstore.models.encoder import Tokenized, indptr
-from embstore.models.selfcheck import PROBES
 from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.network import Network
 from embstore.models.transformer.probing import SAME

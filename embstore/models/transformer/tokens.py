@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import ModelError
+from embstore.models.batched import PROBES
 from embstore.models.encoder import Tokenized, indptr, ragged_indices
-from embstore.models.selfcheck import PROBES
 
 MAX_CACHED_WORDS = 1 << 20
 CHECKED_SENTENCES = 64
