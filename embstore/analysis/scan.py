@@ -7,9 +7,9 @@ states are merged in the order of the parts, so that the result does not depend 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
@@ -33,8 +33,6 @@ PART_NBYTES = 64 * 2**20  # of float32
 MIN_PARTS, MAX_PARTS = 2, 256
 
 State = TypeVar("State")
-StoreIdentity = tuple[bytes, str, int]
-Spans = list[tuple[int, int]]
 Statistics = dict[int, dict[str, Any]]
 
 
@@ -165,12 +163,17 @@ class Reduction:
         self.device = choose_device(device)
         self.block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * selection.store.hidden_size))
 
-    def run(
-        self, layer: int, start: int, stop: int, *, progress: Callable[[int], object] | None = None
-    ) -> dict[str, Any]:
-        """Reduce one part of a layer: {name: state}. `progress` is called with the number of rows of each block."""
-        rows = self.selection.rows[start:stop]
-        return _run(self.scope(layer), self.reducers, rows, start, self.block_rows, progress)
+    def run(self, layer: int, start: int, stop: int) -> dict[str, Any]:
+        """Reduce one part of a layer: {name: state}."""
+        return self.part(layer, start, stop, str(self.device))(self.selection.store)
+
+    def part(self, layer: int, start: int, stop: int, device: str) -> Callable[[Store], dict[str, Any]]:
+        """What `run` calls with the store, which a worker that has opened the store may call as well."""
+        rows = self.selection.rows
+        scope = (layer, len(rows), self.dtype, device)
+        return partial(
+            _reduce_rows, scope=scope, reducers=self.reducers, rows=rows[start:stop], start=start, size=self.block_rows
+        )
 
     def merge(self, states: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
         """Join the states of two parts of a layer."""
@@ -178,49 +181,68 @@ class Reduction:
 
     def finish(self, layer: int, states: Mapping[str, Any]) -> dict[str, Any]:
         """Turn the merged states of a layer into results: {name: result}."""
-        scope = self.scope(layer)
+        scope = Scope(self.selection.store, layer, len(self.selection.rows), self.dtype, self.device)
         return {name: reducer.finish(states[name], scope) for name, reducer in self.reducers.items()}
 
-    def scope(self, layer: int) -> Scope:
-        """The scope that the reducers are given for a layer."""
-        return Scope(self.selection.store, layer, len(self.selection.rows), self.dtype, self.device)
 
-
-def _run(
-    scope: Scope,
+def _reduce_rows(
+    store: Store,
+    *,
+    scope: tuple[int, int, torch.dtype, str],
     reducers: Mapping[str, Reducer[Any]],
     rows: NDArray[np.int64],
     start: int,
-    block_rows: int,
-    progress: Callable[[int], object] | None = None,
+    size: int,
 ) -> dict[str, Any]:
-    """Reduce the rows of one part, the first of which has the position `start` in the selection."""
-    states = {name: reducer.init(scope) for name, reducer in reducers.items()}
-    buffer = torch.empty(block_rows, scope.hidden_size, dtype=scope.dtype, device=scope.device)
-    for block in rows_of(scope.store, rows, scope.layer).iter_blocks(block_rows=block_rows):
-        batch = Batch(scope.store, scope.layer, start, block.rows, block.vectors, buffer)
+    """Reduce rows in blocks of `size`; the first of them has the position `start` in the selection."""
+    layer, n_rows, dtype, device = scope
+    whole = Scope(store, layer, n_rows, dtype, choose_device(device))
+    states = {name: reducer.init(whole) for name, reducer in reducers.items()}
+    buffer = torch.empty(size, store.hidden_size, dtype=dtype, device=whole.device)
+    for block in Selection(store, layers=layer, rows=rows).iter_blocks(block_rows=size):
+        batch = Batch(store, layer, start, block.rows, block.vectors, buffer)
         for name, reducer in reducers.items():
             states[name] = reducer.update(states[name], batch)
         start += len(batch)
-        if progress is not None:
-            progress(len(batch))
     return states
 
 
-def _run_on_worker(
-    identity: StoreIdentity,
-    layer: int,
-    n_rows: int,
-    dtype: torch.dtype,
-    device: str,
-    reducers: Mapping[str, Reducer[Any]],
-    *part: Any,
-) -> dict[str, Any]:
-    """Reduce one part in a worker process; the states come back on the CPU."""
-    scope = Scope(open_on_worker(*identity), layer, n_rows, dtype, choose_device(device))
+def map_store(
+    store: Store,
+    calls: Iterable[Callable[[Store], Any]],
+    *,
+    executor: Executor | None,
+    threads: int,
+    in_flight: int | None = None,
+) -> Generator[Any]:
+    """Yield what each call returns for the store, in the order of the calls: in threads, or in an executor's workers.
+
+    `in_flight`: how many calls may run or have results that were not yielded yet, by default `threads` + 1, and two
+    for each worker.
+    """
+    if executor is not None:
+        identity = pickle.dumps(store), store.metadata.fingerprint, store.n_committed_rows
+        yield from iter_results(executor, (partial(_on_worker, *identity, call) for call in calls), in_flight=in_flight)
+        return
+    with thread_pool(threads, "embstore-scan") as pool:
+        yield from iter_results(pool, (partial(call, store) for call in calls), in_flight=in_flight or threads + 1)
+
+
+def _on_worker(pickled: bytes, fingerprint: str, n_committed_rows: int, call: Callable[[Store], Any]) -> Any:
+    """Call a function in a worker process; tensors of its result come back on the CPU."""
     with torch_threads(1):
-        states = _run(scope, reducers, *part)
-    return {name: _on_cpu(state) for name, state in states.items()}
+        return _on_cpu(call(_open_on_worker(pickled, fingerprint, n_committed_rows)))
+
+
+@lru_cache(maxsize=2)
+def _open_on_worker(pickled: bytes, fingerprint: str, n_committed_rows: int) -> Store:
+    """Open a store once in each worker process; raises ExecutorError if its path leads to a different store there."""
+    store: Store = pickle.loads(pickled)
+    if store.metadata.fingerprint != fingerprint:
+        raise ExecutorError(
+            f"{store.path} is a different store on the worker: give a path to the same store on every machine"
+        )
+    return store
 
 
 def _on_cpu(value: Any) -> Any:
@@ -237,22 +259,6 @@ def _on_cpu(value: Any) -> Any:
     return value
 
 
-def identity_of(store: Store) -> StoreIdentity:
-    """What a worker needs to open the same store: the pickled store, its fingerprint and its number of rows."""
-    return pickle.dumps(store), store.metadata.fingerprint, store.n_committed_rows
-
-
-@lru_cache(maxsize=2)
-def open_on_worker(pickled: bytes, fingerprint: str, n_committed_rows: int) -> Store:
-    """Open a store once in each worker process; raises ExecutorError if its path leads to a different store there."""
-    store: Store = pickle.loads(pickled)
-    if store.metadata.fingerprint != fingerprint:
-        raise ExecutorError(
-            f"{store.path} is a different store on the worker: give a path to the same store on every machine"
-        )
-    return store
-
-
 def reduce(
     data: Store | Selection,
     reducers: Mapping[str, Reducer[Any]],
@@ -263,6 +269,7 @@ def reduce(
     threads: int | None = None,
     block_rows: int | None = None,
     parts: int | None = None,
+    max_states: int | None = None,
     executor: Executor | None = None,
     progress: Progress = None,
 ) -> Statistics:
@@ -271,74 +278,38 @@ def reduce(
     `precision`: float32 or float64, the dtype of the vectors that reducers are given. `parts`: the maximum number of
     parts of a layer (by default one for every 64 MiB of float32, between 2 and 256); the rounding of sums depends on
     `parts` and `block_rows` alone. `threads`: how many parts are reduced at a time (default: one per core; each has
-    states of its own). `executor`: reduce the parts in the workers of a `concurrent.futures.Executor` instead.
+    states of its own). `max_states`: how many states of each reducer may exist at a time (at least 3), for reducers
+    with large ones. `executor`: reduce the parts in the workers of a `concurrent.futures.Executor` instead.
     `progress(done, total)` counts occurrences times layers.
 
     Raises InvalidValueError for an empty selection or a layer that is not stored, MissingRowsError for rows that are
     not yet written, NonFiniteError for values that are not finite, ExecutorError if workers are lost.
     """
     selection = selected(data, layers)
-    local = "cpu" if executor is not None else device
+    local = device if executor is None else "cpu"
     reduction = Reduction(selection, reducers, precision=precision, device=local, block_rows=block_rows)
-    spans = part_spans(len(selection.rows), reduction.block_rows, selection.store.hidden_size, parts)
-    total = len(selection.rows) * len(selection.layers)
-    with reporting(progress, total=total, unit="rows", label="reduce") as report:
-        count = Counter(report)
-        return reduce_parts(reduction, spans, threads=threads, executor=executor, device=device, advance=count.add)
-
-
-def reduce_parts(
-    reduction: Reduction,
-    spans: Spans,
-    *,
-    threads: int | None,
-    executor: Executor | None,
-    device: str,
-    advance: Callable[[int], object],
-    max_pending: int | None = None,
-) -> Statistics:
-    """Reduce the parts `spans` of every layer in threads or by an executor, and merge their states in order.
-
-    `advance` is called with the number of rows of each block (of each part with an executor). `max_pending`: how many
-    results of an executor may wait to be merged, by default two for each worker.
-    """
-    selection = reduction.selection
-    parts = [(layer, *span) for layer in selection.layers for span in spans]
-    if executor is None:
-        n_threads = min(thread_count(threads), len(parts))
-        with thread_pool(n_threads, "embstore-scan") as pool:
-            calls = (partial(reduction.run, *part, progress=advance) for part in parts)
-            return _merged(reduction, spans, iter_results(pool, calls, in_flight=n_threads + 1))
-    identity = identity_of(selection.store)
-
-    def remote_calls() -> Iterator[Callable[[], dict[str, Any]]]:
-        for layer, start, stop in parts:
-            work = identity, layer, len(selection.rows), reduction.dtype, device, reduction.reducers
-            yield partial(_run_on_worker, *work, selection.rows[start:stop], start, reduction.block_rows)
-
-    def reported() -> Iterator[dict[str, Any]]:
-        results = iter_results(executor, remote_calls(), in_flight=max_pending)
-        for (_, start, stop), states in zip(parts, results, strict=True):
-            advance(stop - start)
-            yield states
-
-    return _merged(reduction, spans, reported())
-
-
-def _merged(reduction: Reduction, spans: Spans, found: Iterator[dict[str, Any]]) -> Statistics:
-    """Merge the states of the parts of each layer, which arrive in order."""
-    results = {}
-    with torch_threads(1):
-        for layer in reduction.selection.layers:
-            states = next(found)
-            for _ in spans[1:]:
-                states = reduction.merge(states, next(found))
+    n_rows = len(selection.rows)
+    spans = part_spans(n_rows, reduction.block_rows, selection.store.hidden_size, parts)
+    in_flight = None if max_states is None else max(1, max_states - 2)  # one is merged into another
+    n_threads = min(thread_count(threads), len(spans) * len(selection.layers), in_flight or MAX_PARTS)
+    calls = (reduction.part(layer, *span, device) for layer in selection.layers for span in spans)
+    results, done = {}, 0
+    with (
+        reporting(progress, total=n_rows * len(selection.layers), unit="rows", label="reduce") as report,
+        torch_threads(1),
+        closing(map_store(selection.store, calls, executor=executor, threads=n_threads, in_flight=in_flight)) as found,
+    ):
+        for layer in selection.layers:
+            states: dict[str, Any] = {}
+            for start, stop in spans:
+                states = reduction.merge(states, next(found)) if states else next(found)
+                done += stop - start
+                report(done)
             results[layer] = reduction.finish(layer, states)
-            del states
     return results
 
 
-def part_spans(n_rows: int, block_rows: int, hidden_size: int, parts: int | None) -> Spans:
+def part_spans(n_rows: int, block_rows: int, hidden_size: int, parts: int | None) -> list[tuple[int, int]]:
     """Cut `n_rows` occurrences into parts of whole blocks; the same parts for any number of threads and workers."""
     if parts is not None and parts < 1:
         raise InvalidValueError(f"parts {parts} is not allowed: give 1 or more")
@@ -380,7 +351,7 @@ def selected(data: Store | Selection, layers: int | str | Sequence[int] | None =
     elif layers is None:
         selection = data
     else:
-        selection = rows_of(data.store, data.rows, layers)
+        selection = Selection(data.store, rows=data.rows, layers=layers)
     if not len(selection.rows):
         raise InvalidValueError(f"no occurrence of {selection.store.path} is selected: choose other conditions")
     return selection

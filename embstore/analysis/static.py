@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -13,11 +13,18 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.analysis.geometry.eigen import largest_eigenpairs
-from embstore.analysis.geometry.spectra import word_grams, word_moment
+from embstore.analysis.geometry.spectra import largest_eigenpairs, word_grams, word_moment
 from embstore.analysis.scan import layer_of, selected
-from embstore.analysis.word_batches import Resources, WordBatch, compute_per_word, map_words
-from embstore.analysis.words import WordRows, all_types, eligible_types, rows_of_words
+from embstore.analysis.words import (
+    Blocks,
+    PerWord,
+    Resources,
+    WordBatch,
+    all_types,
+    compute_per_word,
+    eligible_types,
+    rows_of_words,
+)
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress, reporting
 from embstore.store import Layout, Selection, Store
@@ -27,7 +34,6 @@ from embstore.vectors import WordVectors
 
 Method = Literal["pc1", "mean", "medoid", "abtt"]
 Scale = Literal["unit", "rms"]
-Blocks = Callable[[], Iterator[torch.Tensor]]
 
 _TIE = 1e-12  # mean cosines that differ by less are equal up to rounding
 _ORTHOGONAL = 1e-8  # the cosine with the mean below which rounding may decide its sign
@@ -81,7 +87,7 @@ def static_vectors(
     words = rows_of_words(selection, types)
     with reporting(progress, total=len(words.rows), unit="vectors", label="static vectors") as report:
         (vectors,) = compute_per_word(
-            partial(_vectors, method=f"{method} {scale}" if method == "pc1" else method),
+            _METHODS[f"{method} {scale}" if method == "pc1" else method],
             store,
             selection.layers,
             words,
@@ -90,6 +96,7 @@ def static_vectors(
             memory=memory,
             executor=executor,
             progress=report,
+            dtype=np.float32,
         )
     if method == "abtt":
         vectors = all_but_the_top(vectors, n_components=n_components)
@@ -105,25 +112,6 @@ def _check(method: str, scale: str, n_components: int | None) -> None:
         raise InvalidValueError(f"scale {scale!r} applies to the method pc1 only, not to {method}: leave it out")
     if n_components is not None and method != "abtt":
         raise InvalidValueError(f"n_components applies to the method abtt only, not to {method}: leave it out")
-
-
-def _vectors(
-    store: Store, layer: int, words: WordRows, resources: Resources, progress: Callable[[int], object], *, method: str
-) -> NDArray[np.float32]:
-    """The vectors of all words of a layer, float32 [n_words, feature]; for abtt the means."""
-    of_batch, of_blocks = _METHODS[method]
-    out = np.empty((len(words.types), store.hidden_size), np.float32)
-    for numbers, vectors in map_words(
-        store,
-        layer,
-        words,
-        batch=lambda batch: of_batch(batch, resources).cpu().numpy(),
-        frequent=lambda _number, blocks: of_blocks(blocks, resources).cpu().numpy(),
-        resources=resources,
-        progress=progress,
-    ):
-        out[numbers] = vectors
-    return out
 
 
 def _means(batch: WordBatch, resources: Resources) -> torch.Tensor:
@@ -240,13 +228,12 @@ def all_but_the_top(vectors: ArrayLike, *, n_components: int | None = None) -> N
 
 
 # How a method makes float64 vectors [w, feature]: of a batch of words, and of one word read in blocks.
-_METHODS: dict[str, tuple[Callable[[WordBatch, Resources], torch.Tensor], Callable[[Blocks, Resources], torch.Tensor]]]
 _METHODS = {
-    "pc1 unit": (_first_components, _first_component_of_blocks),
-    "pc1 rms": (partial(_first_components, rms=True), partial(_first_component_of_blocks, rms=True)),
-    "mean": (_means, _mean_of_blocks),
-    "medoid": (_medoids, _medoid_of_blocks),
-    "abtt": (_means, _mean_of_blocks),
+    "pc1 unit": PerWord(_first_components, _first_component_of_blocks),
+    "pc1 rms": PerWord(partial(_first_components, rms=True), partial(_first_component_of_blocks, rms=True)),
+    "mean": PerWord(_means, _mean_of_blocks),
+    "medoid": PerWord(_medoids, _medoid_of_blocks),
+    "abtt": PerWord(_means, _mean_of_blocks),
 }
 
 

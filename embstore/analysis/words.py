@@ -1,16 +1,36 @@
-"""Which words of a store or selection qualify for an analysis, and the rows of each."""
+"""Analyses word by word: which words qualify, their rows, and results for all of them, in batches and in parallel."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import torch
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.analysis.scan import PRECISIONS, map_store
+from embstore.devices import choose_device, thread_count
+from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store, Strings
 
-_TEXT_NBYTES = 2**26
+MEMORY = 2**30
+BATCH_NBYTES = 4 * 2**20  # of float32: a batch, its Gram matrices and intermediate results stay in the cache
+WINDOW_NBYTES = 16 * 2**20  # of vectors as stored: what one task reads
+PADDING = 1.125  # a batch holds words of up to this many times the occurrences of its smallest one
+_GPU_BATCH_NBYTES = 2**28
+_BATCH_TIMES = 24  # the memory of a thread, in batches
+_MOMENTS = 6  # matrices [feature, feature] of float64 that a thread holds for a word with more vectors than features
+_REMOTE_NBYTES = 16 * 2**20  # scattered rows per request to a remote store
+
+Blocks = Callable[[], Iterator[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -45,8 +65,7 @@ class WordRows:
 def all_types(data: Store | Selection) -> NDArray[np.int64]:
     """The types that have an occurrence, ascending; int64 [n]."""
     store, rows = _store_and_rows(data)
-    types = store.index.type if rows is None else store.index.type[rows]
-    return np.flatnonzero(np.bincount(types, minlength=len(store.index.words)))
+    return np.flatnonzero(np.bincount(store.index.type[rows], minlength=len(store.index.words)))
 
 
 def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
@@ -57,13 +76,13 @@ def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
     store, rows = _store_and_rows(data)
     index = store.index
     texts = distinct_texts(index.texts)
-    rows = np.arange(store.n_rows) if rows is None else rows
+    n_texts = int(texts.max(initial=0)) + 1
     key = index.type[rows].astype(np.int64)
-    key *= int(texts.max(initial=0)) + 1
+    key *= n_texts
     key += texts[index.sentence[rows]]
     key.sort()
     first = np.append(True, key[1:] != key[:-1])[: len(key)]
-    return np.bincount(key[first] // (int(texts.max(initial=0)) + 1), minlength=len(index.words))
+    return np.bincount(key[first] // n_texts, minlength=len(index.words))
 
 
 def eligible_types(
@@ -75,39 +94,19 @@ def eligible_types(
     if max_contexts is not None and max_contexts < min_contexts:
         raise InvalidValueError(f"max_contexts {max_contexts} is less than min_contexts {min_contexts}: no word fits")
     contexts = distinct_contexts(data)
-    mask = contexts >= min_contexts
-    if max_contexts is not None:
-        mask &= contexts <= max_contexts
-    return np.flatnonzero(mask)
+    most = np.inf if max_contexts is None else max_contexts
+    return np.flatnonzero((contexts >= min_contexts) & (contexts <= most))
 
 
 def distinct_texts(texts: Strings) -> NDArray[np.int64]:
     """Number texts so that equal texts, and no others, have the same number; int64 [n].
 
-    Texts of one length are compared as bytes, all at once.
+    Their digests of 128 bits are compared.
     """
-    starts = np.asarray(texts.offsets[:-1])
-    lengths = np.diff(texts.offsets)
-    order = np.argsort(lengths, kind="stable")
-    edges = np.flatnonzero(np.diff(lengths[order], prepend=-1))
-    numbers = np.empty(len(lengths), np.int64)
-    n_known = 0
-    for first, last in zip(edges.tolist(), [*edges[1:].tolist(), len(order)], strict=True):
-        members = order[first:last]
-        length = int(lengths[members[0]])
-        if len(members) == 1 or not length:
-            numbers[members] = n_known
-            n_known += 1
-            continue
-        together = np.empty((len(members), length), np.uint8)
-        step = max(1, _TEXT_NBYTES // (8 * length))
-        for start in range(0, len(members), step):
-            part = starts[members[start : start + step]]
-            together[start : start + step] = texts.data[part[:, None] + np.arange(length)]
-        found = np.unique(together.view(f"S{length}").ravel(), return_inverse=True)[1].astype(np.int64)
-        numbers[members] = found + n_known
-        n_known += int(found.max()) + 1
-    return numbers
+    data = np.ascontiguousarray(texts.data).data
+    spans = pairwise(texts.offsets.tolist())
+    digests = b"".join(blake2b(data[start:stop], digest_size=16).digest() for start, stop in spans)
+    return np.unique(np.frombuffer(digests, "S16"), return_inverse=True)[1].astype(np.int64)
 
 
 def rows_of_words(data: Store | Selection, types: ArrayLike) -> WordRows:
@@ -119,7 +118,7 @@ def rows_of_words(data: Store | Selection, types: ArrayLike) -> WordRows:
     chosen = _checked_types(store, types)
     numbers = np.full(len(store.index.words), -1, np.int32)
     numbers[chosen] = np.arange(len(chosen), dtype=np.int32)
-    found = numbers[store.index.type if rows is None else store.index.type[rows]]
+    found = numbers[store.index.type[rows]]
     order = np.argsort(found, kind="stable")
     indptr = np.searchsorted(found[order], np.arange(len(chosen) + 1))
     empty = np.flatnonzero(np.diff(indptr) == 0)
@@ -127,13 +126,13 @@ def rows_of_words(data: Store | Selection, types: ArrayLike) -> WordRows:
         word = store.index.words[int(chosen[empty[0]])]
         raise InvalidValueError(f"the word {word!r} has no selected occurrence in {store.path}: leave it out")
     grouped = order[indptr[0] :]
-    return WordRows(chosen, indptr - indptr[0], grouped if rows is None else rows[grouped])
+    return WordRows(chosen, indptr - indptr[0], grouped if isinstance(rows, slice) else rows[grouped])
 
 
-def _store_and_rows(data: Store | Selection) -> tuple[Store, NDArray[np.int64] | None]:
-    """The store and the selected rows, ascending and each once; None for all rows."""
+def _store_and_rows(data: Store | Selection) -> tuple[Store, NDArray[np.int64] | slice]:
+    """The store and the selected rows, ascending and each once; a slice for all rows."""
     if isinstance(data, Store):
-        return data, None
+        return data, slice(None)
     rows = data.rows
     if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
         rows = np.unique(rows)
@@ -153,3 +152,188 @@ def _checked_types(store: Store, types: ArrayLike) -> NDArray[np.int64]:
     if len(np.unique(chosen)) < len(chosen):
         raise InvalidValueError("a type is given twice: give each once")
     return chosen.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a computation may use: `dtype` of products of vectors, `device`, and `memory` in bytes."""
+
+    dtype: torch.dtype
+    device: torch.device
+    memory: int
+
+    @classmethod
+    def of(cls, precision: str = "float32", device: str = "auto", memory: int | str | None = None) -> Resources:
+        """Check the options of an analysis; raises InvalidValueError. `memory`: None for 1 GiB."""
+        if precision not in PRECISIONS:
+            raise InvalidValueError(f"unknown precision {precision!r}; allowed are {', '.join(PRECISIONS)}")
+        nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
+        return cls(PRECISIONS[precision], choose_device(device), nbytes)
+
+    @property
+    def window_nbytes(self) -> int:
+        """Bytes of vectors that a task reads; independent of the number of threads, because it decides the rounding."""
+        return min(WINDOW_NBYTES, self.memory // 24)
+
+    @property
+    def batch_nbytes(self) -> int:
+        """Bytes of a batch; independent of the number of threads, because it decides the rounding."""
+        most = BATCH_NBYTES if self.device.type == "cpu" else _GPU_BATCH_NBYTES
+        return max(1, min(most, self.memory // (6 * _BATCH_TIMES)))
+
+    def n_threads(self, hidden_size: int, most: int) -> int:
+        """How many tasks fit the memory, if no word has more than `most` occurrences; on a GPU two, one of which reads.
+
+        A task has a window and its rows, batches and their products, or the moment of a frequent word.
+        """
+        n_threads = thread_count() if self.device.type == "cpu" else 2
+        nbytes = 3 * self.window_nbytes + _BATCH_TIMES * self.batch_nbytes
+        if most > hidden_size:
+            nbytes = max(nbytes, _MOMENTS * 8 * hidden_size * hidden_size)
+        return max(1, min(n_threads, self.memory // nbytes))
+
+
+@dataclass(frozen=True)
+class WordBatch:
+    """Some words of one layer: `counts` int64 [w] of their occurrences and `vectors` float32 [w, n, hidden_size].
+
+    n is the largest count; rows beyond the count of a word are zero.
+    """
+
+    counts: NDArray[np.int64]
+    vectors: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PerWord:
+    """Something to compute of each word of a layer; both functions can be pickled and return a tensor [w, ...].
+
+    `of_batch`: of words with at most as many occurrences as features. `of_blocks`: of one word that has more, given a
+    function that reads its vectors (again) in blocks.
+    """
+
+    of_batch: Callable[[WordBatch, Resources], torch.Tensor]
+    of_blocks: Callable[[Blocks, Resources], torch.Tensor]
+
+
+def compute_per_word(
+    method: PerWord,
+    store: Store,
+    layers: Sequence[int],
+    words: WordRows,
+    *,
+    precision: str,
+    device: str,
+    memory: int | str | None,
+    executor: Executor | None,
+    progress: Callable[[int], object],
+    dtype: DTypeLike = np.float64,
+) -> Iterator[NDArray[Any]]:
+    """Yield the results of all words for each layer, [n_words, ...] of `dtype`, computed in threads or by an executor.
+
+    `memory`: bytes that this process, or each worker, may use. `progress` is called with the number of occurrences
+    done over all layers. The results are the same to the bit with and without an executor.
+    """
+    resources = Resources.of(precision, device if executor is None else "cpu", memory)
+    groups = word_groups(store, words, resources)
+    options = (precision, device, resources.memory, dtype)
+    calls = (
+        partial(_compute_group, method=method, layer=layer, words=words.some(group), options=options)
+        for layer in layers
+        for group in groups
+    )
+    n_threads, done = resources.n_threads(store.hidden_size, int(words.counts.max())), 0
+    with closing(map_store(store, calls, executor=executor, threads=n_threads)) as found:
+        for _ in layers:
+            out: NDArray[Any] | None = None
+            for group in groups:
+                values = next(found)
+                out = np.empty((len(words.types), *values.shape[1:]), dtype) if out is None else out
+                out[group] = values
+                done += int(words.counts[group].sum())
+                progress(done)
+            yield np.asarray(out)
+
+
+def word_groups(store: Store, words: WordRows, resources: Resources) -> list[NDArray[np.int64]]:
+    """The numbers of words that are computed together: each frequent word alone, the others by windows, fewest first.
+
+    A word is frequent if it has more occurrences than features. A window has about `resources.window_nbytes`.
+    """
+    numbers = np.argsort(words.counts, kind="stable")
+    counts = words.counts[numbers]
+    n_rare = int(np.searchsorted(counts, store.hidden_size, side="right"))
+    n_rows = max(1, resources.window_nbytes // (store.vector_dtype.itemsize * store.hidden_size))
+    windows = (np.cumsum(counts) - counts)[:n_rare] // n_rows
+    rare = np.split(numbers[:n_rare], np.flatnonzero(np.diff(windows)) + 1) if n_rare else []
+    return [*numbers[n_rare:][::-1, None], *rare]
+
+
+def _compute_group(
+    store: Store, *, method: PerWord, layer: int, words: WordRows, options: tuple[str, str, int, DTypeLike]
+) -> NDArray[Any]:
+    """Compute the results of the words of a group, which have ascending counts."""
+    resources = Resources.of(*options[:3])
+    size = resources.batch_nbytes
+    if words.counts[0] > store.hidden_size:
+        results = [method.of_blocks(partial(iter_word_blocks, store, layer, words, nbytes=size), resources)]
+    else:
+        results = [method.of_batch(batch, resources) for batch in iter_batches(store, layer, words, nbytes=size)]
+    return torch.cat(results).cpu().numpy().astype(options[3], copy=False)
+
+
+def iter_batches(store: Store, layer: int, words: WordRows, *, nbytes: int) -> Iterator[WordBatch]:
+    """Yield words of ascending counts in batches of about `nbytes` of float32; raises NonFiniteError."""
+    vectors, counts = _read_words(store, layer, words), words.counts
+    first = 0
+    while first < len(counts):
+        last = int(np.searchsorted(counts, max(counts[first], int(counts[first] * PADDING)), side="right"))
+        last = min(last, first + max(1, nbytes // (4 * store.hidden_size) // int(counts[last - 1])))
+        own, size = counts[first:last], int(counts[last - 1])
+        part = vectors[words.indptr[first] : words.indptr[last]]
+        if own[0] < size:
+            padded = np.zeros((len(own), size, store.hidden_size), vectors.dtype)
+            padded[np.arange(size) < own[:, None]] = part
+            part = padded
+        batch = torch.from_numpy(part.reshape(len(own), size, -1)).float()
+        for invalid in torch.nonzero(~torch.isfinite(batch.sum((1, 2))))[:, 0].tolist():
+            _require_finite(store, layer, words.of(first + invalid), batch[invalid])
+        yield WordBatch(own, batch)
+        first = last
+
+
+def iter_word_blocks(store: Store, layer: int, words: WordRows, *, nbytes: int) -> Iterator[torch.Tensor]:
+    """Yield the occurrences of one word, ascending, in blocks of about `nbytes`: float32 [n, hidden_size]."""
+    step = max(1, nbytes // (4 * store.hidden_size))
+    for start in range(0, len(words.rows), step):
+        part = words.rows[start : start + step]
+        vectors = torch.from_numpy(store.gather(part, layer)).float()
+        if not bool(torch.isfinite(vectors.sum())):
+            _require_finite(store, layer, part, vectors)
+        yield vectors
+
+
+def _read_words(store: Store, layer: int, words: WordRows) -> NDArray[Any]:
+    """The vectors of words one after the other, [n, hidden_size] in the store's dtype; read in the order of rows."""
+    order = np.argsort(words.rows, kind="stable")
+    vectors = np.empty((len(order), store.hidden_size), store.vector_dtype)
+    size = None
+    if "://" in str(store.path):
+        size = max(1, _REMOTE_NBYTES // (store.hidden_size * store.vector_dtype.itemsize))
+    done = 0
+    for block in Selection(store, layers=layer, rows=words.rows[order]).iter_blocks(block_rows=size):
+        vectors[order[done : done + len(block.rows)]] = block.vectors
+        done += len(block.rows)
+    return vectors
+
+
+def _require_finite(store: Store, layer: int, rows: NDArray[np.int64], vectors: torch.Tensor) -> None:
+    """Raise NonFiniteError that names the first row with a value that is not finite, if there is one."""
+    invalid = torch.nonzero(~torch.isfinite(vectors).all(1))
+    if len(invalid):
+        row = int(rows[int(invalid[0])])
+        word = store.index.words[int(store.index.type[row])]
+        raise NonFiniteError(
+            f"the word {word!r} has a value that is not finite in layer {layer}, row {row} of {store.path}: "
+            "leave that row or word out"
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.analysis.geometry.cosine import Cosines, Groups, MeanCosines, sentence_groups, word_groups
+from embstore.analysis.geometry.cosine import Cosines, Groups, MeanCosines
 from embstore.analysis.kernels import add_cosine_block
 from embstore.analysis.scan import Reduction, reduce
 from embstore.errors import NonFiniteError
@@ -127,15 +127,10 @@ def require_by_pairs(found: MeanCosines, store: Store, layer: int, *, atol: floa
 
 def cosines_of(store: Store, *, every: int = 1) -> Cosines:
     """The reducer for every n-th type and sentence of a store."""
-    rows = np.arange(store.n_rows)
-    sentences = sentence_groups(store.index, rows)[1]
-    known = np.flatnonzero(sentences.numbers >= 0)[::every]
-    numbers = np.full(len(sentences.numbers), -1)
-    numbers[known] = np.arange(len(known))
-    return Cosines(
-        words=word_groups(store.index, rows, np.arange(0, len(store.index.words), every)),
-        sentences=Groups(numbers, sentences.sizes[::every]),
-    )
+    types, sentence = np.asarray(store.index.type), np.asarray(store.index.sentence)
+    several = np.flatnonzero(np.bincount(sentence) > 1)[::every]
+    words = np.arange(0, len(store.index.words), every)
+    return Cosines(words=Groups.of(types, words), sentences=Groups.of(sentence, several))
 
 
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3, "block_rows": 1}, {"block_rows": 37}])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from embstore.analysis import scan
 from embstore.analysis.geometry import measure
-from embstore.analysis.geometry.cosine import Cosines, sentence_groups, word_groups
+from embstore.analysis.geometry.cosine import Cosines, Groups
 from embstore.analysis.geometry.measure import METRICS, geometry
 from embstore.analysis.geometry.moments import Moments
 from embstore.analysis.scan import Batch, Scope, part_spans, reduce
@@ -110,9 +110,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def reducers_of(store: Store) -> dict[str, Any]:
-    rows = np.arange(store.n_rows)
-    words = word_groups(store.index, rows, np.arange(len(store.index.words)))
-    return {"cosines": Cosines(words=words, sentences=sentence_groups(store.index, rows)[1]), "all": Moments()}
+    types, sentence = np.asarray(store.index.type), np.asarray(store.index.sentence)
+    words = Groups.of(types, np.arange(len(store.index.words)))
+    sentences = Groups.of(sentence, np.flatnonzero(np.bincount(sentence) > 1))
+    return {"cosines": Cosines(words=words, sentences=sentences), "all": Moments()}
 
 
 def bits_of(found: dict[int, dict[str, Any]]) -> bytes:

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 
-from embstore.analysis.geometry.cosine import Cosines, sentence_groups, word_groups
+from embstore.analysis.geometry.cosine import Cosines, Groups
 from embstore.analysis.geometry.measure import METRICS, geometry
 from embstore.analysis.geometry.moments import Moments
 from embstore.analysis.geometry.summary import bootstrap_means, extreme_words, summarize_geometry
@@ -193,8 +193,9 @@ def test_a_reducer_of_ones_own(written: Written) -> None:
 def test_parts_merge_in_any_order(written: Written, seed: int) -> None:
     selection = selected(written.store)
     index = written.store.index
-    words = word_groups(index, selection.rows, all_types(selection))
-    cosines = Cosines(words=words, sentences=sentence_groups(index, selection.rows)[1])
+    several = np.flatnonzero(np.bincount(index.sentence) > 1)
+    words, sentences = Groups.of(index.type, all_types(selection)), Groups.of(index.sentence, several)
+    cosines = Cosines(words=words, sentences=sentences)
     reducers = {"cosines": cosines, "moments": Moments()}
     reduction = Reduction(selection, reducers, precision="float64", block_rows=20)
     rng = np.random.default_rng(seed)

@@ -47,7 +47,7 @@ def run(path: Path, memory: int) -> dict[str, object]:
     environment = os.environ | {
         "MALLOC_MMAP_THRESHOLD_": "524288",
         "MALLOC_TRIM_THRESHOLD_": "1048576",
-        "OMP_NUM_THREADS": "1",  # each thread of a library has buffers of its own
+        "OMP_NUM_THREADS": "2",
     }
     command = [sys.executable, "-c", CHILD, str(path), str(memory)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

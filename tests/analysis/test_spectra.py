@@ -10,16 +10,26 @@ import numpy as np
 import pytest
 import torch
 
-from embstore.analysis import word_batches
-from embstore.analysis.geometry import eigen
+from embstore.analysis import words as words_module
+from embstore.analysis.geometry import spectra
+from embstore.analysis.geometry.moments import LayerMoments
 from embstore.analysis.geometry.spectra import (
+    largest_eigenpairs,
     maximum_explainable_variance,
-    mev_of_moment,
     sample_mev,
     symmetric_product,
 )
-from embstore.analysis.word_batches import _as_float32, _stored_batches, frequent_words, iter_word_blocks
-from embstore.analysis.words import all_types, distinct_contexts, distinct_texts, eligible_types, rows_of_words
+from embstore.analysis.words import (
+    Resources,
+    all_types,
+    distinct_contexts,
+    distinct_texts,
+    eligible_types,
+    iter_batches,
+    iter_word_blocks,
+    rows_of_words,
+    word_groups,
+)
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.store import Strings
 from tests.analysis.word_store import Written, awkward_words, write_words
@@ -71,7 +81,7 @@ def test_mev_does_not_depend_on_memory_or_batches(
             written.store, layer=4, centered=centered, precision="float64", memory=memory
         )
         np.testing.assert_allclose(part, whole, atol=1e-12, rtol=0)
-    monkeypatch.setattr(word_batches, "PADDING", 3.0)
+    monkeypatch.setattr(words_module, "PADDING", 3.0)
     padded = maximum_explainable_variance(written.store, layer=4, centered=centered, precision="float64")
     np.testing.assert_allclose(padded, whole, atol=1e-12, rtol=0)
 
@@ -138,19 +148,19 @@ KINDS = ("gap", "no gap", "near", "cluster", "flat", "rank one", "zero", "decay"
 @pytest.mark.parametrize("size", [2, 60, 97, 150, 300])
 def test_largest_eigenvalues_of_every_spectrum(size: int) -> None:
     rng = np.random.default_rng(size)
-    spectra = np.array([spectrum(kind, max(size, 31), rng)[:size] for kind in KINDS])
+    spectrums = np.array([spectrum(kind, max(size, 31), rng)[:size] for kind in KINDS])
     bases = np.linalg.qr(rng.normal(size=(len(KINDS), size, size)))[0]
-    matrices = torch.from_numpy(bases * spectra[:, None] @ bases.transpose(0, 2, 1))
+    matrices = torch.from_numpy(bases * spectrums[:, None] @ bases.transpose(0, 2, 1))
     matrices = (matrices + matrices.mT) / 2
-    bound = eigen.TOLERANCE * np.maximum(spectra.sum(1), 1e-6)
-    assert (np.abs(eigen.largest_eigenvalues(matrices).numpy() - spectra.max(1)) <= bound).all()
-    values, vectors = eigen.largest_eigenpairs(matrices)
-    assert (np.abs(values.numpy() - spectra.max(1)) <= bound).all()
+    bound = spectra.TOLERANCE * np.maximum(spectrums.sum(1), 1e-6)
+    assert (np.abs(largest_eigenpairs(matrices, vectors=False)[0].numpy() - spectrums.max(1)) <= bound).all()
+    values, vectors = largest_eigenpairs(matrices)
+    assert (np.abs(values.numpy() - spectrums.max(1)) <= bound).all()
     np.testing.assert_allclose(vectors.norm(dim=1), 1, atol=1e-9)
     residual = (matrices @ vectors[:, :, None])[:, :, 0] - values[:, None] * vectors
-    assert (residual.norm(dim=1).numpy() <= 1e-6 * np.maximum(spectra.max(1), 1e-6)).all()
-    alone = np.array([spectrum_values[0] - spectrum_values[1] > 0.1 for spectrum_values in -np.sort(-spectra, 1)])
-    along = np.abs((vectors.numpy() * bases[np.arange(len(KINDS)), :, spectra.argmax(1)]).sum(1))
+    assert (residual.norm(dim=1).numpy() <= 1e-6 * np.maximum(spectrums.max(1), 1e-6)).all()
+    alone = np.array([spectrum_values[0] - spectrum_values[1] > 0.1 for spectrum_values in -np.sort(-spectrums, 1)])
+    along = np.abs((vectors.numpy() * bases[np.arange(len(KINDS)), :, spectrums.argmax(1)]).sum(1))
     assert (along[alone] > 1 - 1e-12).all()
 
 
@@ -158,22 +168,22 @@ def test_the_krylov_space_solves_matrices_with_a_gap(monkeypatch: pytest.MonkeyP
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.normal(size=(200, 200)))[0]
     matrix = torch.from_numpy(basis * spectrum("gap", 200, rng) @ basis.T)[None]
-    expected = eigen.largest_eigenvalues(matrix)
+    expected, _ = largest_eigenpairs(matrix, vectors=False)
     monkeypatch.setattr(torch.linalg, "eigvalsh", None)
-    assert torch.equal(eigen.largest_eigenvalues(matrix), expected)
+    assert torch.equal(largest_eigenpairs(matrix, vectors=False)[0], expected)
 
 
 def test_the_bound_holds_whatever_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that is orthogonal to the first eigenvector must not pass for the answer."""
     size = 200
-    spectra = torch.cat([torch.tensor([5.0, 4.0]), torch.rand(size - 2)]).double()
+    values = torch.cat([torch.tensor([5.0, 4.0]), torch.rand(size - 2)]).double()
 
     def blind(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         space = torch.eye(size, dtype=torch.float64)[None, :, 1:9]
         return space, matrices @ space
 
-    monkeypatch.setattr(eigen, "_start", blind)
-    assert float(eigen.largest_eigenvalues(torch.diag(spectra)[None])[0]) == pytest.approx(5, abs=1e-9)
+    monkeypatch.setattr(spectra, "_start", blind)
+    assert float(largest_eigenpairs(torch.diag(values)[None], vectors=False)[0]) == pytest.approx(5, abs=1e-9)
 
 
 def test_contexts_are_those_of_a_loop(tmp_path: Path) -> None:
@@ -199,17 +209,21 @@ def test_batches_hold_every_occurrence_once_and_zeros(written: Written) -> None:
     store = written.store
     words = rows_of_words(store, all_types(store))
     seen: dict[int, np.ndarray] = {}
-    for stored in _stored_batches(store, 4, words, budget_nbytes=9_000, batch_nbytes=2_000):
-        batch = _as_float32(store, 4, words, stored)
-        assert batch.vectors.dtype == torch.float32
-        for place, count, vectors in zip(batch.numbers.tolist(), batch.counts.tolist(), batch.vectors, strict=True):
+    for group in word_groups(store, words, Resources.of(memory=100_000)):
+        part = words.some(group)
+        if part.counts[0] > store.hidden_size:
+            blocks = list(iter_word_blocks(store, 4, part, nbytes=300))
+            assert len(blocks) > 1
+            seen[int(group[0])] = torch.cat(blocks).numpy()
+            continue
+        batches = list(iter_batches(store, 4, part, nbytes=2_000))
+        held = [
+            (n, vectors) for batch in batches for n, vectors in zip(batch.counts.tolist(), batch.vectors, strict=True)
+        ]
+        for number, (count, vectors) in zip(group.tolist(), held, strict=True):
+            assert vectors.dtype == torch.float32
             assert not vectors[count:].any()
-            seen[place] = vectors[:count].numpy().copy()
-    for place in frequent_words(store, words).tolist():
-        blocks = list(iter_word_blocks(store, 4, words, place, budget_nbytes=300))
-        assert len(blocks) > 1
-        seen[place] = torch.cat(blocks).numpy()
-        assert len(seen[place]) > store.hidden_size
+            seen[number] = vectors[:count].numpy().copy()
     assert sorted(seen) == list(range(len(words.types)))
     for place, vectors in seen.items():
         np.testing.assert_array_equal(vectors, written.of(store.index.words[place], 4))
@@ -219,12 +233,12 @@ def test_baselines_are_those_of_an_svd() -> None:
     rng = np.random.default_rng(2)
     for count in (1, 2, 9, 40, 700):
         vectors = rng.normal(size=(count, 20)) + 3
-        moment, mean = vectors.T @ vectors, vectors.mean(0)
+        mean = vectors.mean(0)
+        moments = LayerMoments(mean, (vectors - mean).T @ (vectors - mean), 1.0, count)
         for centered in (False, True):
             expected = explained(vectors, centered=centered)
             assert sample_mev(vectors, centered=centered) == pytest.approx(expected, abs=1e-9, nan_ok=True)
-            found = mev_of_moment(moment, mean, count, centered=centered)
-            assert found == pytest.approx(expected, abs=1e-9, nan_ok=True)
+            assert moments.mev(centered=centered) == pytest.approx(expected, abs=1e-9, nan_ok=True)
     assert np.isnan(sample_mev(np.zeros((3, 4))))
 
 
@@ -262,7 +276,8 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     one_line(lambda: eligible_types(store, 5, 4), InvalidValueError, "max_contexts 4")
     one_line(lambda: sample_mev(np.zeros((0, 4))), InvalidValueError, "(0, 4)")
     one_line(lambda: sample_mev([[1.0, np.inf]]), NonFiniteError, "vector 0")
-    one_line(lambda: mev_of_moment(np.full((2, 2), np.nan), np.ones(2), 3), NonFiniteError, "not finite")
+    moments = LayerMoments(np.ones(2), np.full((2, 2), np.nan), 1.0, 3)
+    one_line(lambda: moments.mev(centered=True), NonFiniteError, "not finite")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -286,7 +301,7 @@ def test_large_values_that_only_add_up_to_infinity_are_fine(tmp_path: Path) -> N
 def test_lengths_that_float32_cannot_square_together_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(word_batches, "BATCH_NBYTES", 200)  # blocks of eight rows
+    monkeypatch.setattr(words_module, "BATCH_NBYTES", 200)  # blocks of eight rows
     values = np.full((40, 6), 1e-3)
     values[-1] = 1e35
     order = np.random.default_rng(1).permutation(40)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
-from embstore.analysis.word_batches import Resources
+from embstore.analysis.words import Resources
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store, Strings
@@ -93,19 +93,24 @@ def _norms(
     """The Frobenius norm of the centered Y'X of every pair, up to a power of two for each side."""
     norms: dict[Pair, float] = {}
     n_rows = len(selections[0].rows)
-    sides = sorted({side for pair in pairs for side in pair})
     origins = {}
-    for side in sides:  # one origin for all passes: norms of different scales cannot be compared
+    for side in _sides(pairs):  # one origin for all passes: norms of different scales cannot be compared
         size = _block_rows(selections[side.selection].store.hidden_size, resources)
         origins[side] = Origin.of(_read(selections[side.selection], side, 0, min(size, n_rows), resources))
     for chunk in chunks(pairs, most=_most_pairs(selections, resources)):
         done = len(norms) * n_rows
         moments = CrossMoments(chunk, n_rows, origins)
-        for stop, vectors in _blocks(selections, chunk, resources):
-            moments.add(vectors)
+        size = _block_rows(sum(selections[side.selection].store.hidden_size for side in moments.sums), resources)
+        for start in range(0, n_rows, size):
+            stop = min(start + size, n_rows)
+            moments.add({s: _read(selections[s.selection], s, start, stop, resources) for s in moments.sums})
             progress(done + stop * len(chunk))
-        norms.update(moments.norms())
+        norms |= {pair: moments.norm(pair) for pair in chunk}
     return norms
+
+
+def _sides(pairs: list[Pair]) -> list[Side]:
+    return sorted({side for pair in pairs for side in pair})
 
 
 def _most_pairs(selections: Selections, resources: Resources) -> int:
@@ -118,22 +123,10 @@ def _most_pairs(selections: Selections, resources: Resources) -> int:
 def chunks(pairs: list[Pair], *, most: int) -> Iterator[list[Pair]]:
     """Split pairs into parts of at most `most` that share few layers: squares of the table of pairs."""
     edge = isqrt(most)
-    squares = {side: number // edge for number, side in enumerate(sorted({side for pair in pairs for side in pair}))}
+    squares = {side: number // edge for number, side in enumerate(_sides(pairs))}
     ordered = sorted(pairs, key=lambda pair: (squares[pair[0]], squares[pair[1]]))
     for start in range(0, len(ordered), most):
         yield ordered[start : start + most]
-
-
-def _blocks(
-    selections: Selections, pairs: list[Pair], resources: Resources
-) -> Iterator[tuple[int, dict[Side, torch.Tensor]]]:
-    """Yield the number of occurrences read so far and the vectors of the last ones at every layer of the pairs."""
-    sides = sorted({side for pair in pairs for side in pair})
-    size = _block_rows(sum(selections[side.selection].store.hidden_size for side in sides), resources)
-    count = len(selections[0].rows)
-    for start in range(0, count, size):
-        stop = min(start + size, count)
-        yield stop, {side: _read(selections[side.selection], side, start, stop, resources) for side in sides}
 
 
 def _block_rows(features: int, resources: Resources) -> int:
@@ -176,14 +169,12 @@ class CrossMoments:
     """The sums of x y' for pairs of layers, float64 [feature, feature] each, block by block."""
 
     def __init__(self, pairs: list[Pair], n_rows: int, origins: dict[Side, Origin]) -> None:
-        self._pairs = pairs
         self._n_rows = n_rows
         self._origins = origins
-        shifts = {side: origins[side].shift for pair in pairs for side in pair}
-        self._sums = {side: torch.zeros_like(shift, dtype=torch.float64) for side, shift in shifts.items()}
+        self.sums = {side: torch.zeros_like(origins[side].shift, dtype=torch.float64) for side in _sides(pairs)}
         self._products = {
             (one, other): torch.zeros(
-                len(shifts[one]), len(shifts[other]), dtype=torch.float64, device=shifts[one].device
+                len(self.sums[one]), len(self.sums[other]), dtype=torch.float64, device=self.sums[one].device
             )
             for one, other in pairs
         }
@@ -192,23 +183,19 @@ class CrossMoments:
         """Add the next occurrences, [n, feature] at every layer."""
         relative = {side: self._origins[side].relative(vectors[side]) for side in vectors}
         for side, block in relative.items():
-            self._sums[side] += block.sum(0, dtype=torch.float64)
-        for one, other in self._pairs:
-            product = self._products[one, other]
-            if relative[one].dtype == torch.float64:
+            self.sums[side] += block.sum(0, dtype=torch.float64)
+        for (one, other), product in self._products.items():
+            if product.dtype == relative[one].dtype:
                 product.addmm_(relative[one].T, relative[other])
             else:
                 product += relative[one].T @ relative[other]
 
-    def norms(self) -> dict[Pair, float]:
-        """The Frobenius norm of each sum after the means are subtracted; 0 if nothing varies. Consumes the sums."""
-        return {pair: self._norm(pair) for pair in self._pairs}
-
-    def _norm(self, pair: Pair) -> float:
+    def norm(self, pair: Pair) -> float:
+        """The Frobenius norm of a sum after the means are subtracted; 0 if nothing varies. Consumes the sum."""
         one, other = pair
         product = self._products.pop(pair)
         total = float(product.trace()) if one == other else 0.0
-        product.addr_(self._sums[one], self._sums[other] / -self._n_rows)
+        product.addr_(self.sums[one], self.sums[other] / -self._n_rows)
         norm = float(torch.linalg.matrix_norm(product))
         if not np.isfinite(norm):
             raise NonFiniteError(
@@ -230,33 +217,30 @@ def require_same_occurrences(one: Selection, other: Selection) -> None:
         raise InvalidValueError(
             f"{paths} differ in their occurrences: {len(one.rows):,} and {len(other.rows):,}; {advice}"
         )
-    for what, differing, describe in _comparisons(one, other):
-        if len(differing):
-            number = int(differing[0])
-            left, right = describe(one, int(one.rows[number])), describe(other, int(other.rows[number]))
+    for what in ("word", "sentence", "position"):
+        numbers = np.flatnonzero(~_same(what, one, other))
+        if len(numbers):
+            left, right = (_described(what, part, int(part.rows[numbers[0]])) for part in (one, other))
             raise InvalidValueError(
-                f"{paths} differ in the {what} of occurrence {number}: {left} and {right}; {advice}"
+                f"{paths} differ in the {what} of occurrence {numbers[0]}: {left} and {right}; {advice}"
             )
 
 
-def _comparisons(
-    one: Selection, other: Selection
-) -> Iterator[tuple[str, NDArray[np.int64], Callable[[Selection, int], str]]]:
-    """Yield what is compared, the positions that differ, ascending, and a function that describes a row."""
+def _same(what: str, one: Selection, other: Selection) -> NDArray[np.bool_]:
+    """Whether each occurrence has the same word, text of the sentence or position in both selections."""
     mine, theirs = one.store.index, other.store.index
-    same = _same_strings(mine.words, mine.type[one.rows], theirs.words, theirs.type[other.rows])
-    yield "word", np.flatnonzero(~same), lambda part, row: repr(part.store.index.words[int(part.store.index.type[row])])
-    same = _same_strings(mine.texts, mine.sentence[one.rows], theirs.texts, theirs.sentence[other.rows])
-    yield "sentence", np.flatnonzero(~same), _describe_text
-    yield (
-        "position",
-        np.flatnonzero(mine.position[one.rows] != theirs.position[other.rows]),
-        lambda part, row: str(part.store.index.position[row]),
-    )
+    if what == "position":
+        return np.asarray(mine.position[one.rows] == theirs.position[other.rows])
+    if what == "word":
+        return _same_strings(mine.words, mine.type[one.rows], theirs.words, theirs.type[other.rows])
+    return _same_strings(mine.texts, mine.sentence[one.rows], theirs.texts, theirs.sentence[other.rows])
 
 
-def _describe_text(part: Selection, row: int) -> str:
-    text = part.store.index.texts[int(part.store.index.sentence[row])]
+def _described(what: str, part: Selection, row: int) -> str:
+    index = part.store.index
+    if what == "position":
+        return str(index.position[row])
+    text = index.words[int(index.type[row])] if what == "word" else index.texts[int(index.sentence[row])]
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 

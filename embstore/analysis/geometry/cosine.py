@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.scan import Batch, Scope, too_long
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.store import Index, Store
+from embstore.store import Store
 
 _NO_HALVES = np.empty((0, 0), np.int16)
 _NO_NUMBERS = np.empty(0, np.int64)
@@ -26,16 +26,25 @@ _NO_NUMBERS = np.empty(0, np.int64)
 class Groups:
     """The words or sentences whose cosines are computed.
 
-    `numbers`: int64, the number of the group of each type or sentence of the store, -1 for none. `sizes`: int64
-    [n_groups], the selected occurrences of each group.
+    `members`: int64 [n_groups], their types or sentences in the store. `sizes`: int64 [n_groups], the selected
+    occurrences of each. `numbers`: int64, the number of the group of each type or sentence of the store, -1 for none.
     """
 
-    numbers: NDArray[np.int64] = field(default_factory=lambda: _NO_NUMBERS)
+    members: NDArray[np.int64] = field(default_factory=lambda: _NO_NUMBERS)
     sizes: NDArray[np.int64] = field(default_factory=lambda: _NO_NUMBERS)
+    numbers: NDArray[np.int64] = field(default_factory=lambda: _NO_NUMBERS)
 
-    def of(self, members: NDArray[Any]) -> NDArray[np.int64]:
+    @classmethod
+    def of(cls, codes: NDArray[Any], members: NDArray[np.int64]) -> Groups:
+        """Count the members among `codes`, the types or sentences of the selected occurrences."""
+        counts = np.bincount(codes, minlength=int(members.max(initial=-1)) + 1)
+        numbers = np.full(len(counts), -1)
+        numbers[members] = np.arange(len(members))
+        return cls(members, counts[members], numbers)
+
+    def find(self, codes: NDArray[Any]) -> NDArray[np.int64]:
         """The group of each occurrence, given its type or sentence; empty without groups."""
-        return self.numbers[members] if len(self.sizes) else _NO_NUMBERS
+        return self.numbers[codes] if len(self.sizes) else _NO_NUMBERS
 
 
 class Run:
@@ -109,6 +118,11 @@ class Cosines:
         self._words = words or Groups()
         self._sentences = sentences or Groups()
 
+    def state_nbytes(self, hidden_size: int) -> int:
+        """The bytes of a state."""
+        n_words, n_sentences = len(self._words.sizes), len(self._sentences.sizes)
+        return 8 * ((n_words + 7) * hidden_size + n_words + n_sentences)
+
     def init(self, scope: Scope) -> CosineSums:
         dtype = np.float64 if scope.dtype == torch.float64 else np.float32
         return CosineSums(scope.hidden_size, len(self._words.sizes), len(self._sentences.sizes), dtype)
@@ -124,10 +138,10 @@ class Cosines:
             stored.view(np.int16) if half else _NO_HALVES,
             np.empty((0, 0), state.dtype) if half else stored.astype(state.dtype, copy=False),
             state.row,
-            self._words.of(index.type[rows]),
+            self._words.find(index.type[rows]),
             state.sums,
             state.word_nonzero,
-            self._sentences.of(index.sentence[rows]),
+            self._sentences.find(index.sentence[rows]),
             self._sentences.sizes,
             state.values,
             state.run.state,
@@ -193,22 +207,6 @@ def mean_cosine(squares: Any, n_nonzero: Any, counts: Any) -> NDArray[np.float64
     pairs = counts * (counts - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(pairs > 0, (squares - n_nonzero) / pairs, np.nan)
-
-
-def word_groups(index: Index, rows: NDArray[np.int64], types: NDArray[np.int64]) -> Groups:
-    """The groups of the occurrences of some types."""
-    numbers = np.full(len(index.words), -1)
-    numbers[types] = np.arange(len(types))
-    return Groups(numbers, np.bincount(index.type[rows], minlength=len(index.words))[types])
-
-
-def sentence_groups(index: Index, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Groups]:
-    """The sentences of which two or more occurrences are selected, ascending, and their groups."""
-    counts = np.bincount(index.sentence[rows], minlength=len(index.indptr) - 1)
-    sentences = np.flatnonzero(counts > 1)
-    numbers = np.full(len(counts), -1)
-    numbers[sentences] = np.arange(len(sentences))
-    return sentences, Groups(numbers, counts[sentences])
 
 
 @dataclass(frozen=True)

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.analysis.geometry.cosine import Cosines, Groups, mean_cosine, sentence_groups, word_groups
-from embstore.analysis.geometry.moments import Moments
+from embstore.analysis.geometry.cosine import Cosines, Groups, mean_cosine
+from embstore.analysis.geometry.moments import Moments, MomentSums
 from embstore.analysis.geometry.spectra import explained_shares, sample_mev
-from embstore.analysis.scan import (
-    MIN_PARTS,
-    Counter,
-    Reducer,
-    Reduction,
-    Statistics,
-    part_spans,
-    reduce_parts,
-    rows_of,
-    selected,
-)
-from embstore.analysis.word_batches import MEMORY, compute_per_word
-from embstore.analysis.words import eligible_types, rows_of_words
+from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Scope, reduce, selected
+from embstore.analysis.words import MEMORY, compute_per_word, eligible_types, rows_of_words
 from embstore.devices import thread_count
 from embstore.errors import InvalidValueError
-from embstore.progress import Progress, reporting
+from embstore.progress import Progress, Report, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store
 
@@ -39,7 +27,8 @@ LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_comp
 METRICS = (*PAPER_METRICS, *LAYER_METRICS)
 COSINE_METRICS = frozenset({"selfsim", "intrasim", "anisotropy"})
 BASELINES = ("exact", "sample")
-PART_TIMES = 16  # a part has at least this many times the rows of the word sums that it makes
+PART_TIMES = 16  # a part is at least this many times the state that it makes, in float64
+THREAD_BLOCKS = 6  # blocks of float32 that a thread holds: as read, converted, shifted
 SCHEMA: dict[str, Any] = {
     "layer": pl.Int64,
     "metric": pl.Enum(METRICS),
@@ -89,26 +78,14 @@ def geometry(
     if baseline not in BASELINES:
         raise InvalidValueError(f"unknown baseline {baseline!r}; allowed are {', '.join(BASELINES)}")
     nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
-    inputs = _Inputs.of(selected(data, layers), _checked_metrics(metrics), min_contexts)
+    inputs = _Inputs.of(selected(data, layers), _checked_metrics(metrics), min_contexts, centered)
     if baseline == "sample":
         inputs.sample = _draw(inputs.selection, sample, seed)
-    passes = _passes(inputs, nbytes)
-    n_read = sum(len(each.selection.rows) for each in passes)
-    n_read += int(inputs.word_counts.sum()) if "mev" in inputs.metrics else 0
-    run = _Run(precision, device, threads, nbytes, block_rows, executor, centered)
-    total = n_read * len(inputs.selection.layers)
-    with reporting(progress, total=total, unit="vectors", label="geometry") as report:
-        count = Counter(report)
-        found: Statistics = {layer: {} for layer in inputs.selection.layers}
-        for each in passes:
-            for layer, statistics in run.reduce(each, count.add).items():
-                _add(found[layer], statistics)
-        if "mev" in inputs.metrics:
-            before = count.done
-            shares = run.explained_shares(inputs, lambda done: report(before + done))
-            for layer, values in zip(inputs.selection.layers, shares, strict=True):
-                found[layer]["mev"] = values
-    return pl.concat([frame for layer in found for frame in _frames(inputs, layer, found[layer], centered=centered)])
+    limits = _Limits(nbytes, threads, block_rows)
+    options = {"precision": precision, "device": device, "executor": executor}
+    with reporting(progress, unit="vectors", label="geometry") as report:
+        found = _measure(inputs, limits, options, report)
+    return pl.concat([frame for layer in found for frame in _frames(inputs, layer, found[layer])])
 
 
 def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
@@ -134,175 +111,157 @@ def _draw(selection: Selection, sample: int, seed: int) -> NDArray[np.int64]:
 class _Inputs:
     """What is measured: the selection in the order of sentences, the metrics, and the words and sentences in it.
 
-    `types`: the words of selfsim and mev, and `word_counts` their occurrences. `sentences`: those of intrasim.
-    `sample`: the rows of the sampled baseline, None for the exact one.
+    `words`: those of selfsim and mev. `sentences`: those of intrasim. `sample`: the rows of the sampled baseline, None
+    for the exact one.
     """
 
     selection: Selection
     metrics: tuple[str, ...]
-    types: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    word_counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    sentences: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    sentence_groups: Groups | None = None
+    words: Groups
+    sentences: Groups
+    centered: bool
     sample: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, selection: Selection, metrics: tuple[str, ...], min_contexts: int) -> _Inputs:
+    def of(cls, selection: Selection, metrics: tuple[str, ...], min_contexts: int, centered: bool) -> _Inputs:
         """Find the words and sentences; raises InvalidValueError if there are none for a metric."""
-        store, index = selection.store, selection.store.index
+        store, index, words, sentences = selection.store, selection.store.index, Groups(), Groups()
         sentence = np.asarray(index.sentence[selection.rows])
         if (np.diff(sentence) < 0).any():
-            in_order = selection.rows[np.argsort(sentence, kind="stable")]
-            selection = rows_of(store, in_order, selection.layers)
-        inputs = cls(selection, metrics)
+            in_order = np.argsort(sentence, kind="stable")
+            selection = Selection(store, rows=selection.rows[in_order], layers=selection.layers)
+            sentence = sentence[in_order]
         if {"selfsim", "mev"} & set(metrics):
-            inputs.types = eligible_types(selection, min_contexts)
-            if not len(inputs.types):
+            words = Groups.of(index.type[selection.rows], eligible_types(selection, min_contexts))
+            if not len(words.members):
                 raise InvalidValueError(
                     f"no selected word of {store.path} occurs in {min_contexts} different sentences or more: "
                     "allow fewer (min contexts)"
                 )
-            inputs.word_counts = np.bincount(index.type[selection.rows], minlength=len(index.words))[inputs.types]
-        if "selfsim" in metrics and not (inputs.word_counts > 1).any():
+        if "selfsim" in metrics and not (words.sizes > 1).any():
             raise InvalidValueError(
                 f"no selected word of {store.path} has two occurrences, which self-similarity needs: "
                 "choose other words or metrics"
             )
         if "intrasim" in metrics:
-            inputs.sentences, inputs.sentence_groups = sentence_groups(index, selection.rows)
-            if not len(inputs.sentences):
+            sentences = Groups.of(sentence, np.flatnonzero(np.bincount(sentence) > 1))
+            if not len(sentences.members):
                 raise InvalidValueError(
                     f"no sentence of {store.path} has two selected words, which intra-sentence similarity needs: "
                     "choose more words or other metrics"
                 )
-        return inputs
+        return cls(selection, metrics, words, sentences, centered)
+
+    def passes(self, memory: int) -> Iterator[tuple[Selection, dict[str, Cosines | Moments]]]:
+        """Yield what is reduced in each pass: all vectors first, then words whose sums exceed the memory."""
+        selection, index, metrics = self.selection, self.selection.store.index, set(self.metrics)
+        size = max(1, memory // 12 // (8 * selection.store.hidden_size))
+        types = self.words.members if "selfsim" in metrics else self.words.members[:0]
+        reducers: dict[str, Cosines | Moments] = {}
+        if metrics & {"selfsim", "intrasim"} or (self.sample is None and metrics & COSINE_METRICS):
+            words = Groups.of(index.type[selection.rows], types[:size])
+            reducers["cosines"] = Cosines(words=words, sentences=self.sentences)
+        if metrics & {*LAYER_METRICS} or ("mev" in metrics and self.sample is None):
+            reducers["moments"] = _LayerMeasures([m for m in LAYER_METRICS if m in metrics], centered=self.centered)
+        if reducers:
+            yield selection, reducers
+        for start in range(size, len(types), size):
+            chunk = types[start : start + size]
+            part = Selection(
+                selection.store,
+                rows=selection.rows[np.isin(index.type[selection.rows], chunk)],
+                layers=selection.layers,
+            )
+            yield part, {"cosines": Cosines(words=Groups.of(index.type[part.rows], chunk))}
+
+
+class _LayerMeasures(Moments):
+    """The measures that the moments of a layer give, {name: value}: the moments themselves are large."""
+
+    def __init__(self, metrics: Sequence[str], *, centered: bool) -> None:
+        self._metrics = metrics
+        self._centered = centered
+
+    def finish(self, state: MomentSums, scope: Scope) -> dict[str, float]:  # type: ignore[override]
+        moments = super().finish(state, scope)
+        measures = {metric: getattr(moments, metric) for metric in self._metrics}
+        return measures | {"mev": moments.mev(centered=self._centered)}
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """One pass over the vectors of a selection, with sums for `n_words` words that take `sums_nbytes` per state."""
+class _Limits:
+    """The memory, threads and block size of `geometry`, as limits of `reduce`."""
 
-    selection: Selection
-    reducers: dict[str, Reducer[Any]]
-    n_words: int = 0
-
-
-def _passes(inputs: _Inputs, memory: int) -> list[_Pass]:
-    """Plan the passes: one for everything that reads all vectors, further ones for word sums that exceed the memory."""
-    selection, metrics = inputs.selection, set(inputs.metrics)
-    index = selection.store.index
-    chunk_size = max(1, memory // 12 // (8 * selection.store.hidden_size))
-    chunks = [inputs.types[start : start + chunk_size] for start in range(0, len(inputs.types), chunk_size)]
-    separate = chunks if "selfsim" in metrics and len(chunks) > 1 else []
-    reducers: dict[str, Reducer[Any]] = {}
-    words = None
-    if "selfsim" in metrics and not separate:
-        words = word_groups(index, selection.rows, inputs.types)
-    if words is not None or "intrasim" in metrics or (inputs.sample is None and COSINE_METRICS & metrics):
-        reducers["cosines"] = Cosines(words=words, sentences=inputs.sentence_groups)
-    if set(LAYER_METRICS) & metrics or ("mev" in metrics and inputs.sample is None):
-        reducers["moments"] = Moments()
-    passes = [_Pass(selection, reducers, 0 if words is None else len(words.sizes))] if reducers else []
-    for types in separate:
-        mask = np.zeros(len(index.words), bool)
-        mask[types] = True
-        chunk = rows_of(selection.store, selection.rows[mask[index.type[selection.rows]]], selection.layers)
-        passes.append(_Pass(chunk, {"selfsim": Cosines(words=word_groups(index, chunk.rows, types))}, len(types)))
-    return passes
-
-
-@dataclass(frozen=True)
-class _Run:
-    """How the passes are computed; the arguments of `geometry` with the same names."""
-
-    precision: str
-    device: str
-    threads: int | None
     memory: int
+    threads: int | None
     block_rows: int | None
-    executor: Executor | None
-    centered: bool
 
-    def reduce(self, each: _Pass, advance: Callable[[int], object]) -> Statistics:
-        """Run a pass in parts that are large compared with their word sums, with as many states as fit the memory."""
-        device = self.device if self.executor is None else "cpu"
-        reduction = Reduction(
-            each.selection, each.reducers, precision=self.precision, device=device, block_rows=self.block_rows
-        )
-        n_rows, hidden_size = len(each.selection.rows), each.selection.store.hidden_size
-        n_parts, n_threads, max_pending = None, thread_count(self.threads), None
-        if each.n_words:
-            n_states = max(1, self.memory // (3 * 8 * hidden_size * each.n_words) - 2)
-            n_parts = max(MIN_PARTS, n_rows // (PART_TIMES * each.n_words))
-            n_threads, max_pending = min(n_threads, n_states), n_states
-        return reduce_parts(
-            reduction,
-            part_spans(n_rows, reduction.block_rows, hidden_size, n_parts),
-            threads=n_threads,
-            executor=self.executor,
-            device=self.device,
-            advance=advance,
-            max_pending=max_pending,
-        )
-
-    def explained_shares(self, inputs: _Inputs, progress: Callable[[int], object]) -> Iterator[NDArray[np.float64]]:
-        """Yield the maximum explainable variance of the words of each layer."""
-        return compute_per_word(
-            partial(explained_shares, centered=self.centered),
-            inputs.selection.store,
-            inputs.selection.layers,
-            rows_of_words(inputs.selection, inputs.types),
-            precision=self.precision,
-            device=self.device,
-            memory=max(1, self.memory // 2),
-            executor=self.executor,
-            progress=progress,
-        )
+    def of(self, part: Selection, reducers: dict[str, Cosines | Moments]) -> dict[str, Any]:
+        """Half of the memory is for states and half for blocks; parts are large compared with the sums of a state."""
+        size = part.store.hidden_size
+        block_rows = self.block_rows
+        if block_rows is None:
+            block_rows = max(1, min(BLOCK_NBYTES, self.memory // 64) // (4 * size))
+        threads = min(thread_count(self.threads), self.memory // (8 * THREAD_BLOCKS * max(1, block_rows) * size))
+        state_nbytes = sum(reducer.state_nbytes(size) for reducer in reducers.values())
+        return {
+            "block_rows": block_rows,
+            "threads": max(1, threads),
+            "parts": max(MIN_PARTS, 8 * size * len(part.rows) // (PART_TIMES * state_nbytes)),
+            "max_states": max(3, self.memory // (2 * state_nbytes)),
+        }
 
 
-def _add(found: dict[str, Any], statistics: dict[str, Any]) -> None:
-    """Add the statistics of a pass to those of its layer; self-similarities are appended to those of earlier words."""
-    if "selfsim" in statistics:
-        known = found.get("selfsim", np.empty(0))
-        found["selfsim"] = np.concatenate([known, statistics["selfsim"].selfsim])
-        return
-    if "cosines" in statistics:
-        cosines = statistics["cosines"]
-        found |= {"intrasim": cosines.intrasim, "anisotropy": cosines.anisotropy}
-        if len(cosines.selfsim):
-            found["selfsim"] = cosines.selfsim
-    if "moments" in statistics:
-        found["moments"] = statistics["moments"]
+def _measure(inputs: _Inputs, limits: _Limits, options: dict[str, Any], report: Report) -> dict[int, dict[str, Any]]:
+    """Compute {layer: {what: values}}: selfsim and mev of words, intrasim of sentences, and measures of the layer."""
+    selection = inputs.selection
+    passes = list(inputs.passes(limits.memory))
+    words = rows_of_words(selection, inputs.words.members) if "mev" in inputs.metrics else None
+    n_read = sum(len(part.rows) for part, _ in passes) + (0 if words is None else len(words.rows))
+    done, total = 0, n_read * len(selection.layers)
+
+    def progress(n: int, _: int | None = None) -> None:
+        report(done + n, total)
+
+    found: dict[int, dict[str, Any]] = {layer: {"selfsim": []} for layer in selection.layers}
+    for part, reducers in passes:
+        for layer, result in reduce(part, reducers, **limits.of(part, reducers), **options, progress=progress).items():
+            if "cosines" in result:
+                found[layer]["selfsim"].append(result["cosines"].selfsim)
+            found[layer] = result | found[layer]
+        done += len(part.rows) * len(selection.layers)
+    if words is not None:
+        method = explained_shares(centered=inputs.centered)
+        options |= {"memory": limits.memory, "progress": progress}
+        shares = compute_per_word(method, selection.store, selection.layers, words, **options)
+        for layer, values in zip(selection.layers, shares, strict=True):
+            found[layer]["mev"] = values
+    return found
 
 
-def _frames(inputs: _Inputs, layer: int, found: dict[str, Any], *, centered: bool) -> Iterator[pl.DataFrame]:
+def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.DataFrame]:
     """Yield the rows of each metric at a layer."""
-    selection, metrics = inputs.selection, inputs.metrics
-    words = selection.store.index.words
-    anisotropy = found.get("anisotropy")
-    if inputs.sample is not None and COSINE_METRICS & set(metrics):
-        anisotropy = _sample_anisotropy(selection.store.gather(inputs.sample, layer))
-    forms = pl.Series([words[int(number)] for number in inputs.types], dtype=pl.String)
+    selection, metrics, words = inputs.selection, inputs.metrics, inputs.words
+    anisotropy = found["cosines"].anisotropy if "cosines" in found else None
+    drawn = None if inputs.sample is None else selection.store.gather(inputs.sample, layer)
+    if drawn is not None and COSINE_METRICS & set(metrics):
+        anisotropy = _sample_anisotropy(drawn)
+    forms = pl.Series([selection.store.index.words[int(number)] for number in words.members], dtype=pl.String)
     if "selfsim" in metrics:
-        several = inputs.word_counts > 1
-        yield _frame(
-            "selfsim", layer, forms.filter(several), inputs.word_counts[several], found["selfsim"][several], anisotropy
-        )
-    if "intrasim" in metrics and inputs.sentence_groups is not None:
-        items = pl.Series(inputs.sentences).cast(pl.String)
-        yield _frame("intrasim", layer, items, inputs.sentence_groups.sizes, found["intrasim"], anisotropy)
+        several, values = words.sizes > 1, np.concatenate(found["selfsim"])
+        yield _frame("selfsim", layer, forms.filter(several), words.sizes[several], values[several], anisotropy)
+    if "intrasim" in metrics:
+        items = pl.Series(inputs.sentences.members).cast(pl.String)
+        yield _frame("intrasim", layer, items, inputs.sentences.sizes, found["cosines"].intrasim, anisotropy)
     if "mev" in metrics:
-        if inputs.sample is None:
-            baseline = found["moments"].mev(centered=centered)
-        else:
-            baseline = sample_mev(selection.store.gather(inputs.sample, layer), centered=centered)
-        yield _frame("mev", layer, forms, inputs.word_counts, found["mev"], baseline)
+        baseline = found["moments"]["mev"] if drawn is None else sample_mev(drawn, centered=inputs.centered)
+        yield _frame("mev", layer, forms, words.sizes, found["mev"], baseline)
     n_rows = len(selection.rows)
     if "anisotropy" in metrics:
-        yield _layer_frame("anisotropy", layer, n_rows if inputs.sample is None else len(inputs.sample), anisotropy)
+        yield _layer_frame("anisotropy", layer, n_rows if drawn is None else len(drawn), anisotropy)
     for metric in LAYER_METRICS:
         if metric in metrics:
-            yield _layer_frame(metric, layer, n_rows, getattr(found["moments"], metric))
+            yield _layer_frame(metric, layer, n_rows, found["moments"][metric])
 
 
 def _sample_anisotropy(stored: NDArray[Any]) -> float:

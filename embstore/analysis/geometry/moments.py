@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.geometry.spectra import mev_of_moment, symmetric_product
+from embstore.analysis.geometry.spectra import largest_eigenpairs, symmetric_product
 from embstore.analysis.scan import Batch, Scope
+from embstore.errors import NonFiniteError
 
 _SHIFT_ROWS = 256
 
@@ -43,7 +45,7 @@ class LayerMoments:
     mean_norm: float
     count: int
 
-    @property
+    @cached_property
     def eigenvalues(self) -> NDArray[np.float64]:
         """The variances along the principal components, ascending; float64 [feature]."""
         variances = np.asarray(np.linalg.eigvalsh(self.scatter / self.count), np.float64)
@@ -72,9 +74,19 @@ class LayerMoments:
         return _ratio(float(variances[-1]), float(variances.sum()))
 
     def mev(self, *, centered: bool) -> float:
-        """The maximum explainable variance of all vectors together: the baseline for that of a word."""
+        """The maximum explainable variance of all vectors together: the baseline for that of a word.
+
+        With `centered`, the mean is subtracted. NaN if nothing varies. Raises NonFiniteError.
+        """
         moment = self.scatter + self.count * np.outer(self.mean, self.mean)
-        return mev_of_moment(moment, self.mean, self.count, centered=centered)
+        matrix = self.scatter if centered else moment
+        if not np.isfinite(matrix).all():
+            raise NonFiniteError("the second moment holds a value that is not finite: some vectors are not finite")
+        variance = float(np.trace(matrix))
+        if variance <= len(matrix) * np.finfo(np.float64).eps * float(np.trace(moment)):
+            return float("nan")
+        largest, _ = largest_eigenpairs(torch.from_numpy(np.ascontiguousarray(matrix))[None], vectors=False)
+        return min(float(largest[0]) / variance, 1.0)
 
 
 def _ratio(one: float, other: float) -> float:
@@ -86,6 +98,10 @@ class Moments:
 
     Sums are relative to the mean of the first vectors of a part, so that a large common mean costs no precision.
     """
+
+    def state_nbytes(self, hidden_size: int) -> int:
+        """The bytes of a state at most."""
+        return 16 * hidden_size * (hidden_size + 2)
 
     def init(self, scope: Scope) -> MomentSums:
         size = scope.hidden_size

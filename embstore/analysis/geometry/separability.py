@@ -11,7 +11,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import Batch, Scope, reduce, rows_of, selected
+from embstore.analysis.scan import Batch, Scope, reduce, selected
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
@@ -48,7 +48,7 @@ def sense_separability(
         )
     selection = selected(data, layers)
     senses = labelled_senses(selection, label=label, min_occurrences=min_occurrences)
-    chosen = rows_of(selection.store, senses.rows, selection.layers)
+    chosen = Selection(selection.store, rows=senses.rows, layers=selection.layers)
     frames = []
     with reporting(progress, total=2 * len(senses.rows) * len(selection.layers), unit="vectors") as report:
         for number, layer in enumerate(selection.layers):

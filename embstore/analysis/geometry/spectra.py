@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 
@@ -10,16 +10,27 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.analysis.geometry.eigen import largest_eigenvalues
 from embstore.analysis.scan import layer_of, selected
-from embstore.analysis.word_batches import Resources, WordBatch, compute_per_word, map_words
-from embstore.analysis.words import WordRows, all_types, rows_of_words
+from embstore.analysis.words import (
+    Blocks,
+    PerWord,
+    Resources,
+    WordBatch,
+    all_types,
+    compute_per_word,
+    rows_of_words,
+)
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
 _HALVED = 192  # from this number of vectors on, only half of a symmetric product is computed
 _SMALL = 1e-20  # a sum of squares below which some may have underflowed in float32
+_DIRECT = 64  # up to this size all eigenvalues are computed at once
+_BLOCK = 4
+_STEPS = (4, 7, 12)  # blocks of the Krylov space: more of them where the bounds do not meet
+TOLERANCE = 1e-8  # of the sum of all eigenvalues
+_ANGLE = 1e-7  # of an eigenvector, in radians
 
 
 def maximum_explainable_variance(
@@ -49,7 +60,7 @@ def maximum_explainable_variance(
     words = rows_of_words(selection, all_types(selection) if types is None else types)
     with reporting(progress, total=len(words.rows), unit="vectors", label="mev") as report:
         (values,) = compute_per_word(
-            partial(explained_shares, centered=centered),
+            explained_shares(centered=centered),
             selection.store,
             [number],
             words,
@@ -62,37 +73,24 @@ def maximum_explainable_variance(
     return values
 
 
-def explained_shares(
-    store: Store,
-    layer: int,
-    words: WordRows,
-    resources: Resources,
-    progress: Callable[[int], object],
-    *,
-    centered: bool,
-) -> NDArray[np.float64]:
-    """The maximum explainable variance of each word of a layer, float64 [n_words]."""
-
-    def of_batch(batch: WordBatch) -> NDArray[np.float64]:
-        vectors = batch.vectors.to(resources.device, resources.dtype)
-        counts = torch.from_numpy(batch.counts).to(resources.device)
-        return _share_of_first(word_grams(vectors, counts, centered=centered))
-
-    def of_frequent(_number: int, blocks: Callable[[], Iterator[torch.Tensor]]) -> NDArray[np.float64]:
-        return _share_of_first(word_moment(blocks(), centered=centered, resources=resources)[None])
-
-    out = np.empty(len(words.types))
-    for numbers, shares in map_words(
-        store, layer, words, batch=of_batch, frequent=of_frequent, resources=resources, progress=progress
-    ):
-        out[numbers] = shares
-    return out
+def explained_shares(*, centered: bool) -> PerWord:
+    """The maximum explainable variance of each word, [w]."""
+    return PerWord(partial(_shares_of_batch, centered=centered), partial(_share_of_blocks, centered=centered))
 
 
-def _share_of_first(matrices: torch.Tensor) -> NDArray[np.float64]:
+def _shares_of_batch(batch: WordBatch, resources: Resources, *, centered: bool) -> torch.Tensor:
+    vectors = batch.vectors.to(resources.device, resources.dtype)
+    counts = torch.from_numpy(batch.counts).to(resources.device)
+    return _share_of_first(word_grams(vectors, counts, centered=centered))
+
+
+def _share_of_blocks(blocks: Blocks, resources: Resources, *, centered: bool) -> torch.Tensor:
+    return _share_of_first(word_moment(blocks(), centered=centered, resources=resources)[None])
+
+
+def _share_of_first(matrices: torch.Tensor) -> torch.Tensor:
     trace = matrices.diagonal(dim1=1, dim2=2).sum(1)
-    share: NDArray[np.float64] = (largest_eigenvalues(matrices) / trace).clamp(0, 1).cpu().numpy()
-    return share
+    return (largest_eigenpairs(matrices, vectors=False)[0] / trace).clamp(0, 1)
 
 
 def word_grams(vectors: torch.Tensor, counts: torch.Tensor, *, centered: bool) -> torch.Tensor:
@@ -184,25 +182,6 @@ def _near_mean(vectors: torch.Tensor) -> torch.Tensor:
     return vectors[0] + (vectors - vectors[0]).mean(0)
 
 
-def mev_of_moment(
-    moment: NDArray[np.float64], mean: NDArray[np.float64], count: int, *, centered: bool = False
-) -> float:
-    """The exact maximum explainable variance of any number of vectors, given their moments.
-
-    `moment`: the sum of x x^T, float64 [feature, feature]. `mean`: the mean vector, float64 [feature]. `count`: the
-    number of vectors. With `centered`, the mean is subtracted. NaN if nothing varies.
-    """
-    scatter = moment - count * np.outer(mean, mean) if centered else np.asarray(moment)
-    if not np.isfinite(scatter).all():
-        raise NonFiniteError("the second moment holds a value that is not finite: some vectors are not finite")
-    total = float(np.trace(moment))
-    variance = float(np.trace(scatter))
-    if variance <= len(mean) * np.finfo(np.float64).eps * total:
-        return float("nan")
-    largest = float(largest_eigenvalues(torch.from_numpy(np.ascontiguousarray(scatter))[None])[0])
-    return min(largest / variance, 1.0)
-
-
 def sample_mev(vectors: ArrayLike, *, centered: bool = False) -> float:
     """The maximum explainable variance of vectors [n, feature] as if they were one word, in float64.
 
@@ -217,6 +196,110 @@ def sample_mev(vectors: ArrayLike, *, centered: bool = False) -> float:
         raise NonFiniteError(f"vector {row} of the sample holds a value that is not finite: leave it out")
     vectors = torch.from_numpy(array)
     if len(array) <= array.shape[1]:
-        return float(_share_of_first(word_grams(vectors[None], torch.tensor([len(vectors)]), centered=centered))[0])
-    moment = word_moment([vectors], centered=centered, resources=Resources.of("float64", "cpu"))
-    return float(_share_of_first(moment[None])[0])
+        matrix = word_grams(vectors[None], torch.tensor([len(vectors)]), centered=centered)
+    else:
+        matrix = word_moment([vectors], centered=centered, resources=Resources.of("float64", "cpu"))[None]
+    return float(_share_of_first(matrix)[0])
+
+
+def largest_eigenpairs(matrices: torch.Tensor, *, vectors: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest eigenvalue and a unit eigenvector of symmetric positive semidefinite matrices.
+
+    float64 [w, n, n] -> [w], [w, n]. The values are exact to `TOLERANCE` of the trace. With `vectors=False` only the
+    values are computed, which is faster. If the largest eigenvalue is not single, the vector is one of many.
+
+    Small matrices are solved directly. For a large one, a block Krylov space gives a lower bound and the rest of the
+    Frobenius norm an upper bound; if they do not meet, it is solved directly too.
+    """
+    if matrices.shape[1] <= _DIRECT:
+        return _solved(matrices, vectors)
+    values, out = torch.empty_like(matrices[:, 0, 0]), torch.empty_like(matrices[:, 0])
+    left = torch.arange(len(matrices), device=matrices.device)
+    some, space, images = matrices, *_start(matrices)
+    for steps in _STEPS:
+        if 2 * steps * _BLOCK > matrices.shape[1] or not len(left):
+            break
+        space, images = _extended(some, space, images, steps * _BLOCK)
+        value, vector, error, angle = _ritz(some, space, images)
+        sure = error <= TOLERANCE * some.diagonal(dim1=1, dim2=2).sum(1)
+        if vectors:
+            sure &= angle <= _ANGLE
+        values[left[sure]], out[left[sure]] = value[sure], vector[sure]
+        left = left[~sure]
+        some, space, images = matrices[left], space[~sure], images[~sure]
+    if len(left):
+        values[left], out[left] = _solved(matrices[left], vectors)
+    return values, out
+
+
+def _solved(matrices: torch.Tensor, vectors: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest eigenvalues and, if they are needed, the eigenvectors; all of them are computed."""
+    if not vectors:
+        return torch.linalg.eigvalsh(matrices)[:, -1], matrices[:, 0]
+    values, every = torch.linalg.eigh(matrices)
+    return values[:, -1], every[:, :, -1]
+
+
+def _ritz(
+    matrices: torch.Tensor, space: torch.Tensor, images: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rayleigh-Ritz approximation: value, vector, bounds on the error of the value and the angle of the vector."""
+    projected = space.mT @ images
+    values, ritz = torch.linalg.eigh((projected + projected.mT) / 2)
+    values, ritz = values.flip(1), ritz.flip(2)
+    images = images @ ritz
+    vectors = (space @ ritz[:, :, :1])[:, :, 0]
+    residual = (images[:, :, 0] - values[:, :1] * vectors).norm(dim=1)
+    rest = _bound_of_others(matrices, values, images.square().sum(1))
+    gap = values[:, 0] - rest
+    infinite = torch.full_like(gap, torch.inf)
+    small = torch.finfo(gap.dtype).eps * matrices.shape[1] * values[:, 0].abs()
+    error = torch.where(gap > 0, residual**2 / gap, infinite)
+    angle = torch.where(gap > 0, (residual + small) / gap, infinite)
+    error_of_basis = (
+        (space.mT @ space - torch.eye(space.shape[2], dtype=space.dtype, device=space.device)).abs().amax((1, 2))
+    )
+    sound = error_of_basis < 1e-12 * matrices.shape[1]
+    return values[:, 0], vectors, torch.where(sound, error, infinite), torch.where(sound, angle, infinite)
+
+
+def _start(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first orthonormal columns and their images, both [w, n, block]."""
+    count, size = matrices.shape[:2]
+    start = torch.randn(size, _BLOCK, generator=torch.Generator().manual_seed(size), dtype=matrices.dtype)
+    start[:, 0] = 1  # the sum of the vectors of a word is close to their first component
+    space = torch.linalg.qr(start.to(matrices.device))[0].expand(count, -1, -1)
+    return space, matrices @ space
+
+
+def _extended(
+    matrices: torch.Tensor, space: torch.Tensor, images: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Extend the block Krylov space V, GV, GGV ... to `width` orthonormal columns; returns it and its images."""
+    while space.shape[2] < width:
+        block = images[:, :, -_BLOCK:]
+        for _ in range(2):  # twice, because rounding leaves parts of the known columns
+            block = torch.linalg.qr(block - space @ (space.mT @ block))[0]
+        space = torch.cat([space, block], 2)
+        images = torch.cat([images, matrices @ block], 2)
+    return space, images
+
+
+def _bound_of_others(matrices: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """An upper bound on the eigenvalues in the complement of the first Ritz vector, for each matrix.
+
+    Given the Ritz values t_i and squared lengths l_i = |G y_i|^2 of the first m Ritz vectors, the complement of these m
+    has a Frobenius norm b with b^2 = |G|^2 - 2 sum l_i + sum t_i^2, and is coupled to the other m - 1 by a block of
+    norm e with e^2 = sum (l_i - t_i^2). All eigenvalues are therefore at most the larger one of [[t_2, e], [e, b]];
+    the smallest bound over m is returned.
+    """
+    whole = matrices.square().sum((1, 2))[:, None]
+    squares = values.square()
+    slack = 64 * torch.finfo(values.dtype).eps * whole
+    outside = (whole - 2 * lengths.cumsum(1) + squares.cumsum(1)).clamp(min=0) + slack
+    coupling = (lengths - squares).clamp(min=0)
+    coupled = coupling.cumsum(1) - coupling[:, :1] + slack
+    b, second = outside.sqrt(), values[:, 1:2]
+    bounds = (second + b) / 2 + (((second - b) / 2).square() + coupled).sqrt()
+    bounds[:, 0] = b[:, 0]
+    return bounds.amin(1)
