@@ -96,7 +96,6 @@ def static_vectors(
             memory=memory,
             executor=executor,
             progress=report,
-            dtype=np.float32,
         )
     if method == "abtt":
         vectors = all_but_the_top(vectors, n_components=n_components)
@@ -228,12 +227,13 @@ def all_but_the_top(vectors: ArrayLike, *, n_components: int | None = None) -> N
 
 
 # How a method makes float64 vectors [w, feature]: of a batch of words, and of one word read in blocks.
+_RMS = (partial(_first_components, rms=True), partial(_first_component_of_blocks, rms=True))
 _METHODS = {
-    "pc1 unit": PerWord(_first_components, _first_component_of_blocks),
-    "pc1 rms": PerWord(partial(_first_components, rms=True), partial(_first_component_of_blocks, rms=True)),
-    "mean": PerWord(_means, _mean_of_blocks),
-    "medoid": PerWord(_medoids, _medoid_of_blocks),
-    "abtt": PerWord(_means, _mean_of_blocks),
+    "pc1 unit": PerWord(_first_components, _first_component_of_blocks, np.float32),
+    "pc1 rms": PerWord(*_RMS, np.float32),
+    "mean": PerWord(_means, _mean_of_blocks, np.float32),
+    "medoid": PerWord(_medoids, _medoid_of_blocks, np.float32),
+    "abtt": PerWord(_means, _mean_of_blocks, np.float32),
 }
 
 

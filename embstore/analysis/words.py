@@ -209,11 +209,12 @@ class PerWord:
     """Something to compute of each word of a layer; both functions can be pickled and return a tensor [w, ...].
 
     `of_batch`: of words with at most as many occurrences as features. `of_blocks`: of one word that has more, given a
-    function that reads its vectors (again) in blocks.
+    function that reads its vectors (again) in blocks. `dtype`: of the results.
     """
 
     of_batch: Callable[[WordBatch, Resources], torch.Tensor]
     of_blocks: Callable[[Blocks, Resources], torch.Tensor]
+    dtype: DTypeLike = np.float64
 
 
 def compute_per_word(
@@ -227,16 +228,15 @@ def compute_per_word(
     memory: int | str | None,
     executor: Executor | None,
     progress: Callable[[int], object],
-    dtype: DTypeLike = np.float64,
 ) -> Iterator[NDArray[Any]]:
-    """Yield the results of all words for each layer, [n_words, ...] of `dtype`, computed in threads or by an executor.
+    """Yield the results of all words for each layer, [n_words, ...], computed in threads or by an executor.
 
     `memory`: bytes that this process, or each worker, may use. `progress` is called with the number of occurrences
     done over all layers. The results are the same to the bit with and without an executor.
     """
     resources = Resources.of(precision, device if executor is None else "cpu", memory)
     groups = word_groups(store, words, resources)
-    options = (precision, device, resources.memory, dtype)
+    options = (precision, device, resources.memory)
     calls = (
         partial(_compute_group, method=method, layer=layer, words=words.some(group), options=options)
         for layer in layers
@@ -248,7 +248,7 @@ def compute_per_word(
             out: NDArray[Any] | None = None
             for group in groups:
                 values = next(found)
-                out = np.empty((len(words.types), *values.shape[1:]), dtype) if out is None else out
+                out = np.empty((len(words.types), *values.shape[1:]), values.dtype) if out is None else out
                 out[group] = values
                 done += int(words.counts[group].sum())
                 progress(done)
@@ -270,16 +270,16 @@ def word_groups(store: Store, words: WordRows, resources: Resources) -> list[NDA
 
 
 def _compute_group(
-    store: Store, *, method: PerWord, layer: int, words: WordRows, options: tuple[str, str, int, DTypeLike]
+    store: Store, *, method: PerWord, layer: int, words: WordRows, options: tuple[str, str, int]
 ) -> NDArray[Any]:
     """Compute the results of the words of a group, which have ascending counts."""
-    resources = Resources.of(*options[:3])
+    resources = Resources.of(*options)
     size = resources.batch_nbytes
     if words.counts[0] > store.hidden_size:
         results = [method.of_blocks(partial(iter_word_blocks, store, layer, words, nbytes=size), resources)]
     else:
         results = [method.of_batch(batch, resources) for batch in iter_batches(store, layer, words, nbytes=size)]
-    return torch.cat(results).cpu().numpy().astype(options[3], copy=False)
+    return torch.cat(results).cpu().numpy().astype(method.dtype, copy=False)
 
 
 def iter_batches(store: Store, layer: int, words: WordRows, *, nbytes: int) -> Iterator[WordBatch]:
