@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore_cli.output import create_folder, deliver, print_notes, print_table, require_files, with_deviation
+from embstore_cli.output import Drawing, create_folder, print_notes, print_table, with_deviation
 from embstore_cli.probes import save_folders
 from embstore_cli.task_files import find_tasks
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from embstore_cli.task_files import Edges
 
 FILES = {"dev": Path, "test": Path, "repair": bool}
 MODEL = {"hidden_size": int, "projection": int, "dropout": float | None, **opt.TRAINING}
@@ -36,23 +40,34 @@ Kind = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class EdgeProbing(opt.Probing):
+    """The options of edge probes and of code lengths."""
+
+    task: TaskNames = None
+    kind: Kind = "mlp"
+    sentences: opt.Sentences = 0
+    control: opt.Control = False
+
+    def files(self, tasks: list[Path], settings: dict[str, Any]) -> dict[str, dict[str, Edges]]:
+        """Return the targets of each task by split; takes the settings that name files out of `settings`."""
+        named = {name: settings.pop(name) for name in FILES if name in settings}
+        return find_tasks(tasks, derive=self.task or (), **named)
+
+    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        own = {"kind": self.kind, "sentences": self.sentences or None, "control": self.control}
+        return {**own, **super().arguments(settings)}
+
+
 def edges(
     store: opt.StorePath,
     tasks: Tasks,
-    task: TaskNames = None,
-    kind: Kind = "mlp",
-    layers: opt.Layers = "all",
-    sentences: opt.Sentences = 0,
-    seeds: opt.Seeds = "0",
-    control: opt.Control = False,
+    *,
+    probing: EdgeProbing,
     save: opt.Save = None,
     checkpoints: opt.Checkpoints = None,
-    device: opt.Device = "auto",
-    config: opt.Config = None,
     settings: Annotated[list[str] | None, opt.set_option(EDGES)] = None,
-    plot: opt.Plot = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Drawing,
 ) -> None:
     """Read labelled spans from mixes of the layers.
 
@@ -61,17 +76,10 @@ def edges(
     trains a probe of each layer alone; dev=FILE and test=FILE go with a single file of train targets; repair=true
     lets a stray I-x start an entity.
     """
-    require_files(out, plot)
-    chosen = opt.read_settings(settings, EDGES, config)
+    chosen = opt.read_settings(settings, EDGES, probing.config)
     resamples = chosen.pop("resamples", 1000)
-    files = find_tasks(tasks, derive=task or (), **{name: chosen.pop(name) for name in FILES if name in chosen})
-    probe = {
-        "kind": kind,
-        "layers": opt.layers_of(layers),
-        "seeds": opt.seeds_of(seeds),
-        "sentences": sentences or None,
-    }
-    options: dict[str, Any] = {**probe, "control": control, "device": device, **opt.training_of(chosen)}
+    files = probing.files(tasks, chosen)
+    options = probing.arguments(chosen)
     es.EdgeProbe(**options)  # checks the settings before a store is read
     folders = save_folders(save, files)
     opened = es.open(store)
@@ -87,11 +95,10 @@ def edges(
         targets = {split: edges for split, edges in splits.items() if split != "train"}
         results.append(fitted.score(targets, resamples=resamples))
     result = es.probes.ProbeResult.concat(results)
-    if plot is not None:
-        es.plot.save(es.plot.edge_layers(result.summary()), plot)
+    output.draw(lambda: es.plot.edge_layers(result.summary()))
     print_notes(result.notes)
-    if deliver(result.frame, out=out, as_json=as_json):
-        _print_edges(result.summary(), kind=kind, resamples=resamples)
+    if output.deliver(result.frame):
+        _print_edges(result.summary(), kind=probing.kind, resamples=resamples)
 
 
 def _print_edges(summary: pl.DataFrame, *, kind: str, resamples: int) -> None:
@@ -182,18 +189,10 @@ def _interval(row: dict[str, Any]) -> str | None:
 def mdl(
     store: opt.StorePath,
     tasks: Tasks,
-    task: TaskNames = None,
-    kind: Kind = "mlp",
-    layers: opt.Layers = "all",
-    sentences: opt.Sentences = 0,
-    seeds: opt.Seeds = "0",
-    control: opt.Control = False,
-    device: opt.Device = "auto",
-    config: opt.Config = None,
+    *,
+    probing: EdgeProbing,
     settings: Annotated[list[str] | None, opt.set_option(MDL)] = None,
-    plot: opt.Plot = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Drawing,
 ) -> None:
     """Measure how many bits labels take, given a layer.
 
@@ -201,28 +200,19 @@ def mdl(
     before. Compression is the length of the uniform code divided by it, next to the code of the label frequencies.
     --set fractions=10,50,100 ends blocks at these percent of the sentences; cumulative=true adds P(l).
     """
-    require_files(out, plot)
-    chosen = opt.read_settings(settings, MDL, config)
+    chosen = opt.read_settings(settings, MDL, probing.config)
     coding = {"fractions": chosen.pop("fractions", FRACTIONS), "cumulative": chosen.pop("cumulative", False)}
-    files = find_tasks(tasks, derive=task or (), **{name: chosen.pop(name) for name in FILES if name in chosen})
-    probe = {
-        "kind": kind,
-        "layers": opt.layers_of(layers),
-        "seeds": opt.seeds_of(seeds),
-        "sentences": sentences or None,
-    }
-    options: dict[str, Any] = {**probe, "control": control, "device": device, **opt.training_of(chosen)}
-    base = es.EdgeProbe(**options)
+    files = probing.files(tasks, chosen)
+    base = es.EdgeProbe(**probing.arguments(chosen))
     opened = es.open(store)
     result = es.probes.ProbeResult.concat(
         es.probes.code_length(opened, splits["train"], splits.get("dev"), probe=base, name=name, **coding)
         for name, splits in files.items()
     )
     summary = result.summary()
-    if plot is not None:
-        es.plot.save(es.plot.code_lengths(summary), plot)
+    output.draw(lambda: es.plot.code_lengths(summary))
     print_notes(result.notes)
-    if deliver(result.frame, out=out, as_json=as_json):
+    if output.deliver(result.frame):
         print_table(_codes_by_task(summary), title="code lengths in kbit")
         print()
         print_table(_codes_by_layer(summary), title="by layer: kbit, and how many times shorter than the uniform code")

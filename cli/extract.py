@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -68,31 +69,84 @@ Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "The workers of a Ra
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
 
 
+@dataclass(frozen=True)
+class Extracting:
+    """The options of an extraction."""
+
+    device: opt.Device = "auto"
+    layers: opt.Layers = "all"
+    pooling: Pooling = "mean"
+    dtype: Dtype = "float16"
+    words: Words = None
+    label: Label = None
+    max_contexts: MaxContexts = None
+    format: Format = None
+    split: Split = None
+    encoding: Encoding = None
+    context_window: ContextWindow = None
+    attention_window: AttentionWindow = None
+    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None
+
+
+class Extraction:
+    """What the options of an extraction mean, as far as it is known without a model."""
+
+    def __init__(self, corpus: str, given: Extracting) -> None:
+        settings = opt.read_settings(given.settings, SETTINGS)
+
+        def of(keys: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in settings.items() if name in keys}
+
+        self.given, self.workers, self.compute_dtype = given, settings.get("workers"), settings.get("compute_dtype")
+        self.layers = opt.layers_of(given.layers) or "all"
+        self.kind, self.windows = _windows(given.context_window, given.attention_window)
+        keep = es.Keep(
+            words=None if given.words is None else frozenset(opt.read_words(given.words, option="--words")),
+            labelled=given.label == "any" or given.label or False,
+            max_contexts=given.max_contexts,
+            **of(KEEP),
+        )
+        self.corpus = es.open_corpus(
+            corpus, format=given.format, split=given.split, encoding=given.encoding, **of(READING)
+        )
+        if given.label is not None and self.corpus.format == "text":
+            raise InvalidValueError(
+                f"--label {given.label}: plain text has no labels; leave it out, or give a labelled corpus, such as .conllu"
+            )
+        computing = {name: value for name, value in of(COMPUTING).items() if name != "compute_dtype"}
+        self.options = es.ExtractionOptions(
+            layers=self.layers,
+            pooling=given.pooling,
+            dtype=given.dtype,
+            keep=keep,
+            seed=settings.get("seed", 0),
+            **{f"{self.kind}_window": self.windows[0] if len(self.windows) == 1 else None},
+            **computing,
+        )
+
+    def plan(self, model: str, *, store: str | None, device: str) -> es.Plan | WindowPlan:
+        where: dict[str, Any] = {"device": device, "store": store, "options": self.options}
+        if self.compute_dtype is not None:
+            where["compute_dtype"] = self.compute_dtype
+        where["model"] = opt.encoder_of(model, device, self.compute_dtype or "auto")
+        if len(self.windows) > 1:
+            return es.extraction.plan_windows(self.corpus, **{f"{self.kind}_windows": self.windows}, **where)
+        return es.plan(self.corpus, **where)
+
+
 def plan(
     corpus: Corpus,
+    *,
     model: opt.Model,
-    device: opt.Device = "auto",
-    layers: opt.Layers = "all",
-    pooling: Pooling = "mean",
-    dtype: Dtype = "float16",
-    words: Words = None,
-    label: Label = None,
-    max_contexts: MaxContexts = None,
-    format: Format = None,
-    split: Split = None,
-    encoding: Encoding = None,
-    context_window: ContextWindow = None,
-    attention_window: AttentionWindow = None,
+    extracting: Extracting,
     store: Annotated[str | None, opt.option("STORE", "The store to come, for its free space.")] = None,
-    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Estimate what an extraction will cost, before it starts.
 
     Reads the corpus once and times a few batches. Ends with status 1 if the store would not fit on the disk.
     """
-    given = dict(locals())
-    made = _plan(given, _prepared(given), store=store)
+    made = Extraction(corpus, extracting).plan(model, store=store, device=extracting.device)
     if as_json:
         print_json(made.as_json())
     else:
@@ -103,23 +157,12 @@ def plan(
 def extract(
     corpus: Corpus,
     store: opt.NewStore,
+    *,
     model: opt.Model,
-    device: opt.Device = "auto",
-    layers: opt.Layers = "all",
-    pooling: Pooling = "mean",
-    dtype: Dtype = "float16",
-    words: Words = None,
-    label: Label = None,
-    max_contexts: MaxContexts = None,
-    format: Format = None,
-    split: Split = None,
-    encoding: Encoding = None,
-    context_window: ContextWindow = None,
-    attention_window: AttentionWindow = None,
+    extracting: Extracting,
     devices: Devices = None,
     cluster: Cluster = None,
     repair: Repair = False,
-    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Extract hidden states into a store; rerun to resume.
@@ -129,16 +172,14 @@ def extract(
     N sentences or more, per=COLUMN counts --max-contexts by label; normalize (nfc, nfkc, lower), columns of a .conll
     file; workers=N of the cluster.
     """
-    given = dict(locals())
-    prepared = _prepared(given)
-    kind, windows = prepared["windows"]
-    paths = _paths(store, kind, windows)
+    extraction = Extraction(corpus, extracting)
+    paths = _paths(store, extraction.kind, extraction.windows)
     for path in paths.values():
         _require_rights(path)
-    executor = opt.executor_of(cluster, prepared["workers"], devices)
-    first_device = devices.split(",")[0] if devices is not None and device == "auto" else device
-    given["device"] = f"cuda:{first_device}" if first_device.isdecimal() else first_device
-    made = _plan(given, prepared, store=paths[windows[0]] if len(windows) == 1 else store)
+    executor = opt.executor_of(cluster, extraction.workers, devices)
+    device = devices.split(",")[0] if devices is not None and extracting.device == "auto" else extracting.device
+    device = f"cuda:{device}" if device.isdecimal() else device
+    made = extraction.plan(model, store=next(iter(paths.values())) if len(paths) == 1 else store, device=device)
     if not as_json:
         print(made, flush=True)
     try:
@@ -158,49 +199,6 @@ def extract(
         return
     for path, one in stores.items():
         print(f"{path} holds {counted(one.n_rows, 'occurrence')} in {counted(len(one.layers), 'layer')}, all committed")
-
-
-def _prepared(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the options mean, as far as it is known without a model: corpus, keep, windows and settings."""
-    settings = opt.read_settings(given["settings"], SETTINGS)
-    opt.layers_of(given["layers"])
-    windows = _windows(given["context_window"], given["attention_window"])
-    reading = {name: given[name] for name in ("format", "split", "encoding")}
-    reading |= {name: value for name, value in settings.items() if name in READING}
-    words, label = given["words"], given["label"]
-    keep = es.Keep(
-        words=None if words is None else frozenset(opt.read_words(words, option="--words")),
-        labelled=label == "any" or label or False,
-        max_contexts=given["max_contexts"],
-        **{name: value for name, value in settings.items() if name in KEEP},
-    )
-    corpus = es.open_corpus(given["corpus"], **reading)
-    if label is not None and corpus.format == "text":
-        raise InvalidValueError(
-            f"--label {label}: plain text has no labels; leave it out, or give a labelled corpus, such as .conllu"
-        )
-    computing = {name: value for name, value in settings.items() if name in COMPUTING}
-    options = {name: given[name] for name in ("pooling", "dtype")}
-    return {
-        "corpus": corpus,
-        "windows": windows,
-        "workers": settings.get("workers"),
-        "options": {**options, "keep": keep, "seed": settings.get("seed", 0), **computing},
-    }
-
-
-def _plan(given: Mapping[str, Any], prepared: Mapping[str, Any], *, store: str | None) -> es.Plan | WindowPlan:
-    kind, windows = prepared["windows"]
-    where: dict[str, Any] = {"device": given["device"], "store": store}
-    options = {"layers": opt.layers_of(given["layers"]) or "all", **prepared["options"]}
-    if "compute_dtype" in options:
-        where["compute_dtype"] = options.pop("compute_dtype")
-    where["model"] = opt.encoder_of(given["model"], given["device"], where.get("compute_dtype", "auto"))
-    if len(windows) > 1:
-        where["options"] = es.ExtractionOptions(**options)
-        return es.extraction.plan_windows(prepared["corpus"], **{f"{kind}_windows": windows}, **where)
-    where["options"] = es.ExtractionOptions(**options, **{f"{kind}_window": windows[0]})
-    return es.plan(prepared["corpus"], **where)
 
 
 def _windows(context: str | None, attention: str | None) -> tuple[str, tuple[int | None, ...]]:

@@ -11,7 +11,7 @@ import typer
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.output import deliver, print_table, require_files
+from embstore_cli.output import Drawing, print_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -42,6 +42,7 @@ SETTINGS = {
 
 def geometry(
     stores: opt.StorePaths,
+    *,
     metrics: Annotated[str, opt.option("LIST", f"all, or some of {', '.join(TITLES)}.", show_default=False)] = PAPER,
     layers: opt.Layers = "all",
     min_contexts: opt.MinContexts = 5,
@@ -50,9 +51,7 @@ def geometry(
     ] = False,
     device: opt.Device = "cpu",
     settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
-    plot: opt.Plot = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Drawing,
 ) -> None:
     """Measure how contextual each layer's vectors are.
 
@@ -60,7 +59,6 @@ def geometry(
     their baselines; means by layer with 95 % bootstrap intervals. --out has every word and sentence.
     --set top=N shows the N most and the N least context-specific words.
     """
-    require_files(out, plot)
     names = _names(stores)
     chosen = opt.read_settings(settings, SETTINGS)
     top = chosen.pop("top", 5)
@@ -74,9 +72,8 @@ def geometry(
             opened = es.open(path)
             tables[name] = es.geometry(opened, layers=opt.layers_of(layers, opened.layers), **options)
     summaries = {name: es.analysis.summarize_geometry(table, **resampling) for name, table in tables.items()}
-    if plot is not None:
-        es.plot.save(es.plot.geometry_figure(summaries), plot)
-    if deliver(_concatenated(tables), out=out, as_json=as_json):
+    output.draw(lambda: es.plot.geometry_figure(summaries))
+    if output.deliver(_concatenated(tables)):
         for name, summary in summaries.items():
             if len(summaries) > 1:
                 print(f"{name}\n{'=' * len(name)}\n")

@@ -9,7 +9,7 @@ import typer
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.output import print_json, print_table, require_files, write_table
+from embstore_cli.output import Output, print_json, print_table
 
 if TYPE_CHECKING:
     from embstore.analysis import IndexState
@@ -27,6 +27,7 @@ Kind = Annotated[
 
 def index(
     store: opt.StorePath,
+    *,
     layer: opt.Layer = "last",
     kind: Kind = "auto",
     metric: opt.Metric = "cosine",
@@ -36,17 +37,15 @@ def index(
     list_: Annotated[bool, typer.Option("--list", help="List the store's indexes; build none.")] = False,
     remove: Annotated[str | None, opt.option("NAME", "Remove this index; build none.")] = None,
     settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Output,
 ) -> None:
     """Build a search index of a layer, stored next to the store.
 
     Run the same command again to resume. An index is refused once its store has changed, until it is built again.
     --set memory=2GiB limits its size; --set k=10 and queries=1000 are of --recall.
     """
-    require_files(out)
-    if out is not None and not recall:
-        raise InvalidValueError(f"--out {out} takes the table of --recall: give that too")
+    if output.out is not None and not recall:
+        raise InvalidValueError(f"--out {output.out} takes the table of --recall: give that too")
     chosen = opt.read_settings(settings, SETTINGS)
     measured = {"k": chosen.pop("k", 10), "queries": chosen.pop("queries", 1000)}
     for key, value in measured.items():
@@ -56,7 +55,7 @@ def index(
     if remove is not None:
         es.analysis.remove_index(opened, remove)
     if list_ or remove is not None:
-        _print_list(store, es.analysis.list_indexes(opened), as_json)
+        _print_list(store, es.analysis.list_indexes(opened), output.as_json)
         return
     number = opt.layer_of(layer, opened.layers)
     space: dict[str, Any] = {"metric": metric, "centered": centered, "n_components": components}
@@ -67,9 +66,8 @@ def index(
         options = {key: chosen[key] for key in ("seed", "threads") if key in chosen}
         table = es.analysis.measure_recall(opened, built, **measured, **options)
         described["recall"] = table.to_dicts()
-        if out is not None:
-            write_table(table, out)
-    if as_json:
+        Output(output.out).deliver(table)
+    if output.as_json:
         print_json([described])
         return
     size = f"{described['n_rows']:,} rows, {described['nbytes'] / 2**20:,.1f} MiB"

@@ -28,7 +28,7 @@ from embstore_cli import (
     trace,
     vectors,
 )
-from embstore_cli.options import SETTINGS, Command, Group
+from embstore_cli.options import SETTINGS, Command, Group, grouped
 
 START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models and speed"
 
@@ -81,7 +81,7 @@ def _main(
 
 
 def _add(name: str, command: Any, heading: str, example: str, *, to: typer.Typer = app) -> None:
-    to.command(name, cls=Command, rich_help_panel=heading, epilog=f"Example: embstore {example}")(command)
+    to.command(name, cls=Command, rich_help_panel=heading, epilog=f"Example: embstore {example}")(grouped(command))
 
 
 def _group(name: str, text: str, heading: str) -> typer.Typer:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore_cli.output import deliver, print_table, require_files
+from embstore_cli.output import Drawing, Output, print_table, require_file
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,7 +64,7 @@ def finetune(
     --set train=FILE, dev=FILE and test=FILE replace the files of DATA; n_examples=N trains on N random sentences or
     pairs; with attention_window=K a word attends to K words left and right in every layer.
     """
-    require_files(scores, option="--scores")
+    require_file(scores, "--scores")
     options: dict[str, Any] = {"label": label, **opt.read_settings(settings, TUNING, config)}
     files = {"folder": data, **{name: options.pop(name, None) for name in ("train", "dev", "test")}}
     fields: dict[str, Any] = {name: options.pop(name) for name in TUNING_FIELDS if name in options}
@@ -74,7 +74,7 @@ def finetune(
     except KeyboardInterrupt as error:
         resume = f"{out} keeps every finished epoch: run the same command again to resume"
         raise type(error)(f"{str(error) or 'interrupted'}; {resume}") from None
-    if deliver(made.frame, out=scores, as_json=as_json):
+    if Output(scores, as_json).deliver(made.frame):
         _print_epochs(made)
 
 
@@ -102,25 +102,21 @@ def attention(
     model_a: Annotated[str, opt.argument("MODEL_A", "Model folder, or a name on the hub.")],
     model_b: Annotated[str, opt.argument("MODEL_B", "Another of the same shape and tokenizer.")],
     corpus: Annotated[Path, opt.argument("CORPUS", "The sentences, in any format of extract.")],
+    *,
     device: opt.Device = "auto",
     settings: Annotated[list[str] | None, opt.set_option(ATTENTION)] = None,
-    plot: opt.Plot = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Drawing,
 ) -> None:
     """Compare the self-attention of two models, head by head.
 
     The cosine of a head's weights in one model with those in the other over all sentences (Zhao et al. 2020,
     Figure 7). Layer l is the attention of block l, from 1; heads count from 0.
     """
-    require_files(out, plot)
     chosen = opt.read_settings(settings, ATTENTION)
-    options: dict[str, Any] = {"device": device, **chosen}
-    table = es.models.attention_similarity(corpus, model_a=model_a, model_b=model_b, **options)
-    if plot is not None:
-        names = " and ".join(Path(name).name for name in (model_a, model_b))
-        es.plot.save(es.plot.attention_heatmap(table, title=f"Self-attention weights: {names}"), plot)
-    if deliver(table, out=out, as_json=as_json):
+    table = es.models.attention_similarity(corpus, model_a=model_a, model_b=model_b, device=device, **chosen)
+    names = " and ".join(Path(name).name for name in (model_a, model_b))
+    output.draw(lambda: es.plot.attention_heatmap(table, title=f"Self-attention weights: {names}"))
+    if output.deliver(table):
         _print_layers(table)
 
 

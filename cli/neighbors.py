@@ -10,7 +10,7 @@ import typer
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.output import counted, deliver, print_concordance, print_json, print_table, require_files, write_table
+from embstore_cli.output import Drawing, Output, counted, print_concordance, print_json, print_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -41,6 +41,7 @@ Source = Annotated[str, opt.argument("STORE", "A store, or a file of word vector
 def neighbors(
     source: Source,
     word: AnyWord = None,
+    *,
     layer: opt.Layer = "last",
     k: opt.K = 10,
     row: Row = None,
@@ -56,21 +57,19 @@ def neighbors(
     index: Index = None,
     model: StoreModel = None,
     device: opt.Device = "cpu",
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Output,
 ) -> None:
     """Find the nearest neighbors of a word in context.
 
     The search is exact unless --index is given. In a file of word vectors the neighbors are words.
     """
-    require_files(out)
     words, vectors = _queries(word, batch, row, text, mean)
     space: dict[str, Any] = {"k": k, "metric": metric, "centered": centered, "n_components": components}
     if not _is_store(source):
         if row is not None or text is not None or mean or layer != "last" or label or exclude:
             raise InvalidValueError(f"{source} holds word vectors: use WORD, -k, --metric, --centered or --components")
         table = es.neighbors(es.vectors.read_vectors(source), words, vectors=vectors, **space)
-        _show(table, out, as_json)
+        _show(table, output)
         return
     labels = _labels(label or [])
     store = es.open(source)
@@ -93,7 +92,7 @@ def neighbors(
         device=device,
         **space,
     )
-    _show(table, out, as_json, store=store, more=more, text=text, has_vectors=vectors is not None)
+    _show(table, output, store=store, more=more, text=text, has_vectors=vectors is not None)
 
 
 def _queries(
@@ -155,8 +154,7 @@ def _labels(given: list[str]) -> dict[str, list[str]]:
 
 def _show(
     table: pl.DataFrame,
-    out: Path | None,
-    as_json: bool,
+    output: Output,
     *,
     store: es.Store | None = None,
     more: str = "",
@@ -164,7 +162,7 @@ def _show(
     has_vectors: bool = False,
 ) -> None:
     """Write and print the neighbors of words or occurrences, of a query sentence `text`, or of vectors."""
-    if not deliver(table, out=out, as_json=as_json):
+    if not output.deliver(table):
         return
     for part in table.partition_by("query", maintain_order=True):
         rows = part.to_dicts()
@@ -192,6 +190,7 @@ def _title(store: es.Store, query: int | str) -> str:
 def senses(
     store: opt.StorePath,
     word: opt.Word,
+    *,
     layer: opt.Layer = "last",
     method: Annotated[
         Literal["kmeans", "hdbscan"],
@@ -204,15 +203,12 @@ def senses(
     most: Annotated[int, opt.option("N", "Print the N sentences nearest each center.", "--most", "-n", min=0)] = 5,
     centered: opt.Centered = False,
     settings: Annotated[list[str] | None, opt.set_option(SENSES)] = None,
-    plot: opt.Plot = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Drawing,
 ) -> None:
     """Find a word's senses: clusters of its occurrences.
 
     Prints each cluster with the sentences nearest its center. --out has every occurrence with its cluster.
     """
-    require_files(out, plot)
     chosen = opt.read_settings(settings, SENSES)
     drawing = {"method": chosen.pop("map", "pca"), "seed": chosen.get("seed", 0)}
     opened = es.open(store)
@@ -226,11 +222,9 @@ def senses(
         label=label,
         **chosen,
     )
-    if out is not None:
-        write_table(found.occurrences, out)
-    if plot is not None:
-        es.plot.save(es.plot.cluster_map(found, **drawing), plot)
-    if as_json:
+    Output(output.out).deliver(found.occurrences)
+    output.draw(lambda: es.plot.cluster_map(found, **drawing))
+    if output.as_json:
         print_json(_clusters_as_json(found, most))
     else:
         _print_clusters(found, most)
@@ -276,6 +270,7 @@ def _print_clusters(found: Clusters, most: int) -> None:
 
 def label(
     store: opt.StorePath,
+    *,
     label: Annotated[str, opt.option("COLUMN", "The label column to predict.")],
     layers: opt.Layers = "all",
     k: opt.K = 1,
@@ -294,15 +289,13 @@ def label(
     centered: opt.Centered = False,
     device: opt.Device = "cpu",
     settings: Annotated[list[str] | None, opt.set_option(LABEL)] = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Output,
 ) -> None:
     """Predict labels from the nearest labelled occurrences.
 
     Prints the accuracy of exact k-nearest-neighbor classification by layer, next to that of the most frequent label.
     --out and --json have the recall of each label too.
     """
-    require_files(out)
     chosen = opt.read_settings(settings, LABEL)
     if split == "words" and test is None:
         raise InvalidValueError("--split words needs the test words: give --test FILE")
@@ -322,7 +315,7 @@ def label(
         **words,
         **chosen,
     )
-    if deliver(frame, out=out, as_json=as_json):
+    if output.deliver(frame):
         first = frame.row(0, named=True)
         print_table(_accuracies(frame), title=f"{label} of the {k} nearest, {first['split']}, {first['space']}")
 
@@ -340,12 +333,12 @@ def _accuracies(frame: pl.DataFrame) -> list[dict[str, Any]]:
 
 def hubness(
     source: Source,
+    *,
     layers: opt.Layers = "all",
     k: opt.K = 10,
     device: opt.Device = "cpu",
     settings: Annotated[list[str] | None, opt.set_option(HUBNESS)] = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Output,
 ) -> None:
     """Measure how unevenly vectors are neighbors of others.
 
@@ -353,7 +346,6 @@ def hubness(
     anti-hubs in none: prints the skewness of the counts and the share of anti-hubs, as stored and with the mean
     subtracted, next to the values for random neighbors. --set sample=N queries N random vectors (10,000).
     """
-    require_files(out)
     chosen = {"sample": 10_000, "top": 5} | opt.read_settings(settings, HUBNESS)
     components = chosen.pop("n_components", 0)
     import polars as pl
@@ -376,7 +368,7 @@ def hubness(
             for centered, removed in dict.fromkeys([(False, 0), (True, 0), (True, components)])
         ]
     )
-    if deliver(frame, out=out, as_json=as_json):
+    if output.deliver(frame):
         print_table(_hubs(frame), title=f"how often vectors are among the {k} nearest of another")
 
 

@@ -6,8 +6,11 @@ import re
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -80,11 +83,22 @@ TRAINING = {
 }
 
 
-def training_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a probe with those of `Training` together in one."""
-    names = ("epochs", "batch_size", "learning_rate", "patience")
-    training = es.Training(**{name: value for name, value in settings.items() if name in names})
-    return {"training": training} | {name: value for name, value in settings.items() if name not in names}
+@dataclass(frozen=True)
+class Probing:
+    """The options that all commands which train probes have."""
+
+    layers: Layers = "all"
+    seeds: Seeds = "0"
+    device: Device = "auto"
+    config: Config = None
+
+    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a probe: these options and `settings`, with those of `Training` together in one."""
+        names = ("epochs", "batch_size", "learning_rate", "patience")
+        training = es.Training(**{name: value for name, value in settings.items() if name in names})
+        others = {name: value for name, value in settings.items() if name not in names}
+        layers, seeds = layers_of(self.layers), seeds_of(self.seeds)
+        return {"layers": layers, "seeds": seeds, "device": self.device, "training": training, **others}
 
 
 def set_option(keys: Mapping[str, Any]) -> Any:
@@ -232,6 +246,33 @@ def executor_of(cluster: str | None, workers: int | None, devices: str | None = 
     if kind != "ray" or (colon and not address):
         raise InvalidValueError(f"--cluster {cluster!r} is not known: give ray, or ray:HOST:PORT of its head")
     return RayExecutor(address or None, n_workers=workers)
+
+
+def grouped(command: Any) -> Any:
+    """Return a command in which each parameter that is a dataclass of options is replaced by these options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    options: dict[str, Any] = {}  # name: (type, default)
+    for name, parameter in signature(command).parameters.items():
+        if name in groups:
+            inner = get_type_hints(groups[name], include_extras=True)
+            options |= {each.name: (inner[each.name], each.default) for each in fields(groups[name])}
+        else:
+            options[name] = (hints[name], parameter.default)
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        command(**given)
+
+    call.__annotations__ = {name: hint for name, (hint, _) in options.items()}
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        for name, (hint, default) in options.items()
+    ]
+    call.__dict__["__signature__"] = Signature(parameters)
+    return call
 
 
 class Command(TyperCommand):

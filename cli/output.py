@@ -8,9 +8,12 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError, StorageError
 
 if TYPE_CHECKING:
@@ -121,15 +124,45 @@ def counted(count: int, noun: str) -> str:
     return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def require_files(out: Path | None = None, plot: Path | None = None, *, option: str = "--out") -> None:
-    """Raise InvalidValueError now where --out or --plot cannot be written later."""
-    if out is not None:
-        _require_file(out, option, (".csv", ".parquet", ".json"))
-    if plot is not None:
-        _require_file(plot, "--plot", (".png", ".svg", ".pdf"))
+@dataclass(frozen=True)
+class Output:
+    """Where the table of a command goes. Raises InvalidValueError for a file that cannot be written later."""
+
+    out: opt.Out = None
+    as_json: opt.AsJson = False
+
+    def __post_init__(self) -> None:
+        require_file(self.out, "--out")
+
+    def deliver(self, frame: pl.DataFrame) -> bool:
+        """Write a result to --out and, for --json, to standard output; returns whether tables for people remain."""
+        if self.out is not None:
+            write_table(frame, self.out)
+        if self.as_json:
+            print_json(frame.to_dicts())
+        return not self.as_json
 
 
-def _require_file(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
+@dataclass(frozen=True)
+class Drawing(Output):
+    """Where the table and the figure of a command go."""
+
+    plot: opt.Plot = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_file(self.plot, "--plot", (".png", ".svg", ".pdf"))
+
+    def draw(self, make: Callable[[], Any]) -> None:
+        """Write the figure that `make` returns to --plot, if that is given."""
+        if self.plot is not None:
+            es.plot.save(make(), self.plot)
+
+
+def require_file(path: Path | None, option: str, suffixes: tuple[str, ...] = (".csv", ".parquet", ".json")) -> None:
+    """Raise InvalidValueError where a file cannot be written later: a folder, another suffix, a missing folder."""
+    if path is None:
+        return
     if path.is_dir():
         raise InvalidValueError(f"{option} {path} is a folder: give the name of a file")
     if path.suffix not in suffixes:
@@ -141,15 +174,6 @@ def require_folder_of(path: Path, *, option: str) -> None:
     """Raise InvalidValueError where the folder of a file to be written does not exist."""
     if not path.absolute().parent.is_dir():
         raise InvalidValueError(f"{option} {path}: the folder {path.parent} does not exist: create it first")
-
-
-def deliver(frame: pl.DataFrame, *, out: Path | None, as_json: bool) -> bool:
-    """Write a result to --out and, for --json, to standard output; returns whether a person still waits for tables."""
-    if out is not None:
-        write_table(frame, out)
-    if as_json:
-        print_json(frame.to_dicts())
-    return not as_json
 
 
 def write_table(frame: pl.DataFrame, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.output import create_folder, deliver, print_notes, print_table, require_files, with_deviation
+from embstore_cli.output import Drawing, create_folder, print_notes, print_table, with_deviation
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,21 +40,17 @@ METRICS = {
 
 def classes(
     stores: opt.StorePaths,
+    *,
     train: Words,
     test: Annotated[Path, opt.option("FILE", "Test words; must not overlap --train.")],
     label: Annotated[str, opt.option("COLUMN", "The label column of the classes.")] = "class",
     kind: Annotated[Literal["linear", "mlp"], opt.option("KIND", "linear, or mlp with one hidden layer.")] = "linear",
-    layers: opt.Layers = "all",
-    seeds: opt.Seeds = "0",
+    probing: opt.Probing,
     control: opt.Control = False,
     by: By = None,
     save: opt.Save = None,
-    device: opt.Device = "auto",
-    config: opt.Config = None,
     settings: Annotated[list[str] | None, opt.set_option(CLASSES)] = None,
-    plot: opt.Plot = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Drawing,
 ) -> None:
     """Read the classes of words from their vectors, layer by layer.
 
@@ -62,16 +58,14 @@ def classes(
     each right if at least half of its contexts are (Zhao et al. 2020). Training stops early by a fifth of the --train
     words, or by those of --set dev=FILE.
     """
-    require_files(out, plot)
-    chosen = opt.read_settings(settings, CLASSES, config)
+    chosen = opt.read_settings(settings, CLASSES, probing.config)
     splits, dev_share = _splits(chosen.pop("splits", ("dev", "test"))), chosen.pop("dev_share", 0.2)
     words = {
         name: opt.read_words(path, option=f"--{name}")
         for name, path in (("train", train), ("test", test), ("dev", chosen.pop("dev", None)))
         if path is not None
     }
-    options: dict[str, Any] = {"label": label, "kind": kind, "seeds": opt.seeds_of(seeds), "control": control}
-    options |= {"layers": opt.layers_of(layers), "device": device, **opt.training_of(chosen)}
+    options = {"label": label, "kind": kind, "control": control, **probing.arguments(chosen)}
     es.ClassProbe(**options)  # checks the settings before a store is read
     split = es.probes.split_words(**words, dev_share=dev_share, seed=options.get("seed", 0))
     opened = open_stores(stores)
@@ -83,12 +77,13 @@ def classes(
         if name in folders:
             probe.save(folders[name])
     title = f"{kind} probes of {label}, {options.get('level', 'context')} level"
-    _show(es.probes.ProbeResult.concat(results), title, by=by, plot=plot, out=out, as_json=as_json)
+    _show(es.probes.ProbeResult.concat(results), title, by, output)
 
 
 def apply(
     probes: Annotated[Path, opt.argument("PROBES", "Probes saved by probe classes --save.")],
     stores: opt.StorePaths,
+    *,
     test: MoreWords = None,
     layers: opt.Layers = "all",
     label: Annotated[
@@ -96,16 +91,13 @@ def apply(
     ] = None,
     by: By = None,
     device: opt.Device = "auto",
-    plot: opt.Plot = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Drawing,
 ) -> None:
     """Score saved probes on another store, layer by layer.
 
     For instance the probes of a pretrained model on its fine-tuned version (Zhao et al. 2020, setup (a)). The words
     are those that the probes were tested on, unless --test is given.
     """
-    require_files(out, plot)
     words = None if test is None else opt.read_words(test, option="--test")
     probe = es.probes.load(probes)
     if not isinstance(probe, es.ClassProbe):
@@ -116,7 +108,7 @@ def apply(
         probe.score(words, data=store, name=name, **options) for name, store in open_stores(stores).items()
     )
     title = f"{probe.kind} probes of {probes.name}, {probe.level} level"
-    _show(result, title, by=by, plot=plot, out=out, as_json=as_json)
+    _show(result, title, by, output)
 
 
 def _splits(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -148,14 +140,11 @@ def save_folders(save: Path | None, names: Collection[str]) -> dict[str, Path]:
     return folders
 
 
-def _show(
-    result: es.probes.ProbeResult, title: str, *, by: str | None, plot: Path | None, out: Path | None, as_json: bool
-) -> None:
+def _show(result: es.probes.ProbeResult, title: str, by: str | None, output: Drawing) -> None:
     summary = result.summary()
-    if plot is not None:
-        es.plot.save(es.plot.probe_scores(summary), plot)
+    output.draw(lambda: es.plot.probe_scores(summary))
     print_notes(result.notes)
-    if deliver(result.frame, out=out, as_json=as_json):
+    if output.deliver(result.frame):
         print_table(_by_layer(summary), title=title)
         for what, (metric, text) in METRICS.items():
             if by in (what, "both"):
@@ -194,23 +183,19 @@ def _by_item(summary: pl.DataFrame, metric: str) -> list[dict[str, Any]]:
 
 def structure(
     stores: opt.StorePaths,
+    *,
     train: Annotated[Path, opt.option("CONLLU", "Training sentences with gold trees.")],
     dev: Annotated[Path, opt.option("CONLLU", "Sentences for early stopping.")],
     test: Annotated[Path, opt.option("CONLLU", "Test sentences.")],
-    layers: opt.Layers = "all",
+    probing: opt.Probing,
     sentences: opt.Sentences = 0,
-    seeds: opt.Seeds = "0",
     sentence: Annotated[
         int | None, opt.option("N", "With --plot: draw the trees of test sentence N (from 0) instead.", min=0)
     ] = None,
     save: opt.Save = None,
     checkpoints: opt.Checkpoints = None,
-    device: opt.Device = "auto",
-    config: opt.Config = None,
     settings: Annotated[list[str] | None, opt.set_option(STRUCTURE)] = None,
-    plot: opt.Plot = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Drawing,
 ) -> None:
     """Read syntax trees from vectors, layer by layer.
 
@@ -218,14 +203,12 @@ def structure(
     their depths (Hewitt & Manning 2019). Scores edges (UUAS), distances (DSpr), roots and depths (NSpr), next to
     the order of the words as a baseline. Sentences are found in the stores by their words.
     """
-    require_files(out, plot)
-    chosen = opt.read_settings(settings, STRUCTURE, config)
-    if sentence is not None and (plot is None or chosen.get("tasks") == ("depth",)):
+    chosen = opt.read_settings(settings, STRUCTURE, probing.config)
+    if sentence is not None and (output.plot is None or chosen.get("tasks") == ("depth",)):
         raise InvalidValueError(
             f"--sentence {sentence} draws distances: give --plot FILE, and not only --set tasks=depth"
         )
-    options: dict[str, Any] = {"seeds": opt.seeds_of(seeds), "sentences": sentences or None, "device": device}
-    options |= {"layers": opt.layers_of(layers), **opt.training_of(chosen)}
+    options = {"sentences": sentences or None, **probing.arguments(chosen)}
     es.StructuralProbe(**options)  # checks the settings before a file is read
     trees = {name: es.corpus.read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
     if sentence is not None and sentence >= len(trees["test"]):
@@ -242,12 +225,12 @@ def structure(
         results.append(probe.score({split: trees[split] for split in ("dev", "test")}, name=name))
         probes.append(probe)
     result = es.probes.ProbeResult.concat(results)
-    if plot is not None:
-        summary = result.summary()
-        tree = None if sentence is None else probes[0].predict(trees["test"][sentence])
-        es.plot.save(es.plot.structure_figure(summary) if tree is None else es.plot.tree_figure(tree), plot)
+    if sentence is None:
+        output.draw(lambda: es.plot.structure_figure(result.summary()))
+    else:
+        output.draw(lambda: es.plot.tree_figure(probes[0].predict(trees["test"][sentence])))
     print_notes(result.notes)
-    if deliver(result.frame, out=out, as_json=as_json):
+    if output.deliver(result.frame):
         title = f"structural probes of rank {probes[0].fitted.shape.rank}"
         print_table(_trees_by_layer(result.summary(), has_several=len(probes) > 1), title=title)
 

@@ -6,82 +6,45 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
 import embstore as es
+import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.options import AsJson, Config, Device, read_settings, set_option
 from embstore_cli.output import print_json, print_table
 
-TRAINING = {
-    "epochs": int,
-    "batch_size": int,
-    "learning_rate": float,
-    "patience": int,
-    "hidden_size": int,
-    "seeds": tuple[int, ...],
-    "seed": int,
-}
+OPTIONS = {"train", "test", "vectors", "tuning", "tasks"}  # the settings with options of their own
 KEYS: dict[str, dict[str, Any]] = {
-    "zhao2020": {
-        **TRAINING,
-        "kind": str,
-        "max_contexts": int,
-        "context_windows": tuple[int | None, ...],
-        "attention_windows": tuple[int | None, ...],
-        "tuning_epochs": int,
-        "tuning_sentences": int | None,
-        "tuning_batch_size": int | None,
-        "tuning_rate": float | None,
-        "similarity_sentences": int,
-        "skipgram_size": int,
-        "skipgram_epochs": int,
-    },
-    "tenney2019": {
-        **TRAINING,
-        "sentences": int | None,
-        "unit": str,
-        "layerwise": bool,
-        "control": bool,
-        "untrained": bool,
-        "resamples": int,
-        "traces": int,
-    },
+    study: {key: kind for key, kind in get_type_hints(settings).items() if key not in OPTIONS}
+    for study, settings in es.studies.STUDIES.items()
 }
-ALL_KEYS = {key: kind for keys in KEYS.values() for key, kind in keys.items()}
 
 
 def reproduce(
-    study: Annotated[Literal["zhao2020", "tenney2019"], typer.Argument(metavar="STUDY", help="The paper.")],
+    study: Annotated[Literal["zhao2020", "tenney2019"], opt.argument("STUDY", "The paper.")],
     data: Annotated[
         Path,
-        typer.Argument(
-            metavar="DATA", help="zhao2020: a corpus in Wiki-PSE markup; tenney2019: a folder with a folder per task."
-        ),
+        opt.argument("DATA", "zhao2020: a corpus in Wiki-PSE markup; tenney2019: a folder with a folder per task."),
     ],
-    model: Annotated[
-        list[str], typer.Option("--model", "-m", metavar="[NAME=]MODEL", help="Model folder or hub name.")
-    ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of stores, tables, figures and the report.")],
+    model: Annotated[list[str], opt.option("[NAME=]MODEL", "Model folder or hub name.", "--model", "-m")],
+    out: Annotated[Path, opt.option("FOLDER", "Folder of stores, tables, figures and the report.")],
     small: Annotated[bool, typer.Option("--small", help="A size for one or two hours on two CPU cores.")] = False,
-    train: Annotated[Path | None, typer.Option(metavar="TSV", help="zhao2020: train words (DATA's train.tsv).")] = None,
-    test: Annotated[Path | None, typer.Option(metavar="TSV", help="zhao2020: test words (DATA's test.tsv).")] = None,
+    train: Annotated[Path | None, opt.option("TSV", "zhao2020: train words (DATA's train.tsv).")] = None,
+    test: Annotated[Path | None, opt.option("TSV", "zhao2020: test words (DATA's test.tsv).")] = None,
     vectors: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=FILE", help="zhao2020: word vectors to compare, repeatable.")
+        list[str] | None, opt.option("NAME=FILE", "zhao2020: word vectors to compare, repeatable.")
     ] = None,
     tuning: Annotated[
         list[str] | None,
-        typer.Option(metavar="TASK=DATA", help="zhao2020: fine-tune for pos, ner, classify or paraphrase, repeatable."),
+        opt.option("TASK=DATA", "zhao2020: fine-tune for pos, ner, classify or paraphrase, repeatable."),
     ] = None,
-    task: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="tenney2019: a task of the folder, repeatable (all).")
-    ] = None,
-    config: Config = None,
-    settings: Annotated[list[str] | None, set_option(ALL_KEYS)] = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
+    task: Annotated[list[str] | None, opt.option("NAME", "tenney2019: a task of the folder, repeatable (all).")] = None,
+    config: opt.Config = None,
+    settings: Annotated[list[str] | None, opt.set_option({**KEYS["zhao2020"], **KEYS["tenney2019"]})] = None,
+    device: opt.Device = "auto",
+    as_json: opt.AsJson = False,
 ) -> None:
     """Reproduce the study of a paper; rerun to resume.
 
@@ -89,7 +52,7 @@ def reproduce(
     fine-tuning. tenney2019: in which layers the tasks of the NLP pipeline are solved. Both write tables, figures and
     report.md to --out.
     """
-    given = read_settings(settings, KEYS[study], config)
+    given = opt.read_settings(settings, KEYS[study], config)
     if study == "zhao2020":
         given |= {"train": train, "test": test}
         given |= {"vectors": named_files(vectors, "--vectors"), "tuning": named_files(tuning, "--tuning")}

@@ -11,7 +11,7 @@ import typer
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.output import counted, deliver, print_concordance, print_json, require_files
+from embstore_cli.output import Drawing, Output, counted, print_concordance, print_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -109,44 +109,41 @@ def _summary(report: VerifyReport) -> str:
 def lookup(
     store: opt.StorePath,
     word: opt.Word,
+    *,
     most: Annotated[
         int | None, opt.option("N", f"Print N occurrences at most ({SHOWN}; --json: all).", "--most", "-n", min=1)
     ] = None,
     row: Annotated[int | None, opt.option("N", "With --plot: draw the sentence of the occurrence in row N.")] = None,
-    plot: opt.Plot = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Drawing,
 ) -> None:
     """Show a word's occurrences in their sentences.
 
     --plot draws how similar the words of the first occurrence's sentence are to each other at each layer.
     """
-    require_files(out, plot)
-    if row is not None and plot is None:
+    if row is not None and output.plot is None:
         raise InvalidValueError(f"--row {row} chooses the sentence to draw: give --plot FILE too")
     opened = es.open(store)
     occurrences = opened.select(words=word).table()
-    if plot is not None:
-        _draw(opened, occurrences, word, row, plot)
-    if as_json and most is not None:
-        deliver(occurrences, out=out, as_json=False)
+    output.draw(lambda: _heat_map(opened, occurrences, word, row))
+    if output.as_json and most is not None:
+        Output(output.out).deliver(occurrences)
         print_json(occurrences.head(most).to_dicts())
-    elif deliver(occurrences, out=out, as_json=as_json):
+    elif output.deliver(occurrences):
         shown = occurrences.head(most or SHOWN)
         print_concordance(shown.to_dicts(), title=f"{word}: {counted(len(occurrences), 'occurrence')}")
         if len(occurrences) > len(shown):
             print(f"... {len(occurrences) - len(shown):,} more: see --most")
 
 
-def _draw(store: es.Store, occurrences: pl.DataFrame, word: str, row: int | None, path: Path) -> None:
-    """Draw the similarities within the sentence of one of a word's occurrences."""
+def _heat_map(store: es.Store, occurrences: pl.DataFrame, word: str, row: int | None) -> Any:
+    """Return a figure of the similarities within the sentence of one of a word's occurrences."""
     rows = occurrences["occurrence"].to_list()
     if row is not None and row not in rows:
         raise InvalidValueError(f"--row {row} is not an occurrence of {word!r}: choose one of the rows printed")
     position = 0 if row is None else rows.index(row)
     similarity = es.analysis.sentence_similarity(store, sentence=occurrences["sentence"].to_list()[position])
     text: str = occurrences["text"].to_list()[position]
-    es.plot.save(es.plot.heat_map(similarity, title=text if len(text) <= 80 else text[:79] + "…"), path)
+    return es.plot.heat_map(similarity, title=text if len(text) <= 80 else text[:79] + "…")
 
 
 def export(

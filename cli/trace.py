@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, Literal
 
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.output import deliver, print_notes, print_table, require_files
+from embstore_cli.output import Drawing, print_notes, print_table
 from embstore_cli.task_files import find_targets
 
 SHOWN = 20  # ambiguous sentences listed by default
@@ -35,6 +36,7 @@ Sentence = Annotated[
 def trace(
     store: opt.StorePath,
     probes: SavedProbes,
+    *,
     targets: Targets,
     split: Annotated[str, opt.option("NAME", "The file of a folder: train, dev or test.")] = "dev",
     sentence: Sentence = None,
@@ -43,9 +45,7 @@ def trace(
     ] = None,
     device: opt.Device = "auto",
     settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
-    plot: opt.Plot = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Drawing,
 ) -> None:
     """Follow the predictions for a sentence by layer.
 
@@ -54,12 +54,10 @@ def trace(
     ambiguous if the mean probability over P(0) to P(L) is at most --set limit=0.7: that of the right label, or with
     --set rule=highest of the likeliest one. --set all=true shows all edges of a sentence.
     """
-    require_files(out, plot)
     if sentence is not None and most is not None:
         raise InvalidValueError("--sentence and --most are both given: choose a sentence, or have them listed")
     chosen = opt.read_settings(settings, SETTINGS)
     limits: dict[str, Any] = {"limit": chosen.get("limit", 0.7), "rule": chosen.get("rule", "right")}
-    every = chosen.get("all", False)
     loaded = _loaded(probes, device)
     opened = es.open(store)
     names = [probe.fitted.labels.name for probe in loaded]
@@ -67,23 +65,28 @@ def trace(
     sample: dict[str, Any] = {"seed": chosen.get("seed"), "sentences": chosen.get("sentences") or None}
     traces = es.probes.trace(opened, list(zip(loaded, edges, strict=True)), split=split, **sample)
     print_notes(traces.notes)
+
+    def shown(number: int) -> es.probes.SentenceTrace:
+        """Return the trace of a sentence: of its ambiguous edges, or of all if there are none or all are wanted."""
+        whole = traces.trace(number)
+        ambiguous = whole.ambiguous(**limits)
+        return whole if chosen.get("all", False) or not ambiguous.annotations else ambiguous
+
     if sentence is not None:
-        number = traces.find(int(sentence) if sentence.isdecimal() else sentence)
-        shown = _shown(traces, number, limits, every=every)
-        _draw(shown, plot)
-        if deliver(shown.frame, out=out, as_json=as_json):
-            print_table(_rows(shown), title=f"sentence {shown.number}: {' '.join(shown.words)}")
+        one = shown(traces.find(int(sentence) if sentence.isdecimal() else sentence))
+        output.draw(lambda: es.plot.trace_figure(one))
+        if output.deliver(one.frame):
+            print_table(_rows(one), title=f"sentence {one.number}: {' '.join(one.words)}")
         return
     listed = es.probes.ambiguous_sentences(traces, **limits)
     limit = f"{limits['limit']:g}"
-    if plot is not None:
-        if listed.is_empty():
-            raise InvalidValueError(f"no sentence has two edges of {limit} or less to draw: give --sentence")
-        _draw(_shown(traces, listed["sentence"].to_list()[0], limits, every=every), plot)
-    if deliver(listed.head(most or SHOWN), out=out, as_json=as_json):
+    if output.plot is not None and listed.is_empty():
+        raise InvalidValueError(f"no sentence has two edges of {limit} or less to draw: give --sentence")
+    output.draw(lambda: es.plot.trace_figure(shown(listed["sentence"].to_list()[0])))
+    if output.deliver(listed.head(most or SHOWN)):
         title = f"{len(listed):,} of {len(traces.sentences):,} sentences have more than one edge of {limit} or less"
         rows = listed.head(most or SHOWN).to_dicts()
-        print_table([row | {"text": _shortened(row["text"])} for row in rows], title=title)
+        print_table([row | {"text": shorten(row["text"], MAX_TEXT, placeholder="...")} for row in rows], title=title)
 
 
 def _loaded(folders: list[Path], device: str) -> list[es.EdgeProbe]:
@@ -98,22 +101,6 @@ def _loaded(folders: list[Path], device: str) -> list[es.EdgeProbe]:
             probe.device = device
             found.append(probe)
     return found
-
-
-def _shown(traces: es.probes.Traces, number: int, limits: dict[str, Any], *, every: bool) -> es.probes.SentenceTrace:
-    """Return the trace of a sentence: of its ambiguous edges, or of all if there are none or `every` is set."""
-    whole = traces.trace(number)
-    ambiguous = whole.ambiguous(limits["limit"], limits["rule"])
-    return whole if every or not ambiguous.annotations else ambiguous
-
-
-def _draw(trace: es.probes.SentenceTrace, plot: Path | None) -> None:
-    if plot is not None:
-        es.plot.save(es.plot.trace_figure(trace), plot)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3].rstrip()}..."
 
 
 def _rows(trace: es.probes.SentenceTrace) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import typer
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.output import counted, deliver, print_json, print_table, require_files, require_folder_of, width
+from embstore_cli.output import Output, counted, print_json, print_table, require_folder_of, width
 
 if TYPE_CHECKING:
     import polars as pl
@@ -145,6 +145,7 @@ def train_vectors(
 
 def evaluate(
     vectors: Annotated[list[Path], opt.argument("VECTORS", "Word vectors: word2vec text or binary, GloVe, .npy.")],
+    *,
     benchmarks: Annotated[Path, opt.option("DIR", "The folder of the benchmarks.")],
     oov: Annotated[
         Literal["skip", "mean"], opt.option("NAME", "Items with unknown words: skip, or mean vector.")
@@ -153,8 +154,7 @@ def evaluate(
         bool, typer.Option("--shared-vocabulary", help="Keep only the words that all files have.")
     ] = False,
     settings: Annotated[list[str] | None, opt.set_option(EVALUATION)] = None,
-    out: opt.Out = None,
-    as_json: opt.AsJson = False,
+    output: Output,
 ) -> None:
     """Score static word vectors on word benchmarks.
 
@@ -162,7 +162,6 @@ def evaluate(
     similarity and relations, the accuracy of 3CosAdd for analogies, cluster purity for categories. --out and
     --json have every score, by section too. --set paper=true also prints Table 1 of Ethayarajh 2019.
     """
-    require_files(out)
     options: dict[str, Any] = {"oov": oov, "lowercase": True, "shared_vocabulary": shared_vocabulary, "seed": 0}
     options |= opt.read_settings(settings, EVALUATION)
     limit, paper = options.pop("limit", None), options.pop("paper", False)
@@ -170,14 +169,14 @@ def evaluate(
     found = es.vectors.read_benchmarks(benchmarks)
     systems = {name: es.vectors.read_vectors(path, limit=limit) for name, path in zip(names, vectors, strict=True)}
     frame = es.vectors.evaluate(systems, found, **options)
-    if as_json:
-        deliver(frame, out=out, as_json=False)
+    if output.as_json:
+        Output(output.out).deliver(frame)
         described = [
             {"name": name, "path": str(path), "words": len(table), "dimensions": table.dimensions}
             for (name, table), path in zip(systems.items(), vectors, strict=True)
         ]
         print_json({"systems": described, "benchmarks": str(benchmarks), **options, "scores": frame.to_dicts()})
-    elif deliver(frame, out=out, as_json=False):
+    elif output.deliver(frame):
         _print_scores(frame)
         if paper:
             printed = es.vectors.paper_table1()
