@@ -111,16 +111,17 @@ class Extraction:
         )
         if given.label is not None and self.corpus.format == "text":
             raise InvalidValueError(
-                f"--label {given.label}: plain text has no labels; leave it out, or give a labelled corpus, such as .conllu"
+                f"--label {given.label}: plain text has no labels; leave it out, or give a labelled corpus, such as "
+                ".conllu"
             )
         computing = {name: value for name, value in of(COMPUTING).items() if name != "compute_dtype"}
+        computing[f"{self.kind}_window"] = self.windows[0] if len(self.windows) == 1 else None
         self.options = es.ExtractionOptions(
             layers=self.layers,
             pooling=given.pooling,
             dtype=given.dtype,
             keep=keep,
             seed=settings.get("seed", 0),
-            **{f"{self.kind}_window": self.windows[0] if len(self.windows) == 1 else None},
             **computing,
         )
 
@@ -130,7 +131,8 @@ class Extraction:
             where["compute_dtype"] = self.compute_dtype
         where["model"] = opt.encoder_of(model, device, self.compute_dtype or "auto")
         if len(self.windows) > 1:
-            return es.extraction.plan_windows(self.corpus, **{f"{self.kind}_windows": self.windows}, **where)
+            where[f"{self.kind}_windows"] = self.windows
+            return es.extraction.plan_windows(self.corpus, **where)
         return es.plan(self.corpus, **where)
 
 

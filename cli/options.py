@@ -251,7 +251,7 @@ def executor_of(cluster: str | None, workers: int | None, devices: str | None = 
 def grouped(command: Any) -> Any:
     """Return a command in which each parameter that is a dataclass of options is replaced by these options."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     options: dict[str, Any] = {}  # name: (type, default)
     for name, parameter in signature(command).parameters.items():
         if name in groups:

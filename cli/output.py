@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,7 +136,7 @@ class Output:
     def deliver(self, frame: pl.DataFrame) -> bool:
         """Write a result to --out and, for --json, to standard output; returns whether tables for people remain."""
         if self.out is not None:
-            write_table(frame, self.out)
+            es.store.write_frame(frame, self.out)
         if self.as_json:
             print_json(frame.to_dicts())
         return not self.as_json
@@ -174,24 +173,6 @@ def require_folder_of(path: Path, *, option: str) -> None:
     """Raise InvalidValueError where the folder of a file to be written does not exist."""
     if not path.absolute().parent.is_dir():
         raise InvalidValueError(f"{option} {path}: the folder {path.parent} does not exist: create it first")
-
-
-def write_table(frame: pl.DataFrame, path: Path) -> None:
-    """Write a frame to `path` in the format of its suffix, whole or not at all."""
-    partial = path.with_name(f".{path.name}.new")
-    writers: dict[str, Callable[[Path], object]] = {
-        ".csv": frame.write_csv,
-        ".parquet": frame.write_parquet,
-        ".json": frame.write_json,
-    }
-    try:
-        writers[path.suffix](partial)
-        os.replace(partial, path)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def create_folder(folder: Path, *, option: str) -> Path:

@@ -7,6 +7,7 @@ from .drawing import PALETTE as PALETTE
 from .drawing import SUFFIXES as SUFFIXES
 from .drawing import colormap as colormap
 from .drawing import save as save
+from .drawing import style as style
 from .drawing import subplots as subplots
 from .edges import edge_layers as edge_layers
 from .edges import edge_summary as edge_summary

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from embstore.errors import InvalidValueError
-from embstore.store.storage.files import replacing
+from embstore.store.storage.files import write_frame
 
 SCHEMA = {
     "store": pl.String,
@@ -70,16 +70,7 @@ class ProbeResult:
 
         Raises InvalidValueError for another suffix, StorageError.
         """
-        file = Path(path)
-        writers: dict[str, Callable[[Path], object]] = {
-            ".csv": self.frame.write_csv,
-            ".parquet": self.frame.write_parquet,
-            ".json": self.frame.write_json,
-        }
-        if file.suffix not in writers:
-            raise InvalidValueError(f"{file} has the suffix {file.suffix!r}: allowed are {', '.join(writers)}")
-        with replacing(file) as partial:
-            writers[file.suffix](partial)
+        write_frame(self.frame, Path(path))
 
     def __repr__(self) -> str:
         tasks, metrics = (self.frame[name].n_unique() for name in ("task", "metric"))

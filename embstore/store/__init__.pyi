@@ -9,6 +9,7 @@ from .index import Strings as Strings
 from .layout import Layout as Layout
 from .metadata import Dropped as Dropped
 from .metadata import Metadata as Metadata
+from .storage.files import write_frame as write_frame
 from .store import Block as Block
 from .store import Selection as Selection
 from .store import Store as Store

@@ -7,11 +7,8 @@ from pathlib import Path
 
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress
+from embstore.studies.settings import STUDIES, Tenney2019, Zhao2020
 from embstore.studies.study import StudyResult
-from embstore.studies.tenney2019.settings import Tenney2019
-from embstore.studies.zhao2020.settings import Zhao2020
-
-STUDIES: dict[str, type[Zhao2020] | type[Tenney2019]] = {"zhao2020": Zhao2020, "tenney2019": Tenney2019}
 
 
 def reproduce(
@@ -46,7 +43,7 @@ def reproduce(
     Raises
     ------
     EmbstoreError
-        For all that cannot be used, in one line, before the first extraction where possible.
+        For all that cannot be used, in one line, before the first extraction: settings, every input file, models.
     """
     if isinstance(study, str) and study not in STUDIES:
         raise InvalidValueError(f"unknown study {study!r}: choose {' or '.join(STUDIES)}")

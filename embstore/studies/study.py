@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from embstore.errors import InvalidValueError, StorageError
 from embstore.progress import Progress
 from embstore.store.metadata import canonical
+from embstore.store.storage.files import crc32c, replacing, write_frame
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,9 +30,9 @@ FOLDERS = ("stores", "tables", "figures", "models", "probes")
 class StudyFolder:
     """The folder of a study, in which a step that is done already is not done again.
 
-    A table is stored with the settings that it was made from, and is made again if these differ. The name of each step
-    is logged to "embstore.studies". A function given as `progress` receives the number of steps done; with None or True
-    the steps show bars of their own. `seconds`: the time that each step took.
+    A table is stored with the settings that it was made from and its checksum, and is made again if these differ. The
+    name of each step is logged to "embstore.studies". A function given as `progress` receives the number of steps done;
+    with None or True the steps show bars of their own. `seconds`: the time that each step took.
     """
 
     path: Path
@@ -84,16 +84,16 @@ class StudyFolder:
         path = self.path / "tables" / f"{name}.parquet"
         origin = path.with_suffix(".json")
         wanted = json.loads(canonical(made_from))
-        with suppress(OSError, ValueError, KeyError):
-            if json.loads(origin.read_text())["made_from"] == wanted and (needs is None or needs.exists()):
-                return pl.read_parquet(path)
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            stored = json.loads(origin.read_text("utf-8"))
+            data = path.read_bytes()
+            if stored["made_from"] == wanted and stored["crc32c"] == crc32c(data) and (needs is None or needs.exists()):
+                return pl.read_parquet(data)
         frame = self.step(name, make)
         origin.unlink(missing_ok=True)
-        for target, write in ((path, frame.write_parquet), (path.with_suffix(".csv"), frame.write_csv)):
-            temporary = target.with_name(f".{target.name}.new")
-            write(temporary)
-            os.replace(temporary, target)
-        write_text(origin, json.dumps({"made_from": wanted}, indent=1))
+        for target in (path, path.with_suffix(".csv")):
+            write_frame(frame, target)
+        write_text(origin, json.dumps({"made_from": wanted, "crc32c": crc32c(path.read_bytes())}, indent=1))
         return frame
 
 
@@ -107,22 +107,22 @@ def extract_step(folder: StudyFolder, name: str, store: str, corpus: Any, **opti
     from embstore.extraction.extract import extract
     from embstore.extraction.plan import plan
 
-    prepare: Callable[..., Any] = plan_windows if "context_windows" in options else plan
-    run: Callable[..., Any] = extract_windows if "context_windows" in options else extract
     path = folder.path / "stores" / f"{store}.zarr"
 
     def make() -> Any:
-        planned = prepare(corpus, store=path, calibrate=False, progress=folder.bars, **options)
-        return run(planned, path, progress=folder.bars)
+        if "context_windows" in options:
+            windows = plan_windows(corpus, store=path, calibrate=False, progress=folder.bars, **options)
+            return extract_windows(windows, path, progress=folder.bars)
+        planned = plan(corpus, store=path, calibrate=False, progress=folder.bars, **options)
+        return extract(planned, path, progress=folder.bars)
 
     return folder.step(name, make)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file in one step."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    """Replace a text file atomically. Raises StorageError."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True)

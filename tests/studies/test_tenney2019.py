@@ -20,8 +20,7 @@ from embstore.probes import EdgeProbe, ProbeResult, Training, ambiguous_sentence
 from embstore.probes.edges.tasks import Sample
 from embstore.studies import StudyResult, Tenney2019
 from embstore.studies.tenney2019 import report
-from embstore.studies.tenney2019.probing import Sentences, find_tasks
-from embstore.studies.tenney2019.study import rank
+from embstore.studies.tenney2019.study import Sentences, find_tasks, rank
 from tests.models import tiny
 from tests.probes.edge_store import write_edges
 
@@ -166,7 +165,7 @@ def test_short_sentences_of_several_tasks_that_turn_are_drawn_first() -> None:
 def test_the_same_call_does_nothing_twice(
     study: StudyResult, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import embstore.studies.tenney2019.probing as probing
+    import embstore.studies.tenney2019.study as probing
 
     def refuse(*given: Any, **more: Any) -> None:
         raise AssertionError("probed again")

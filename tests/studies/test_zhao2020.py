@@ -14,8 +14,8 @@ import embstore as es
 from embstore.corpus import read_word_classes
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, ProbeResult, Training, load, split_words
-from embstore.studies import StudyResult, Zhao2020
-from embstore.studies.zhao2020 import published, report
+from embstore.studies import StudyResult, Zhao2020, published
+from embstore.studies.zhao2020 import report
 from tests.models import tiny
 from tests.models.finetuning import planted
 
@@ -137,8 +137,8 @@ def test_the_same_call_finds_its_work_done(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it was done already")
 
-    monkeypatch.setattr("embstore.studies.zhao2020.probing.ClassProbe.fit", refuse)
-    monkeypatch.setattr("embstore.studies.zhao2020.probing.train_vectors", refuse)
+    monkeypatch.setattr("embstore.studies.zhao2020.study.ClassProbe.fit", refuse)
+    monkeypatch.setattr("embstore.studies.zhao2020.study.train_vectors", refuse)
     again = es.reproduce(with_vectors(corpus), corpus, model=model, out=study.folder)
     for name in ("counts", "types", "contexts", "windows"):
         assert again.frames[name].equals(study.frames[name])
@@ -166,7 +166,7 @@ def test_published_layers_are_shown_only_for_a_model_with_as_many(study: StudyRe
     ours = paper(3)
     assert ours["P-BERT"] == "0.670"
     assert not any(value for name, value in ours.items() if name.startswith("BERT"))
-    as_deep = paper(published.NUM_HIDDEN_LAYERS)
+    as_deep = paper(published.ZHAO_LAYERS)
     assert as_deep["BERT, layer 0"] == ""
     assert as_deep["BERT, layer 1"] == "0.645"
     assert as_deep["BERT, layer 2"] == "0.688"
@@ -219,7 +219,7 @@ def test_missing_word_lists_and_a_file_as_folder_are_refused(corpus: Path, model
 
 
 def test_the_figures_of_the_paper() -> None:
-    assert len(published.CONTEXTUAL["test"]) == len(published.AVERAGED["test"]) == published.NUM_HIDDEN_LAYERS
+    assert len(published.CONTEXTUAL["test"]) == len(published.AVERAGED["test"]) == published.ZHAO_LAYERS
     best = max(range(12), key=published.AVERAGED["test"].__getitem__)
     assert best == 9  # "AVG-BERT-10 performs best" by dev and test within .001; on test layer 9
     gain = max(ours - published.BAGS["P-BERT"]["test"] for ours in published.CONTEXTUAL["test"])

@@ -9,16 +9,19 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, StorageError, StoreDamagedError
+from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Bytes = NDArray[np.uint8]
 
@@ -176,6 +179,22 @@ def replacing(path: Path) -> Iterator[Path]:
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+def write_frame(frame: pl.DataFrame, path: Path) -> None:
+    """Write a frame to a .csv, .parquet or .json file, atomically and durably.
+
+    Raises InvalidValueError for another suffix, StorageError.
+    """
+    writers: dict[str, Callable[[Path], object]] = {
+        ".csv": frame.write_csv,
+        ".parquet": frame.write_parquet,
+        ".json": frame.write_json,
+    }
+    if path.suffix not in writers:
+        raise InvalidValueError(f"{path} has no known suffix: choose {', '.join(writers)}")
+    with replacing(path) as partial:
+        writers[path.suffix](partial)
 
 
 def make_folders(folder: Path) -> None:

@@ -11,8 +11,9 @@ import polars as pl
 
 from embstore import plot
 from embstore.probes import summary
+from embstore.studies.published import ORDER, TASKS
+from embstore.studies.settings import Tenney2019
 from embstore.studies.study import Row, Section, decimals
-from embstore.studies.tenney2019.settings import ORDER, TASKS, Tenney2019
 
 WHERE = {"center_of_gravity": "center of gravity", "expected_layer": "expected layer"}
 
