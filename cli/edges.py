@@ -16,8 +16,6 @@ from embstore_cli.task_files import find_tasks
 if TYPE_CHECKING:
     import polars as pl
 
-    from embstore_cli.task_files import Edges
-
 FILES = {"dev": Path, "test": Path, "repair": bool}
 MODEL = {"hidden_size": int, "projection": int, "dropout": float | None, **opt.TRAINING}
 EDGES = {**MODEL, "mixing_rate": float, "layerwise": bool, "resamples": int, **FILES}
@@ -49,7 +47,7 @@ class EdgeProbing(opt.Probing):
     sentences: opt.Sentences = 0
     control: opt.Control = False
 
-    def files(self, tasks: list[Path], settings: dict[str, Any]) -> dict[str, dict[str, Edges]]:
+    def files(self, tasks: list[Path], settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the targets of each task by split; takes the settings that name files out of `settings`."""
         named = {name: settings.pop(name) for name in FILES if name in settings}
         return find_tasks(tasks, derive=self.task or (), **named)
