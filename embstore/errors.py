@@ -7,6 +7,7 @@ that the user can correct, 1 for a failure.
 
 from __future__ import annotations
 
+from numbers import Integral
 from pathlib import Path
 
 
@@ -140,10 +141,25 @@ class UnfinishedStoreWarning(EmbstoreWarning):
 
 def quoted(value: object) -> str:
     """Return the repr of a value for an error message, at most 80 characters long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python converts
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
 
 
 def one_line(path: str | Path) -> str:
     """Return a path for an error message, without line breaks."""
     return " ".join(str(path).splitlines())
+
+
+def check_whole(name: str, value: object, least: int, most: int | None = None, *, unit: str = "") -> int:
+    """Return a whole number as an int; raises InvalidValueError for anything but one from `least` to `most`.
+
+    `unit`: what is counted, such as "words", for the message.
+    """
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if number is None or number < least or (most is not None and number > most):
+        allowed = f"{least} or more" if most is None else f"{least} to {most:,}"
+        raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {allowed} {unit}".rstrip())
+    return number

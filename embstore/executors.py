@@ -7,6 +7,7 @@ the same command resumes.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import re
@@ -14,14 +15,15 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from importlib.util import find_spec
 from multiprocessing import connection, get_context, parent_process
 from types import TracebackType
 from typing import Any, TypeVar
 
-from embstore.errors import EmbstoreError, ExecutorError, InvalidValueError, MissingPackageError
+from embstore.errors import EmbstoreError, ExecutorError, InvalidValueError, MissingPackageError, check_whole, quoted
 
 __all__ = ["Processes", "RayExecutor"]
 
@@ -57,7 +59,8 @@ class Processes(ProcessPoolExecutor):
     """
 
     def __init__(self, n_workers: int | None = None, *, devices: Iterable[str | int] | None = None) -> None:
-        _check_at_least("n_workers", n_workers, 1)
+        if n_workers is not None:
+            check_whole("n_workers", n_workers, 1)
         names = ("cpu",) * (n_workers or _n_cores()) if devices is None else tuple(map(device_name, devices))
         if not names:
             raise InvalidValueError("no device is given: name one or more, such as 0,1 or cpu")
@@ -167,9 +170,11 @@ class RayExecutor(Executor):
         gpus_per_worker: float | None = None,
         cpus_per_worker: float = 1,
     ) -> None:
-        _check_at_least("n_workers", n_workers, 1)
-        _check_at_least("gpus_per_worker", gpus_per_worker, 0)
-        _check_at_least("cpus_per_worker", cpus_per_worker, 0)
+        if n_workers is not None:
+            check_whole("n_workers", n_workers, 1)
+        for name, share in (("gpus_per_worker", gpus_per_worker), ("cpus_per_worker", cpus_per_worker)):
+            if share is not None and not (isinstance(share, int | float) and 0 <= share < math.inf):
+                raise InvalidValueError(f"{name} {quoted(share)} is not allowed: give 0 or more")
         if find_spec("ray") is None:
             raise MissingPackageError("a Ray cluster needs the package ray: pip install 'embstore[ray]'")
         _check_address(address)
@@ -304,11 +309,6 @@ def _n_fitting(resources: Mapping[str, float], cpus: float, gpus: float) -> int:
     return max(1, int(min(fits, default=1)))
 
 
-def _check_at_least(name: str, value: float | None, least: int) -> None:
-    if value is not None and value < least:
-        raise InvalidValueError(f"{name} {value} is not allowed: give {least} or more")
-
-
 def n_workers_of(executor: Executor) -> int:
     """Return how many tasks an executor runs at a time, as far as it says so."""
     found = getattr(executor, "n_workers", None) or getattr(executor, "_max_workers", None)
@@ -325,12 +325,13 @@ def iter_results(executor: Executor, calls: Iterable[Callable[[], T]], *, in_fli
     most = in_flight or 2 * n_workers_of(executor)
     futures: deque[Future[T]] = deque()
     try:
-        for call in calls:
-            if len(futures) >= most:
-                yield _result(futures.popleft())
-            futures.append(_submit(executor, call))
-        while futures:
-            yield _result(futures.popleft())
+        with _naming_lost_workers():
+            for call in calls:
+                if len(futures) >= most:
+                    yield futures.popleft().result()
+                futures.append(executor.submit(_run, call))
+            while futures:
+                yield futures.popleft().result()
     finally:
         for future in futures:
             future.cancel()
@@ -341,38 +342,29 @@ def iter_completed(executor: Executor, calls: Iterable[Callable[[], T]]) -> Gene
     most = 2 * n_workers_of(executor)
     futures: set[Future[T]] = set()
     try:
-        for call in calls:
-            futures.add(_submit(executor, call))
-            while len(futures) >= most:
+        with _naming_lost_workers():
+            for call in calls:
+                futures.add(executor.submit(_run, call))
+                while len(futures) >= most:
+                    done, futures = wait(futures, return_when=FIRST_COMPLETED)
+                    yield from map(Future.result, done)
+            while futures:
                 done, futures = wait(futures, return_when=FIRST_COMPLETED)
-                yield from map(_result, done)
-        while futures:
-            done, futures = wait(futures, return_when=FIRST_COMPLETED)
-            yield from map(_result, done)
+                yield from map(Future.result, done)
     finally:
         for future in futures:
             future.cancel()
 
 
-def _submit(executor: Executor, call: Callable[[], T]) -> Future[T]:
+@contextmanager
+def _naming_lost_workers() -> Iterator[None]:
     try:
-        return executor.submit(_run, call)
+        yield
     except BrokenExecutor as error:
-        raise _lost(error) from error
-
-
-def _result(future: Future[T]) -> T:
-    try:
-        return future.result()
-    except BrokenExecutor as error:
-        raise _lost(error) from error
-
-
-def _lost(error: BaseException) -> ExecutorError:
-    return ExecutorError(
-        "a worker process ended abruptly; the system ends processes so if memory is short. Use fewer workers, or "
-        "start the work again"
-    )
+        raise ExecutorError(
+            "a worker process ended abruptly; the system ends processes so if memory is short. Use fewer workers, or "
+            "start the work again"
+        ) from error
 
 
 def _run(call: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.corpus.sentence import as_phrase
-from embstore.errors import InvalidValueError, quoted
+from embstore.errors import InvalidValueError, check_whole, quoted
 
 BLOCK_ROWS = 2**20
 PASS_ROWS = 2**22
@@ -42,14 +42,10 @@ class Keep:
             object.__setattr__(self, "words", _word_set(self.words))
         if not isinstance(self.labelled, bool) and not (isinstance(self.labelled, str) and self.labelled):
             raise InvalidValueError(f"labelled: {quoted(self.labelled)} is neither True or False nor a label column")
-        for name, least in (("min_contexts", 1), ("max_contexts", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if name == "max_contexts" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidValueError(f"{name}: {quoted(value)} is not a whole number of {least} or more")
-        if self.seed >= 2**64:
-            raise InvalidValueError(f"seed: {self.seed} is too large; give 0 to 2^64 - 1")
+        check_whole("min_contexts", self.min_contexts, 1)
+        if self.max_contexts is not None:
+            check_whole("max_contexts", self.max_contexts, 1)
+        check_whole("seed", self.seed, 0, 2**64 - 1)
         if self.per is not None and not (isinstance(self.per, str) and self.per):
             raise InvalidValueError(f"per: {quoted(self.per)} is not the name of a label column")
         if self.per is not None and self.max_contexts is None:

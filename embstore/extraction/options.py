@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
 from embstore.corpus import Keep
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.models.encoder import Pooling
-from embstore.store.layout import ITEM_NBYTES
+from embstore.store.layout import ITEM_NBYTES, resolve_layers
 
 Window: TypeAlias = int | None  # words left and right of the target; None: the whole sentence
 
 UNITS = ("word", "subword")
+MAX_WINDOW = 10**6  # words
+MAX_SUBWORDS = 2**24  # of a batch, and of a sentence
 CONTEXT_RULE = (
     "only the words at most context_window words left and right of the target are given to the model, "
     "with its special subwords around them"
@@ -31,7 +33,7 @@ class ExtractionOptions:
     Parameters
     ----------
     layers:
-        "all", "last", "0,6-12" or numbers; 0 is the embedding output, l the output of block l, -1 the last layer.
+        "all", "0,6-12,last" or numbers; 0 is the embedding output, l the output of block l, -1 or "last" the last one.
     unit:
         "word" for a row a word, "subword" for a row a subword.
     pooling:
@@ -59,7 +61,7 @@ class ExtractionOptions:
         For a value that is not allowed.
     """
 
-    layers: str | int | Iterable[int] = "all"
+    layers: str | int | Iterable[int | str] = "all"
     unit: str = "word"
     pooling: Pooling = "mean"
     context_window: Window = None
@@ -71,17 +73,19 @@ class ExtractionOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.layers, str | int):
-            object.__setattr__(self, "layers", tuple(int(layer) for layer in self.layers))
-        _check_choice("unit", self.unit, UNITS)
-        _check_choice("pooling", self.pooling, get_args(Pooling))
-        _check_choice("dtype", self.dtype, ITEM_NBYTES)
-        if self.max_length is not None and self.max_length < 1:
-            raise InvalidValueError(f"max length {self.max_length} is not allowed: give 1 or more subwords")
-        if self.batch_subwords is not None and self.batch_subwords < 1:
-            raise InvalidValueError(f"batch size {self.batch_subwords} is not allowed: give 1 or more subwords")
+        if isinstance(self.layers, Iterable) and not isinstance(self.layers, str):
+            object.__setattr__(self, "layers", tuple(self.layers))
+        for name, allowed in (("unit", UNITS), ("pooling", get_args(Pooling)), ("dtype", tuple(ITEM_NBYTES))):
+            if (value := getattr(self, name)) not in allowed:
+                raise InvalidValueError(f"unknown {name} {quoted(value)}: choose one of {', '.join(allowed)}")
+        if not isinstance(self.keep, Keep):
+            raise InvalidValueError(f"keep {quoted(self.keep)} is not allowed: give a Keep")
+        for name, text in (("max_length", "max length"), ("batch_subwords", "batch size")):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_whole(text, value, 1, MAX_SUBWORDS, unit="subwords"))
         for name in ("context", "attention"):
-            check_window(name, getattr(self, f"{name}_window"))
+            object.__setattr__(self, f"{name}_window", check_window(name, getattr(self, f"{name}_window")))
+        object.__setattr__(self, "seed", check_whole("seed", self.seed, 0, 2**64 - 1))
         if self.context_window is not None and self.attention_window is not None:
             raise InvalidValueError(
                 f"context window {self.context_window} and attention window {self.attention_window} exclude each "
@@ -117,17 +121,11 @@ class ExtractionOptions:
         return document
 
 
-def _check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
-    if value not in allowed:
-        raise InvalidValueError(f"unknown {name} {value!r}: choose one of {', '.join(allowed)}")
-
-
-def check_window(name: str, window: object) -> None:
-    """Raise InvalidValueError for anything but the width of a window."""
-    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 0):
-        raise InvalidValueError(
-            f"{name} window {window!r} is not allowed: give 0 or more words, or None for the whole sentence"
-        )
+def check_window(kind: str, window: object) -> Window:
+    """Return the width of a window; raises InvalidValueError for anything else."""
+    if window is None:
+        return None
+    return check_whole(f"{kind} window", window, 0, MAX_WINDOW, unit="words, or None for the whole sentence")
 
 
 def window_name(window: Window) -> str:
@@ -141,37 +139,9 @@ def sorted_windows(windows: Iterable[Window]) -> tuple[Window, ...]:
     return (*sorted(window for window in given if window is not None), *([None] if None in given else []))
 
 
-def parse_layers(layers: str | int | Iterable[int], *, num_hidden_layers: int) -> tuple[int, ...]:
-    """Return layer numbers in ascending order from "all", "last", "0,6,12", "0-6,12" or numbers; -1 is the last.
+def model_layers(layers: str | int | Iterable[int | str], num_hidden_layers: int) -> tuple[int, ...]:
+    """Return the layers of a model that `ExtractionOptions.layers` names, in ascending order, each once.
 
-    Layer 0 is the embedding output, layer l the output of block l.
+    Layer 0 is the embedding output, l the output of block l. Raises InvalidValueError for one that does not exist.
     """
-    if isinstance(layers, str):
-        numbers = _parse_layer_text(layers, num_hidden_layers)
-    else:
-        numbers = [layers] if isinstance(layers, int) else [int(layer) for layer in layers]
-    for number in numbers:
-        if not -num_hidden_layers - 1 <= number <= num_hidden_layers:
-            raise InvalidValueError(
-                f"layer {number} does not exist: the model has layers 0 (embeddings) to {num_hidden_layers}"
-            )
-    if not numbers:
-        raise InvalidValueError(f"layers {layers!r} select no layer: give some of 0 to {num_hidden_layers}, or 'all'")
-    return tuple(sorted({number % (num_hidden_layers + 1) for number in numbers}))
-
-
-def _parse_layer_text(text: str, num_hidden_layers: int) -> list[int]:
-    if text.strip() == "all":
-        return list(range(num_hidden_layers + 1))
-    if text.strip() == "last":
-        return [num_hidden_layers]
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-") if not part.strip().startswith("-") else (part, "", "")
-        try:
-            numbers.extend(range(int(first), int(last if dash else first) + 1))
-        except ValueError:
-            raise InvalidValueError(
-                f"layers {text!r} cannot be read: give 'all', 'last' or numbers and ranges like 0,3,6-12"
-            ) from None
-    return numbers
+    return resolve_layers(layers, range(num_hidden_layers + 1), ascending=True, absent="does not exist")

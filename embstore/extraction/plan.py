@@ -14,7 +14,7 @@ from embstore.corpus import Corpus, open_corpus
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, estimate
-from embstore.extraction.options import ExtractionOptions, Window, parse_layers, window_name
+from embstore.extraction.options import ExtractionOptions, Window, model_layers, window_name
 from embstore.extraction.partition import TextOptions
 from embstore.extraction.resume import check_labels, check_store
 from embstore.extraction.rows import make_index
@@ -256,7 +256,7 @@ def read(
     if options.batch_subwords is None:
         size = _recorded_batch(store, encoder) or encoder.default_batch_subwords
         options = replace(options, batch_subwords=size)
-    layers = parse_layers(options.layers, num_hidden_layers=encoder.info.num_hidden_layers)
+    layers = model_layers(options.layers, encoder.info.num_hidden_layers)
     limit = _length_limit(encoder, options.max_length)
     with reporting(progress, unit="sentences", label="plan") as report:
         found = survey(corpus, encoder, limit=limit, keep_ids=options.unit == "subword", spool=Spool(), report=report)

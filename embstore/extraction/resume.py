@@ -10,7 +10,7 @@ from typing import Any
 
 from embstore.corpus import Corpus
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError, StoreMismatchError
-from embstore.extraction.options import ExtractionOptions, Window, parse_layers
+from embstore.extraction.options import ExtractionOptions, Window, model_layers
 from embstore.extraction.survey import BLOCK_SENTENCES
 from embstore.store import Metadata, Store
 from embstore.store.backend import exists, open_reader, require_writable
@@ -80,7 +80,7 @@ def check_store(
             known[name] = metadata.extraction.get(name)
         _require_equal("extraction", known, metadata.extraction, path)
         if (depth := metadata.model.get("num_hidden_layers")) is not None:
-            _require_equal("layers", parse_layers(options.layers, num_hidden_layers=depth), metadata.layers, path)
+            _require_equal("layers", model_layers(options.layers, depth), metadata.layers, path)
         _require_equal("dtype", options.dtype, metadata.dtype, path)
         for name in ("format", "options"):
             _require_equal(f"corpus.{name}", getattr(corpus, name), metadata.corpus.get(name), path)

@@ -136,9 +136,7 @@ def _one_kind(contexts: Iterable[Window] | None, attentions: Iterable[Window] | 
     windows = list(given or ())
     if not windows:
         raise InvalidValueError(f"no {kind} window is given: name one or more, such as 0, 2, 4 and full")
-    for window in windows:
-        check_window(kind, window)
-    return kind, sorted_windows(windows)
+    return kind, sorted_windows(check_window(kind, window) for window in windows)
 
 
 def _total_cost(kind: str, each: Sequence[Estimate]) -> Estimate:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, quoted
 
 SHARD_NBYTES = 256 * 2**20
 SMALL_SHARD_NBYTES = 64 * 2**20
 FEW_SHARDS = 8
 CHUNK_ROWS = 256
 ITEM_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+_RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,10 @@ class Layout:
         return self.partition_rows * self.row_nbytes
 
 
-def resolve_layer(layer: Any, stored: Sequence[int]) -> int:
+def resolve_layer(layer: Any, stored: Sequence[int], *, absent: str = "is not stored") -> int:
     """Return the stored layer that `layer` names: its number, "last", or -1, -2 ... counted from the last one stored.
 
-    Raises InvalidValueError for a layer that is not stored.
+    Raises InvalidValueError for a layer that is not stored; `absent` says so in its message.
     """
     if isinstance(layer, (int, np.integer)) and not isinstance(layer, bool):
         if layer in stored:
@@ -75,24 +78,40 @@ def resolve_layer(layer: Any, stored: Sequence[int]) -> int:
     elif isinstance(layer, str) and layer.strip() == "last":
         return int(stored[-1])
     listed = ", ".join(map(str, stored))
-    raise InvalidValueError(f"layer {layer!r} is not stored: choose among {listed}, or -1 or 'last' for the last one")
+    raise InvalidValueError(f"layer {quoted(layer)} {absent}: choose among {listed}, or -1 or 'last' for the last one")
 
 
-def resolve_layers(layers: Any, stored: Sequence[int], *, ascending: bool = False) -> tuple[int, ...]:
+def resolve_layers(
+    layers: Any, stored: Sequence[int], *, ascending: bool = False, absent: str = "is not stored"
+) -> tuple[int, ...]:
     """Return the stored layers that are named: all for None or "all", one layer, or several.
 
-    Each one may be given as in `resolve_layer`. They are in the order given, or with `ascending` sorted and distinct.
-    Raises InvalidValueError for a layer that is not stored, and for none at all.
+    Each one may be given as in `resolve_layer`, several also as text such as "0,6-12,last". They are in the order
+    given, or with `ascending` sorted and distinct. Raises InvalidValueError for a layer that is not stored, and for
+    none at all.
     """
     if layers is None or (isinstance(layers, str) and layers.strip() == "all"):
         return tuple(stored)
-    if isinstance(layers, str | int | np.integer):
-        return (resolve_layer(layers, stored),)
+    if isinstance(layers, str):
+        layers = _parsed(layers)
+    elif isinstance(layers, int | np.integer):
+        layers = (layers,)
     if not isinstance(layers, Iterable):
-        raise InvalidValueError(f"layers {layers!r} are not understood: give one layer, a list of layers, or 'all'")
-    resolved = tuple(resolve_layer(layer, stored) for layer in layers)
+        raise InvalidValueError(
+            f"layers {quoted(layers)} are not understood: give one layer, a list of layers, or 'all'"
+        )
+    resolved = tuple(resolve_layer(layer, stored, absent=absent) for layer in layers)
     if not resolved:
         raise InvalidValueError(
             f"no layer is chosen: give one or more of {', '.join(map(str, stored))}, or None for all of them"
         )
     return tuple(sorted(set(resolved))) if ascending else resolved
+
+
+def _parsed(text: str) -> Iterator[int | str]:
+    """Yield the layers in a text, one by one, since a range may be longer than memory."""
+    for part in map(str.strip, text.split(",")):
+        if (found := _RANGE.fullmatch(part)) and int(found[1]) <= int(found[2]):
+            yield from range(int(found[1]), int(found[2]) + 1)
+        else:
+            yield int(part) if _NUMBER.fullmatch(part) else part

@@ -256,10 +256,15 @@ def test_the_same_call_on_a_finished_store_changes_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": "0,9"}, "layer 9 does not exist: the model has layers 0"),
+        ({"layers": "0,9"}, "layer 9 does not exist: choose among 0, 1, 2, or -1 or 'last' for the last one"),
         ({"layers": [-4]}, "layer -4 does not exist"),
-        ({"layers": "a"}, "layers 'a' cannot be read"),
-        ({"layers": []}, "layers () select no layer: give some of 0 to 2"),
+        ({"layers": "a"}, "layer 'a' does not exist"),
+        ({"layers": "1-0"}, "layer '1-0' does not exist"),
+        ({"layers": "0-99999999999999"}, "layer '0-99999999999999' does not exist"),
+        ({"layers": "0-999999999"}, "layer 3 does not exist"),
+        ({"layers": [1.5]}, "layer 1.5 does not exist"),
+        ({"layers": 7.5}, "layers 7.5 are not understood"),
+        ({"layers": []}, "no layer is chosen: give one or more of 0, 1, 2"),
         ({"unit": "byte"}, "unknown unit 'byte': choose one of word, subword"),
         ({"pooling": "sum"}, "unknown pooling 'sum'"),
         ({"dtype": "float8"}, "unknown dtype 'float8'"),
@@ -267,6 +272,12 @@ def test_the_same_call_on_a_finished_store_changes_nothing(tmp_path: Path) -> No
         ({"max_length": 2}, "max length 2 leaves no space for words"),
         ({"max_length": 99}, "max length 99 is more than the model accepts: give 26 or less"),
         ({"batch_subwords": -1}, "batch size -1 is not allowed"),
+        ({"batch_subwords": 10**20}, "batch size 100000000000000000000 is not allowed: give 1 to 16,777,216 subwords"),
+        ({"batch_subwords": 10**5000}, "batch size <int> is not allowed"),
+        ({"max_length": 2.5}, "max length 2.5 is not allowed"),
+        ({"seed": -1}, "seed -1 is not allowed: give 0 to"),
+        ({"keep": ["bank"]}, "keep ['bank'] is not allowed: give a Keep"),
+        ({"dtype": []}, "unknown dtype []: choose one of float32"),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
@@ -282,19 +293,30 @@ def test_subwords_beyond_the_limit_are_not_counted() -> None:
     assert plan.estimate.subwords_to_run == 4
 
 
-def test_layers_in_every_notation() -> None:
-    from embstore.extraction.options import parse_layers
-
+def test_layers_mean_the_same_in_an_extraction_and_in_a_selection(tmp_path: Path) -> None:
+    _, whole = extracted(tmp_path / "s.zarr")
     for given_, meant in [
         ("all", (0, 1, 2)),
         ("last", (2,)),
+        (-1, (2,)),
+        ("-1", (2,)),
+        ([-1], (2,)),
         ("0,2", (0, 2)),
         ("0-1", (0, 1)),
-        ([-1], (2,)),
-        ("-1", (2,)),
+        ("0,last", (0, 2)),
+        ([0, "last"], (0, 2)),
+        ([-3, 1, -1], (0, 1, 2)),
+        ([2, 0, 2, -1], (0, 2)),
+        (np.array([1, 2]), (1, 2)),
     ]:
-        assert parse_layers(given_, num_hidden_layers=2) == meant
-    assert parse_layers([2, 0, 2], num_hidden_layers=2) == (0, 2)
+        plan = plan_of(SENTENCES[:1], model=FakeEncoder(), layers=given_)
+        assert plan.layout.layers == meant
+        assert tuple(sorted(set(whole.select(layers=given_).layers))) == meant
+    for wrong in (3, -4, "3", "-4", "0,3", [0, -4], "first", True, []):
+        with pytest.raises(InvalidValueError, match=r"does not exist|no layer"):
+            plan_of(SENTENCES[:1], model=FakeEncoder(), layers=wrong)
+        with pytest.raises(InvalidValueError, match=r"is not stored|no layer"):
+            whole.select(layers=wrong)
 
 
 def test_other_labels_are_another_corpus(tmp_path: Path) -> None:

@@ -274,10 +274,11 @@ def test_other_architectures_bear_attention_windows(tmp_path: Path, scene: Calla
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context_window": -1}, "context window -1 is not allowed: give 0 or more words"),
+        ({"context_window": -1}, "context window -1 is not allowed: give 0 to 1,000,000 words"),
         ({"attention_window": -2}, "attention window -2 is not allowed"),
         ({"context_window": True}, "context window True is not allowed"),
         ({"context_window": 1.5}, "context window 1.5 is not allowed"),
+        ({"context_window": 10**20}, "context window 100000000000000000000 is not allowed: give 0 to 1,000,000 words"),
         (
             {"context_window": 1, "attention_window": 2},
             "context window 1 and attention window 2 exclude each other",

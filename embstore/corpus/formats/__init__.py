@@ -9,8 +9,7 @@ from embstore.corpus.formats.conll import CONLL
 from embstore.corpus.formats.conllu import CONLLU
 from embstore.corpus.formats.edge import EDGE
 from embstore.corpus.formats.pse import PSE
-from embstore.corpus.formats.sts import STS
-from embstore.corpus.formats.text import TEXT
+from embstore.corpus.formats.text import STS, TEXT
 from embstore.corpus.lines import COMPRESSED_SUFFIXES
 from embstore.errors import CorpusError, InvalidValueError, one_line, quoted
 

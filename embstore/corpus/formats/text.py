@@ -1,4 +1,4 @@
-"""Plain text, a sentence a line, and the two ways in which text is split into words."""
+"""Plain text, a sentence a line; pairs of sentences with a score (STS); and the two ways to split text into words."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterator
 
 from embstore.corpus.formats.base import Format, ReadOptions
-from embstore.corpus.lines import Lines
+from embstore.corpus.lines import Lines, finite_number
 from embstore.corpus.sentence import Sentence
+from embstore.errors import quoted
 
 # Ranges of punctuation marks; "_", combining marks, joiners and emoji are not among them.
 _MARK = (
@@ -40,4 +41,29 @@ def read_text(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
             yield Sentence(words)
 
 
+def read_sts(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield two sentences for each line, as in SemEval's STS; every word has the labels set, score and side (1 or 2)."""
+    for number, line in enumerate(lines, 1):
+        if not line or line.isspace():
+            continue
+        fields = line.split("\t")
+        if len(fields) != 4:
+            raise lines.error(
+                number,
+                f"{len(fields)} fields instead of 4 (set, score, two sentences, separated by tabs): {quoted(line)}",
+            )
+        name, score = fields[0].strip(), fields[1].strip()
+        if not name:
+            raise lines.error(number, f"the set (field 1) is empty: {quoted(line)}")
+        if finite_number(score) is None:
+            raise lines.error(number, f"the score (field 2), {quoted(score)}, is not a number")
+        for side, text in zip("12", fields[2:], strict=True):
+            words = options.split(text)
+            if not words:
+                raise lines.error(number, f"sentence {side} has no word: {quoted(line)}")
+            n_words = len(words)
+            yield Sentence(words, {"set": [name] * n_words, "score": [score] * n_words, "side": [side] * n_words})
+
+
 TEXT = Format("text", (".txt", ".text"), read_text, split="space")
+STS = Format("sts", (".tsv",), read_sts, split="punctuation")
