@@ -42,7 +42,7 @@ def read_text(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
 
 
 def read_sts(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
-    """Yield two sentences for each line, as in SemEval's STS; every word has the labels set, score and side (1 or 2)."""
+    """Yield two sentences for each line, as in SemEval STS; every word has the labels set, score and side (1 or 2)."""
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             continue
