@@ -51,7 +51,7 @@ class BenchmarkError(InputError, ValueError):
     """A word benchmark cannot be read; the message names file and line."""
 
 
-class DeviceMemoryError(InputError, MemoryError):
+class DeviceMemoryError(EmbstoreError, MemoryError):
     """A model, or a single sentence, does not fit into the memory of a device."""
 
 
@@ -59,7 +59,7 @@ class NonFiniteError(EmbstoreError, ArithmeticError):
     """A hidden state is NaN, infinite, or outside the range of the store's dtype."""
 
 
-class StoreNotFoundError(EmbstoreError, FileNotFoundError):
+class StoreNotFoundError(InputError, FileNotFoundError):
     """The path of a store does not exist."""
 
 
@@ -71,7 +71,7 @@ class StoreMismatchError(InputError, ValueError):
     """The existing store was made with other settings than the plan's; the message names the difference."""
 
 
-class StoreBusyError(InputError, RuntimeError):
+class StoreBusyError(EmbstoreError, RuntimeError):
     """Another process is writing to the store."""
 
 
@@ -79,7 +79,7 @@ class StoreDamagedError(EmbstoreError, RuntimeError):
     """Stored bytes differ from those that were committed."""
 
 
-class SearchIndexError(EmbstoreError, ValueError):
+class SearchIndexError(InputError, ValueError):
     """A search index is stale, damaged, or belongs to another store; the message says how to rebuild it."""
 
 
@@ -95,7 +95,7 @@ class SavedProbesNotFoundError(SavedProbesError, FileNotFoundError):
     """The path does not hold saved probes."""
 
 
-class MissingRowsError(InputError, LookupError):
+class MissingRowsError(EmbstoreError, LookupError):
     """Requested rows have not been written yet."""
 
 
@@ -107,7 +107,7 @@ class ExecutorError(EmbstoreError, RuntimeError):
     """Workers cannot be reached, were lost, or cannot do their tasks."""
 
 
-class MissingPackageError(EmbstoreError, ImportError):
+class MissingPackageError(InputError, ImportError):
     """An optional package is not installed; the message names the extra that installs it."""
 
 
