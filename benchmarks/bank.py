@@ -148,7 +148,7 @@ def shape_of(kind: str, classes: tuple[str, ...], layers: tuple[int, ...], width
 def train_seconds(shape: Shape, data: LabelledExamples, training: Schedule, device: str = "cpu") -> float:
     """Seconds of a training, first weights included."""
     began = time.perf_counter()
-    train_bank(shape, data, schedule=training, device=torch.device(device), memory=2**36)
+    train_bank(shape, data, schedule=replace(training, device=torch.device(device), memory=2**36))
     if device != "cpu":
         torch.cuda.synchronize()
     return time.perf_counter() - began

@@ -20,13 +20,11 @@ from bank import SQUARE, products_rate
 from measure import Target, Times, interleaved, machine, paired_ratios, table, targets_table, timed, write_json
 
 import embstore as es
-from embstore.probes.edges.batches import GROUP_NBYTES, EdgeBatch, batch_sentences
+from embstore.probes.edges.batches import GROUP_NBYTES, EdgeBatch, EdgeSplit, batch_sentences
 from embstore.probes.edges.model import EdgeBank, EdgeShape, operations
-from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import Sample, join_task
-from embstore.probes.edges.training import EdgeSettings, EdgeStream, train_edges
+from embstore.probes.edges.training import EdgeSchedule, EdgeStream, train_edges
 from embstore.probes.reading import READ_AHEAD
-from embstore.probes.training import Schedule
 
 CPU = torch.device("cpu")
 SPEEDUP, STREAM = 2.5, 0.5  # the project's targets
@@ -43,7 +41,7 @@ class Case:
     batch: int
 
     def stream(self, layers: int) -> EdgeStream:
-        return EdgeStream(self.store, self.store.layers[:layers], self.batch, CPU)
+        return EdgeStream(self.store, self.store.layers[:layers], EdgeSchedule(epochs=1, batch_size=self.batch))
 
     def shape(self, layers: int) -> EdgeShape:
         return EdgeShape(layers, self.store.hidden_size, len(self.train.spans), self.labels)
@@ -53,12 +51,8 @@ class Case:
         return len(self.store.layers)
 
     @property
-    def settings(self) -> EdgeSettings:
-        return EdgeSettings(Schedule(epochs=1, batch_size=self.batch))
-
-    @property
     def order(self) -> np.ndarray:
-        return np.random.default_rng((0, 1)).permutation(self.train.n_sentences)  # that of the first epoch
+        return np.random.default_rng((0, 1)).permutation(self.train.n_sentences)
 
 
 class ByHand(torch.nn.Module):
@@ -75,7 +69,7 @@ class ByHand(torch.nn.Module):
             torch.nn.Linear(shape.spans * shape.projection, shape.hidden_size),
             torch.nn.Tanh(),
             torch.nn.LayerNorm(shape.hidden_size),
-            torch.nn.Dropout(EdgeSettings.dropout),
+            torch.nn.Dropout(EdgeSchedule.dropout),
             torch.nn.Linear(shape.hidden_size, shape.labels),
         )
 
@@ -98,7 +92,7 @@ def together(case: Case) -> None:
     bank = EdgeBank.initial(
         case.shape(case.layers), np.tri(case.layers, dtype=bool), np.zeros(case.layers, int), device=CPU
     )
-    train_edges(bank, case.stream(case.layers), case.train, None, settings=case.settings)
+    train_edges(bank, case.stream(case.layers), case.train, None)
 
 
 def one_by_one(case: Case) -> None:
@@ -106,14 +100,14 @@ def one_by_one(case: Case) -> None:
     for layers in range(1, case.layers + 1):
         allowed = np.ones((1, layers), bool)
         bank = EdgeBank.initial(case.shape(layers), allowed, np.zeros(1, int), device=CPU)
-        train_edges(bank, case.stream(layers), case.train, None, settings=case.settings)
+        train_edges(bank, case.stream(layers), case.train, None)
 
 
 def by_hand(case: Case) -> None:
     """Plain modules, one after the other, over the same stream."""
     for layers in range(1, case.layers + 1):
         probe = ByHand(case.shape(layers))
-        optimizer = torch.optim.Adam(probe.parameters(), lr=Schedule.learning_rate, fused=True)
+        optimizer = torch.optim.Adam(probe.parameters(), lr=EdgeSchedule.learning_rate, fused=True)
         criterion = torch.nn.BCEWithLogitsLoss()
         for batch in case.stream(layers).batches(case.train, case.order):
             optimizer.zero_grad()

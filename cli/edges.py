@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import embstore as es
 import embstore_cli.options as opt
 from embstore_cli.output import Drawing, create_folder, print_notes, print_table, with_deviation
-from embstore_cli.probes import save_folders
+from embstore_cli.probes import save_files
 from embstore_cli.task_files import find_tasks
 
 if TYPE_CHECKING:
@@ -79,17 +79,17 @@ def edges(
     files = probing.files(tasks, chosen)
     options = probing.arguments(chosen)
     es.EdgeProbe(**options)  # checks the settings before a store is read
-    folders = save_folders(save, files)
+    saved = save_files(save, files)
     opened = es.open(store)
     folder = None if checkpoints is None else create_folder(checkpoints, option="--checkpoints")
     results = []
     for name, splits in files.items():
-        checkpoint = None if folder is None else folder / f"{name}.pt"
+        checkpoint = None if folder is None else folder / f"{name}.checkpoint"
         fitted = es.EdgeProbe(**options).fit(
             opened, splits["train"], splits.get("dev"), name=name, checkpoint=checkpoint
         )
-        if name in folders:
-            fitted.save(folders[name])
+        if name in saved:
+            fitted.save(saved[name])
         targets = {split: edges for split, edges in splits.items() if split != "train"}
         results.append(fitted.score(targets, resamples=resamples))
     result = es.probes.ProbeResult.concat(results)

@@ -65,7 +65,7 @@ Sentences = Annotated[int, option("N", "Use a random sample of N sentences of ea
 Control = Annotated[
     bool, typer.Option("--control", help="Also train on the control task: random labels, the same for the same word.")
 ]
-Save = Annotated[Path | None, option("DIR", "Save the probes in this folder, in a subfolder each where several.")]
+Save = Annotated[Path | None, option("PATH", "Save the probes in this file, or one each in this folder where several.")]
 Checkpoints = Annotated[Path | None, option("DIR", "Save a checkpoint after every epoch there, and resume from it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[Path | None, option("FILE", "Also write the table to FILE.{csv,parquet,json}.", "--out")]

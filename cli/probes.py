@@ -69,13 +69,13 @@ def classes(
     es.ClassProbe(**options)  # checks the settings before a store is read
     split = es.probes.split_words(**words, dev_share=dev_share, seed=options.get("seed", 0))
     opened = open_stores(stores)
-    folders = save_folders(save, opened)
+    files = save_files(save, opened)
     results = []
     for name, store in opened.items():
         probe = es.ClassProbe(**options).fit(store, split)
         results.append(probe.score(splits=splits, name=name))
-        if name in folders:
-            probe.save(folders[name])
+        if name in files:
+            probe.save(files[name])
     title = f"{kind} probes of {label}, {options.get('level', 'context')} level"
     _show(es.probes.ProbeResult.concat(results), title, by, output)
 
@@ -130,14 +130,14 @@ def open_stores(paths: list[str]) -> dict[str, es.Store]:
     return named
 
 
-def save_folders(save: Path | None, names: Collection[str]) -> dict[str, Path]:
-    """Return the folder of `--save` for each store or task; refuses one that is not free."""
+def save_files(save: Path | None, names: Collection[str]) -> dict[str, Path]:
+    """Return the file of `--save` for each store or task; refuses one that is not free."""
     if save is None:
         return {}
-    folders = {name: save if len(names) == 1 else save / name for name in names}
-    for folder in folders.values():
-        es.probes.require_free(folder)
-    return folders
+    files = {name: save if len(names) == 1 else save / name for name in names}
+    for file in files.values():
+        es.probes.require_free(file)
+    return files
 
 
 def _show(result: es.probes.ProbeResult, title: str, by: str | None, output: Drawing) -> None:
@@ -214,14 +214,14 @@ def structure(
     if sentence is not None and sentence >= len(trees["test"]):
         raise InvalidValueError(f"there is no test sentence {sentence}: give --sentence 0 to {len(trees['test']) - 1}")
     opened = open_stores(stores)
-    folders = save_folders(save, opened)
+    files = save_files(save, opened)
     folder = None if checkpoints is None else create_folder(checkpoints, option="--checkpoints")
     probes, results = [], []
     for name, store in opened.items():
-        checkpoint = None if folder is None else folder / f"{name}.pt"
+        checkpoint = None if folder is None else folder / f"{name}.checkpoint"
         probe = es.StructuralProbe(**options).fit(store, trees["train"], trees["dev"], checkpoint=checkpoint)
-        if name in folders:
-            probe.save(folders[name])
+        if name in files:
+            probe.save(files[name])
         results.append(probe.score({split: trees[split] for split in ("dev", "test")}, name=name))
         probes.append(probe)
     result = es.probes.ProbeResult.concat(results)

@@ -89,15 +89,14 @@ def trace(
         print_table([row | {"text": shorten(row["text"], MAX_TEXT, placeholder="...")} for row in rows], title=title)
 
 
-def _loaded(folders: list[Path], device: str) -> list[es.EdgeProbe]:
-    """Load the edge probes in folders, or in the folders in them."""
+def _loaded(paths: list[Path], device: str) -> list[es.EdgeProbe]:
+    """Load the edge probes in files, or in all files of folders."""
     found = []
-    for folder in folders:
-        inside = sorted(path.parent for path in folder.glob("*/probe.json"))
-        for path in [folder] if (folder / "probe.json").exists() or not inside else inside:
-            probe = es.probes.load(path)
+    for path in paths:
+        for file in sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]:
+            probe = es.probes.load(file)
             if not isinstance(probe, es.EdgeProbe):
-                raise InvalidValueError(f"{path} has {probe.name} probes: give edge probes")
+                raise InvalidValueError(f"{file} has {probe.name} probes: give edge probes")
             probe.device = device
             found.append(probe)
     return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from embstore.probes.base import SavedProbe, read_probe
+from embstore.errors import SavedProbesError, SavedProbesNotFoundError
 from embstore.probes.classes.probe import ClassProbe
 from embstore.probes.edges.probe import EdgeProbe
+from embstore.probes.saved import read_tensors
 from embstore.probes.structure.probe import StructuralProbe
 
 PROBES: dict[str, type[ClassProbe] | type[EdgeProbe] | type[StructuralProbe]] = {
@@ -19,8 +21,12 @@ def load(path: str | os.PathLike[str]) -> ClassProbe | EdgeProbe | StructuralPro
 
     Raises SavedProbesNotFoundError if there are none, SavedProbesError if they are damaged or of a newer version.
     """
-
-    def build(saved: SavedProbe) -> ClassProbe | EdgeProbe | StructuralProbe:
-        return PROBES[saved.probe]._loaded(saved)
-
-    return read_probe(path, build)
+    file = Path(path)
+    if not file.is_file():
+        raise SavedProbesNotFoundError(f"{file} is not a file of saved probes: give one that save or --save wrote")
+    try:
+        document, tensors = read_tensors(file)
+        return PROBES[document["probe"]].loaded(document, tensors)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise SavedProbesError(f"the probes {file} are damaged ({reason}): train them again") from None

@@ -14,13 +14,12 @@ from torch.nn import functional
 
 from embstore.errors import InvalidValueError
 from embstore.probes.control import ControlTask
-from embstore.probes.edges.batches import EdgeBatch
+from embstore.probes.edges.batches import EdgeBatch, EdgeSplit
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.probe import EdgeProbe
 from embstore.probes.edges.scores import ProbeGrid
-from embstore.probes.edges.splits import EdgeSplit
-from embstore.probes.edges.tasks import Edges, EdgeTask, control_task, join_task, require_unit
-from embstore.probes.edges.training import EdgeSettings, EdgeStream, iter_logits, train_edges
+from embstore.probes.edges.tasks import Edges, EdgeTask, control_task, join_task
+from embstore.probes.edges.training import EdgeStream, iter_logits, train_edges
 from embstore.probes.reading import store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.progress import Progress, reporting
@@ -68,24 +67,21 @@ def code_length(
     Raises InvalidValueError for fractions that do not ascend to 100, and as `EdgeProbe.fit`.
     """
     probe = EdgeProbe() if probe is None else probe
-    settings = probe.edge_settings()
-    settings.schedule.require_dev(dev is not None, "targets")
+    schedule, store = probe.schedule(has_dev=dev is not None), store_of(data)
     block_ends(fractions, 10**9)
-    store = store_of(data)
-    require_unit(store)
-    task = join_task(store, train, dev, name=name, sample=probe._sample())
+    task = join_task(store, train, dev, name=name, sample=probe.sample())
     grid = replace(probe.grid(data), layerwise=True)
     numbers = [grid.by_layer(seed) for seed in grid.seeds]
     numbers += [grid.cumulative(seed) for seed in grid.seeds if cumulative]
     chosen = np.unique(np.concatenate(numbers))
     kind = CodeBank if task.labels.single else EdgeBank
-    bank = kind.initial(probe.shape(task.labels, grid, store), grid.allowed[chosen], grid.seed_of[chosen])
+    bank = kind.initial(probe.shape(task.labels, grid, store.hidden_size), grid.allowed[chosen], grid.seed_of[chosen])
     ends = block_ends(fractions, task.train.n_sentences)
     order = np.random.default_rng((probe.seed, task.train.n_sentences)).permutation(int(ends[-1]))
     tasks = [task]
     if probe.control:
         tasks.append(control_task(task, store, ControlTask.of(task.train.gold, probe.seed)))
-    coder = OnlineCoder(bank, probe.stream(store, grid.layers), settings, order, ends, task.labels.single)
+    coder = OnlineCoder(bank, EdgeStream(store, grid.layers, schedule), order, ends, task.labels.single)
     codes = code_tasks(coder, tasks, progress)
     count, uniform = len(task.train), uniform_bits(len(task.train), len(task.labels.labels), single=task.labels.single)
     rows = [
@@ -101,7 +97,7 @@ def code_tasks(
     coder: OnlineCoder, tasks: Sequence[EdgeTask], progress: Progress
 ) -> list[tuple[NDArray[np.float64], float]]:
     """Code the tasks one after the other; returns for each the bits by probe and those by label frequencies."""
-    n_each = coder.settings.schedule.epochs * sum(map(_n_read, coder.ends[:-1].tolist()))
+    n_each = coder.stream.schedule.epochs * sum(map(_n_read, coder.ends[:-1].tolist()))
     label = f"code {tasks[0].labels.name}"
     codes = []
     with reporting(progress, total=len(tasks) * n_each, unit="sentences", label=label) as report:
@@ -120,7 +116,6 @@ class OnlineCoder:
 
     bank: EdgeBank
     stream: EdgeStream
-    settings: EdgeSettings
     order: NDArray[np.int64]
     ends: NDArray[np.int64]
     single: bool
@@ -143,8 +138,8 @@ class OnlineCoder:
                 advance(done + at)
 
             repeated = data.part(np.repeat(self.order[:start], n_read // start))
-            trained = train_edges(self.bank, self.stream, repeated, dev, settings=self.settings, progress=report)
-            done += self.settings.schedule.epochs * n_read
+            trained = train_edges(self.bank, self.stream, repeated, dev, progress=report)
+            done += self.stream.schedule.epochs * n_read
             for targets, logits in iter_logits(replace(self.bank, weights=trained.weights), self.stream, block):
                 gold = torch.from_numpy(block.gold[targets]).to(logits.device)
                 bits += code_bits(logits, gold, single=self.single).cpu().numpy()

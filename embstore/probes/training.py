@@ -6,10 +6,10 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError, StorageError
 from embstore.probes.reading import VERIFY
+from embstore.probes.saved import Tensors, read_tensors, write_tensors
 from embstore.progress import Progress, reporting
 
 COPY_NBYTES = 2**26  # best weights are copied this many bytes at a time
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -49,49 +51,40 @@ class Training:
         if not self.learning_rate > 0:
             raise InvalidValueError(f"learning_rate {self.learning_rate} is not allowed: give more than 0")
 
-    def schedule(self, *, epochs: int, batch_size: int, patience: int, seed: int) -> Schedule:
-        """Return the settings with the defaults of a probe filled in; `seed`: of the order of the examples."""
-        return Schedule(
-            epochs=self.epochs or epochs,
-            batch_size=self.batch_size or batch_size,
-            learning_rate=self.learning_rate,
-            patience=patience if self.patience is None else self.patience,
-            seed=seed,
-        )
-
 
 @dataclass(frozen=True)
 class Schedule:
-    """A `Training` without open defaults; `seed` fixes the order of the examples, which all probes share."""
+    """A `Training` without open defaults; `seed` fixes the order of the examples.
+
+    `device` and `memory` do not change the result: where it runs, and the bytes that the probes trained at a time may
+    take.
+    """
 
     epochs: int
     batch_size: int
     learning_rate: float = 1e-3
     patience: int = 0
     seed: int = 0
+    device: torch.device = field(default=CPU, repr=False)
+    memory: int = field(default=4 * 2**30, repr=False)
 
-    def order(self, epoch: int, n_examples: int) -> NDArray[np.int64]:
-        """Return the order of the examples in an epoch, int64 [n_examples]."""
-        return np.random.default_rng((self.seed, epoch)).permutation(n_examples)
-
-    def require_dev(self, has_dev: bool, what: str) -> None:
-        """Raise InvalidValueError for early stopping without dev data; `what` names the data."""
-        if self.patience and not has_dev:
-            raise InvalidValueError(f"patience {self.patience} needs dev {what}: give some, or patience 0")
+    def order(self, epoch: int, n_examples: int, *seeds: int) -> NDArray[np.int64]:
+        """Return the order of the examples in an epoch, int64 [n_examples]; `seeds`: more that it depends on."""
+        return np.random.default_rng((self.seed, *seeds, epoch)).permutation(n_examples)
 
 
 class Trainer(ABC):
     """A group of probes of one family that are trained together.
 
-    A family implements one epoch, the losses on dev data, and its optimizer's state. Early stopping, best weights,
-    divergence checks, checkpoints and memory groups are those of `train`. Probes are numbered 0 to `n_probes` - 1
-    within the group.
+    A family implements one epoch and the losses on dev data. Early stopping, best weights, divergence checks,
+    checkpoints and memory groups are those of `train`. Probes are numbered 0 to `n_probes` - 1 within the group.
     """
 
     what: ClassVar[str]  # what the probes are called in errors
     min_gain: ClassVar[float] = 0.0  # a dev loss is better if it is lower by more than this
     n_probes: int
     n_examples: int
+    optimizers: Sequence[torch.optim.Optimizer]
 
     @abstractmethod
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -112,13 +105,10 @@ class Trainer(ABC):
     def end_epoch(self, better: NDArray[np.bool_], running: NDArray[np.bool_]) -> None:  # noqa: B027 - optional
         """Adapt to the result of an epoch: probes that improved, and those that continue."""
 
-    @abstractmethod
-    def optimizer_state(self) -> Any:
-        """Return what the next step depends on besides the weights, as tensors and numbers."""
-
-    @abstractmethod
-    def restore(self, weights: Mapping[str, torch.Tensor], optimizer: Any, running: NDArray[np.bool_]) -> None:
-        """Continue from the state of a checkpoint."""
+    def restore(self, weights: Tensors, running: NDArray[np.bool_]) -> None:
+        """Continue with the weights of a checkpoint."""
+        for name, tensor in self.weights().items():
+            tensor.copy_(weights[name])
 
     @abstractmethod
     def digest(self) -> str:
@@ -140,13 +130,35 @@ class Trained:
     epochs: NDArray[np.int64]
     dev_loss: NDArray[np.float64]
 
+    def tensors(self, sizes: Sequence[int], prefix: str = "") -> dict[str, torch.Tensor]:
+        """Return everything by name, [*sizes, ...] instead of [n_probes, ...]."""
+        whole = self.weights | {"epochs": torch.from_numpy(self.epochs), "dev_loss": torch.from_numpy(self.dev_loss)}
+        return {f"{prefix}{name}": tensor.reshape(*sizes, *tensor.shape[1:]) for name, tensor in whole.items()}
+
+    @classmethod
+    def of(
+        cls, tensors: Tensors, sizes: Sequence[int], shapes: Mapping[str, tuple[int, ...]], prefix: str = ""
+    ) -> Self:
+        """Return what `tensors` was made of; `shapes`: those of one probe's weights.
+
+        Raises ValueError for a tensor of another shape or dtype, KeyError for a missing one.
+        """
+        dtypes = {"epochs": torch.int64, "dev_loss": torch.float64}
+        found = {}
+        for name in (*shapes, *dtypes):
+            tensor, size = tensors[f"{prefix}{name}"], shapes.get(name, ())
+            if tensor.shape != (*sizes, *size) or tensor.dtype != dtypes.get(name, torch.float32):
+                raise ValueError(f"the tensor {prefix}{name} does not fit the settings")
+            found[name] = tensor.reshape(prod(sizes), *size)
+        return cls(found, found.pop("epochs").numpy(), found.pop("dev_loss").numpy())
+
 
 def train(
     groups: Sequence[NDArray[np.int64]],
     make_trainer: Callable[[int], Trainer],
     schedule: Schedule,
     *,
-    checkpoint: Path | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = None,
     unit: str = "examples",
     label: str = "train",
@@ -170,9 +182,9 @@ def train(
             def advance(done: int, before: int = number * n_steps, total: int = len(groups) * n_steps) -> None:
                 report(before + done, total)
 
-            path = checkpoint
-            if checkpoint is not None and len(groups) > 1:
-                path = checkpoint.with_name(f"{checkpoint.stem}.{members[0]}-{members[-1]}{checkpoint.suffix}")
+            path = None if checkpoint is None else Path(checkpoint)
+            if path is not None and len(groups) > 1:
+                path = path.with_name(f"{path.stem}.{members[0]}-{members[-1]}{path.suffix}")
             run = _Run(trainer, schedule, path)
             run.train(advance)
             advance(n_steps)
@@ -193,12 +205,15 @@ _ARRAYS = ("running", "best", "best_epoch", "waited")
 
 
 class _Run:
-    """One group in training: which probes are running, and the best weights of each so far."""
+    """One group in training: which probes are running, and the best weights of each so far.
+
+    `checkpoint`: a file from which it resumes; raises InvalidValueError at once for one that could not be written
+    later, or is of another training.
+    """
 
     def __init__(self, trainer: Trainer, schedule: Schedule, checkpoint: Path | None) -> None:
         n_probes = trainer.n_probes
-        self._trainer, self._schedule = trainer, schedule
-        self._checkpoint = None
+        self._trainer, self._schedule, self._checkpoint = trainer, schedule, checkpoint
         self._epoch = 0
         self.running = np.ones(n_probes, bool)
         self.best = np.full(n_probes, np.inf)
@@ -206,10 +221,8 @@ class _Run:
         self.waited = np.zeros(n_probes, np.int64)
         self.best_weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
         if checkpoint is not None:
-            self._checkpoint = Checkpoint(checkpoint, what=trainer.what, digest=trainer.digest())
-            state = self._checkpoint.read()
-            if state is not None:
-                self._restore(state)
+            self._digest = trainer.digest()
+            self._resume(checkpoint)
 
     def train(self, advance: Callable[[int], object]) -> None:
         """Train until every probe has stopped or all epochs are done."""
@@ -226,9 +239,9 @@ class _Run:
             if schedule.patience or epoch == schedule.epochs:
                 self._keep(better)
             trainer.end_epoch(better, self.running)
-            self._epoch = epoch
             if self._checkpoint is not None:
-                self._checkpoint.write(self._state())
+                document = {"probe": "checkpoint", "training": self._digest, "epoch": epoch}
+                write_tensors(self._checkpoint, document, self._state())
 
     def _judge(self, epoch: int) -> NDArray[np.bool_]:
         """Update best losses and stop probes that have waited long enough; returns which probes improved."""
@@ -270,76 +283,69 @@ class _Run:
                     f"NaN or infinity: {VERIFY}, or give a smaller learning rate"
                 )
 
-    def _state(self) -> dict[str, Any]:
-        """Return everything that the next epoch depends on, as tensors and numbers."""
-        return {
-            "epoch": self._epoch,
-            "arrays": {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS},
-            "weights": {name: tensor.detach() for name, tensor in self._trainer.weights().items()},
-            "best_weights": self.best_weights,
-            "optimizer": self._trainer.optimizer_state(),
-        }
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Return everything that the next epoch depends on."""
+        state = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
+        state |= {f"weights/{name}": tensor for name, tensor in self._trainer.weights().items()}
+        state |= {f"best_weights/{name}": tensor for name, tensor in self.best_weights.items()}
+        for number, optimizer in enumerate(self._trainer.optimizers):
+            held = optimizer.state_dict()
+            rates = [group["lr"] for group in held["param_groups"]]
+            state[f"rates/{number}"] = torch.tensor(rates, dtype=torch.float64)
+            for place, moments in held["state"].items():
+                state |= {f"optimizer/{number}/{place}/{name}": tensor for name, tensor in moments.items()}
+        return state
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        self._epoch = state["epoch"]
-        for name in _ARRAYS:
-            setattr(self, name, state["arrays"][name].numpy())
-        for name, tensor in self.best_weights.items():
-            tensor.copy_(state["best_weights"][name])
-        self._trainer.restore(state["weights"], state["optimizer"], self.running)
-
-
-class Checkpoint:
-    """A file with the state of one training of `what`, such as edge probes; `digest` identifies the training.
-
-    Raises InvalidValueError at once for a path that could not be written later.
-    """
-
-    def __init__(self, path: Path, *, what: str, digest: str) -> None:
+    def _resume(self, path: Path) -> None:
+        """Continue from the state in a file, if there is one."""
         if path.is_dir():
             raise InvalidValueError(f"checkpoint {path} is a folder: give the name of a file")
         if not path.absolute().parent.is_dir():
             raise InvalidValueError(f"checkpoint {path}: the folder {path.parent} does not exist: create it first")
-        self._path, self._what, self._digest = path, what, digest
-
-    def write(self, state: dict[str, Any]) -> None:
-        """Write a state of tensors and numbers, atomically. Raises StorageError."""
-        partial = self._path.with_name(f".{self._path.name}.new")
+        if not path.exists():
+            return
+        what = self._trainer.what
+        wrong = InvalidValueError(f"{path} is not a checkpoint of {what}: remove it, or give another name")
+        if not path.is_file():
+            raise wrong
         try:
-            with partial.open("wb") as file:
-                torch.save({"digest": self._digest, "state": state}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self._path)
+            document, state = read_tensors(path)
         except OSError as error:
-            raise StorageError(f"checkpoint {self._path} cannot be written: {error.strerror or error}") from error
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-
-    def read(self) -> dict[str, Any] | None:
-        """Return the saved state, None if there is no file.
-
-        Raises InvalidValueError for a checkpoint of another training or a file that is not a checkpoint, StorageError.
-        """
-        if not self._path.exists():
-            return None
-        try:
-            saved = torch.load(self._path, weights_only=True, map_location="cpu")
-            state: dict[str, Any] = saved["state"]
-            digest = saved["digest"]
-        except OSError as error:
-            raise StorageError(f"checkpoint {self._path} cannot be read: {error.strerror or error}") from error
-        except Exception:  # torch raises errors of many types for bytes that it did not write
+            raise StorageError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
+        except ValueError:
+            raise wrong from None
+        if document.get("training") != self._digest:
             raise InvalidValueError(
-                f"{self._path} is not a checkpoint of {self._what}: remove it, or give another name"
-            ) from None
-        if digest != self._digest:
-            raise InvalidValueError(
-                f"checkpoint {self._path} is of another training (other data, store or options): remove it, or give "
-                "another name"
+                f"checkpoint {path} is of another training (other data, store or options): remove it, or give another "
+                "name"
             )
-        return state
+        try:
+            self._epoch = int(document["epoch"])
+            for name in _ARRAYS:
+                setattr(self, name, state[name].numpy())
+            for name, tensor in self.best_weights.items():
+                tensor.copy_(state[f"best_weights/{name}"])
+            weights = {name: state[f"weights/{name}"] for name in self._trainer.weights()}
+            self._trainer.restore(weights, self.running)
+            for number, optimizer in enumerate(self._trainer.optimizers):
+                _restore(optimizer, number, state)
+        except (KeyError, RuntimeError, TypeError, ValueError):
+            raise wrong from None
+
+
+def _restore(optimizer: torch.optim.Optimizer, number: int, state: Tensors) -> None:
+    """Give an optimizer the learning rates and the moments of a checkpoint."""
+    held = optimizer.state_dict()
+    for group, rate in zip(held["param_groups"], state[f"rates/{number}"].tolist(), strict=True):
+        group["lr"] = rate
+    places = [place for group in held["param_groups"] for place in group["params"]]
+    moments = {place: f"optimizer/{number}/{place}" for place in places}
+    held["state"] = {
+        place: {name: state[f"{prefix}/{name}"] for name in ("step", "exp_avg", "exp_avg_sq")}
+        for place, prefix in moments.items()
+        if f"{prefix}/step" in state
+    }
+    optimizer.load_state_dict(held)
 
 
 def digest_of(*parts: object) -> str:

@@ -67,12 +67,12 @@ def test_a_training_is_resumed(folder: Work) -> None:
     ask = ("probe", "edges", "made.zarr", "colours", *ASK, "--json")
     whole = folder.run(*ask)
     assert folder.run(*ask, "--checkpoints", "saved") == whole
-    before = (folder / "saved" / "colours.pt").stat().st_mtime_ns
+    before = (folder / "saved" / "colours.checkpoint").stat().st_mtime_ns
     assert folder.run(*ask, "--checkpoints", "saved") == whole
-    assert (folder / "saved" / "colours.pt").stat().st_mtime_ns == before, "nothing was left to train"
+    assert (folder / "saved" / "colours.checkpoint").stat().st_mtime_ns == before, "nothing was left to train"
     ran = folder.run(*ask, "--checkpoints", "saved", "--seeds", "1")
     assert (ran.status, ran.out) == (2, "")
-    assert "saved/colours.pt is of another training" in ran.err
+    assert "saved/colours.checkpoint is of another training" in ran.err
 
 
 def test_samples_are_reported_on_standard_error(folder: Work) -> None:
@@ -113,7 +113,10 @@ def test_probes_that_do_not_fit_together_are_trained_one_after_the_other(folder:
     whole = folder.run(*ask)
     parts = folder.run(*ask, *settings(memory="100kB"), "--checkpoints", "saved")
     assert (whole.status, parts.status, parts.err) == (0, 0, "")
-    assert sorted(path.name for path in (folder / "saved").iterdir()) == ["colours.0-0.pt", "colours.1-1.pt"]
+    assert sorted(path.name for path in (folder / "saved").iterdir()) == [
+        "colours.0-0.checkpoint",
+        "colours.1-1.checkpoint",
+    ]
     for one, other in zip(json.loads(whole.out), json.loads(parts.out), strict=True):
         assert one.keys() == other.keys()
         assert one["value"] == pytest.approx(other["value"], abs=1e-4)

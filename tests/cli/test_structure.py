@@ -55,14 +55,14 @@ def test_probes_are_trained_shown_drawn_and_saved(folder: Work) -> None:
 def test_a_training_is_resumed(folder: Work) -> None:
     once = folder.run("probe", "structure", "made.zarr", *ASK, "--checkpoints", "saved/here", "--json")
     assert (once.status, once.err) == (0, "")
-    file = folder / "saved" / "here" / "made.pt"
+    file = folder / "saved" / "here" / "made.checkpoint"
     before = file.stat().st_mtime_ns
     again = folder.run("probe", "structure", "made.zarr", *ASK, "--checkpoints", "saved/here", "--json")
     assert again.out == once.out
     assert file.stat().st_mtime_ns == before, "nothing was left to train"
     other = folder.run("probe", "structure", "made.zarr", *ASK, "--seeds", 1, "--checkpoints", "saved/here")
     assert other.status == 2
-    assert other.err.startswith("embstore: checkpoint saved/here/made.pt is of another training")
+    assert other.err.startswith("embstore: checkpoint saved/here/made.checkpoint is of another training")
 
 
 def test_several_stores_and_a_tree(folder: Work) -> None:
@@ -92,7 +92,7 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
             "there is no test sentence 99: give --sentence 0 to 9",
         ),
         (("made.zarr", *ASK, "--seeds", "one"), "--seeds 'one' is not allowed"),
-        (("made.zarr", *ASK, "--save", "."), "is not a folder of saved probes"),
+        (("made.zarr", *ASK, "--save", "."), "is not a file of saved probes"),
     ],
 )
 def test_what_is_refused(folder: Work, options: tuple[object, ...], message: str) -> None:

@@ -99,7 +99,7 @@ def test_bad_input_is_one_line(saved: Work) -> None:
     targets = ("--targets", "tasks")
     for arguments, message in (
         (("trace", "none.zarr", "saved", *targets), "there is no store at none.zarr"),
-        (("trace", "made.zarr", "tasks", *targets), "tasks has no saved probes: there is no probe.json in it"),
+        (("trace", "made.zarr", "tasks", *targets), "there are no probes to trace"),
         (("trace", "made.zarr", "saved", "--targets", "none"), "no targets at none"),
         (("trace", "made.zarr", "saved", "--targets", "saved"), "there are no dev targets of colours at saved"),
         (("trace", "made.zarr", "saved", *targets, "--split", "x"), "there are no x targets of colours at tasks"),
@@ -120,7 +120,7 @@ def test_bad_input_is_one_line(saved: Work) -> None:
         (("edges", "made.zarr", "twice"), "twice has two files called train, train-a.conll and train-b.conll"),
         (
             ("edges", "made.zarr", "tasks/colours", "--save", "tasks"),
-            "tasks exists and is not a folder of saved probes",
+            "tasks exists and is not a file of saved probes",
         ),
     ):
         saved.refuses(" ".join(("probe", *arguments)).replace("a b", "a-b"), message)

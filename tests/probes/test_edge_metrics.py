@@ -14,6 +14,7 @@ import pytest
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.probes import ControlTask, EdgeProbe, Training
+from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.edges.scores import (
     EdgeCounts,
     ProbeGrid,
@@ -26,7 +27,6 @@ from embstore.probes.edges.scores import (
     micro_f1,
     resampled_f1,
 )
-from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import control_split, control_task, join_edges, join_task
 from tests.probes.edge_store import make, write_store
 
@@ -232,10 +232,10 @@ def test_selectivity_is_high_for_a_planted_signal(tmp_path: Path) -> None:
 def test_the_control_task_has_its_own_checkpoint(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1)
     probe = EdgeProbe(projection=8, hidden_size=10, control=True, training=Training(epochs=2), device="cpu")
-    path, reports = tmp_path / "state.pt", list[tuple[int, int | None]]()
+    path, reports = tmp_path / "state", list[tuple[int, int | None]]()
     probe.fit(made.store, made.splits["train"], made.splits["dev"], checkpoint=path)
     whole = probe.score(made.splits["test"], resamples=20)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.zarr", "state.control.pt", "state.pt"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.zarr", "state", "state.control"]
     probe.fit(
         made.store,
         made.splits["train"],

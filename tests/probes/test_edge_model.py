@@ -12,12 +12,10 @@ import torch
 from embstore.errors import NonFiniteError
 from embstore.probes.edges import batches as batches_module
 from embstore.probes.edges import model as model_module
-from embstore.probes.edges.batches import iter_batches
-from embstore.probes.edges.model import EdgeBank, EdgeShape, Kind, operations
-from embstore.probes.edges.splits import EdgeSplit
+from embstore.probes.edges.batches import EdgeSplit, iter_batches
+from embstore.probes.edges.model import EdgeBank, EdgeShape, Kind, dropout_factors, operations
 from embstore.probes.edges.tasks import join_task
-from embstore.probes.edges.training import EdgeSettings, EdgeStream, train_edges
-from embstore.probes.training import Schedule
+from embstore.probes.edges.training import EdgeSchedule, EdgeStream, train_edges
 from tests.probes.edge_store import Made, make, write_store
 from tests.probes.oracle import Weights, logits_of_one, loss_of_one
 
@@ -100,34 +98,29 @@ def test_fused_matrices_are_used_for_many_spans() -> None:
 def test_probes_trained_together_equal_those_trained_alone(tmp_path: Path, kind: Kind) -> None:
     made = make(tmp_path / "a.zarr", sentences=24, planted=1, layers=(0, 1, 2))
     task = join_task(made.store, made.splits["train"], made.splits["dev"])
-    stream = EdgeStream(made.store, (0, 1, 2), 4, CPU)
-    settings = EdgeSettings(Schedule(epochs=12, batch_size=4, learning_rate=0.03, patience=1))
+    stream = EdgeStream(made.store, (0, 1, 2), EdgeSchedule(epochs=12, batch_size=4, learning_rate=0.03, patience=1))
     shape = EdgeShape(3, 12, 1, 3, 8, 8, kind)
     bank = EdgeBank.initial(shape, np.tri(3, dtype=bool), np.array([0, 0, 0]))
-    together = train_edges(bank, stream, task.train, task.dev, settings=settings)
+    together = train_edges(bank, stream, task.train, task.dev)
     assert len(set(together.epochs.tolist())) > 1, "some probes stop before others"
     for number in range(3):
-        alone = train_edges(bank.take(np.array([number])), stream, task.train, task.dev, settings=settings)
+        alone = train_edges(bank.take(np.array([number])), stream, task.train, task.dev)
         assert alone.epochs[0] == together.epochs[number]
         assert alone.dev_loss[0] == pytest.approx(together.dev_loss[number], rel=1e-3)
         for name, tensor in alone.weights.items():
             torch.testing.assert_close(tensor[0], together.weights[name][number], atol=2e-3, rtol=1e-2)
 
 
-def test_dropout_depends_on_seed_and_step_only() -> None:
-    shape = EdgeShape(1, 4, 1, 2, 3, 1000)
-    bank = EdgeBank.initial(shape, np.ones((3, 1), bool), np.array([0, 5, 0]))
-    mask = bank.dropout(0.25, 4, key=(1, 2))
+def test_dropout_depends_on_its_key_only() -> None:
+    mask = dropout_factors(0.25, (4, 1000), key=(0, 1, 2), device=CPU)
+    again, other = (dropout_factors(0.25, (4, 1000), key=key, device=CPU) for key in ((0, 1, 2), (5, 1, 2)))
     assert mask is not None
-    assert mask.shape == (3, 4, 1000)
-    assert torch.equal(mask[0], mask[2])
-    assert not torch.equal(mask[0], mask[1])
-    alone = bank.take(np.array([1])).dropout(0.25, 4, key=(1, 2))
-    assert alone is not None
-    assert torch.equal(alone[0], mask[1])
+    assert mask.shape == (1, 4, 1000)
+    assert torch.equal(mask, again)
+    assert not torch.equal(mask, other)
     assert mask.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert float((mask == 0).float().mean()) == pytest.approx(0.25, abs=0.02)
-    assert bank.dropout(0.0, 4, key=(1, 2)) is None
+    assert dropout_factors(0.0, (4, 1000), key=(1, 2), device=CPU) is None
 
 
 def test_batches_have_the_rows_of_their_spans_in_any_order(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe, ProbeResult, Training, code_length
 from embstore.probes.edges.model import EdgeBank, EdgeShape
 from embstore.probes.edges.tasks import join_task
-from embstore.probes.edges.training import EdgeSettings, EdgeStream, iter_logits, train_edges
+from embstore.probes.edges.training import EdgeSchedule, EdgeStream, iter_logits, train_edges
 from embstore.probes.mdl import N_EPOCH, CodeBank, block_ends, code_bits, frequency_bits, uniform_bits
-from embstore.probes.training import Schedule
 from tests.probes.edge_store import Made, make
 
 CPU = torch.device("cpu")
@@ -80,8 +79,7 @@ def test_codes_are_those_of_one_probe_after_another(tmp_path: Path, several: boo
     order = np.random.default_rng((0, train.n_sentences)).permutation(train.n_sentences)
     ends = [1, 4, 12]
     assert found.notes == ("edges: train: blocks end at 1, 4, 12 sentences",)
-    settings = EdgeSettings(Schedule(3, 32, 0.01, 1))
-    stream = EdgeStream(made.store, (0, 1), 32, CPU)
+    stream = EdgeStream(made.store, (0, 1), EdgeSchedule(3, 32, 0.01, 1))
     shape = EdgeShape(2, 12, 1, n_labels, 8, 10)
     kind = CodeBank if single else EdgeBank
     each = log2(n_labels) if single else n_labels
@@ -91,7 +89,7 @@ def test_codes_are_those_of_one_probe_after_another(tmp_path: Path, several: boo
         for start, stop in pairwise(ends):
             seen = train.part(np.concatenate([order[:start]] * -(-N_EPOCH // start)))
             assert seen.n_sentences >= N_EPOCH
-            alone = replace(bank, weights=train_edges(bank, stream, seen, task.dev, settings=settings).weights)
+            alone = replace(bank, weights=train_edges(bank, stream, seen, task.dev).weights)
             block = train.part(order[start:stop])
             for targets, logits in iter_logits(alone, stream, block):
                 for place, target in enumerate(targets.tolist()):

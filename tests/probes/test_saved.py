@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -12,12 +15,14 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError, StorageError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, load, require_free, split_words
-from embstore.probes import base as saved_module
+from embstore.probes.saved import read_tensors, write_tensors
 from embstore.store.metadata import document_crc32c
+from embstore.store.storage import files
 from tests.probes import class_store, edge_store, tree_store
 
 FAST = Training(epochs=2, batch_size=4)
@@ -60,60 +65,65 @@ CASES = [("class", each) for each in CLASS] + [("edge", each) for each in EDGE] 
 @pytest.mark.parametrize(("kind", "settings"), CASES)
 def test_loaded_probes_equal_the_saved_ones(stores: Any, tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     probe, score = fitted(stores, kind, settings)
-    folder = tmp_path / "a" / "probes"
-    probe.save(folder)
-    other = load(folder)
+    file = tmp_path / "a" / "probes"
+    probe.save(file)
+    other = load(file)
     assert type(other) is type(probe)
     assert other.settings == probe.settings
     frame = score(probe).frame
     assert score(other).frame.equals(frame)
-    other.save(folder)  # replaces the first
-    assert score(load(folder)).frame.equals(frame)
+    other.save(file)  # replaces the first
+    assert score(load(file)).frame.equals(frame)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["probes"]
     schema = json.loads(resources.files("embstore.schemas").joinpath("saved_probes.schema.json").read_text("utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
-    fields = json.loads((folder / "probe.json").read_text("utf-8"))
+    fields, _ = read_tensors(file)
     jsonschema.validate(fields, schema)
     assert fields["store"]["digest"] == probe.fitted.store["digest"]
     for wrong in ({"probe": "deep"}, {"settings": {}}, {"fitted": {}}, {"more": 1}, {"crc32c": -1}):
         assert not jsonschema.Draft202012Validator(schema).is_valid(fields | wrong)
 
 
-def test_tensors_are_plain_weights_and_biases(stores: Any, tmp_path: Path) -> None:
+def test_tensors_are_plain_weights(stores: Any, tmp_path: Path) -> None:
     classes, _, _ = stores
     probe, _ = fitted(stores, "class", CLASS[0])
     probe.save(tmp_path / "class")
-    tensors = load_file(tmp_path / "class" / "weights.safetensors")
+    tensors = load_file(tmp_path / "class")
     assert {name: array.shape for name, array in tensors.items()} == {
-        "weight": (3, 1, 6, 8), "bias": (3, 1, 6), "epochs": (3, 1, 6), "dev_loss": (3, 1, 6),
+        "weight": (3, 1, 6, 9), "epochs": (3, 1, 6), "dev_loss": (3, 1, 6),
     }  # fmt: skip
     vectors = classes.vectors[:, :5]
-    expected = np.einsum("lsof,lnf->lson", tensors["weight"], vectors) + tensors["bias"][..., None]
+    weight = tensors["weight"]
+    expected = np.einsum("lsof,lnf->lson", weight[..., :-1], vectors) + weight[..., -1:]
     np.testing.assert_allclose(probe.fitted.bank.logits(vectors), expected, atol=1e-5)
     probe, _ = fitted(stores, "edge", EDGE[0])
     probe.save(tmp_path / "edge")
-    fields = json.loads((tmp_path / "edge" / "probe.json").read_text())
+    fields, tensors = read_tensors(tmp_path / "edge")
     assert fields["fitted"]["mixes"] == [[0], [0, 1], [0, 1, 3], [1], [3]] * 2
-    assert load_file(tmp_path / "edge" / "weights.safetensors")["projection1"].shape == (10, 6, 12)
+    assert tensors["projection1"].shape == (10, 6, 12)
 
 
 @pytest.fixture(scope="module")
 def saved(stores: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "probes"
-    fitted(stores, "class", CLASS[0])[0].save(folder)
-    return folder
+    file = tmp_path_factory.mktemp("saved") / "probes"
+    fitted(stores, "class", CLASS[0])[0].save(file)
+    return file
 
 
 def test_other_files_are_not_overwritten(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(SavedProbesNotFoundError, match=r"nowhere has no saved probes: there is no probe\.json"):
+    with pytest.raises(SavedProbesNotFoundError, match=r"nowhere is not a file of saved probes: give one that save"):
         load(tmp_path / "nowhere")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").write_text("x")
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_text("x")
     probe = load(saved)
-    for folder in (tmp_path / "full", tmp_path / "full" / "thesis.tex"):
-        with pytest.raises(InvalidValueError, match=r"exists and is not a folder of saved probes"):
-            probe.save(folder)
-    assert (tmp_path / "full" / "thesis.tex").exists()
+    for file, message in (
+        (tmp_path, "exists and is not a file of saved probes"),
+        (thesis, "exists and is not a file of saved probes"),
+        (thesis / "probes", "thesis.tex is a file: give another name"),
+    ):
+        with pytest.raises(InvalidValueError, match=message):
+            probe.save(file)
+    assert thesis.read_text() == "x"
     require_free(saved)
     require_free(tmp_path / "new")
     with pytest.raises(InvalidValueError, match="this EdgeProbe is not fitted"):
@@ -121,69 +131,168 @@ def test_other_files_are_not_overwritten(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_failed_save_leaves_the_old_probes(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "probes"
-    shutil.copytree(saved, folder)
-    probe, before = load(folder), (folder / "probe.json").read_bytes()
+    file = tmp_path / "probes"
+    shutil.copy(saved, file)
+    probe, before = load(file), file.read_bytes()
     order: list[str] = []
-    for name in ("fsync_tree", "fsync"):
-        real = getattr(saved_module, name)
-        monkeypatch.setattr(saved_module, name, lambda path, name=name, real=real: (order.append(name), real(path)))
-    rename = saved_module.os.rename
-    monkeypatch.setattr(saved_module.os, "rename", lambda *paths: (order.append("rename"), rename(*paths)))
-    probe.save(folder)
-    assert order == ["fsync_tree", "rename", "rename", "fsync"], "durable before and after the replacement"
+    for module, name in ((files, "fsync"), (files, "fsync_folder"), (files.os, "replace")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, name=name, real=real: (order.append(name), real(*a)))
+    probe.save(file)
+    assert order == ["fsync", "replace", "fsync_folder", "fsync"], "the bytes, the name, the folder"
 
     def fail(*_: object) -> None:
         raise OSError(28, "no space")
 
-    monkeypatch.setattr(saved_module, "fsync_tree", fail)
+    monkeypatch.setattr(files, "fsync", fail)
     with pytest.raises(StorageError, match="the disk is full"):
-        probe.save(folder)
-    assert json.loads((folder / "probe.json").read_bytes())["store"] == json.loads(before)["store"]
-    assert load(folder).settings == probe.settings
+        probe.save(file)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["probes"]
 
 
-def _changed(folder: Path, *, seal: bool = False, **fields: Any) -> None:
-    path = folder / "probe.json"
-    document = json.loads(path.read_text()) | fields
-    if seal:
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from embstore.probes import ProbeResult, load
+from embstore.store.storage import files
+
+what, step, path = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+probe = load(sys.argv[4])
+count = 0
+
+def counted(real):
+    def call(*arguments, **options):
+        global count
+        count += 1
+        if count == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **options)
+    return call
+
+for module, name in ((files.os, "fsync"), (files.os, "replace"), (files.os, "open")):
+    setattr(module, name, counted(getattr(module, name)))
+if what == "probes":
+    probe.seed = 7
+    probe.save(path)
+else:
+    result = ProbeResult.of([{"metric": "f1", "value": 2.0}])
+    result.save(path)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="kills a process by a signal")
+@pytest.mark.parametrize("what", ["probes", "table.json"])
+def test_a_killed_save_leaves_the_old_file_or_the_new_one(saved: Path, tmp_path: Path, what: str) -> None:
+    file = tmp_path / what
+    seen = set()
+    for step in range(1, 9):
+        shutil.copy(saved, file) if what == "probes" else file.write_text('[{"value": 1.0}]')
+        command = [sys.executable, "-c", KILLED, what, str(step), str(file), str(saved)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+        assert done.returncode in (0, -9), done.stderr
+        found = load(file).seed if what == "probes" else json.loads(file.read_text())[0]["value"]
+        assert found in ((0, 7) if what == "probes" else (1.0, 2.0))
+        seen.add((found, done.returncode))
+        if done.returncode == 0:
+            break
+    assert len(seen) == 3, "killed before the new file, killed after it, and not killed"
+
+
+def _changed(file: Path, **fields: Any) -> None:
+    """Write the probes again with other fields and right checksums."""
+    document, tensors = read_tensors(file)
+    for name in ("format_version", "software", "tensors_crc32c", "crc32c"):
+        document.pop(name)
+    write_tensors(file, document | fields, tensors)
+
+
+def _raw(file: Path, text: str | Callable[[dict[str, Any]], dict[str, Any]], **tensors: np.ndarray) -> None:
+    """Write tensors and the text of the metadata as they are."""
+    if not isinstance(text, str):
+        with safe_open(file, "np") as opened:
+            document = json.loads(opened.metadata()["embstore"])
+        document = text(document)
         document["crc32c"] = document_crc32c(document)
-    path.write_text(json.dumps(document))
+        text = json.dumps(document)
+    save_file(load_file(file) | tensors, file, {"embstore": text})
 
 
-def _flip(folder: Path) -> None:
-    path = folder / "weights.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
+def _bytes(file: Path, change: Callable[[bytearray], bytes | bytearray]) -> None:
+    file.write_bytes(change(bytearray(file.read_bytes())))
 
 
-def _width(folder: Path) -> None:
-    fitted = json.loads((folder / "probe.json").read_text())["fitted"]
-    _changed(folder, seal=True, fitted=fitted | {"width": 9})
+def _flipped(data: bytearray, place: int) -> bytearray:
+    data[place] ^= 1
+    return data
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (
-            lambda folder: (folder / "weights.safetensors").write_bytes(b"short"),
-            r"are damaged \(the checksum of weights\.safetensors differs\): train them again",
-        ),
-        (_flip, r"are damaged \(the checksum of weights\.safetensors differs\)"),
-        (lambda folder: (folder / "weights.safetensors").unlink(), r"are damaged \(No such file or directory\)"),
-        (lambda folder: _changed(folder, probe="edge"), r"are damaged \(the checksum of probe\.json differs\)"),
-        (lambda folder: _changed(folder, seal=True, probe="deep"), "are damaged"),
-        (lambda folder: _changed(folder, seal=True, probe="structural"), "are damaged"),
-        (_width, "does not fit its sizes"),
-        (lambda folder: _changed(folder, seal=True, format_version=2), "have format 2, this version reads formats up"),
-        (lambda folder: (folder / "probe.json").write_text("[]"), "are damaged"),
-    ],
-)
-def test_damage_is_found(saved: Path, tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
-    folder = tmp_path / "probes"
-    shutil.copytree(saved, folder)
-    damage(folder)
-    with pytest.raises(SavedProbesError, match=message) as refused:
-        load(folder)
+def _fitted(file: Path, **fields: Any) -> None:
+    _changed(file, fitted=read_tensors(file)[0]["fitted"] | fields)
+
+
+def _header(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+HUGE = json.dumps({"weight": {"dtype": "F32", "shape": [2**40, 2**22], "data_offsets": [0, 4]}})
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda file: file.write_bytes(b""), "not a file of tensors"),
+    "other bytes": (lambda file: file.write_bytes(b"something else"), "not a file of tensors"),
+    "pickle": (lambda file: file.write_bytes(b"\x80\x04cos\nsystem\n(S'exit 7'\ntR."), "not a file of tensors"),
+    "cut in the header": (lambda file: _bytes(file, lambda data: data[:100]), "not a file of tensors"),
+    "cut in the tensors": (lambda file: _bytes(file, lambda data: data[:-10]), "not a file of tensors"),
+    "longer": (lambda file: _bytes(file, lambda data: data + b"1234"), "not a file of tensors"),
+    "a flipped bit": (
+        lambda file: _bytes(file, lambda data: _flipped(data, -3)),
+        "the checksum of its tensors differs",
+    ),
+    "huge header": (lambda file: file.write_bytes((2**62).to_bytes(8, "little") + b"{}"), "not a file of tensors"),
+    "huge shape": (lambda file: file.write_bytes(_header(HUGE) + b"1234"), "not a file of tensors"),
+    "nested header": (lambda file: file.write_bytes(_header("[" * 200_000)), "not a file of tensors"),
+    "nested metadata": (lambda file: _raw(file, "[" * 200_000), "not a file of tensors"),
+    "metadata are a list": (lambda file: _raw(file, "[]"), "not a file of tensors"),
+    "metadata changed": (
+        lambda file: _raw(file, json.dumps({"format_version": 1, "crc32c": 1})),
+        "its metadata differs",
+    ),
+    "newer": (
+        lambda file: _raw(file, lambda document: document | {"format_version": 2}),
+        "it has format 2, this",
+    ),
+    "one more tensor": (lambda file: _raw(file, dict, more=np.ones(3)), "the checksum of its tensors differs"),
+    "unknown kind": (lambda file: _changed(file, probe="deep"), "'deep'"),
+    "another kind": (lambda file: _changed(file, probe="structural"), "are damaged"),
+    "checkpoint": (lambda file: _changed(file, probe="checkpoint"), "'checkpoint'"),
+    "no settings": (lambda file: _changed(file, settings=[]), "are damaged"),
+    "another width": (lambda file: _fitted(file, width=9), "the tensor weight does not fit the settings"),
+    "huge width": (lambda file: _fitted(file, width=2**62), "the tensor weight does not fit the settings"),
+    "no words": (lambda file: _fitted(file, words=None), "are damaged"),
+    "classes of another number": (lambda file: _fitted(file, classes=["a"]), "are damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_and_hostile_files_are_refused_in_one_line(saved: Path, tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "probes"
+    shutil.copy(saved, file)
+    change, message = DAMAGES[damage]
+    change(file)
+    with pytest.raises(SavedProbesError) as refused:
+        load(file)
+    assert message in str(refused.value)
+    assert str(refused.value).startswith(f"the probes {file} are damaged (")
     assert "\n" not in str(refused.value)
+
+
+def test_every_flipped_byte_is_found(saved: Path, tmp_path: Path) -> None:
+    data = saved.read_bytes()
+    file = tmp_path / "probes"
+    rng = np.random.default_rng(0)
+    for place in rng.choice(len(data), 200, replace=False).tolist():
+        changed = bytearray(data)
+        changed[place] ^= 1 << int(rng.integers(8))
+        file.write_bytes(changed)
+        with pytest.raises(SavedProbesError):
+            load(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +123,13 @@ def test_a_probe_does_not_depend_on_the_others_or_on_memory(made: TreeStore, tmp
     assert alone.epochs.item() == together.epochs[7]
     torch.testing.assert_close(alone.weights["weight"][0], together.weights["weight"][7], atol=1e-4, rtol=1e-3)
     groups = train_structure(
-        shape_of(), train, dev, schedule=schedule, memory=150_000, checkpoint=tmp_path / "state.pt"
+        shape_of(), train, dev, schedule=replace(schedule, memory=150_000), checkpoint=tmp_path / "state"
     )
     assert len(list(tmp_path.iterdir())) == 2, "a checkpoint per layer"
     assert groups.epochs.tolist() == together.epochs.tolist()
     torch.testing.assert_close(groups.weights["weight"], together.weights["weight"], atol=1e-5, rtol=1e-4)
     with pytest.raises(InvalidValueError, match=r"memory 0\.0 MB is not enough: the probes of one layer take"):
-        train_structure(shape_of(), train, dev, schedule=schedule, memory=1000)
+        train_structure(shape_of(), train, dev, schedule=replace(schedule, memory=1000))
 
 
 def value(found: ProbeResult, metric: str, layer: int, split: str = "test") -> float:

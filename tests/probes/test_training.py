@@ -12,7 +12,7 @@ import torch
 
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, split_words
-from embstore.probes.training import Checkpoint, Schedule, Trainer, digest_of, train
+from embstore.probes.training import Schedule, Trainer, digest_of, train
 from tests.probes import class_store, edge_store, tree_store
 
 Fit = Callable[..., Any]
@@ -22,7 +22,7 @@ class _InterruptedError(Exception):
     pass
 
 
-def class_fit(folder: Path) -> tuple[Fit, Fit]:
+def class_fit(folder: Path) -> Fit:
     made = class_store.make(folder / "class.zarr", words=40)
     training = Training(epochs=8, batch_size=16, learning_rate=0.05, patience=2)
 
@@ -30,10 +30,10 @@ def class_fit(folder: Path) -> tuple[Fit, Fit]:
         probe = ClassProbe(kind="mlp", hidden_size=4, seed=seed, seeds=(0, 3), training=training)
         return probe.fit(made.store, split_words(*made.lists), **options)
 
-    return fit, lambda probe: (probe.fitted.bank.weights, probe.fitted.epochs, probe.fitted.dev_loss)
+    return fit
 
 
-def edge_fit(folder: Path) -> tuple[Fit, Fit]:
+def edge_fit(folder: Path) -> Fit:
     made = edge_store.make(folder / "edge.zarr", sentences=30, layers=(0, 1, 2), planted=1)
     training = Training(epochs=10, batch_size=4, learning_rate=0.03, patience=1)
 
@@ -41,10 +41,10 @@ def edge_fit(folder: Path) -> tuple[Fit, Fit]:
         probe = EdgeProbe(projection=6, hidden_size=5, seed=seed, training=training)
         return probe.fit(made.store, made.splits["train"], made.splits["dev"], **options)
 
-    return fit, lambda probe: (probe.fitted.own.bank.weights, probe.fitted.own.epochs, probe.fitted.own.dev_loss)
+    return fit
 
 
-def structure_fit(folder: Path) -> tuple[Fit, Fit]:
+def structure_fit(folder: Path) -> Fit:
     made = tree_store.make(folder / "trees.zarr", sentences=60)
     training = Training(epochs=10, batch_size=8, learning_rate=0.3, patience=2)
 
@@ -52,22 +52,20 @@ def structure_fit(folder: Path) -> tuple[Fit, Fit]:
         probe = StructuralProbe(layers=(0, 3), rank=5, seeds=(0, 7), seed=seed, training=training)
         return probe.fit(made.store, made.trees[:40], made.trees[40:], **options)
 
-    return fit, lambda probe: ({"weight": probe.fitted.weights}, probe.fitted.epochs, probe.fitted.dev_loss)
+    return fit
 
 
 @pytest.mark.parametrize("family", [class_fit, edge_fit, structure_fit])
-def test_an_interrupted_training_resumes_to_the_same_weights(
-    tmp_path: Path, family: Callable[[Path], tuple[Fit, Fit]]
-) -> None:
-    fit, learned = family(tmp_path)
+def test_an_interrupted_training_resumes_to_the_same_weights(tmp_path: Path, family: Callable[[Path], Fit]) -> None:
+    fit = family(tmp_path)
     reports: list[tuple[int, int | None]] = []
     whole = fit(progress=lambda done, total: reports.append((done, total)))
-    weights, epochs, dev_loss = learned(whole)
-    assert len(set(np.ravel(epochs).tolist())) > 1, "some probes stop before others"
+    trained = whole.fitted.trained
+    assert len(set(trained.epochs.tolist())) > 1, "some probes stop before others"
     assert reports == sorted(reports)
     total = reports[-1][1] or 0
     assert reports[-1][0] == total
-    path = tmp_path / "state.pt"
+    path = tmp_path / "state"
     for share in (0.15, 0.25, 0.35):
 
         def interrupt(done: int, _: int | None, stop: float = share * total) -> None:
@@ -79,10 +77,10 @@ def test_an_interrupted_training_resumes_to_the_same_weights(
     begun: list[int] = []
     again = fit(checkpoint=path, progress=lambda done, _: begun.append(done))
     assert begun[0] > 0.2 * total, "the training resumes and does not start again"
-    own_weights, own_epochs, own_loss = learned(again)
-    assert all(torch.equal(tensor, own_weights[name]) for name, tensor in weights.items())
-    np.testing.assert_array_equal(own_epochs, epochs)
-    np.testing.assert_array_equal(own_loss, dev_loss)
+    own = again.fitted.trained
+    assert all(torch.equal(tensor, own.weights[name]) for name, tensor in trained.weights.items())
+    np.testing.assert_array_equal(own.epochs, trained.epochs)
+    np.testing.assert_array_equal(own.dev_loss, trained.dev_loss)
     finished: list[int] = []
     fit(checkpoint=path, progress=lambda done, _: finished.append(done))
     assert finished == [total], "nothing is left to train"
@@ -93,23 +91,11 @@ def test_an_interrupted_training_resumes_to_the_same_weights(
         fit(checkpoint=path)
 
 
-def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr("embstore.probes.training.os.fsync", synced.append)
-    checkpoint = Checkpoint(tmp_path / "state", what="probes", digest="this")
-    assert checkpoint.read() is None
-    checkpoint.write({"epoch": 3, "weights": torch.arange(4.0)})
-    assert len(synced) == 1
-    state = checkpoint.read()
-    assert state is not None
-    assert (state["epoch"], state["weights"].tolist()) == (3, [0, 1, 2, 3])
-    assert [each.name for each in tmp_path.iterdir()] == ["state"]
-    with pytest.raises(InvalidValueError, match="is of another training"):
-        Checkpoint(tmp_path / "state", what="probes", digest="that").read()
-    with pytest.raises(InvalidValueError, match="is a folder"):
-        Checkpoint(tmp_path, what="probes", digest="this")
-    with pytest.raises(InvalidValueError, match="does not exist"):
-        Checkpoint(tmp_path / "none" / "state", what="probes", digest="this")
+def test_a_checkpoint_that_could_not_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    fit = class_fit(tmp_path)
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "none" / "state", "does not exist")):
+        with pytest.raises(InvalidValueError, match=message):
+            fit(checkpoint=path)
 
 
 def test_a_digest_depends_on_values_shapes_and_dtypes() -> None:
@@ -127,9 +113,10 @@ def test_a_digest_depends_on_values_shapes_and_dtypes() -> None:
 
 
 def test_settings_have_the_defaults_of_each_probe() -> None:
-    given = Training(batch_size=7).schedule(epochs=50, batch_size=256, patience=3, seed=2)
-    assert given == Schedule(epochs=50, batch_size=7, learning_rate=1e-3, patience=3, seed=2)
-    assert Training(patience=0).schedule(epochs=5, batch_size=2, patience=3, seed=0).patience == 0
+    given = ClassProbe(training=Training(batch_size=7), seed=2, device="cpu", memory="1GiB").schedule()
+    expected = Schedule(epochs=50, batch_size=7, learning_rate=1e-3, patience=3, seed=2, memory=2**30)
+    assert given == expected
+    assert EdgeProbe(training=Training(patience=0)).schedule(has_dev=False).patience == 0
     assert sorted(given.order(1, 5).tolist()) == list(range(5))
     assert given.order(1, 50).tolist() != given.order(2, 50).tolist()
     for settings, message in (
@@ -145,7 +132,7 @@ def test_settings_have_the_defaults_of_each_probe() -> None:
 class _Losses(Trainer):
     """One probe with given dev losses."""
 
-    what, min_gain, n_probes, n_examples = "made probes", 0.1, 1, 1
+    what, min_gain, n_probes, n_examples, optimizers = "made probes", 0.1, 1, 1, ()
 
     def __init__(self, losses: list[float]) -> None:
         self._losses, self._epoch = losses, 0
@@ -159,12 +146,6 @@ class _Losses(Trainer):
 
     def dev_losses(self, running: np.ndarray) -> np.ndarray:
         return np.array([self._losses[self._epoch - 1]])
-
-    def optimizer_state(self) -> None:
-        return None
-
-    def restore(self, weights: object, optimizer: object, running: object) -> None:
-        raise NotImplementedError
 
     def digest(self) -> str:
         return "made"

@@ -147,7 +147,7 @@ def test_ambiguous_sentences_are_those_of_the_saved_probes(study: StudyResult, d
         held.append((load(folder), data / task / "dev.jsonl"))
     wanted = ambiguous_sentences(trace(store, held, split="dev"))
     assert pl.read_parquet(study.folder / "tables" / "ambiguous.parquet").equals(wanted)
-    assert not list((study.folder / "probes").glob("*.pt"))
+    assert not list((study.folder / "probes").glob("*.checkpoint"))
 
 
 def test_short_sentences_of_several_tasks_that_turn_are_drawn_first() -> None:

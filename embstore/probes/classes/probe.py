@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
 from embstore.errors import InvalidValueError
-from embstore.probes.base import Probe, SavedProbe, fitting_store, made_by
+from embstore.probes.base import Fitted, Probe, fitting_store, made_by
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
 from embstore.probes.classes.examples import ClassExamples, ExampleOptions, SplitExamples
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
@@ -24,31 +23,29 @@ from embstore.probes.control import CONTROL, ControlTask
 from embstore.probes.reading import Layers, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
+from embstore.probes.training import Schedule, Trained
 from embstore.progress import Progress
 from embstore.store import Selection, Store
 from embstore.store.layout import resolve_layers
 
 
-@dataclass(frozen=True, eq=False)
-class FittedClasses:
-    """What class probes have learned: their `bank`, the `words` they know and the control task, if any.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedClasses(Fitted):
+    """What class probes have learned: those of a `shape`, the `words` they know and the control task, if any."""
 
-    `epochs` int64 and `dev_loss` float64 (NaN without early stopping), [layer, seed, output]: the epoch of the
-    weights, from 1. `store`: what made the vectors. `data`: what the probes were fitted on, None if they were loaded.
-    """
-
-    bank: ProbeBank
+    shape: Shape
     words: WordSplit
     control: ControlTask | None
-    epochs: NDArray[np.int64]
-    dev_loss: NDArray[np.float64]
-    store: Mapping[str, Any]
-    data: Store | Selection | None = None
-    notes: tuple[str, ...] = ()
+
+    @property
+    def bank(self) -> ProbeBank:
+        """The probes as one model."""
+        sizes = len(self.shape.layers), self.shape.n_probes
+        return ProbeBank(self.shape, {name: t.view(*sizes, *t.shape[1:]) for name, t in self.trained.weights.items()})
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(output.name for output in self.bank.shape.outputs))
+        return tuple(dict.fromkeys(output.name for output in self.shape.outputs))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -72,6 +69,8 @@ class ClassProbe(Probe[FittedClasses]):
     """
 
     name: ClassVar[str] = "class"
+    defaults: ClassVar[Schedule] = Schedule(epochs=50, batch_size=256, patience=3)
+    dev_data: ClassVar[str] = "words"
     label: str = "class"
     level: Literal["context", "type"] = "context"
     kind: Kind = "linear"
@@ -110,50 +109,44 @@ class ClassProbe(Probe[FittedClasses]):
         occurrences, early stopping without dev words or a checkpoint of another training; MissingRowsError,
         NonFiniteError, StorageError.
         """
-        schedule = self.training.schedule(epochs=50, batch_size=256, patience=3, seed=self.seed)
-        schedule.require_dev(bool(words.dev), "words")
-        store, layers = store_of(data), layers_of(data, self.layers)
-        source = ClassExamples(selected(data, layers), words, self._examples())
+        schedule = self.schedule(has_dev=bool(words.dev))
+        source = ClassExamples(selected(data, layers_of(data, self.layers)), words, self._examples())
         classes, notes = self._chosen_classes(source)
         parts = {split: source.of(split, classes) for split in (SPLITS[:2] if schedule.patience else SPLITS[:1])}
         train, control = parts["train"], None
         if self.control:
             control = ControlTask.of(train.gold, self.seed, counts=train.contexts)
-        tasks = (self.label, CONTROL) if control else (self.label,)
-        outputs = tuple(Output(task, name) for task in tasks for name in classes)
-        shape = Shape(self.kind, layers, tuple(self.seeds), outputs, store.hidden_size, self._hidden_size)
         examples = {name: part.labelled(_control_gold(control, part)) for name, part in parts.items()}
         balance = None
         if self.balance:
             counts = np.bincount(examples["train"].group, minlength=len(examples["train"].targets))
             n_positive = counts @ examples["train"].targets.astype(np.float64)
             balance = np.asarray((counts.sum() - n_positive) / np.maximum(n_positive, 1))
+        shape = self._shape(source.selection.layers, classes, store_of(data).hidden_size)
         trained = train_bank(
             shape,
             examples["train"],
             examples.get("dev"),
             schedule=schedule,
             positive_weight=balance,
-            device=self._device(),
-            memory=int(self.memory),
-            checkpoint=None if checkpoint is None else Path(checkpoint),
+            checkpoint=checkpoint,
             progress=progress,
         )
-        weights = {
-            name: tensor.view(len(layers), shape.n_probes, *tensor.shape[1:])
-            for name, tensor in trained.weights.items()
-        }
         self._fitted = FittedClasses(
-            bank=ProbeBank(shape, weights),
+            trained=trained,
+            shape=shape,
             words=words,
             control=control,
-            epochs=trained.epochs.reshape(shape.sizes),
-            dev_loss=trained.dev_loss.reshape(shape.sizes),
-            store=made_by(store),
+            store=made_by(store_of(data)),
             data=data,
             notes=notes,
         )
         return self
+
+    def _shape(self, layers: Sequence[int], classes: Sequence[str], width: int) -> Shape:
+        tasks = (self.label, CONTROL) if self.control else (self.label,)
+        outputs = tuple(Output(task, name) for task in tasks for name in classes)
+        return Shape(self.kind, tuple(layers), tuple(self.seeds), outputs, width, self._hidden_size)
 
     def score(
         self,
@@ -265,63 +258,41 @@ class ClassProbe(Probe[FittedClasses]):
             fitted.words.of(split)
         if not splits:
             raise InvalidValueError(f"no split is given to score: give some of {', '.join(SPLITS)}")
-        wanted = resolve_layers(layers, fitted.bank.shape.layers)
+        wanted = resolve_layers(layers, fitted.shape.layers)
         data = fitted.data if data is None else data
-        fitting_store(data, wanted, fitted.bank.shape.width)
+        fitting_store(data, wanted, fitted.shape.width)
         known = fitted.words
         if words is not None:
             dev = {word: classes for word, classes in known.dev.items() if word not in words}
             known = split_words(known.train, words, dev=dev)
         source = ClassExamples(selected(data, wanted), known, self._examples(label))  # type: ignore[arg-type]  # not None
-        return source, fitted.bank.at_layers(wanted).to(self._device()), fitted.control
+        return source, fitted.bank.at_layers(wanted).to(self.schedule().device), fitted.control
 
-    def _saved(self) -> SavedProbe:
+    def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fitted = self.fitted
-        shape = fitted.bank.shape
-        sizes = shape.sizes
-        tensors = {name: tensor.view(*sizes, *tensor.shape[2:]) for name, tensor in fitted.bank.weights.items()}
-        first = tensors.pop("weight" if shape.kind == "linear" else "hidden")
-        prefix = "" if shape.kind == "linear" else "hidden."  # weights and biases apart, as other programs expect them
-        plain = {f"{prefix}weight": first[..., :-1], f"{prefix}bias": first[..., -1]}
-        plain |= {"output.weight" if name == "output" else "output.bias": each for name, each in tensors.items()}
-        made = {"epochs": torch.from_numpy(fitted.epochs), "dev_loss": torch.from_numpy(fitted.dev_loss)}
         learned = {
-            "layers": list(shape.layers),
-            "width": shape.width,
+            "layers": list(fitted.shape.layers),
+            "width": fitted.shape.width,
             "classes": list(fitted.classes),
             "words": fitted.words.as_json(),
             "control": None if fitted.control is None else fitted.control.as_json(),
         }
-        return SavedProbe(self.name, self.settings, learned, fitted.store, plain | made)
+        return learned, fitted.trained.tensors(fitted.shape.sizes)
 
-    @classmethod
-    def _loaded(cls, saved: SavedProbe) -> ClassProbe:
-        """Rebuild fitted probes; errors of unexpected contents are reported by `load`."""
-        probe = cls.from_settings(saved.settings)
-        learned = saved.fitted
-        classes, layers = tuple(learned["classes"]), tuple(learned["layers"])
-        control = None if learned["control"] is None else ControlTask.from_json(learned["control"], len(classes))
-        tasks = (probe.label, CONTROL) if control else (probe.label,)
-        outputs = tuple(Output(task, name) for task in tasks for name in classes)
-        shape = Shape(probe.kind, layers, tuple(probe.seeds), outputs, learned["width"], probe._hidden_size)
-        sizes = shape.sizes
-        prefix, first = ("", "weight") if shape.kind == "linear" else ("hidden.", "hidden")
-        joined = [saved.tensors[f"{prefix}weight"], saved.tensors[f"{prefix}bias"][..., None]]
-        weights = {first: torch.cat(joined, -1)}
-        if shape.kind == "mlp":
-            weights |= {"output": saved.tensors["output.weight"], "bias": saved.tensors["output.bias"]}
-        for name, size in shape.tensor_shapes().items():
-            if weights[name].shape != (*sizes, *size) or weights[name].dtype != torch.float32:
-                raise ValueError(f"{name} does not fit its sizes")
-        probe._fitted = FittedClasses(
-            bank=ProbeBank(shape, {name: tensor.flatten(1, 2) for name, tensor in weights.items()}),
+    def _restored(
+        self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]
+    ) -> FittedClasses:
+        classes, control = learned["classes"], None
+        if learned["control"] is not None:
+            control = ControlTask.from_json(learned["control"], len(classes))
+        shape = self._shape(learned["layers"], classes, learned["width"])
+        return FittedClasses(
+            trained=Trained.of(tensors, shape.sizes, shape.tensor_shapes()),
+            shape=shape,
             words=WordSplit.from_json(learned["words"]),
             control=control,
-            epochs=saved.tensor("epochs", sizes, torch.int64).numpy(),
-            dev_loss=saved.tensor("dev_loss", sizes, torch.float64).numpy(),
-            store=saved.store,
+            store=store,
         )
-        return probe
 
 
 def _control_gold(control: ControlTask | None, part: SplitExamples) -> NDArray[np.bool_] | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
 from embstore.probes.classes.bank import Shape, blocks_of, initial_weights, logits_of
 from embstore.probes.classes.examples import LabelledExamples, iter_batches
 from embstore.probes.training import Schedule, Trained, Trainer, digest_of, train
@@ -26,27 +24,21 @@ def train_bank(
     *,
     schedule: Schedule,
     positive_weight: NDArray[np.float64] | None = None,
-    device: torch.device | None = None,
-    memory: int = 4 * 2**30,
-    checkpoint: Path | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = False,
 ) -> Trained:
     """Train all probes of a shape on their mean binary cross-entropy; probe p of layer l is number l * n_probes + p.
 
-    `positive_weight` [outputs]: the weight of a positive example. `memory`: bytes for the probes trained at a time.
+    `dev` may be None without early stopping. `positive_weight` [outputs]: the weight of a positive example.
 
-    Raises InvalidValueError (no example, early stopping without dev examples), MissingRowsError, NonFiniteError.
+    Raises InvalidValueError (a checkpoint of another training), MissingRowsError, NonFiniteError, StorageError.
     """
-    if not len(data):
-        raise InvalidValueError("there are no train examples: give some")
-    schedule.require_dev(dev is not None and len(dev) > 0, "examples")
-    groups = list(_groups(shape, memory))
+    groups = list(_groups(shape, schedule.memory))
     numbers = np.arange(len(shape.layers) * shape.n_probes).reshape(len(shape.layers), shape.n_probes)
-    chosen = device or torch.device("cpu")
     with torch.no_grad():
         return train(
             [numbers[layers.start : layers.stop, probes.start : probes.stop].ravel() for layers, probes in groups],
-            lambda group: ClassTrainer(shape, *groups[group], data, dev, schedule, positive_weight, chosen),
+            lambda group: ClassTrainer(shape, *groups[group], data, dev, schedule, positive_weight),
             schedule,
             checkpoint=checkpoint,
             progress=progress,
@@ -81,9 +73,9 @@ class ClassTrainer(Trainer):
         dev: LabelledExamples | None,
         schedule: Schedule,
         positive_weight: NDArray[np.float64] | None,
-        device: torch.device,
     ) -> None:
-        self._shape, self._data, self._dev, self._schedule, self._device = shape, data, dev, schedule, device
+        self._shape, self._data, self._dev, self._schedule = shape, data, dev, schedule
+        self._device = device = schedule.device
         self._layers, self._probes = [shape.layers[place] for place in layers], probes
         self._size = (len(layers), len(probes))
         self.n_probes, self.n_examples = len(layers) * len(probes), len(data)
@@ -91,7 +83,7 @@ class ClassTrainer(Trainer):
         initial = initial_weights(shape, self._layers, probes)
         self._weights = {name: tensor.to(device) for name, tensor in initial.items()}
         self._blocks = blocks_of(self._weights, batch_size=schedule.batch_size, gradients=True)
-        self._optimizers = [
+        self.optimizers = [
             torch.optim.Adam(list(block.parameters.values()), lr=schedule.learning_rate, fused=True)
             for block in self._blocks
         ]
@@ -109,7 +101,7 @@ class ClassTrainer(Trainer):
         grid = running.reshape(self._size)
         work = [
             (block, optimizer)
-            for block, optimizer in zip(self._blocks, self._optimizers, strict=True)
+            for block, optimizer in zip(self._blocks, self.optimizers, strict=True)
             if grid[block.layers, block.probes].any()
         ]
         for size, columns, gold in self._batches(self._data, order):
@@ -123,8 +115,7 @@ class ClassTrainer(Trainer):
             yield size
 
     def dev_losses(self, running: NDArray[np.bool_]) -> NDArray[np.float64]:
-        if self._dev is None:
-            raise InvalidValueError("early stopping needs dev examples: give some, or patience 0")
+        assert self._dev is not None
         sums = torch.zeros(self._size, dtype=torch.float64, device=self._device)
         weight = None if self._extra is None else self._extra + 1
         for _, columns, gold in self._batches(self._dev, np.arange(len(self._dev))):
@@ -134,15 +125,6 @@ class ClassTrainer(Trainer):
             )
             sums += loss.sum(2, dtype=torch.float64)
         return (sums / len(self._dev)).cpu().numpy().ravel()
-
-    def optimizer_state(self) -> Any:
-        return [optimizer.state_dict() for optimizer in self._optimizers]
-
-    def restore(self, weights: Mapping[str, torch.Tensor], optimizer: Any, running: NDArray[np.bool_]) -> None:
-        for name, tensor in self.weights().items():
-            tensor.copy_(weights[name])
-        for own, state in zip(self._optimizers, optimizer, strict=True):
-            own.load_state_dict(state)
 
     def digest(self) -> str:
         data = [

@@ -141,18 +141,6 @@ class EdgeBank:
         gold = batch.gold.expand_as(logits)
         return functional.binary_cross_entropy_with_logits(logits, gold, reduction="none").mean((1, 2))
 
-    def dropout(self, rate: float, n_targets: int, *, key: tuple[int, ...]) -> torch.Tensor | None:
-        """Return the factors of dropout, which depend on the seed of a probe and `key` only; None for a rate of 0.
-
-        [probes, targets, n_read], or [1, ...] if all probes have the same seed.
-        """
-        if not rate:
-            return None
-        distinct, inverse = np.unique(self.seeds, return_inverse=True)
-        masks = np.stack([_factors(rate, (n_targets, self.shape.n_read), (seed, *key)) for seed in distinct.tolist()])
-        mask = torch.from_numpy(masks).to(self.weights["mix"].device)
-        return mask if len(distinct) == 1 else mask[torch.from_numpy(inverse).to(mask.device)]
-
     def _allowed(self) -> torch.Tensor:
         return torch.from_numpy(self.allowed).to(self.weights["mix"].device)
 
@@ -235,11 +223,18 @@ def mixed(vectors: torch.Tensor, weights: torch.Tensor, scale: torch.Tensor) -> 
     return whole.view(len(weights), count, width)
 
 
-def _factors(rate: float, size: tuple[int, int], key: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return 0 with the probability `rate` (to 2^-16), and else 1 / (1 - rate)."""
+def dropout_factors(
+    rate: float, size: tuple[int, int], *, key: tuple[int, ...], device: torch.device
+) -> torch.Tensor | None:
+    """Return the factors of dropout [1, targets, n_read], which depend on `key` only; None for a rate of 0.
+
+    They are 0 with the probability `rate` (to 2^-16), and else 1 / (1 - rate).
+    """
+    if not rate:
+        return None
     drawn = np.random.Generator(np.random.SFC64(key)).bytes(2 * size[0] * size[1])
-    mask = np.frombuffer(drawn, "<u2").reshape(size) >= round(rate * 2**16)
-    return np.multiply(mask, 1 / (1 - rate), dtype=np.float32)
+    mask = np.frombuffer(drawn, "<u2").reshape(1, *size) >= round(rate * 2**16)
+    return torch.from_numpy(np.multiply(mask, 1 / (1 - rate), dtype=np.float32)).to(device)
 
 
 def _linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

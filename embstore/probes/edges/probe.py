@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.probes.base import Probe, SavedProbe, fitting_store, made_by
+from embstore.probes.base import Fitted, Probe, fitting_store, made_by
 from embstore.probes.control import ControlTask
+from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.edges.model import DROPOUT, EdgeBank, EdgeShape, Kind
 from embstore.probes.edges.scores import (
     ProbeGrid,
@@ -24,11 +25,9 @@ from embstore.probes.edges.scores import (
     mixing_rows,
     score_edges,
 )
-from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.tasks import (
     EdgeLabels,
     Edges,
-    EdgeTask,
     JoinedEdges,
     Sample,
     control_split,
@@ -37,41 +36,33 @@ from embstore.probes.edges.tasks import (
     join_task,
     require_unit,
 )
-from embstore.probes.edges.training import EdgeSettings, EdgeStream, iter_logits, train_edges
+from embstore.probes.edges.training import EdgeSchedule, EdgeStream, iter_logits, train_edges
 from embstore.probes.reading import layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
+from embstore.probes.training import Schedule, Trained
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
 WHAT_MAKES_VECTORS = ("pooling", "context_window", "attention_window", "max_length")
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedBank:
-    """A bank of trained probes: `epochs` int64 and `dev_loss` float64 (NaN without early stopping), [probes]."""
-
-    bank: EdgeBank
-    epochs: NDArray[np.int64]
-    dev_loss: NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class FittedEdges:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedEdges(Fitted):
     """What edge probes have learned of a task.
 
-    `labels`: of the task. `grid`: which probe of `own.bank` is which. `control`: the control task and its probes, if
-    any. `majority` bool [labels]: the best constant answer. `store`: what made the vectors. `data`: the store that
-    the probes were fitted on, None if they were loaded.
+    `labels`: of the task. `grid`: which probe is which. `shape`: their sizes. `control`: the control task and its
+    probes, if any. `majority` bool [labels]: the best constant answer.
     """
 
     labels: EdgeLabels
     grid: ProbeGrid
-    own: TrainedBank
-    control: tuple[ControlTask, TrainedBank] | None
+    shape: EdgeShape
+    control: tuple[ControlTask, Trained] | None
     majority: NDArray[np.bool_]
-    store: Mapping[str, Any]
-    data: Store | None = None
-    notes: tuple[str, ...] = ()
+
+    def bank(self, trained: Trained | None = None) -> EdgeBank:
+        """Return the probes of the task, or those of its control task, as one model."""
+        return EdgeBank(self.shape, self.grid.allowed, self.grid.seed_of, (trained or self.trained).weights)
 
     @property
     def unit(self) -> str:
@@ -99,6 +90,8 @@ class EdgeProbe(Probe[FittedEdges]):
     """
 
     name: ClassVar[str] = "edge"
+    defaults: ClassVar[Schedule] = Schedule(epochs=30, batch_size=32, patience=3)
+    dev_data: ClassVar[str] = "targets"
     kind: Kind = "mlp"
     layerwise: bool = False
     control: bool = False
@@ -111,15 +104,15 @@ class EdgeProbe(Probe[FittedEdges]):
     def __post_init__(self) -> None:
         super().__post_init__()
         EdgeShape(1, 1, 1, 2, self.projection, self.hidden_size, self.kind)
-        self.edge_settings()
-        self._sample()
+        self.sample()
 
-    def edge_settings(self) -> EdgeSettings:
-        """The settings of a training, with all defaults filled in."""
-        schedule = self.training.schedule(epochs=30, batch_size=32, patience=3, seed=self.seed)
-        return EdgeSettings(schedule, self.mixing_rate, DROPOUT[self.kind] if self.dropout is None else self.dropout)
+    def schedule(self, *, has_dev: bool = True) -> EdgeSchedule:
+        dropout = DROPOUT.get(self.kind, 0.0) if self.dropout is None else self.dropout
+        schedule = super().schedule(has_dev=has_dev)
+        return EdgeSchedule(**vars(schedule), mixing_rate=self.mixing_rate, dropout=dropout)
 
-    def _sample(self) -> Sample:
+    def sample(self) -> Sample:
+        """The sentences of each split that take part."""
         return Sample(self.sentences, self.seed)
 
     def fit(
@@ -143,30 +136,29 @@ class EdgeProbe(Probe[FittedEdges]):
         sentence, a layer that is not stored, early stopping without dev targets, too little memory or a checkpoint of
         another training; MissingRowsError, NonFiniteError, StorageError.
         """
-        self.edge_settings().schedule.require_dev(dev is not None, "targets")
-        store = store_of(data)
-        require_unit(store)
-        task = join_task(store, train, dev, name=name, sample=self._sample())
+        schedule, store = self.schedule(has_dev=dev is not None), store_of(data)
+        task = join_task(store, train, dev, name=name, sample=self.sample())
+        drawn = ControlTask.of(task.train.gold, self.seed) if self.control else None
+        tasks = {"": task} if drawn is None else {"": task, ".control": control_task(task, store, drawn)}
         grid = self.grid(data)
-        stream = self.stream(store, grid.layers)
-        bank = EdgeBank.initial(self.shape(task.labels, grid, store), grid.allowed, grid.seed_of)
-        path = None if checkpoint is None else Path(checkpoint)
-        n_parts = 2 if self.control else 1
+        shape = self.shape(task.labels, grid, store.hidden_size)
+        bank, stream = EdgeBank.initial(shape, grid.allowed, grid.seed_of), EdgeStream(store, grid.layers, schedule)
+        trained: list[Trained] = []
         with reporting(progress, unit="sentences", label=task.labels.name) as report:
+            for suffix, each in tasks.items():
 
-            def part(number: int) -> Progress:
-                return lambda done, total: report(number * (total or 0) + done, n_parts * (total or 0))
+                def part(done: int, total: int | None, before: int = len(trained)) -> None:
+                    report(before * (total or 0) + done, len(tasks) * (total or 0))
 
-            own, control = self._train(bank, stream, task, path, part(0)), None
-            if self.control:
-                drawn = ControlTask.of(task.train.gold, self.seed)
-                path = None if path is None else path.with_name(f"{path.stem}.control{path.suffix}")
-                control = drawn, self._train(bank, stream, control_task(task, store, drawn), path, part(1))
+                path = None if checkpoint is None else Path(checkpoint)
+                path = path and path.with_name(f"{path.stem}{suffix}{path.suffix}")
+                trained.append(train_edges(bank, stream, each.train, each.dev, checkpoint=path, progress=part))
         self._fitted = FittedEdges(
+            trained=trained[0],
             labels=task.labels,
             grid=grid,
-            own=own,
-            control=control,
+            shape=shape,
+            control=None if drawn is None else (drawn, trained[1]),
             majority=majority(task.train, single=task.labels.single),
             store=made_by(store),
             data=store,
@@ -174,34 +166,21 @@ class EdgeProbe(Probe[FittedEdges]):
         )
         return self
 
-    def _train(
-        self, bank: EdgeBank, stream: EdgeStream, task: EdgeTask, checkpoint: Path | None, progress: Progress
-    ) -> TrainedBank:
-        trained = train_edges(
-            bank,
-            stream,
-            task.train,
-            task.dev,
-            settings=self.edge_settings(),
-            checkpoint=checkpoint,
-            progress=progress,
-        )
-        return TrainedBank(replace(bank, weights=trained.weights), trained.epochs, trained.dev_loss)
-
     def grid(self, data: Store | Selection) -> ProbeGrid:
         """The probes that are trained on a store."""
-        return ProbeGrid(layers_of(data, self.layers), tuple(self.seeds), self.layerwise or self.kind == "linear")
+        return self._grid(layers_of(data, self.layers))
 
-    def stream(self, store: Store, layers: Sequence[int]) -> EdgeStream:
-        """Where the batches of a training come from."""
-        size = self.edge_settings().schedule.batch_size
-        return EdgeStream(store, layers, size, self._device(), int(self.memory))
+    def _grid(self, layers: Sequence[int]) -> ProbeGrid:
+        return ProbeGrid(tuple(layers), tuple(self.seeds), self.layerwise or self.kind == "linear")
 
-    def shape(self, labels: EdgeLabels, grid: ProbeGrid, store: Store) -> EdgeShape:
-        """The sizes of the probes of a task."""
-        n_spans = 2 if labels.pairs else 1
-        sizes = len(grid.layers), store.hidden_size, n_spans, len(labels.labels)
+    def shape(self, labels: EdgeLabels, grid: ProbeGrid, width: int) -> EdgeShape:
+        """The sizes of the probes of a task on vectors of `width` numbers."""
+        sizes = len(grid.layers), width, 2 if labels.pairs else 1, len(labels.labels)
         return EdgeShape(*sizes, self.projection, self.hidden_size, self.kind)
+
+    def stream(self, store: Store) -> EdgeStream:
+        """Where the batches to predict come from."""
+        return EdgeStream(store, self.fitted.grid.layers, self.schedule())
 
     def score(
         self,
@@ -229,7 +208,7 @@ class EdgeProbe(Probe[FittedEdges]):
         if resamples < 0:
             raise InvalidValueError(f"resamples {resamples} is not allowed: give 0 (no intervals) or more")
         fitted, store = self.fitted, self._store(data)
-        rows: list[Row] = list(mixing_rows(fitted.grid, fitted.own.bank, fitted.own.epochs))
+        rows: list[Row] = list(mixing_rows(fitted.grid, fitted.bank(), fitted.trained.epochs))
         notes = list(fitted.notes) if data is None else []
         for split, edges in (test if isinstance(test, Mapping) else {"test": test}).items():
             joined = self.join(edges, data=data, split=split)
@@ -250,7 +229,7 @@ class EdgeProbe(Probe[FittedEdges]):
         split = self.join(edges, data=data).split
         bank = self.cumulative(seed)
         out = np.empty((len(bank), len(split), len(fitted.labels.labels)), np.float32)
-        for targets, logits in iter_logits(bank, self.stream(store, fitted.grid.layers), split):
+        for targets, logits in iter_logits(bank, self.stream(store), split):
             out[:, targets] = logits.sigmoid().cpu().numpy()
         return out
 
@@ -261,7 +240,7 @@ class EdgeProbe(Probe[FittedEdges]):
         if chosen not in grid.seeds:
             known = ", ".join(map(str, grid.seeds))
             raise InvalidValueError(f"the probes of {self.fitted.labels.name} have no seed {chosen}: they have {known}")
-        return self.fitted.own.bank.take(grid.cumulative(chosen))
+        return self.fitted.bank().take(grid.cumulative(chosen))
 
     def mixing_weights(self, seed: int | None = None) -> NDArray[np.float64]:
         """Return s of P(L), float64 [layers]; `seed`: of the probes, the first by default."""
@@ -277,7 +256,7 @@ class EdgeProbe(Probe[FittedEdges]):
     ) -> JoinedEdges:
         """Find targets of the task in a store; a store that was made otherwise than that of `fit` is noted."""
         store, labels = self._store(data), self.fitted.labels
-        joined = join_edges(store, edges, labels, split=split, sample=self._sample() if sample is None else sample)
+        joined = join_edges(store, edges, labels, split=split, sample=sample or self.sample())
         changed = "" if data is None else _differences(self.fitted.store, made_by(store))
         if not changed:
             return joined
@@ -285,20 +264,18 @@ class EdgeProbe(Probe[FittedEdges]):
         return replace(joined, notes=(note, *joined.notes))
 
     def _counts(self, split: EdgeSplit, store: Store) -> SplitCounts:
-        fitted = self.fitted
-        stream = self.stream(store, fitted.grid.layers)
+        fitted, stream, control = self.fitted, self.stream(store), None
         rule = "likeliest" if fitted.labels.single else "half"
-        counts = score_edges(fitted.own.bank, stream, split)
-        control = None
+        counts = score_edges(fitted.bank(), stream, split)
         if fitted.control is not None:
             task, trained = fitted.control
-            control = score_edges(trained.bank, stream, control_split(split, store, task))[rule]
+            control = score_edges(fitted.bank(trained), stream, control_split(split, store, task))[rule]
         return SplitCounts(counts[rule], counts["half"], constant_counts(fitted.majority, split), control)
 
     def _store(self, data: Store | Selection | None) -> Store:
         """Return the store to predict on; raises InvalidValueError if it does not fit the probes."""
         fitted = self.fitted
-        store = fitting_store(fitted.data if data is None else data, fitted.grid.layers, fitted.own.bank.shape.width)
+        store = fitting_store(fitted.data if data is None else data, fitted.grid.layers, fitted.shape.width)
         unit = require_unit(store)
         if unit != fitted.unit:
             raise InvalidValueError(
@@ -307,53 +284,42 @@ class EdgeProbe(Probe[FittedEdges]):
             )
         return store
 
-    def _saved(self) -> SavedProbe:
-        fitted = self.fitted
-        labels, shape, layers = fitted.labels, fitted.own.bank.shape, np.array(fitted.grid.layers)
+    def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        fitted, sizes = self.fitted, (len(self.fitted.grid.seed_of),)
+        labels, layers = fitted.labels, np.array(fitted.grid.layers)
         learned = {
             "task": labels.name,
             "labels": list(labels.labels),
             "single": labels.single,
             "pairs": labels.pairs,
             "layers": layers.tolist(),
-            "width": shape.width,
-            "mixes": [layers[row].tolist() for row in fitted.own.bank.allowed],
+            "width": fitted.shape.width,
+            "mixes": [layers[row].tolist() for row in fitted.grid.allowed],
             "majority": [label for label, own in zip(labels.labels, fitted.majority.tolist(), strict=True) if own],
             "control": None if fitted.control is None else fitted.control[0].as_json(),
         }
-        banks = {"": fitted.own} | ({} if fitted.control is None else {"control.": fitted.control[1]})
-        tensors: dict[str, torch.Tensor] = {}
-        for prefix, trained in banks.items():
-            tensors |= {f"{prefix}{name}": tensor for name, tensor in trained.bank.weights.items()}
-            tensors[f"{prefix}epochs"] = torch.from_numpy(trained.epochs)
-            tensors[f"{prefix}dev_loss"] = torch.from_numpy(trained.dev_loss)
-        return SavedProbe(self.name, self.settings, learned, fitted.store, tensors)
+        tensors = fitted.trained.tensors(sizes)
+        return learned, tensors if fitted.control is None else tensors | fitted.control[1].tensors(sizes, "control.")
 
-    @classmethod
-    def _loaded(cls, saved: SavedProbe) -> EdgeProbe:
-        """Rebuild fitted probes; errors of unexpected contents are reported by `load`."""
-        probe, learned = cls.from_settings(saved.settings), saved.fitted
+    def _restored(
+        self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]
+    ) -> FittedEdges:
         labels = EdgeLabels(learned["task"], tuple(learned["labels"]), learned["single"], learned["pairs"])
-        layerwise = probe.layerwise or probe.kind == "linear"
-        grid = ProbeGrid(tuple(learned["layers"]), tuple(probe.seeds), layerwise)
-        sizes = len(grid.layers), learned["width"], 2 if labels.pairs else 1, len(labels.labels)
-        shape = EdgeShape(*sizes, probe.projection, probe.hidden_size, probe.kind)
-        count = len(grid.seed_of)
-
-        def trained(prefix: str) -> TrainedBank:
-            weights = {
-                name: saved.tensor(f"{prefix}{name}", (count, *size)) for name, size in shape.tensor_shapes().items()
-            }
-            epochs = saved.tensor(f"{prefix}epochs", (count,), torch.int64).numpy()
-            dev_loss = saved.tensor(f"{prefix}dev_loss", (count,), torch.float64).numpy()
-            return TrainedBank(EdgeBank(shape, grid.allowed, grid.seed_of, weights), epochs, dev_loss)
-
-        control = None
+        grid = self._grid(learned["layers"])
+        shape, control = self.shape(labels, grid, learned["width"]), None
+        sizes = (len(grid.seed_of),)
         if learned["control"] is not None:
-            control = ControlTask.from_json(learned["control"], len(labels.labels)), trained("control.")
-        answer = np.array([label in learned["majority"] for label in labels.labels])
-        probe._fitted = FittedEdges(labels, grid, trained(""), control, answer, saved.store)
-        return probe
+            task = ControlTask.from_json(learned["control"], len(labels.labels))
+            control = task, Trained.of(tensors, sizes, shape.tensor_shapes(), "control.")
+        return FittedEdges(
+            trained=Trained.of(tensors, sizes, shape.tensor_shapes()),
+            labels=labels,
+            grid=grid,
+            shape=shape,
+            control=control,
+            majority=np.array([label in learned["majority"] for label in labels.labels]),
+            store=store,
+        )
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.edges.model import EdgeBank
-from embstore.probes.edges.splits import EdgeSplit
 from embstore.probes.edges.training import EdgeStream, iter_logits
 from embstore.probes.result import Row
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from embstore.corpus import EdgeSentence, EdgeTarget, read_edges
 from embstore.errors import InvalidValueError
 from embstore.probes.control import ControlTask
-from embstore.probes.edges.splits import EdgeSplit
+from embstore.probes.edges.batches import EdgeSplit
 from embstore.store import Store
 
 N_TEXTS = 4096  # texts read at a time
@@ -48,7 +48,7 @@ class StoredSentences:
         self._store = store
         self._index = store.index
         self._forms: dict[int, str] = {}
-        self._rows_are_words = store.metadata.extraction.get("unit", "word") == "word"
+        self._rows_are_words = require_unit(store) == "word"
         wanted = {" ".join(words) for words in sentences}
         self._numbers: dict[str, int] = {}
         for start in range(0, len(self._index.texts), N_TEXTS):

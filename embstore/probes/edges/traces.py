@@ -332,7 +332,7 @@ def _edges(
     """Return the edges of a task in the order of their targets."""
     fitted, done = probe.fitted, 0
     parts: list[_Edges] = []
-    for targets, logits in iter_logits(probe.cumulative(seed), probe.stream(store, fitted.grid.layers), joined.split):
+    for targets, logits in iter_logits(probe.cumulative(seed), probe.stream(store), joined.split):
         gold = torch.from_numpy(joined.split.gold[targets]).to(logits.device)
         parts.append(_batch_edges(targets, normalized(logits, single=fitted.labels.single), gold))
         done += len(targets)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.probes.edges.batches import GROUP_NBYTES, EdgeBatch, iter_batches
-from embstore.probes.edges.model import MIXING, EdgeBank, EdgeShape
-from embstore.probes.edges.splits import EdgeSplit, LargestBatch
+from embstore.probes.edges.batches import GROUP_NBYTES, EdgeBatch, EdgeSplit, LargestBatch, iter_batches
+from embstore.probes.edges.model import MIXING, EdgeBank, EdgeShape, dropout_factors
 from embstore.probes.reading import READ_AHEAD
 from embstore.probes.training import Schedule, Trained, Trainer, digest_of, train
 from embstore.progress import Progress
@@ -27,50 +25,63 @@ TRAINED = 5  # copies for a probe in training: its own, its gradient, two of Ada
 MARGIN = 1.1  # freed memory that is not returned at once
 
 
+@dataclass(frozen=True)
+class EdgeSchedule(Schedule):
+    """How edge probes are trained; also the learning rate of mixing weights and gamma, and the rate of dropout."""
+
+    mixing_rate: float = 1e-2
+    dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not self.mixing_rate > 0:
+            raise InvalidValueError(f"mixing_rate {self.mixing_rate} is not allowed: give more than 0")
+        if not 0 <= self.dropout < 1:
+            raise InvalidValueError(f"dropout {self.dropout} is not allowed: give 0 or more, below 1")
+
+
 @dataclass(frozen=True, eq=False)
 class EdgeStream:
-    """Where the batches of edge probes come from: some layers of a store, on a device.
-
-    `memory`: bytes that the probes may take with everything they need.
-    """
+    """Where the batches of edge probes come from: some layers of a store, as a schedule has them."""
 
     store: Store
     layers: Sequence[int]
-    batch_size: int
-    device: torch.device
-    memory: int = 4 * 2**30
+    schedule: EdgeSchedule
 
     def batches(self, split: EdgeSplit, order: NDArray[np.int64] | None = None) -> Iterator[EdgeBatch]:
         """Yield the batches of a split, in an order of its sentences or as they are."""
         chosen = np.arange(split.n_sentences) if order is None else order
-        return iter_batches(self.store, split, chosen, self.layers, batch_size=self.batch_size, device=self.device)
+        size, device = self.schedule.batch_size, self.schedule.device
+        return iter_batches(self.store, split, chosen, self.layers, batch_size=size, device=device)
 
-    def training_groups(self, shape: EdgeShape, n_probes: int, *splits: EdgeSplit | None) -> list[NDArray[np.int64]]:
-        """Return the probes in as few groups, of about one size, as fit the memory when they are trained.
+    def training_groups(
+        self, shape: EdgeShape, seeds: NDArray[np.int64], *splits: EdgeSplit | None
+    ) -> list[NDArray[np.int64]]:
+        """Return the probes of each seed in as few groups, of about one size, as fit the memory when they are trained.
 
-        Raises InvalidValueError if not even one probe fits.
+        `seeds` int64 [probes]. Raises InvalidValueError if not even one probe fits.
         """
-        fixed, activations = self._nbytes(shape, n_probes, splits)
+        fixed, activations = self._nbytes(shape, len(seeds), splits)
         each = activations + int(MARGIN * FLOAT * TRAINED * _n_parameters(shape))
-        most = (self.memory - fixed) // each
+        most = (self.schedule.memory - fixed) // each
         if most < 1:
             raise InvalidValueError(
-                f"memory {_shown(self.memory)} is not enough: one probe takes {_shown(fixed + each)} with the vectors "
-                "of a batch; give more, a smaller batch_size or fewer layers"
+                f"memory {_shown(self.schedule.memory)} is not enough: one probe takes {_shown(fixed + each)} with the "
+                "vectors of a batch; give more, a smaller batch_size or fewer layers"
             )
-        return np.array_split(np.arange(n_probes), -(-n_probes // most))
+        of_seeds = [np.flatnonzero(seeds == seed) for seed in dict.fromkeys(seeds.tolist())]
+        return [group for own in of_seeds for group in np.array_split(own, -(-len(own) // most))]
 
     def prediction_groups(self, shape: EdgeShape, n_probes: int, split: EdgeSplit) -> list[NDArray[np.int64]]:
         """Return the probes in groups that predict at the same time, of one probe each if memory is short."""
         fixed, activations = self._nbytes(shape, n_probes, (split,))
-        most = max(1, (self.memory - fixed) // activations)
+        most = max(1, (self.schedule.memory - fixed) // activations)
         return np.array_split(np.arange(n_probes), -(-n_probes // most))
 
     def _nbytes(self, shape: EdgeShape, n_probes: int, splits: Sequence[EdgeSplit | None]) -> tuple[int, int]:
         """Return the bytes of vectors and weights of all probes, and of one probe's activations and gradients."""
         largest = LargestBatch()
         for split in filter(None, splits):
-            largest |= split.plan.largest(self.batch_size)
+            largest |= split.plan.largest(self.schedule.batch_size)
         row = shape.layers * shape.width
         itemsize = self.store.vector_dtype.itemsize
         buffer = max(largest.rows * row * itemsize, min(largest.all_rows * row * itemsize, GROUP_NBYTES))
@@ -90,43 +101,27 @@ def _shown(nbytes: int) -> str:
     return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:,.1f} kB"
 
 
-@dataclass(frozen=True)
-class EdgeSettings:
-    """How edge probes are trained: a schedule, the learning rate of mixing weights and gamma, and dropout."""
-
-    schedule: Schedule
-    mixing_rate: float = 1e-2
-    dropout: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not self.mixing_rate > 0:
-            raise InvalidValueError(f"mixing_rate {self.mixing_rate} is not allowed: give more than 0")
-        if not 0 <= self.dropout < 1:
-            raise InvalidValueError(f"dropout {self.dropout} is not allowed: give 0 or more, below 1")
-
-
 def train_edges(
     bank: EdgeBank,
     stream: EdgeStream,
     data: EdgeSplit,
     dev: EdgeSplit | None,
     *,
-    settings: EdgeSettings,
-    checkpoint: Path | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = False,
 ) -> Trained:
     """Train all probes of a bank on the mean binary cross-entropy of each; the bank given is not changed.
 
-    Raises InvalidValueError (early stopping without dev targets, a checkpoint of another training, memory that one
-    probe does not fit), NonFiniteError, MissingRowsError, StorageError.
+    The probes of each seed have their own order of the sentences, and are trained after those of the seed before.
+
+    Raises InvalidValueError (a checkpoint of another training, memory that one probe does not fit), NonFiniteError,
+    MissingRowsError, StorageError.
     """
-    schedule = settings.schedule
-    schedule.require_dev(dev is not None, "targets")
-    groups = stream.training_groups(bank.shape, len(bank), data, dev)
+    groups = stream.training_groups(bank.shape, bank.seeds, data, dev)
     return train(
         groups,
-        lambda group: EdgeTrainer(bank.take(groups[group]).to(stream.device), stream, data, dev, settings),
-        schedule,
+        lambda group: EdgeTrainer(bank.take(groups[group]).to(stream.schedule.device), stream, data, dev),
+        stream.schedule,
         checkpoint=checkpoint,
         progress=progress,
         unit="sentences",
@@ -135,18 +130,17 @@ def train_edges(
 
 
 class EdgeTrainer(Trainer):
-    """Edge probes in training; probes that have stopped are removed from the batched model."""
+    """Edge probes of one seed in training; probes that have stopped are removed from the batched model."""
 
     what = "edge probes"
 
-    def __init__(
-        self, bank: EdgeBank, stream: EdgeStream, data: EdgeSplit, dev: EdgeSplit | None, settings: EdgeSettings
-    ) -> None:
-        self._bank, self._stream, self._data, self._dev, self._settings = bank, stream, data, dev, settings
+    def __init__(self, bank: EdgeBank, stream: EdgeStream, data: EdgeSplit, dev: EdgeSplit | None) -> None:
+        self._bank, self._stream, self._data, self._dev = bank, stream, data, dev
+        self._schedule = stream.schedule
+        self._seed = int(bank.seeds[0])
         self._initial = replace(bank, weights={})
         self.n_probes, self.n_examples = len(bank), data.n_sentences
-        self._numbers = np.arange(len(bank))
-        self._optimizer = self._new_optimizer()
+        self._restrict(np.arange(len(bank)), bank.weights)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         return self._bank.weights
@@ -156,23 +150,22 @@ class EdgeTrainer(Trainer):
 
     def run_epoch(self, epoch: int, running: NDArray[np.bool_]) -> Iterator[int]:
         """Train for one epoch; probes share no weight, so the sum of their losses trains each of them alone."""
-        schedule = self._settings.schedule
-        order = schedule.order(epoch, self._data.n_sentences)
-        done = 0
+        schedule, done = self._schedule, 0
+        order = schedule.order(epoch, self.n_examples, self._seed)
         for number, batch in enumerate(self._stream.batches(self._data, order)):
-            mask = self._bank.dropout(self._settings.dropout, len(batch), key=(epoch, number))
-            self._optimizer.zero_grad()
+            size = len(batch), self._bank.shape.n_read
+            mask = dropout_factors(schedule.dropout, size, key=(self._seed, epoch, number), device=schedule.device)
+            self._adam.zero_grad()
             self._bank.losses(batch, mask=mask).sum().backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
+            self._adam.step()
             n_sentences = min(schedule.batch_size, self.n_examples - done)
             done += n_sentences
             yield n_sentences
 
     @torch.no_grad()
     def dev_losses(self, running: NDArray[np.bool_]) -> NDArray[np.float64]:
-        if self._dev is None:
-            raise InvalidValueError("early stopping needs dev targets: give some, or patience 0")
-        sums = torch.zeros(len(self._bank), dtype=torch.float64, device=self._stream.device)
+        assert self._dev is not None
+        sums = torch.zeros(len(self._bank), dtype=torch.float64, device=self._schedule.device)
         for batch in self._stream.batches(self._dev):
             sums += self._bank.losses(batch).double() * len(batch)
         losses = np.full(self.n_probes, np.inf)
@@ -184,7 +177,7 @@ class EdgeTrainer(Trainer):
         places = np.flatnonzero(running[self._numbers])
         if len(places) == len(self._numbers):
             return
-        before, known = self._bank.weights, self._optimizer.state
+        before, known = self._bank.weights, self._adam.state
         chosen = torch.from_numpy(places).to(before["mix"].device)
         states, weights = {}, {}
         for name in list(before):
@@ -197,15 +190,11 @@ class EdgeTrainer(Trainer):
         self._restrict(self._numbers[places], weights)
         for name, state in states.items():
             if state:
-                self._optimizer.state[weights[name]] = state
+                self._adam.state[weights[name]] = state
 
-    def optimizer_state(self) -> Any:
-        return self._optimizer.state_dict()
-
-    def restore(self, weights: Mapping[str, torch.Tensor], optimizer: Any, running: NDArray[np.bool_]) -> None:
-        device = self._stream.device
+    def restore(self, weights: Mapping[str, torch.Tensor], running: NDArray[np.bool_]) -> None:
+        device = self._schedule.device
         self._restrict(np.flatnonzero(running), {name: tensor.to(device) for name, tensor in weights.items()})
-        self._optimizer.load_state_dict(optimizer)
 
     def digest(self) -> str:
         stream = self._stream
@@ -214,7 +203,7 @@ class EdgeTrainer(Trainer):
             for split in filter(None, (self._data, self._dev))
             for array in (split.first, *split.spans, split.gold, split.unknown)
         ]
-        made_of = (stream.store.digest, tuple(stream.layers), stream.batch_size, self._settings, self._initial.shape)
+        made_of = (stream.store.digest, tuple(stream.layers), self._schedule, self._initial.shape)
         return digest_of(type(self._bank).__name__, *made_of, self._initial.allowed, self._initial.seeds, *arrays)
 
     def describe(self, number: int) -> str:
@@ -223,23 +212,18 @@ class EdgeTrainer(Trainer):
 
     def _restrict(self, numbers: NDArray[np.int64], weights: dict[str, torch.Tensor]) -> None:
         """Continue with some of the probes, with a new optimizer."""
-        self._numbers = numbers
         initial = self._initial
-        self._bank = replace(
-            self._bank, allowed=initial.allowed[numbers], seeds=initial.seeds[numbers], weights=weights
-        )
-        self._optimizer = self._new_optimizer()
-
-    def _new_optimizer(self) -> torch.optim.Adam:
-        weights = self._bank.weights
+        self._numbers = numbers
+        self._bank = replace(initial, allowed=initial.allowed[numbers], seeds=initial.seeds[numbers], weights=weights)
         for tensor in weights.values():
             tensor.requires_grad_()
-        rates = {True: self._settings.mixing_rate, False: self._settings.schedule.learning_rate}
+        rates = {True: self._schedule.mixing_rate, False: self._schedule.learning_rate}
         groups = [
             {"params": [tensor for name, tensor in weights.items() if (name in MIXING) == mixing], "lr": rate}
             for mixing, rate in rates.items()
         ]
-        return torch.optim.Adam(groups, fused=True)
+        self._adam = torch.optim.Adam(groups, fused=True)
+        self.optimizers = [self._adam]
 
 
 @torch.no_grad()
@@ -247,7 +231,7 @@ def iter_logits(
     bank: EdgeBank, stream: EdgeStream, split: EdgeSplit
 ) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
     """Yield (targets, logits [probes, targets, labels]) over a split, on the device of the stream."""
-    placed = bank.to(stream.device)
+    placed = bank.to(stream.schedule.device)
     groups = stream.prediction_groups(bank.shape, len(bank), split)
     parts = [placed] if len(groups) == 1 else [placed.take(numbers) for numbers in groups]
     for batch in stream.batches(split):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.probes.base import Probe, SavedProbe, fitting_store, made_by
+from embstore.probes.base import Fitted, Probe, fitting_store, made_by
 from embstore.probes.reading import VERIFY, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.structure.examples import SentenceFinder, Treebank, iter_tree_batches
@@ -28,6 +27,7 @@ from embstore.probes.structure.scores import (
     spanning_trees,
 )
 from embstore.probes.structure.training import train_structure
+from embstore.probes.training import Schedule, Trained
 from embstore.progress import Progress
 from embstore.store import Selection, Store
 
@@ -61,22 +61,17 @@ class RecoveredTree:
         return self.gold & self.found
 
 
-@dataclass(frozen=True, eq=False)
-class FittedStructure:
-    """What structural probes have learned: `weights` float32 [layer, task, seed, rank, width] of a `shape`.
-
-    `epochs` int64 and `dev_loss` float64 (NaN without early stopping), [layer, task, seed]: the epoch of the weights,
-    from 1. `store`: what made the vectors. `data`: what the probes were fitted on, None if they were loaded.
-    """
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedStructure(Fitted):
+    """What structural probes have learned: those of a `shape`, from `n_sentences` of each split."""
 
     shape: StructureShape
-    weights: torch.Tensor
-    epochs: NDArray[np.int64]
-    dev_loss: NDArray[np.float64]
     n_sentences: Mapping[str, int]
-    store: Mapping[str, Any]
-    data: Store | None = None
-    notes: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """The matrices B, float32 [layer, task, seed, rank, width]."""
+        return self.trained.weights["weight"].view(*self.shape.sizes, self.shape.rank, self.shape.width)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -97,6 +92,8 @@ class StructuralProbe(Probe[FittedStructure]):
     """
 
     name: ClassVar[str] = "structural"
+    defaults: ClassVar[Schedule] = Schedule(epochs=40, batch_size=20, patience=5)
+    dev_data: ClassVar[str] = "trees"
     tasks: Sequence[Task] = TASKS
     rank: int | None = None
     sentences: int | None = None
@@ -132,15 +129,9 @@ class StructuralProbe(Probe[FittedStructure]):
         NonFiniteError, StorageError.
         """
         store = store_of(data)
-        schedule = self.training.schedule(epochs=40, batch_size=20, patience=5, seed=self.seed)
-        schedule.require_dev(dev is not None, "trees")
-        shape = StructureShape(
-            layers=layers_of(data, self.layers),
-            tasks=tuple(self.tasks),
-            seeds=tuple(self.seeds),
-            width=store.hidden_size,
-            rank=min(DEFAULT_RANK, store.hidden_size) if self.rank is None else self.rank,
-        )
+        schedule = self.schedule(has_dev=dev is not None)
+        rank = min(DEFAULT_RANK, store.hidden_size) if self.rank is None else self.rank
+        shape = self._shape(layers_of(data, self.layers), store.hidden_size, rank)
         finder, notes = SentenceFinder(store), list[str]()
         banks = {
             split: self._treebank(finder, split, trees, notes)
@@ -153,22 +144,21 @@ class StructuralProbe(Probe[FittedStructure]):
             banks.get("dev"),
             schedule=schedule,
             decay=self.decay,
-            device=self._device(),
-            memory=int(self.memory),
-            checkpoint=None if checkpoint is None else Path(checkpoint),
+            checkpoint=checkpoint,
             progress=progress,
         )
         self._fitted = FittedStructure(
+            trained=trained,
             shape=shape,
-            weights=trained.weights["weight"].view(*shape.sizes, shape.rank, shape.width),
-            epochs=trained.epochs.reshape(shape.sizes),
-            dev_loss=trained.dev_loss.reshape(shape.sizes),
             n_sentences={split: len(bank) for split, bank in banks.items()},
             store=made_by(store),
             data=store,
             notes=tuple(notes),
         )
         return self
+
+    def _shape(self, layers: Sequence[int], width: int, rank: int) -> StructureShape:
+        return StructureShape(tuple(layers), tuple(self.tasks), tuple(self.seeds), width, rank)
 
     def score(self, test: Trees, *, data: Store | None = None, name: str | None = None) -> ProbeResult:
         """Score the probes on test trees, or on several splits given as a mapping of names to trees.
@@ -202,7 +192,8 @@ class StructuralProbe(Probe[FittedStructure]):
     def best_layer(self) -> int:
         """Return the layer whose distance probe (of the first seed) has the lowest dev loss."""
         fitted = self.fitted
-        return fitted.shape.layers[int(fitted.dev_loss[:, self._distance_task(), 0].argmin())]
+        losses = fitted.trained.dev_loss.reshape(fitted.shape.sizes)
+        return fitted.shape.layers[int(losses[:, self._distance_task(), 0].argmin())]
 
     def predict(self, tree: Tree, *, data: Store | None = None, layer: int | None = None) -> RecoveredTree:
         """Return the tree that the distance probe of the first seed finds for the sentence of a gold tree.
@@ -226,7 +217,7 @@ class StructuralProbe(Probe[FittedStructure]):
 
     def _predictions(self, bank: Treebank) -> Iterator[Predicted]:
         """Predict all sentences of a treebank; the probes are those of layers x seeds."""
-        shape, device = self.fitted.shape, self._device()
+        shape, device = self.fitted.shape, self.schedule().device
         weights = self.fitted.weights.to(device)
         groups = list(equal_lengths(bank, n_pairs=max(1, N_PAIRS // (len(shape.layers) * len(shape.seeds)))))
         with torch.no_grad():
@@ -262,34 +253,21 @@ class StructuralProbe(Probe[FittedStructure]):
             raise InvalidValueError("a tree needs distance probes, and there are only depth probes: fit distance too")
         return self.fitted.shape.tasks.index("distance")
 
-    def _saved(self) -> SavedProbe:
+    def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fitted, shape = self.fitted, self.fitted.shape
-        learned = {
-            "layers": list(shape.layers),
-            "width": shape.width,
-            "rank": shape.rank,
-            "n_sentences": dict(fitted.n_sentences),
-        }
-        tensors = {"weight": fitted.weights}
-        tensors |= {"epochs": torch.from_numpy(fitted.epochs), "dev_loss": torch.from_numpy(fitted.dev_loss)}
-        return SavedProbe(self.name, self.settings, learned, fitted.store, tensors)
+        learned: dict[str, Any] = {"layers": list(shape.layers), "width": shape.width, "rank": shape.rank}
+        return learned | {"n_sentences": dict(fitted.n_sentences)}, fitted.trained.tensors(shape.sizes)
 
-    @classmethod
-    def _loaded(cls, saved: SavedProbe) -> StructuralProbe:
-        """Rebuild fitted probes; errors of unexpected contents are reported by `load`."""
-        probe, learned = cls.from_settings(saved.settings), saved.fitted
-        shape = StructureShape(
-            tuple(learned["layers"]), tuple(probe.tasks), tuple(probe.seeds), learned["width"], learned["rank"]
-        )
-        probe._fitted = FittedStructure(
+    def _restored(
+        self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]
+    ) -> FittedStructure:
+        shape = self._shape(learned["layers"], learned["width"], learned["rank"])
+        return FittedStructure(
+            trained=Trained.of(tensors, shape.sizes, {"weight": (shape.rank, shape.width)}),
             shape=shape,
-            weights=saved.tensor("weight", (*shape.sizes, shape.rank, shape.width)),
-            epochs=saved.tensor("epochs", shape.sizes, torch.int64).numpy(),
-            dev_loss=saved.tensor("dev_loss", shape.sizes, torch.float64).numpy(),
             n_sentences=learned["n_sentences"],
-            store=saved.store,
+            store=store,
         )
-        return probe
 
 
 def _row(score: Score, split: str, value: float | None) -> Row:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,36 +28,33 @@ def train_structure(
     *,
     schedule: Schedule,
     decay: float = 0.1,
-    device: torch.device | None = None,
-    memory: int = 4 * 2**30,
-    checkpoint: Path | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = False,
 ) -> Trained:
     """Train all probes of a shape; they are numbered in the order [layer, task, seed].
 
-    `memory`: bytes for the layers that are trained at a time, with their vectors.
+    The layers that are trained at a time fit the memory of the schedule with their vectors.
 
     Raises InvalidValueError (memory that one layer does not fit, a checkpoint of another training), MissingRowsError,
     NonFiniteError, StorageError.
     """
-    schedule.require_dev(dev is not None, "trees")
     n_words = int(np.sort(data.lengths)[-schedule.batch_size :].sum())
     longest = int(data.lengths.max())
     n_probes = len(shape.tasks) * len(shape.seeds)
     projected = 4 * n_words * shape.rank + 4 * schedule.batch_size * longest**2
     each = 4 * (COPIES * n_probes * shape.rank * shape.width + READ * n_words * shape.width + n_probes * projected)
-    most = memory // each
+    most = schedule.memory // each
     if most < 1:
         raise InvalidValueError(
-            f"memory {memory / 1e6:,.1f} MB is not enough: the probes of one layer take {each / 1e6:,.1f} MB; give "
-            "more, a smaller batch_size or fewer seeds"
+            f"memory {schedule.memory / 1e6:,.1f} MB is not enough: the probes of one layer take {each / 1e6:,.1f} MB; "
+            "give more, a smaller batch_size or fewer seeds"
         )
     layers = np.array_split(np.arange(len(shape.layers)), -(-len(shape.layers) // most))
     numbers = np.arange(len(shape.layers) * n_probes).reshape(len(shape.layers), n_probes)
 
     def make(group: int) -> StructureTrainer:
         part = replace(shape, layers=tuple(shape.layers[place] for place in layers[group]))
-        return StructureTrainer(part, data, dev, schedule, decay, device or torch.device("cpu"))
+        return StructureTrainer(part, data, dev, schedule, decay)
 
     with torch.no_grad():
         return train(
@@ -82,22 +78,17 @@ class StructureTrainer(Trainer):
     min_gain = 1e-4
 
     def __init__(
-        self,
-        shape: StructureShape,
-        data: Treebank,
-        dev: Treebank | None,
-        schedule: Schedule,
-        decay: float,
-        device: torch.device,
+        self, shape: StructureShape, data: Treebank, dev: Treebank | None, schedule: Schedule, decay: float
     ) -> None:
         self._shape, self._data, self._dev = shape, data, dev
-        self._schedule, self._decay, self._device = schedule, decay, device
-        self._grid = shape.initial_weights().to(device)
+        self._schedule, self._decay, self._device = schedule, decay, schedule.device
+        self._grid = shape.initial_weights().to(schedule.device)
         self._places = list(product(*map(range, shape.sizes)))
         self.n_probes, self.n_examples = len(self._places), len(data)
         self._parameters = [self._grid[place] for place in self._places]
         groups = [{"params": [parameter]} for parameter in self._parameters]
         self._adam = torch.optim.Adam(groups, lr=schedule.learning_rate, fused=True)
+        self.optimizers = [self._adam]
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         return {"weight": self._grid.flatten(0, 2)}
@@ -114,8 +105,7 @@ class StructureTrainer(Trainer):
             yield len(batch.sentences)
 
     def dev_losses(self, running: NDArray[np.bool_]) -> NDArray[np.float64]:
-        if self._dev is None:
-            raise InvalidValueError("early stopping needs dev trees: give some, or patience 0")
+        assert self._dev is not None
         layers = self._running_layers(running)
         sums = torch.zeros(len(layers), *self._shape.sizes[1:], dtype=torch.float64, device=self._device)
         order = np.argsort(self._dev.lengths, kind="stable")
@@ -132,13 +122,6 @@ class StructureTrainer(Trainer):
         for number in np.flatnonzero(running & ~better).tolist():
             self._adam.param_groups[number]["lr"] *= self._decay
             self._adam.state.pop(self._parameters[number], None)
-
-    def optimizer_state(self) -> Any:
-        return self._adam.state_dict()
-
-    def restore(self, weights: Mapping[str, torch.Tensor], optimizer: Any, running: NDArray[np.bool_]) -> None:
-        self._grid.flatten(0, 2).copy_(weights["weight"])
-        self._adam.load_state_dict(optimizer)
 
     def digest(self) -> str:
         banks = [bank for bank in (self._data, self._dev) if bank is not None]

@@ -183,13 +183,13 @@ def probe_task(run: Run, store: Store, model: str, encoder: str, task: str) -> P
     notes = folder.path / "tables" / f"{name}.notes"
 
     def make() -> pl.DataFrame:
-        checkpoint = path.with_suffix(".pt")
+        checkpoint = path.with_name(f"{path.name}.checkpoint")
         probe.fit(store, files["train"], files["dev"], name=task, checkpoint=checkpoint, progress=folder.bars)
         test = {split: files[split] for split in ("dev", "test") if split in files}
         result = probe.score(test, resamples=run.settings.resamples)
         probe.save(path)
         write_text(notes, "\n".join(result.notes))
-        for each in path.parent.glob(f"{path.name}*.pt"):
+        for each in path.parent.glob(f"{path.name}*.checkpoint"):
             each.unlink()
         return result.frame
 
