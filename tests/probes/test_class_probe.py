@@ -97,7 +97,7 @@ def test_the_frame_is_tidy_and_valid(result: ProbeResult, tmp_path: Path) -> Non
     for suffix, read in (("csv", pl.read_csv), ("parquet", pl.read_parquet), ("json", pl.read_json)):
         result.save(tmp_path / f"scores.{suffix}")
         assert read(tmp_path / f"scores.{suffix}")["value"].to_list() == result.frame["value"].to_list()
-    with pytest.raises(InvalidValueError, match=r"allowed are \.csv, \.parquet, \.json"):
+    with pytest.raises(InvalidValueError, match=r"no known suffix: choose \.csv, \.parquet, \.json"):
         result.save(tmp_path / "scores.txt")
     assert repr(result).startswith("ProbeResult(")
     assert "<table" in result._repr_html_()
