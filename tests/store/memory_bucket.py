@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.store.storage.base import Parts
+from embstore.store.storage.base import Parts, Version
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
 
@@ -31,11 +31,11 @@ class SteppingStorage(ObjectStorage):
         self._step("end", kind, key)
         return done
 
-    def get(self, key: str) -> bytes:
-        return self._stepped("read", key, lambda: super(SteppingStorage, self).get(key))
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        return self._stepped("read", key, lambda: super(SteppingStorage, self).get_versioned(key))
 
-    def get_range(self, key: str, start: int, stop: int) -> NDArray[np.uint8]:
-        return self._stepped("read", key, lambda: super(SteppingStorage, self).get_range(key, start, stop))
+    def get_range(self, key: str, start: int, stop: int, version: Version | None = None) -> NDArray[np.uint8]:
+        return self._stepped("read", key, lambda: super(SteppingStorage, self).get_range(key, start, stop, version))
 
     def size(self, key: str) -> int | None:
         return self._stepped("read", key, lambda: super(SteppingStorage, self).size(key))

@@ -14,8 +14,7 @@ import zarr
 from embstore.errors import StoreDamagedError
 from embstore.store import Store, open_store, verify
 from embstore.store.backend import open_reader
-from embstore.store.reading.mapped import MappedRows
-from embstore.store.zarr.reader import ZarrRows
+from embstore.store.reading.mapped import LibraryRows, MappedRows
 from tests.store.example import DTYPES, Example, example
 
 
@@ -77,7 +76,7 @@ def test_default_compressor_falls_back_to_zarr(tmp_path: Path, dtype: str, shard
     write_again(path, "hidden_states", **options)
     if dtype == "int8":
         write_again(path, "scale", chunks=(2, 100))
-    assert kind_of_rows(path) is ZarrRows
+    assert kind_of_rows(path) is LibraryRows
     check_reading(made, open_store(path))
 
 

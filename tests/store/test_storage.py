@@ -46,7 +46,7 @@ class Conformance:
             assert storage.get_range("a", start, stop).tobytes() == BODY[start:stop]
         assert storage.read("a", 15_000).tobytes() == BODY[:15_000]
         assert b"".join(part.tobytes() for part in storage.iter_parts("a", len(BODY))) == BODY
-        tail, size = storage.tail("a", 100)
+        tail, size, _ = storage.tail("a", 100)
         assert (tail.tobytes(), size) == (BODY[-100:], len(BODY))
         assert storage.tail("a", 10**6)[0].tobytes() == BODY
         for start, stop in ((19_990, 20_010), (30_000, 30_010)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from embstore.store.check.verify import expected_keys, key_sizes
 from embstore.store.index import Index
 from embstore.store.metadata import Metadata, parse
 from embstore.store.storage.base import Parts, Storage
-from embstore.store.storage.files import fsync_folder, map_file, remove, storing
+from embstore.store.storage.files import MappedFile, fsync_folder, remove, storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock, new_path
 from embstore.store.writer import build, frozen_of
@@ -121,10 +121,8 @@ def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np
     try:
         metadata = read_metadata(path)[0]
     except EmbstoreError as error:
-        mapped = map_file(path)
-        with nullcontext() if mapped is None else mapped:
-            if mapped is None or mapped.find(planned.fingerprint.encode()) < 0:
-                raise _unknown(path, error) from error
+        if not path.stat().st_size or MappedFile(path).map.find(planned.fingerprint.encode()) < 0:
+            raise _unknown(path, error) from error
         metadata = planned
     _require_same(path, metadata, planned)
     build(path, metadata=metadata, index=index, center=center)

@@ -19,6 +19,7 @@ from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c, read_at
 
 CHECKSUM = "checksum"
+MAX_CHUNK_NBYTES = 2**27
 _PART_NBYTES = 16 * 2**20
 
 
@@ -72,10 +73,23 @@ def find_addresses(file: h5py.File, metadata: Metadata, arrays: Mapping[str, Sto
 
 
 def get_dataset(file: h5py.File, spec: ArraySpec) -> h5py.Dataset:
-    """Return an array. Raises StoreDamagedError where it does not match its spec."""
-    found = file.get(spec.path)
+    """Return an array of the file itself.
+
+    Raises StoreDamagedError where it does not match its spec, and before anything is opened that a link, an external
+    or a virtual dataset names in another file.
+    """
+    found: Any = file
+    for name in spec.path.split("/"):
+        link = found.get(name, getlink=True) if isinstance(found, h5py.Group) else None
+        if isinstance(link, h5py.ExternalLink | h5py.SoftLink):
+            raise StoreDamagedError(f"{spec.path} of {file.filename} is a link, which no store has: {REPAIR_HINT}")
+        found = None if link is None else found.get(name)
     if not isinstance(found, h5py.Dataset) or found.shape != spec.shape or found.dtype != spec.dtype:
         raise StoreDamagedError(f"{spec.path} of {file.filename} is missing or was changed: {REPAIR_HINT}")
+    if found.external or found.is_virtual:
+        raise StoreDamagedError(f"{spec.path} of {file.filename} is stored in another file: {REPAIR_HINT}")
+    if found.chunks is not None and math.prod(found.chunks) * spec.dtype.itemsize > MAX_CHUNK_NBYTES:
+        raise StoreDamagedError(f"{spec.path} of {file.filename} has chunks of {list(found.chunks)}: {REPAIR_HINT}")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from embstore.store.hdf5.addresses import (
     row_offsets,
 )
 from embstore.store.metadata import Metadata, StoredArray, parse
-from embstore.store.reading.mapped import ChunkedRows, MappedRows, Read, RowSource, TakeSource, runs_of_chunks
-from embstore.store.storage.files import REPAIR_HINT, map_file, opened, reading
+from embstore.store.reading.mapped import ChunkedRows, LibraryRows, MappedRows, RowSource, TakeSource, runs_of_chunks
+from embstore.store.storage.files import REPAIR_HINT, MappedFile, opened, reading
 
 
 class HDF5Reader:
@@ -36,21 +37,16 @@ class HDF5Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata, self.arrays, self.addresses = read_addresses(path)
+        self._file = MappedFile(path)
         self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
-        with reading(path):
-            mapped = map_file(path)
-            scattered = map_file(path, random=True)
-        if mapped is None or scattered is None:
-            raise StoreDamagedError(f"{path} is empty: {REPAIR_HINT}")
-        self._scattered = scattered
-        self._bytes = np.frombuffer(mapped, np.uint8)
+        self._scattered = MappedFile(path, random=True)
         self._sources: dict[tuple[str, int, int], RowSource] = {}
         self._layers: dict[tuple[str, int], TakeSource | None] = {}
         self._check_a_row()
 
     def commits(self) -> Records:
         """Read the commit records [partition, 2]."""
-        with reading(self.path), opened(self.path) as descriptor:
+        with self._file.reopened() as descriptor:
             records = read_span(descriptor, *self._span(COMMITS))
         if len(records) < self.metadata.layout.n_partitions * 2 * COMMIT_DTYPE.itemsize:
             raise StoreDamagedError(f"{self.path} is cut short: {REPAIR_HINT}")
@@ -63,6 +59,10 @@ class HDF5Reader:
     def forget(self) -> None:
         """Does nothing: rows never move in the file."""
 
+    def require_whole(self) -> None:
+        """Raise StoreDamagedError where the mapped file has become shorter."""
+        self._file.require_whole()
+
     def fetch_columns(self, names: Iterable[str]) -> None:
         """Does nothing: all columns are mapped."""
 
@@ -70,9 +70,10 @@ class HDF5Reader:
         """Return an array that is written once, mapped read-only."""
         spec = frozen_spec(name, self.arrays[name].shape)
         if name not in self.addresses.spans:
-            return self._column_by_h5py(spec)
+            with self._library_array(spec) as array:
+                return np.asarray(array[...])
         start, stop = self._span(name)
-        return self._bytes[start:stop].view(spec.dtype).reshape(spec.shape)
+        return self._file.bytes[start:stop].view(spec.dtype).reshape(spec.shape)
 
     def layer(self, array: str, layer: int) -> TakeSource | None:
         """Return the rows of all partitions at once where every chunk begins at a multiple of a row, else None."""
@@ -87,10 +88,10 @@ class HDF5Reader:
         offsets = self.addresses.chunks[spec.path][layer]
         row_nbytes = self.addresses.chunk_nbytes[spec.path] // self.addresses.chunk_rows[spec.path]
         ends = offsets.max() + self.addresses.chunk_nbytes[spec.path]
-        if (offsets < 0).any() or (offsets % row_nbytes).any() or ends > len(self._bytes):
+        if (offsets < 0).any() or (offsets % row_nbytes).any() or ends > len(self._file.bytes):
             return None
-        count = len(self._bytes) // row_nbytes
-        rows = np.frombuffer(self._scattered, np.uint8, count * row_nbytes).view(spec.dtype)
+        count = len(self._file.bytes) // row_nbytes
+        rows = self._scattered.bytes[: count * row_nbytes].view(spec.dtype)
         return ChunkedRows(
             self._scattered,
             rows.reshape(count, *spec.shape[2:]),
@@ -109,18 +110,17 @@ class HDF5Reader:
     def _open_rows(self, spec: ArraySpec, layer: int, partition: int) -> RowSource:
         start, stop = self.metadata.layout.span(partition)
         if spec.path not in self.addresses.chunks:
-            return HDF5Rows(self.path, spec.path, layer, start)
+            return LibraryRows(partial(self._library_array, spec), layer, start)
         offsets, chunk_rows = row_offsets(self.addresses, spec, layer, start, stop)
         runs = runs_of_chunks(
-            np.frombuffer(self._scattered, np.uint8),
+            self._scattered.bytes,
             offsets,
             chunk_rows=chunk_rows,
             n_rows=stop - start,
             dtype=spec.dtype,
             row_shape=spec.shape[2:],
-            fill=spec.fill,
         )
-        return MappedRows(str(self.path), self._scattered, runs)
+        return MappedRows(self._scattered, runs, spec.fill)
 
     def partition_crc32c(self, partition: int) -> int | None:
         """Return the CRC32C of a partition's bytes, None where another tool has rewritten them."""
@@ -128,18 +128,20 @@ class HDF5Reader:
         chunks = self.addresses.chunks
         if any(spec.path not in chunks or (chunks[spec.path] < 0).any() for spec in specs):
             return None
-        with reading(self.path, f" of partition {partition}"), opened(self.path) as descriptor:
+        with self._file.reopened() as descriptor:
             return payload_crc32c(descriptor, self.addresses, specs, self.metadata.layout, partition)[0]
 
     def _span(self, name: str) -> tuple[int, int]:
         start, stop = self.addresses.spans[name]
-        if stop > len(self._bytes):
+        if stop > len(self._file.bytes):
             raise StoreDamagedError(f"{self.path} is cut short: {REPAIR_HINT}")
         return start, stop
 
-    def _column_by_h5py(self, spec: ArraySpec) -> NDArray[Any]:
-        with open_file(self.path) as file:
-            return np.asarray(get_dataset(file, spec)[...])
+    @contextmanager
+    def _library_array(self, spec: ArraySpec) -> Iterator[Any]:
+        """Open an array with the HDF5 library, in the file that was opened."""
+        with self._file.reopened(), open_file(self.path) as file:
+            yield get_dataset(file, spec)
 
     def _check_a_row(self) -> None:
         """Compare one committed row, as mapped, with what the HDF5 library reads."""
@@ -150,39 +152,10 @@ class HDF5Reader:
         start, _ = self.metadata.layout.span(int(written[0]))
         row = np.empty((1, *spec.shape[2:]), spec.dtype)
         self.rows("hidden_states", 0, int(written[0])).take(np.zeros(1, np.int64), row)
-        with open_file(self.path) as file:
-            expected = get_dataset(file, spec)[0, start]
+        with self._library_array(spec) as array:
+            expected = array[0, start]
         if row.tobytes() != expected.tobytes():
             raise StoreDamagedError(f"the HDF5 library reports wrong addresses for {self.path}: {REPAIR_HINT}")
-
-
-class HDF5Rows:
-    """A RowSource through h5py, for an array that cannot be mapped; `start` is the partition's first row."""
-
-    def __init__(self, path: Path, name: str, layer: int, start: int) -> None:
-        self._path = path
-        self._name = name
-        self._layer = layer
-        self._start = start
-
-    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        distinct, inverse = np.unique(rows, return_inverse=True)
-        with open_file(self._path) as file:
-            found = np.asarray(file[self._name][self._layer, distinct + self._start])
-        out[...] = found[inverse]
-
-    def prefetch(self, rows: NDArray[np.int64]) -> None:
-        """Does nothing: the HDF5 library reads what it needs."""
-
-    @contextmanager
-    def reading(self) -> Iterator[Read]:
-        with open_file(self._path) as file:
-            dataset = file[self._name]
-
-            def read(start: int, stop: int, out: NDArray[Any]) -> None:
-                out[...] = dataset[self._layer, self._start + start : self._start + stop]
-
-            yield read
 
 
 @contextmanager
@@ -191,7 +164,7 @@ def open_file(path: Path) -> Iterator[h5py.File]:
 
     Any error of the library, inside the context too, is raised as StoreDamagedError.
     """
-    with reading(path), open(path, "rb"):
+    with reading(path), opened(path):
         pass
     try:
         with h5py.File(path, "r", locking=False, rdcc_nbytes=0) as file:

@@ -1,13 +1,16 @@
-"""Rows of one layer in one local file: taken at random through the memory map, read in order through the file."""
+"""Rows of one layer in one local file: taken at random through the memory map, read in order through the file.
+
+Where another tool has compressed an array, or laid it out otherwise, its library reads the rows.
+"""
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from io import FileIO
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -15,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
+from embstore.store.storage.files import REPAIR_HINT, MappedFile, read_at
 
 PAGE = mmap.PAGESIZE
 _NEAR_PAGES = 4
@@ -44,24 +48,29 @@ class RowSource(TakeSource, Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """Rows from `start` on that are contiguous; `offset` is the byte of the first in the file, -1 for rows of fill."""
+    """Rows from `start` on that are contiguous in the file.
+
+    `rows`: the view of them; None where they are left out and read as the fill value. `offset`: the byte of the first.
+    """
 
     start: int
-    rows: NDArray[Any]
+    stop: int
+    rows: NDArray[Any] | None
     offset: int
 
 
 class MappedRows:
     """A RowSource over a mapped file; usually all its rows are one run."""
 
-    def __init__(self, path: str, mapped: mmap.mmap, runs: Sequence[Run]) -> None:
-        self._path = path
-        self._mapped = mapped
+    def __init__(self, file: MappedFile, runs: Sequence[Run], fill: int | float) -> None:
+        self._file = file
         self._runs = runs
+        self._fill = fill
         self._starts = np.array([run.start for run in runs], np.int64)
         self._whole = runs[0].rows if len(runs) == 1 else None
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        self._file.require_whole()
         if self._whole is not None:
             self._whole.take(rows, 0, out, "clip")
             return
@@ -76,37 +85,42 @@ class MappedRows:
     def _take_grouped(self, rows: NDArray[np.int64], runs: NDArray[np.int64], out: NDArray[Any]) -> None:
         edges = ((runs[1:] != runs[:-1]).nonzero()[0] + 1).tolist()
         for first, last in zip([0, *edges], [*edges, len(rows)], strict=True):
+            if first == last:
+                continue
             run = self._runs[runs[first]]
-            run.rows.take(rows[first:last] - run.start, 0, out[first:last], "clip")
+            if run.rows is None:
+                out[first:last] = self._fill
+            else:
+                run.rows.take(rows[first:last] - run.start, 0, out[first:last], "clip")
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
         rows = np.sort(rows)
         bounds = [*rows.searchsorted(self._starts).tolist(), len(rows)]
         for run, (first, last) in zip(self._runs, pairwise(bounds), strict=True):
-            if first < last and run.offset >= 0:
-                _will_need(self._mapped, run.offset, rows[first:last] - run.start, run.rows[0].nbytes)
+            if first < last and run.rows is not None:
+                _will_need(self._file.map, run.offset, rows[first:last] - run.start, run.rows[0].nbytes)
 
     @contextmanager
     def reading(self) -> Iterator[Read]:
-        with open(self._path, "rb", buffering=0) as file:
+        with self._file.reopened() as descriptor:
             if hasattr(os, "posix_fadvise"):  # Linux; other systems detect sequential reads themselves
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            yield lambda start, stop, out: self._read(file, start, stop, out)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            yield lambda start, stop, out: self._read(descriptor, start, stop, out)
 
-    def _read(self, file: FileIO, start: int, stop: int, out: NDArray[Any]) -> None:
+    def _read(self, descriptor: int, start: int, stop: int, out: NDArray[Any]) -> None:
         row = start
         number = int(np.searchsorted(self._starts, start, side="right")) - 1
         while row < stop:
             run = self._runs[number]
-            count = min(stop, run.start + len(run.rows)) - row
-            target = out[row - start : row - start + count]
-            inside = row - run.start
-            if run.offset < 0:
-                target[...] = run.rows[inside : inside + count]
+            end = min(stop, run.stop)
+            target = out[row - start : end - start]
+            if run.rows is None:
+                target[...] = self._fill
             else:
-                file.seek(run.offset + inside * run.rows[0].nbytes)
-                _fill(file, target.reshape(-1).view(np.uint8), self._path)
-            row += count
+                flat = target.reshape(-1).view(np.uint8)
+                if read_at(descriptor, flat, run.offset + (row - run.start) * run.rows[0].nbytes) < len(flat):
+                    raise StoreDamagedError(f"{self._file.path} is cut short: {REPAIR_HINT}")
+            row = end
             number += 1
 
 
@@ -116,29 +130,50 @@ class ChunkedRows:
     `rows`: the file seen as rows. `firsts` int64 [chunk]: the position of each chunk's first row among them.
     """
 
-    def __init__(self, mapped: mmap.mmap, rows: NDArray[Any], firsts: NDArray[np.int64], chunk_rows: int) -> None:
-        self._mapped = mapped
+    def __init__(self, file: MappedFile, rows: NDArray[Any], firsts: NDArray[np.int64], chunk_rows: int) -> None:
+        self._file = file
         self._rows = rows
         self._shifts = firsts - np.arange(len(firsts)) * chunk_rows
         self._chunk_rows = chunk_rows
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        self._file.require_whole()
         self._rows.take(self._positions(rows), 0, out, "clip")
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
-        _will_need(self._mapped, 0, np.sort(self._positions(rows)), self._rows[0].nbytes)
+        _will_need(self._file.map, 0, np.sort(self._positions(rows)), self._rows[0].nbytes)
 
     def _positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._shifts.take(rows // self._chunk_rows, mode="clip") + rows
 
 
-def _fill(file: FileIO, target: NDArray[np.uint8], path: str) -> None:
-    done = 0
-    while done < len(target):
-        count = file.readinto(target[done:].data)
-        if not count:
-            raise StoreDamagedError(f"{path} is truncated: run `embstore verify` on the store")
-        done += count
+class LibraryRows:
+    """A RowSource through the zarr or HDF5 library, for an array that cannot be mapped.
+
+    `open_array`: opens the array in a context. `start`: the partition's first row.
+    """
+
+    def __init__(self, open_array: Callable[[], AbstractContextManager[Any]], layer: int, start: int) -> None:
+        self._open_array = open_array
+        self._layer = layer
+        self._start = start
+
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        distinct, inverse = np.unique(rows, return_inverse=True)
+        with self._open_array() as array:
+            out[...] = np.asarray(array[self._layer, distinct + self._start])[inverse]
+
+    def prefetch(self, rows: NDArray[np.int64]) -> None:
+        """Does nothing: the library reads what it needs."""
+
+    @contextmanager
+    def reading(self) -> Iterator[Read]:
+        with self._open_array() as array:
+
+            def read(start: int, stop: int, out: NDArray[Any]) -> None:
+                out[...] = array[self._layer, self._start + start : self._start + stop]
+
+            yield read
 
 
 def _will_need(mapped: mmap.mmap, offset: int, rows: NDArray[np.int64], row_nbytes: int) -> None:
@@ -162,28 +197,26 @@ def runs_of_chunks(
     n_rows: int,
     dtype: np.dtype[Any],
     row_shape: tuple[int, ...],
-    fill: int | float,
 ) -> list[Run]:
     """Join the chunks of one layer that follow each other in a file into runs that cover the first `n_rows` rows.
 
-    `offsets` int64 [chunk]: the byte at which each chunk begins in `data`, -1 for one that is left out and reads as
-    the fill value. Raises StoreDamagedError for a chunk beyond the end of the file.
+    `offsets` int64 [chunk]: the byte at which each chunk begins in `data`, -1 for one that is left out. Raises
+    StoreDamagedError for a chunk beyond the end of the file.
     """
-    row_nbytes = dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+    row_nbytes = dtype.itemsize * math.prod(row_shape)
     offsets = offsets[: -(-n_rows // chunk_rows)]
     follows = (np.diff(offsets) == chunk_rows * row_nbytes) & (offsets[:-1] >= 0)
+    follows |= (offsets[1:] < 0) & (offsets[:-1] < 0)
     firsts = np.concatenate([[0], np.flatnonzero(~follows) + 1]).tolist()
     runs = []
     for first, last in zip(firsts, [*firsts[1:], len(offsets)], strict=True):
-        start = first * chunk_rows
-        count = min(last * chunk_rows, n_rows) - start
+        start, stop = first * chunk_rows, min(last * chunk_rows, n_rows)
         offset = int(offsets[first])
-        if offset < 0:
-            view = np.full((count, *row_shape), fill, dtype)
-        else:
-            flat = data[offset : offset + count * row_nbytes]
-            if len(flat) < count * row_nbytes:
+        rows = None
+        if offset >= 0:
+            nbytes = (stop - start) * row_nbytes
+            if offset + nbytes > len(data):
                 raise StoreDamagedError(f"a chunk at byte {offset} lies beyond the end of its file")
-            view = flat.view(dtype).reshape(count, *row_shape)
-        runs.append(Run(start, view, offset))
+            rows = data[offset : offset + nbytes].view(dtype).reshape(stop - start, *row_shape)
+        runs.append(Run(start, stop, rows, offset))
     return runs

@@ -12,14 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import StoreNotFoundError
-from embstore.store.storage.files import Bytes, crc32c
+from embstore.errors import StoreDamagedError, StoreNotFoundError
+from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c
 from embstore.store.storage.location import ObjectPath
 
 READ_NBYTES = 8 * 2**20
+MAX_GET_NBYTES = 2**26  # of what `get` reads into memory: metadata and commit records
 
 T = TypeVar("T")
 Parts = Sequence[NDArray[Any] | bytes]
+Version = tuple[object, ...]  # of a key; another one where its bytes may be others
 
 
 class KeyNotFoundError(StoreNotFoundError):
@@ -54,12 +56,16 @@ class Storage(ABC):
     can_list = True
 
     @abstractmethod
-    def get(self, key: str) -> bytes:
-        """Return all bytes of a key."""
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        """Return all bytes of a key, at most 64 MiB, and their version."""
 
     @abstractmethod
-    def get_range(self, key: str, start: int, stop: int) -> Bytes:
-        """Return the bytes `[start, stop)` of a key by one request."""
+    def version(self, key: str) -> Version | None:
+        """Return the version of a key, None where it does not exist."""
+
+    @abstractmethod
+    def get_range(self, key: str, start: int, stop: int, version: Version | None = None) -> Bytes:
+        """Return the bytes `[start, stop)` of a key by one request; in a bucket, only those of a given version."""
 
     @abstractmethod
     def size(self, key: str) -> int | None:
@@ -102,12 +108,11 @@ class Storage(ABC):
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run a function that makes requests, where possible at the same time as others."""
-        future: Future[T] = Future()
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-        return future
+        return run_now(work)
+
+    def get(self, key: str) -> bytes:
+        """Return all bytes of a key, at most 64 MiB."""
+        return self.get_versioned(key)[0]
 
     def get_or_none(self, key: str) -> bytes | None:
         """Return all bytes of a key, None where it does not exist."""
@@ -123,6 +128,8 @@ class Storage(ABC):
 
     def read(self, key: str, size: int) -> Bytes:
         """Return the first `size` bytes of a key as an array, requested in parts of 8 MiB at the same time."""
+        if size > READ_NBYTES and (found := self.size(key)) is not None and found < size:
+            raise StoreDamagedError(f"{self.url(key)} is cut short: {REPAIR_HINT}")
         out = np.empty(size, np.uint8)
 
         def read_part(start: int) -> None:
@@ -137,13 +144,13 @@ class Storage(ABC):
         for start in range(0, size, READ_NBYTES):
             yield self.get_range(key, start, min(start + READ_NBYTES, size))
 
-    def tail(self, key: str, nbytes: int) -> tuple[Bytes, int]:
-        """Return the last `nbytes` bytes of a key (all where it has fewer) and the key's size."""
-        size = self.size(key)
-        if size is None:
+    def tail(self, key: str, nbytes: int) -> tuple[Bytes, int, Version]:
+        """Return the last `nbytes` bytes of a key (all where it has fewer), the key's size and version."""
+        version, size = self.version(key), self.size(key)
+        if size is None or version is None:
             raise KeyNotFoundError(f"{self.url(key)} does not exist")
         start = max(size - nbytes, 0)
-        return (self.get_range(key, start, size) if size else np.empty(0, np.uint8)), size
+        return (self.get_range(key, start, size, version) if size else np.empty(0, np.uint8)), size, version
 
     def crc32c(self, key: str, size: int, crc: int = 0) -> int:
         """Extend a CRC32C by the first `size` bytes of a key, read in bounded memory."""
@@ -160,6 +167,16 @@ class Storage(ABC):
         for part in parts:
             expected = crc32c(part, expected)
         return self.crc32c(key, size) == expected
+
+
+def run_now(work: Callable[[], T]) -> Future[T]:
+    """Run a function in this thread; returns a future that is complete."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def wait_all(futures: Sequence[Future[Any]]) -> None:

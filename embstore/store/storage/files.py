@@ -30,6 +30,7 @@ REPAIR_HINT = "run `embstore verify` on the store, then `embstore extract --repa
 _PART_NBYTES = 16 * 2**20
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows only
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # not on Windows; without effect on regular files
 _POSITION = threading.Lock()  # where a file has one shared position: no pread and pwrite
 
 
@@ -85,9 +86,14 @@ def reading(path: str | os.PathLike[str], of: str = "") -> Iterator[None]:
 
 @contextmanager
 def opened(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a file in binary mode and yield its descriptor, which child processes do not inherit."""
-    descriptor = os.open(path, flags | _BINARY, 0o666)
+    """Open a file in binary mode and yield its descriptor, which child processes do not inherit.
+
+    Raises StorageError at once for a pipe, a socket or a device, which an open or a read could wait for without end.
+    """
+    descriptor = os.open(path, flags | _BINARY | _NONBLOCK, 0o666)
     try:
+        if stat.S_IFMT(os.fstat(descriptor).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise StorageError(f"cannot read {path}: it is not a regular file, but a pipe, socket or device")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -214,29 +220,53 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def map_file(path: str | os.PathLike[str], *, random: bool = False) -> mmap.mmap | None:
-    """Map a whole file for reading; None for an empty one.
+class MappedFile:
+    """A file mapped for reading; a missing, empty or unreadable one raises a one-line error that names it.
 
-    `random`: the file is read at random places, so the kernel should not read ahead.
+    `random`: the file is read at random places, so that the kernel should not read ahead. `of` says in messages what
+    the file holds.
     """
-    with opened(path) as descriptor:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if status.st_size == 0:
-            return None
-        mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    if random and hasattr(mmap, "MADV_RANDOM"):
-        mapped.madvise(mmap.MADV_RANDOM)
-    return mapped
+
+    def __init__(self, path: str | os.PathLike[str], *, random: bool = False, of: str = "") -> None:
+        self.path = str(path)
+        with reading(path, of), opened(path) as descriptor:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise IsADirectoryError
+            if status.st_size == 0:
+                raise StoreDamagedError(f"{path}{of} is empty: {REPAIR_HINT}")
+            self._identity = _identity(status)
+            self.map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        if random and hasattr(mmap, "MADV_RANDOM"):
+            self.map.madvise(mmap.MADV_RANDOM)
+        self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
+
+    def require_whole(self) -> None:
+        """Raise StoreDamagedError where the file has become shorter: reading the map there would end the process."""
+        if self.map.size() < len(self.map):
+            raise StoreDamagedError(f"{self.path} is cut short since it was opened: {REPAIR_HINT}")
+
+    @contextmanager
+    def reopened(self) -> Iterator[int]:
+        """Open the same file again and yield its descriptor; StoreDamagedError where another file has its name."""
+        with reading(self.path), opened(self.path) as descriptor:
+            device, inode, *times = _identity(os.fstat(descriptor))
+            if (device, inode) != self._identity[:2] and tuple(times) != self._identity[2:]:
+                raise StoreDamagedError(f"{self.path} was replaced: open the store again")
+            yield descriptor
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return what distinguishes a file from others: some network disks number a file anew, but keep its times."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def crc32c_of_file(path: str | os.PathLike[str], crc: int = 0) -> tuple[int, int]:
     """Extend a CRC32C by a file's bytes; returns it with the file's size."""
     buffer = np.empty(_PART_NBYTES, np.uint8)
     size = 0
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer.data):
+    with opened(path) as descriptor:
+        while count := read_at(descriptor, buffer, size):
             crc = google_crc32c.extend(crc, buffer[:count])
             size += count
     return crc, size

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from embstore.errors import StoreDamagedError
-from embstore.store.storage.base import Expected, KeyNotFoundError, Parts, Storage
+from embstore.store.storage.base import MAX_GET_NBYTES, Expected, KeyNotFoundError, Parts, Storage, Version
 from embstore.store.storage.files import (
     REPAIR_HINT,
     Bytes,
@@ -42,11 +43,22 @@ class LocalStorage(Storage):
         self.path: Path = path
         self._temporary = path / temporary
 
-    def get(self, key: str) -> bytes:
-        with self._reading(key):
-            return (self.path / key).read_bytes()
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        with self._reading(key), opened(self.path / key) as descriptor:
+            status = os.fstat(descriptor)
+            if status.st_size > MAX_GET_NBYTES:
+                raise StoreDamagedError(f"{self.path / key} has {status.st_size:,} bytes: {REPAIR_HINT}")
+            data = np.empty(status.st_size + 1, np.uint8)
+            return data[: read_at(descriptor, data, 0)].tobytes(), _version(status)
 
-    def get_range(self, key: str, start: int, stop: int) -> Bytes:
+    def version(self, key: str) -> Version | None:
+        try:
+            with self._reading(key):
+                return _version(os.stat(self.path / key))
+        except KeyNotFoundError:
+            return None
+
+    def get_range(self, key: str, start: int, stop: int, version: Version | None = None) -> Bytes:
         out = np.empty(stop - start, np.uint8)
         with self._reading(key), opened(self.path / key) as descriptor:
             if read_at(descriptor, out, start) < len(out):
@@ -54,15 +66,28 @@ class LocalStorage(Storage):
         return out
 
     def size(self, key: str) -> int | None:
-        file = self.path / key
-        return file.stat().st_size if file.is_file() else None
+        try:
+            with self._reading(key):
+                status = os.stat(self.path / key)
+        except KeyNotFoundError:
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
-        sizes = {}
-        for folder, _, names in os.walk(self.path / prefix):
-            for name in names:
-                file = Path(folder, name)
-                sizes[file.relative_to(self.path).as_posix()] = file.lstat().st_size
+        """Return the size of every key below the folder `prefix`; links are followed, each folder is listed once."""
+        sizes: dict[str, int] = {}
+        seen: set[tuple[int, int]] = set()
+        with reading(self.path):
+            for folder, folders, names in os.walk(self.path / prefix, followlinks=True, onerror=_raise_unless_missing):
+                status = os.stat(folder)
+                if (status.st_dev, status.st_ino) in seen:
+                    folders.clear()
+                    continue
+                seen.add((status.st_dev, status.st_ino))
+                for name in names:
+                    file = Path(folder, name)
+                    with suppress(FileNotFoundError):  # removed since, or a link to nothing
+                        sizes[file.relative_to(self.path).as_posix()] = file.stat().st_size
         return sizes
 
     def put(self, key: str, parts: Parts) -> None:
@@ -102,7 +127,7 @@ class LocalStorage(Storage):
                 fsync_folder(self._temporary.parent)
 
     def is_tidy(self) -> bool:
-        return not self._temporary.exists()
+        return not os.path.lexists(self._temporary)
 
     def crc32c(self, key: str, size: int, crc: int = 0) -> int:
         with self._reading(key):
@@ -133,3 +158,12 @@ class LocalStorage(Storage):
                 fsync_folder(target.parent)
             finally:
                 temporary.unlink(missing_ok=True)
+
+
+def _version(status: os.stat_result) -> Version:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

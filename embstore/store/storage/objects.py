@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError, StoreNotFoundError
-from embstore.store.storage.base import READ_NBYTES, KeyNotFoundError, Parts, Storage
+from embstore.store.storage.base import MAX_GET_NBYTES, READ_NBYTES, KeyNotFoundError, Parts, Storage, Version
 from embstore.store.storage.client import client, obstore, pool, refuse_fork, translated
 from embstore.store.storage.files import REPAIR_HINT, Bytes, as_bytes
 from embstore.store.storage.location import ObjectPath
@@ -69,35 +69,33 @@ class ObjectStorage(Storage):
         """Return the storage of a URL; makes no request yet."""
         return cls(path, client(path), temporary=temporary)
 
-    def get(self, key: str) -> bytes:
-        def read(name: str) -> Any:
-            answer = obstore().get(self._client, name)
-            return _exactly(answer.bytes(), int(answer.meta["size"]))
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        body, meta = self._read(key, lambda nbytes: nbytes)
+        return body.tobytes(), _version(meta)
 
-        return bytes(self._read(key, read))
+    def version(self, key: str) -> Version | None:
+        meta = self._head(key)
+        return None if meta is None else _version(meta)
 
-    def get_range(self, key: str, start: int, stop: int) -> Bytes:
-        def read(name: str) -> Any:
-            return _exactly(obstore().get_range(self._client, name, start=start, end=stop), stop - start)
+    def get_range(self, key: str, start: int, stop: int, version: Version | None = None) -> Bytes:
+        tag = version[0] if version else None
+        options = {"range": (start, stop), **({"if_match": tag} if tag else {})}
+        return self._read(key, lambda nbytes: stop - start, options)[0]
 
-        return self._read(key, read)
-
-    def tail(self, key: str, nbytes: int) -> tuple[Bytes, int]:
+    def tail(self, key: str, nbytes: int) -> tuple[Bytes, int, Version]:
         if self.path.scheme == "az":  # Azure takes no ranges from the end
             return super().tail(key, nbytes)
-        sizes = []
-
-        def read(name: str) -> Any:
-            answer = obstore().get(self._client, name, options={"range": {"suffix": nbytes}})
-            sizes.append(int(answer.meta["size"]))
-            return _exactly(answer.bytes(), min(nbytes, sizes[-1]))
-
-        return self._read(key, read), sizes[-1]
+        body, meta = self._read(key, lambda size: min(nbytes, size), {"range": {"suffix": nbytes}})
+        return body, int(meta["size"]), _version(meta)
 
     def size(self, key: str) -> int | None:
+        meta = self._head(key)
+        return None if meta is None else int(meta["size"])
+
+    def _head(self, key: str) -> Any:
         try:
             with self._translating("read", key):
-                return int(obstore().head(self._client, self._prefix + key)["size"])
+                return obstore().head(self._client, self._prefix + key)
         except KeyNotFoundError:
             return None
 
@@ -208,12 +206,22 @@ class ObjectStorage(Storage):
                 time.sleep(_FIRST_WAIT * 2**trial)
         raise AssertionError
 
-    def _read(self, key: str, read: Callable[[str], Any]) -> Bytes:
-        """Read by one request, again where the body was lost on its way; never fewer bytes than requested."""
+    def _read(self, key: str, expected: Callable[[int], int], options: Any = None) -> tuple[Bytes, Any]:
+        """Read by one request, again where the body was lost on its way; returns the bytes and the object's metadata.
+
+        `expected`: returns, for the size of the object, how many bytes the answer must have.
+        """
         for trial in range(_READ_TRIES):
             try:
                 with self._translating("read", key):
-                    return np.frombuffer(read(self._prefix + key), np.uint8)
+                    answer = obstore().get(self._client, self._prefix + key, options=options)
+                    size = int(answer.meta["size"])
+                    if options is None and size > MAX_GET_NBYTES:
+                        raise StoreDamagedError(f"{self.url(key)} has {size:,} bytes: {REPAIR_HINT}")
+                    body = np.frombuffer(answer.bytes(), np.uint8)
+                    if len(body) != expected(size):
+                        raise _TooShortError(f"{len(body):,} bytes received, expected {expected(size):,}")
+                    return body, answer.meta
             except (ConnectionLostError, StoreDamagedError):
                 if trial == _READ_TRIES - 1:
                     raise
@@ -230,6 +238,8 @@ class ObjectStorage(Storage):
             raise
         except raised.AlreadyExistsError:
             raise _ExistsError(f"{self.url(key)} exists already") from None
+        except raised.PreconditionError:
+            raise StoreDamagedError(f"{self.url(key)} was replaced since it was opened: open the store again") from None
         except _TooShortError as error:
             raise StoreDamagedError(f"{self.url(key)} is cut short: {error}; {REPAIR_HINT}") from None
         except (raised.BaseError, FileNotFoundError, NotImplementedError) as error:
@@ -245,7 +255,7 @@ class ObjectStorage(Storage):
             raise InvalidValueError(f"cannot {verb} {self.url(key)}: stores at {self.path.scheme}:// are read-only")
 
 
-def _exactly(body: Any, nbytes: int) -> Any:
-    if len(body) != nbytes:
-        raise _TooShortError(f"{len(body):,} bytes received, expected {nbytes:,}")
-    return body
+def _version(meta: Any) -> Version:
+    """Return the ETag of an object from its metadata; without one to compare with, its size and time."""
+    tag = meta["e_tag"]
+    return (tag,) if tag and not tag.startswith("W/") else (None, int(meta["size"]), str(meta["last_modified"]))

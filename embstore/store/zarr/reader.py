@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import StoreDamagedError, StoreFormatError, StoreNotFoundError
+from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreNotFoundError
 from embstore.store.arrays import (
     COMMIT_DTYPE,
     ArraySpec,
@@ -27,11 +28,15 @@ from embstore.store.arrays import (
     record_crc32c,
 )
 from embstore.store.metadata import parse
-from embstore.store.reading.mapped import MappedRows, Read, RowSource, TakeSource, runs_of_chunks
+from embstore.store.reading.mapped import LibraryRows, MappedRows, RowSource, TakeSource, runs_of_chunks
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
-from embstore.store.storage.files import REPAIR_HINT, crc32c, crc32c_of_file, map_file, reading
+from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
+from embstore.store.storage.local import LocalStorage
 from embstore.store.zarr.format import COMMITS_CHUNK, NODE, array_node, column_key, parse_index, shard_end, shard_key
 from embstore.store.zarr.remote import RemoteLayer, RemoteRows
+
+MAX_CHUNK_NBYTES = 2**27  # of chunks that the zarr library decompresses
+MAX_EXPANSION = 100_000  # of columns that it decompresses, if larger than that
 
 _PAYLOAD = ("hidden_states", "scale")
 _COLUMNS_AT_ONCE = 8
@@ -40,6 +45,7 @@ _COLUMNS_AT_ONCE = 8
 class ZarrReader:
     """The arrays of a Zarr store. Files are mapped, and columns read, when they are first needed.
 
+    Each one is then known to belong to the store that was opened, or StoreDamagedError says that it was replaced.
     `remote`: reads rows by ranged requests; None where shards are mapped, which is when `rows` should be used.
     """
 
@@ -47,8 +53,13 @@ class ZarrReader:
         self.storage = storage
         self.path = storage.path
         self.cache = storage.cache
-        root, *nodes = storage.get_many([NODE, *(f"{name}/{NODE}" for name in _PAYLOAD)])
-        self.metadata, self.arrays = parse(root_attribute(root, storage), path=str(self.path))
+        root = storage.submit(partial(storage.get_versioned, NODE))
+        nodes = storage.get_many(f"{name}/{NODE}" for name in _PAYLOAD)
+        try:
+            self._root, self._version = root.result()
+        except KeyNotFoundError:
+            raise no_root(storage) from None
+        self.metadata, self.arrays = parse(root_attribute(self._root, storage), path=str(self.path))
         self._nodes = dict(zip(_PAYLOAD, nodes, strict=True))
         self.specs = {spec.path: spec for spec in payload_specs(self.metadata)}
         rows = {name: self._chunk_rows_of(spec) for name, spec in self.specs.items()}
@@ -57,16 +68,15 @@ class ZarrReader:
             raise self._rewritten("hidden_states")
         self.remote: RemoteRows | None = None
         if not storage.is_mapped:
-            self.remote = RemoteRows(storage, self.metadata.layout, self.specs, self._chunk_rows)
+            self.remote = RemoteRows(
+                storage, self.metadata.layout, self.specs, self._chunk_rows, require_same=self.require_same
+            )
         self._columns: dict[str, NDArray[Any]] = {}
+        self._files: list[MappedFile] = []
         self._records: Records | None = None
         self._shards: OrderedDict[tuple[str, int], list[RowSource]] = OrderedDict()
         self._max_shards = max_mapped()
         self._mutex = threading.Lock()
-
-    @cached_property
-    def _version(self) -> str:
-        return self.metadata.fingerprint
 
     @property
     def _is_folder(self) -> bool:
@@ -77,9 +87,32 @@ class ZarrReader:
         """Whether another tool has rewritten the vectors, so that the checksums of the commits do not apply."""
         return any(self._nodes[name] != array_node(spec) for name, spec in self.specs.items())
 
+    def require_same(self) -> None:
+        """Raise StoreDamagedError where another store is now at the path of the one that was opened."""
+        if self.storage.version(NODE) == self._version:
+            return
+        try:
+            root, self._version = self.storage.get_versioned(NODE)
+        except KeyNotFoundError:
+            root = b""
+        if root != self._root:
+            raise StoreDamagedError(f"{self.path} was replaced or removed since it was opened: open it again")
+
+    @contextmanager
+    def _of_this_store(self, *, checksum: bool = False) -> Iterator[None]:
+        """Check that what is read in the context belongs to the store that was opened; a `checksum` proves it too."""
+        try:
+            yield
+        except (StoreDamagedError, KeyNotFoundError):
+            self.require_same()
+            raise
+        if not checksum:
+            self.require_same()
+
     def commits(self) -> Records:
         """Read the commit records [partition, 2]."""
-        self._records = read_records(self.storage, self.metadata.layout.n_partitions)
+        with self._of_this_store():
+            self._records = read_records(self.storage, self.metadata.layout.n_partitions)
         return self._records.copy()
 
     def is_tidy(self) -> bool:
@@ -93,6 +126,11 @@ class ZarrReader:
         if self.remote is not None:
             self.remote.forget()
 
+    def require_whole(self) -> None:
+        """Raise StoreDamagedError where the file of a mapped column has become shorter."""
+        for file in self._files:
+            file.require_whole()
+
     def fetch_columns(self, names: Iterable[str]) -> None:
         """Read columns that are not local at the same time, so that `column` returns them at once."""
         if not self._is_folder:
@@ -103,26 +141,29 @@ class ZarrReader:
         """Return an array that is written once, read-only: mapped, or read into memory and checked."""
         column = self._columns.get(name)
         if column is None:
-            column = self._columns[name] = self._open_column(frozen_spec(name, self.arrays[name].shape))
+            with self._of_this_store(checksum=not self._is_folder):
+                column = self._open_column(frozen_spec(name, self.arrays[name].shape))
+            self._columns[name] = column
         return column
 
     def _open_column(self, spec: ArraySpec) -> NDArray[Any]:
         if self._is_folder:
-            with reading(node := f"{self.path}/{spec.path}/{NODE}"), open(node, "rb") as file:
-                same = file.read() == array_node(spec)
-            if not same:
+            node = self.storage.get_or_none(f"{spec.path}/{NODE}")
+            if node is None:
+                raise StoreDamagedError(f"{self.storage.url(f'{spec.path}/{NODE}')} is missing: {REPAIR_HINT}")
+            if node != array_node(spec):
                 return self._column_by_zarr(spec)
         if 0 in spec.shape:
             return np.empty(spec.shape, spec.dtype)
         key, expected = column_key(spec), self.arrays[spec.path].crc32c
-        nbytes = int(np.prod(spec.shape)) * spec.dtype.itemsize
+        nbytes = math.prod(spec.shape) * spec.dtype.itemsize
         if self.storage.is_mapped:
-            (path,) = self.storage.files(Expected(spec.path, (key,), (nbytes,), expected, self._version))
-            with reading(path):
-                mapped = map_file(path)
-            if mapped is None or len(mapped) < nbytes:
-                raise StoreDamagedError(f"{path} is cut short: {REPAIR_HINT}")
-            return np.frombuffer(mapped, spec.dtype, nbytes // spec.dtype.itemsize).reshape(spec.shape)
+            wanted = Expected(spec.path, (key,), (nbytes,), expected, self.metadata.fingerprint)
+            file = MappedFile(self.storage.files(wanted)[0])
+            if len(file.bytes) < nbytes:
+                raise StoreDamagedError(f"{file.path} is cut short: {REPAIR_HINT}")
+            self._files.append(file)
+            return file.bytes[:nbytes].view(spec.dtype).reshape(spec.shape)
         try:
             data = self.storage.read(key, nbytes)
         except KeyNotFoundError as error:
@@ -148,7 +189,8 @@ class ZarrReader:
         with self._mutex:
             sources = self._shards.get(key)
             if sources is None:
-                sources = self._shards[key] = self._open_shard(self.specs[array], partition)
+                with self._of_this_store(checksum=not self._is_folder):
+                    sources = self._shards[key] = self._open_shard(self.specs[array], partition)
                 if len(self._shards) > self._max_shards:
                     self._shards.popitem(last=False)
             else:
@@ -156,60 +198,62 @@ class ZarrReader:
         return sources[position]
 
     def partition_crc32c(self, partition: int) -> int | None:
-        """Return the CRC32C of a partition's bytes, None where another tool has rewritten them."""
+        """Return the CRC32C of a partition's bytes, None where another tool has rewritten them.
+
+        Raises StoreDamagedError where a shard has another size or index than the layout requires: the CRC32C of bytes
+        that end with an index and its own checksum does not depend on the index.
+        """
         if self.is_foreign:
             return None
         crc = 0
-        if self.storage.is_mapped:
-            for file in self._shard_files(partition).values():
-                with reading(file, f" of partition {partition}"):
-                    crc, _ = crc32c_of_file(file, crc)
-            return crc
+        start, stop = self.metadata.layout.span(partition)
         for spec in self.specs.values():
-            key = shard_key(spec, partition)
-            size = self.storage.size(key)
+            storage, key, (nbytes, end) = self.storage, shard_key(spec, partition), shard_end(spec, stop - start)
+            if self.cache is not None:  # the local copy is what is read
+                file = self._shard_file(spec, partition)
+                storage, key = LocalStorage(file.parent), file.name
+            size, url = storage.size(key), f"{storage.url(key)} of partition {partition}"
             if size is None:
-                raise StoreDamagedError(f"{self.storage.url(key)} is missing: {REPAIR_HINT}")
-            crc = self.storage.crc32c(key, size, crc)
+                raise StoreDamagedError(f"{url} is missing: {REPAIR_HINT}")
+            if size != nbytes or storage.get_range(key, nbytes - len(end), nbytes).tobytes() != end:
+                raise StoreDamagedError(f"the size or index of {url} was changed: {REPAIR_HINT}")
+            crc = storage.crc32c(key, size, crc)
         return crc
 
-    def _shard_files(self, partition: int) -> dict[str, Path]:
-        """Return the local files of a partition's shards, by array; one checksum covers all of them."""
-        keys = tuple(shard_key(spec, partition) for spec in self.specs.values())
+    def _shard_file(self, spec: ArraySpec, partition: int) -> Path:
+        """Return the local file of a shard; one checksum covers those of all arrays."""
+        key = shard_key(spec, partition)
         if self._is_folder:
-            return {name: Path(str(self.path), key) for name, key in zip(self.specs, keys, strict=True)}
+            return Path(str(self.path), key)
         records = self.commits() if self._records is None else self._records
         start, stop = self.metadata.layout.span(partition)
-        sizes = tuple(shard_end(spec, stop - start)[0] for spec in self.specs.values())
-        wanted = Expected(f"partition {partition}", keys, sizes, record_crc32c(records[partition]), self._version)
-        return dict(zip(self.specs, self.storage.files(wanted), strict=True))
+        keys = tuple(shard_key(each, partition) for each in self.specs.values())
+        sizes = tuple(shard_end(each, stop - start)[0] for each in self.specs.values())
+        crc, version = record_crc32c(records[partition]), self.metadata.fingerprint
+        files = self.storage.files(Expected(f"partition {partition}", keys, sizes, crc, version))
+        return files[keys.index(key)]
 
     def _open_shard(self, spec: ArraySpec, partition: int) -> list[RowSource]:
         start, stop = self.metadata.layout.span(partition)
         chunk_rows = self._chunk_rows.get(spec.path)
         if chunk_rows is None:
-            return [ZarrRows(Path(str(self.path)) / spec.path, layer, start) for layer in range(spec.shape[0])]
-        file = self._shard_files(partition)[spec.path]
-        with reading(file, f" of partition {partition}"):
-            mapped = map_file(file, random=True)
-        if mapped is None:
-            raise StoreDamagedError(f"{file} of partition {partition} is empty: {REPAIR_HINT}")
-        data = np.frombuffer(mapped, np.uint8)
-        row_nbytes = spec.dtype.itemsize * int(np.prod(spec.shape[2:], dtype=np.int64))
+            opener = partial(self._library_array, spec)
+            return [LibraryRows(opener, layer, start) for layer in range(spec.shape[0])]
+        file = MappedFile(self._shard_file(spec, partition), random=True, of=f" of partition {partition}")
+        row_nbytes = spec.dtype.itemsize * math.prod(spec.shape[2:])
         chunks = (spec.shape[0], spec.shard[1] // chunk_rows)
-        offsets = parse_index(data, chunks, chunk_rows * row_nbytes, name=str(file))
+        offsets = parse_index(file.bytes, chunks, chunk_rows * row_nbytes, name=file.path)
         sources: list[RowSource] = []
-        for layer in range(spec.shape[0]):
+        for of_layer in offsets:
             runs = runs_of_chunks(
-                data,
-                offsets[layer],
+                file.bytes,
+                of_layer,
                 chunk_rows=chunk_rows,
                 n_rows=stop - start,
                 dtype=spec.dtype,
                 row_shape=spec.shape[2:],
-                fill=spec.fill,
             )
-            sources.append(MappedRows(str(file), mapped, runs))
+            sources.append(MappedRows(file, runs, spec.fill))
         return sources
 
     def _chunk_rows_of(self, spec: ArraySpec) -> int | None:
@@ -221,6 +265,8 @@ class ZarrReader:
             return spec.chunk[1]
         try:
             return foreign_chunk_rows(json.loads(node), spec)
+        except RecursionError:
+            raise StoreDamagedError(f"{url} cannot be read (nested too deeply): {REPAIR_HINT}") from None
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise StoreDamagedError(f"{url} cannot be read ({error}): {REPAIR_HINT}") from error
 
@@ -231,44 +277,29 @@ class ZarrReader:
         )
 
     def _column_by_zarr(self, spec: ArraySpec) -> NDArray[Any]:
-        array = np.asarray(_zarr_array(Path(str(self.path)) / spec.path)[...])
-        if array.shape != spec.shape:
-            raise StoreDamagedError(f"{spec.path} of {self.path} has the shape {list(array.shape)}: {REPAIR_HINT}")
-        return array.astype(spec.dtype, copy=False)
-
-
-class ZarrRows:
-    """A RowSource through the zarr library, for shards that cannot be mapped; `start` is the partition's first row."""
-
-    def __init__(self, path: Path, layer: int, start: int) -> None:
-        self._array = _zarr_array(path)
-        self._layer = layer
-        self._start = start
-
-    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        distinct, inverse = np.unique(rows, return_inverse=True)
-        found = np.asarray(self._array.oindex[(self._layer, distinct + self._start)])
-        out[...] = found.reshape(len(distinct), *out.shape[1:])[inverse]
-
-    def prefetch(self, rows: NDArray[np.int64]) -> None:
-        """Does nothing: the zarr library reads what it needs."""
+        nbytes = math.prod(spec.shape) * spec.dtype.itemsize
+        with self._library_array(spec) as array:
+            stored = sum(self.storage.sizes(spec.path).values())
+            if nbytes > MAX_EXPANSION * max(stored, 1024):
+                raise StoreDamagedError(f"{spec.path} of {self.path} expands {stored:,} bytes to {nbytes:,}")
+            return np.asarray(array[...]).astype(spec.dtype, copy=False)
 
     @contextmanager
-    def reading(self) -> Iterator[Read]:
-        def read(start: int, stop: int, out: NDArray[Any]) -> None:
-            out[...] = self._array[self._layer, self._start + start : self._start + stop]
+    def _library_array(self, spec: ArraySpec) -> Iterator[Any]:
+        """Open an array with the zarr library, whose errors, in the context too, become StoreDamagedError."""
+        import zarr
 
-        yield read
-
-
-def _zarr_array(path: Path) -> Any:
-    import zarr
-
-    try:
-        return zarr.open_array(str(path), mode="r")
-    except Exception as error:
-        what = str(error).splitlines()[0]
-        raise StoreDamagedError(f"the zarr library cannot open {path} ({what}): {REPAIR_HINT}") from error
+        path = Path(str(self.path), spec.path)
+        try:
+            array = zarr.open_array(str(path), mode="r")
+            if array.shape != spec.shape or math.prod(array.chunks) * array.dtype.itemsize > MAX_CHUNK_NBYTES:
+                raise ValueError(f"it has the shape {list(array.shape)} in chunks of {list(array.chunks)}")
+            yield array
+        except EmbstoreError:
+            raise
+        except Exception as error:
+            what = (str(error).splitlines() or [type(error).__name__])[0]
+            raise StoreDamagedError(f"the zarr library cannot read {path} ({what}): {REPAIR_HINT}") from error
 
 
 def max_mapped() -> int:
@@ -292,6 +323,8 @@ def foreign_chunk_rows(node: dict[str, Any], spec: ArraySpec) -> int | None:
         return None
     inner = codecs[0]["configuration"]
     chunk = inner["chunk_shape"]
+    if min(chunk) < 1:
+        raise ValueError(f"chunk_shape {chunk}")
     plain = spec.dtype.itemsize == 1 and inner["codecs"] == [{"name": "bytes"}]
     index_codecs = [{key: codec[key] for key in codec if codec[key] != {}} for codec in inner["index_codecs"]]
     mappable = (
@@ -306,15 +339,20 @@ def foreign_chunk_rows(node: dict[str, Any], spec: ArraySpec) -> int | None:
     return int(chunk[1]) if mappable else None
 
 
+def no_root(storage: Storage) -> EmbstoreError:
+    """Return the error for a location without a root zarr.json."""
+    if isinstance(storage.path, Path):
+        return StoreFormatError(f"{storage.path} is not a Zarr store: it has no {NODE}")
+    return StoreNotFoundError(f"there is no store at {storage.path}: embstore extract makes one")
+
+
 def root_attribute(root: bytes | None, storage: Storage) -> Any:
     """Return the attribute "embstore" of a store's root zarr.json, None where it has none.
 
     Raises StoreNotFoundError or StoreFormatError without a zarr.json, StoreDamagedError where it is not JSON.
     """
     if root is None:
-        if isinstance(storage.path, Path):
-            raise StoreFormatError(f"{storage.path} is not a Zarr store: it has no {NODE}")
-        raise StoreNotFoundError(f"there is no store at {storage.path}: embstore extract makes one")
+        raise no_root(storage)
     try:
         node = json.loads(root)
     except (ValueError, RecursionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ from embstore.errors import StoreDamagedError
 from embstore.store.arrays import ArraySpec
 from embstore.store.layout import Layout
 from embstore.store.reading.mapped import Read
-from embstore.store.storage.base import KeyNotFoundError, Storage, wait_all
+from embstore.store.storage.base import KeyNotFoundError, Storage, Version, run_now, wait_all
 from embstore.store.storage.client import setting
 from embstore.store.storage.files import REPAIR_HINT, Bytes
 from embstore.store.zarr.format import index_nbytes, parse_index, shard_key
@@ -43,9 +44,10 @@ class Part(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A shard and the offset of each of its inner chunks [layer, chunk], -1 where one is left out."""
+    """A shard, its version, and the offset of each of its inner chunks [layer, chunk], -1 where one is left out."""
 
     key: str
+    version: Version
     offsets: NDArray[np.int64]
 
 
@@ -53,18 +55,24 @@ class RemoteRows:
     """Reads rows of all arrays, layers and partitions of a store by ranged requests, and no more than is requested.
 
     Rows no further apart than EMBSTORE_GAP_KIB (128) are read by one request, with what lies between them.
+    `require_same`: raises where another store has taken the place of this one; it is called whenever shards are opened.
     """
 
     def __init__(
-        self, storage: Storage, layout: Layout, specs: Mapping[str, ArraySpec], chunk_rows: Mapping[str, int]
+        self,
+        storage: Storage,
+        layout: Layout,
+        specs: Mapping[str, ArraySpec],
+        chunk_rows: Mapping[str, int],
+        *,
+        require_same: Callable[[], None],
     ) -> None:
         self._storage = storage
         self._layout = layout
         self._specs = specs
         self._chunk_rows = chunk_rows
-        self._row_nbytes = {
-            name: spec.dtype.itemsize * int(np.prod(spec.shape[2:], dtype=np.int64)) for name, spec in specs.items()
-        }
+        self._require_same = require_same
+        self._row_nbytes = {name: spec.dtype.itemsize * math.prod(spec.shape[2:]) for name, spec in specs.items()}
         self._shards: OrderedDict[tuple[str, int], Shard] = OrderedDict()
         self._gap = int(setting("EMBSTORE_GAP_KIB", GAP_KIB) * 2**10)
         self._mutex = Lock()
@@ -99,12 +107,12 @@ class RemoteRows:
 
     def read_rows(self, array: str, position: int, partition: int, start: int, stop: int) -> Bytes:
         """Return rows `[start, stop)` of a partition, by one request where they are contiguous."""
-        shard = self._open(array, [partition])[0]
+        shard = self._open(array, [partition], submit=run_now)[0]
         row_nbytes, chunk_rows = self._row_nbytes[array], self._chunk_rows[array]
         offsets = shard.offsets[position, start // chunk_rows : -(-stop // chunk_rows)]
         if (offsets >= 0).all() and (np.diff(offsets) == chunk_rows * row_nbytes).all():
             begin = int(offsets[0]) + start % chunk_rows * row_nbytes
-            return self._storage.get_range(shard.key, begin, begin + (stop - start) * row_nbytes)
+            return self._get(shard, begin, begin + (stop - start) * row_nbytes)
         out = np.empty((stop - start, row_nbytes), np.uint8)
         rows = np.arange(start, stop)
         for work in self._requests(array, shard, np.array(position), rows, np.arange(len(rows)), out):
@@ -133,31 +141,48 @@ class RemoteRows:
         order = starts.argsort(kind="stable")
         starts, into = starts[order], into[order]
         return [
-            partial(self._read_run, shard.key, starts[first:last], into[first:last], row_nbytes, target)
+            partial(self._read_run, shard, starts[first:last], into[first:last], row_nbytes, target)
             for first, last in runs_of(starts, row_nbytes, self._gap)
         ]
 
     def _read_run(
-        self, key: str, starts: NDArray[np.int64], into: NDArray[np.int64], row_nbytes: int, target: Bytes
+        self, shard: Shard, starts: NDArray[np.int64], into: NDArray[np.int64], row_nbytes: int, target: Bytes
     ) -> None:
         begin = int(starts[0])
-        body = self._storage.get_range(key, begin, int(starts[-1]) + row_nbytes)
+        body = self._get(shard, begin, int(starts[-1]) + row_nbytes)
         numbers, rest = np.divmod(starts - begin, row_nbytes)
         if rest.any():
             target[into] = body[(starts - begin)[:, None] + np.arange(row_nbytes)]
         else:
             target[into] = body.reshape(-1, row_nbytes)[numbers]
 
-    def _open(self, array: str, partitions: Sequence[int]) -> list[Shard]:
-        """Return the shards of partitions; the indexes of those not yet known are read at the same time."""
+    def _get(self, shard: Shard, start: int, stop: int) -> Bytes:
+        try:
+            return self._storage.get_range(shard.key, start, stop, shard.version)
+        except KeyNotFoundError:
+            gone = f"{self._storage.url(shard.key)} was removed since it was opened: open the store again"
+            raise StoreDamagedError(gone) from None
+
+    def _open(
+        self, array: str, partitions: Sequence[int], submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
+    ) -> list[Shard]:
+        """Return the shards of partitions; the indexes of those not yet known are read by `submit`.
+
+        It makes requests at the same time, or, in a thread that itself makes requests, one by one (`run_now`).
+        """
+        submit = submit or self._storage.submit
         with self._mutex:
             known = {partition: self._shards.get((array, partition)) for partition in partitions}
         unknown = [partition for partition, shard in known.items() if shard is None]
-        if len(unknown) == 1:
-            known[unknown[0]] = self._read_index(array, unknown[0])
-        elif unknown:
-            futures = [self._storage.submit(partial(self._read_index, array, partition)) for partition in unknown]
-            wait_all(futures)
+        if unknown:
+            futures = [submit(partial(self._read_index, array, partition)) for partition in unknown]
+            same = submit(self._require_same)
+            try:
+                wait_all(futures)
+            except StoreDamagedError:
+                self._require_same()
+                raise
+            same.result()
             known.update(zip(unknown, (future.result() for future in futures), strict=True))
         return [shard for partition in partitions if (shard := known[partition]) is not None]
 
@@ -166,12 +191,12 @@ class RemoteRows:
         chunks = (spec.shape[0], spec.shard[1] // chunk_rows)
         key = shard_key(spec, partition)
         try:
-            end, size = self._storage.tail(key, index_nbytes(chunks))
+            end, size, version = self._storage.tail(key, index_nbytes(chunks))
         except KeyNotFoundError:
             missing = f"{self._storage.url(key)} of partition {partition} is missing: {REPAIR_HINT}"
             raise StoreDamagedError(missing) from None
         chunk_nbytes = chunk_rows * self._row_nbytes[array]
-        shard = Shard(key, parse_index(end, chunks, chunk_nbytes, name=self._storage.url(key), size=size))
+        shard = Shard(key, version, parse_index(end, chunks, chunk_nbytes, name=self._storage.url(key), size=size))
         with self._mutex:
             self._shards[array, partition] = shard
             if len(self._shards) > MAX_SHARDS:
