@@ -94,11 +94,12 @@ def test_a_gather_asks_once_for_each_run_and_for_no_shard_whole(
     asked = shard_requests(bucket)
     assert sorted((int(key.split("/")[-2]), first, last) for key, first, last in asked) == sorted(runs)
     indexes = len({partition for partition, _, _ in runs})
-    assert len(bucket.proxy.requests) == len(runs) + indexes + 1, "and whether the store is still the one opened"
+    made = len(runs) + indexes + 1  # whether the store is still the one that was opened
+    assert len(bucket.proxy.requests) == made
     shard = (tmp_path / "x.zarr/hidden_states/c/0/0/0").stat().st_size
     assert max(request.nbytes for request in bucket.proxy.requests) < shard / len(layers)
     far.gather(wanted, 1)
-    assert not [request for request in bucket.proxy.requests[len(runs) + indexes + 1 :] if "bytes=-" in str(request.range)]
+    assert not [request for request in bucket.proxy.requests[made:] if "bytes=-" in str(request.range)]
 
 
 def oracle_runs(
