@@ -257,7 +257,7 @@ class MappedFile:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """Return what distinguishes a file from others: some network disks number a file anew, but keep its times."""
+    """Return what distinguishes a file from others: some network disks renumber a file, but keep its times."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
