@@ -91,7 +91,7 @@ class BatchedEncoder(Encoder):
         that does not exist, for a span that is empty or outside its sentence, and for an attention window of a model
         without attention.
         """
-        chosen = check_arguments(self.info, layers, pooling, batch_subwords)
+        chosen = check_arguments(self.info, layers, pooling, batch_subwords, attention_window)
         if attention_window is not None and not self.masks_attention:
             raise InvalidValueError(f"{self.info.architecture} has no attention windows; use context windows")
         sentences = sentences_with_spans(tokenized, spans, self.info.max_subwords)
@@ -114,7 +114,7 @@ class BatchedEncoder(Encoder):
         The largest difference, relative to the largest value of the layer, may be 2e-5 (5e-3 in float16, 4e-2 in
         bfloat16). Also raises ModelError if plain vectors are not finite or an attention window is not respected.
         """
-        chosen = check_arguments(self.info, layers, pooling)
+        chosen = check_arguments(self.info, layers, pooling, attention_window=attention_window)
         batchings = self.candidate_batchings(attention_window=attention_window, equal_lengths=equal_lengths)
         allowed, before = TOLERANCE[self.dtype], self.batching
         try:

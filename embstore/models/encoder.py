@@ -15,6 +15,7 @@ from embstore.errors import InvalidValueError
 
 Pooling = Literal["mean", "first", "last", "max"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+MAX_BATCH_SUBWORDS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,13 @@ class Encoder(ABC):
         return None
 
 
-def check_arguments(info: ModelInfo, layers: Sequence[int], pooling: str, batch_subwords: int = 1) -> tuple[int, ...]:
+def check_arguments(
+    info: ModelInfo,
+    layers: Sequence[int],
+    pooling: str,
+    batch_subwords: int = 1,
+    attention_window: int | None = None,
+) -> tuple[int, ...]:
     """Return the layers as integers; raises InvalidValueError, in one line, for an argument that is not allowed."""
     chosen = tuple(int(layer) for layer in layers)
     for layer in chosen:
@@ -207,8 +214,12 @@ def check_arguments(info: ModelInfo, layers: Sequence[int], pooling: str, batch_
         raise InvalidValueError(f"the layers {list(chosen)} must be one or more, each named once")
     if pooling not in POOLINGS:
         raise InvalidValueError(f"unknown pooling {pooling!r}; allowed are {', '.join(POOLINGS)}")
-    if batch_subwords < 1:
-        raise InvalidValueError(f"batch_subwords is {batch_subwords}; it must be 1 or more")
+    if not 1 <= batch_subwords <= MAX_BATCH_SUBWORDS:
+        raise InvalidValueError(
+            f"batches of {batch_subwords:,} subwords are not allowed; give 1 to {MAX_BATCH_SUBWORDS:,}"
+        )
+    if attention_window is not None and not attention_window >= 0:
+        raise InvalidValueError(f"attention window {attention_window} is not allowed; give 0 or more words")
     return chosen
 
 

@@ -56,7 +56,7 @@ class Scene:
         if key not in self.passes:
             encoding = self.plain.tokenizer.encode(list(words), is_pretokenized=True)
             owners = list(encoding.word_ids)
-            causal = "GPT2" in type(self.plain.model).__name__
+            causal = type(self.plain.model).__name__ in ("GPT2Model", "MixtralModel", "Qwen2MoeModel")
             mask = torch.full((1, 1, len(owners), len(owners)), torch.finfo(torch.float32).min)
             for query, word in enumerate(owners):
                 for key_place, other in enumerate(owners):
@@ -157,6 +157,9 @@ def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene:
         ("bert", "packed"),
         ("roberta", "packed"),
         ("gpt2", "packed"),
+        ("mixtral", "packed"),
+        ("qwen2_moe", "packed"),
+        ("t5", "packed"),
         ("bert", "padded"),
         ("gpt2", "equal"),
         *[pytest.param(kind, how, marks=pytest.mark.slow) for kind, how in (("roberta", "equal"), ("gpt2", "padded"))],

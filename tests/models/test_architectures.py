@@ -16,7 +16,7 @@ from tests.models.tiny import ARCHITECTURES, SENTENCES, random_sentences, save
 
 UNPACKED = {"deberta_v2": "padded", "xlnet": "padded"}
 OF_PAIRS = {"deberta_v2", "xlnet", "t5"}  # their positions are biases of pairs
-FINAL_NORM = {"gpt2", "gpt_neox", "llama", "mistral", "modernbert", "t5"}
+FINAL_NORM = {"gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2_moe", "modernbert", "t5"}
 
 
 class Case:
@@ -159,6 +159,8 @@ def test_sentences_beyond_the_limit_are_cut(case):
         {"layers": (1, 1)},
         {"pooling": "sum"},
         {"batch_subwords": 0},
+        {"batch_subwords": 10**20},
+        {"attention_window": -1},
         *({"spans": wrong} for wrong in ((0, 0, 0), (0, 2, 1), (0, -1, 1), (0, 0, 10_000), (9_999, 0, 1), (-1, 0, 1))),
     ],
 )

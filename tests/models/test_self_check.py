@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models import load_encoder
+from embstore.models.transformer import probing
 from embstore.models.transformer.layers import PackedLinear
 from tests.models.oracle import PlainScript, gather, relative_error, word_spans
-from tests.models.tiny import SENTENCES, save
+from tests.models.tiny import ARCHITECTURES, SENTENCES, save
 
 
 @pytest.fixture
@@ -198,3 +202,59 @@ def test_stages_are_timed_and_memory_is_projected(encoder):
     weights = sum(p.numel() * 4 for p in encoder.network.model.parameters())
     small, large = (encoder.projected_nbytes(layers=range(4), batch_subwords=n) for n in (512, 4096))
     assert weights < small < large
+
+
+CAUSAL = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2_moe")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "t5", *CAUSAL])
+def test_causality_is_that_of_the_architecture(tmp_path, name, dtype):
+    encoder = load_encoder(save(name, tmp_path), device="cpu", compute_dtype=dtype)
+    assert encoder.causal == (name in CAUSAL)
+
+
+def test_an_architecture_that_says_nothing_is_judged_by_its_effect():
+    """The attention of Bloom, XLNet and DeBERTa has no `is_causal`."""
+    bloom = transformers.BloomModel(transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4))
+    for model, causal in (
+        (bloom, True),
+        (ARCHITECTURES["xlnet"]()[0], False),
+        (ARCHITECTURES["deberta_v2"]()[0], False),
+    ):
+        assert not any(hasattr(module, "is_causal") for module in model.modules())
+        given = {"input_ids": torch.arange(10, 17)[None]}
+        with torch.no_grad():
+            states = model.eval()(**given, output_hidden_states=True).hidden_states
+            assert probing._is_causal(model, given, states, 2e-5) == causal
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2_moe"])
+def test_a_window_wider_than_the_sentence_is_no_window(tmp_path, name):
+    """These models have no special subwords, whose attention a window would change."""
+    encoder = load_encoder(save(name, tmp_path), device="cpu")
+    tokenized = encoder.tokenize(SENTENCES)
+    spans, _ = word_spans(tokenized)
+    options = {"layers": (0, 1, 2, 3), "pooling": "mean"}
+    whole = encoder.plain_vectors(tokenized, spans, **options)
+    for reach in (1000, 10**20):
+        encoder.self_check(tokenized, **options, attention_window=reach)
+        passes = encoder.encode(tokenized, spans, **options, batch_subwords=256, attention_window=reach)
+        assert relative_error(gather(passes, spans, 4, 32), whole) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("bert", {"causal": True}),
+        ("mixtral", {"causal": False}),
+        ("gpt2", {"causal": False}),
+        ("mistral", {"window": None}),
+    ],
+)
+def test_a_wrong_mask_of_windows_is_found_without_that_mask(tmp_path, name, wrong):
+    """The batches and the plain pass of a window have the same wrong mask, so their difference says nothing."""
+    encoder = load_encoder(save(name, tmp_path), device="cpu")
+    encoder.network.inputs = replace(encoder.network.inputs, **wrong)
+    with pytest.raises(ModelError, match=r"an attention window wider than the sentence changes layer 1 of"):
+        encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean", attention_window=2)

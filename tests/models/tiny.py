@@ -160,6 +160,16 @@ def _mistral() -> tuple[Any, Tokenizer]:
     return _of("Mistral", byte_level(around=("<s>", "")), **options)
 
 
+def _mixtral() -> tuple[Any, Tokenizer]:
+    options = _bert(VOCABULARY, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+    return _of("Mixtral", byte_level(around=("<s>", "")), **options)
+
+
+def _qwen2_moe() -> tuple[Any, Tokenizer]:
+    options = _bert(VOCABULARY, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1)
+    return _of("Qwen2Moe", byte_level(), **options, moe_intermediate_size=24, shared_expert_intermediate_size=24)
+
+
 def _modernbert() -> tuple[Any, Tokenizer]:
     options = _bert(VOCABULARY, local_attention=16, global_attn_every_n_layers=2, pad_token_id=1)
     options |= {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
@@ -183,6 +193,8 @@ ARCHITECTURES = {
     "gpt_neox": _gpt_neox,
     "llama": _llama,
     "mistral": _mistral,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
     "modernbert": _modernbert,
     "t5": _t5,
 }

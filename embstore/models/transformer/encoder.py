@@ -19,7 +19,12 @@ from embstore.models.memory import fitting_batch, free_nbytes
 from embstore.models.running import RunningBatch, SpanWork
 from embstore.models.transformer.inputs import WordWindow
 from embstore.models.transformer.network import BATCHES_AHEAD, Network
-from embstore.models.transformer.selfcheck import require_window_respected, window_mask, with_long_sentences
+from embstore.models.transformer.selfcheck import (
+    require_own_mask,
+    require_window_respected,
+    window_mask,
+    with_long_sentences,
+)
 from embstore.models.transformer.varlen import varlen_attention
 
 
@@ -70,6 +75,7 @@ class TransformerEncoder(BatchedEncoder):
         """
         if attention_window is not None:
             require_window_respected(self.network, tokenized, attention_window)
+            require_own_mask(self.network, tokenized)
         return with_long_sentences(self.network, tokenized)
 
     def drop_fast_layers(self) -> bool:

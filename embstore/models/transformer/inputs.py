@@ -35,7 +35,8 @@ class WordWindow:
     def of(cls, tokenized: Tokenized, reach: int) -> WordWindow:
         """Number the words of all subwords."""
         n_subwords = np.diff(tokenized.word_indptr)
-        return cls(np.repeat(np.arange(len(n_subwords), dtype=np.int32), n_subwords), reach)
+        words = np.repeat(np.arange(len(n_subwords), dtype=np.int32), n_subwords)
+        return cls(words, min(reach, len(n_subwords)))  # all words are within any wider window
 
 
 @dataclass(frozen=True)

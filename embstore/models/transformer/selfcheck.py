@@ -7,13 +7,14 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import ModelError
-from embstore.models.batched import PROBES
+from embstore.models.batched import PROBES, TOLERANCE
 from embstore.models.encoder import Tokenized, indptr
 from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.network import Network
 from embstore.models.transformer.probing import SAME
 
-LONGEST_WINDOW_SENTENCE = 1024  # words; a window as wide as this contains the sentence
+LONGEST_WINDOW_SENTENCE = 1024  # words; of wider windows only the effect of a near word is checked
+SHORT_SENTENCE = 16
 LONGEST_CHECKED = 512  # subwords; longer only if attention slides
 LONGEST_SLIDING = 4096
 
@@ -46,10 +47,9 @@ def require_window_respected(network: Network, tokenized: Tokenized, reach: int)
     )
     if "attention_mask" not in network.inputs.parameters:
         raise ModelError(refused + "it takes no attention mask; use context windows")
-    limit = network.info.max_subwords
-    n_words = min(reach + 2, LONGEST_WINDOW_SENTENCE if limit is None else min(limit, LONGEST_WINDOW_SENTENCE))
-    known = tokenized if len(tokenized.ids) else network.tokenizer.tokenize(PROBES)
-    ids = known.ids[np.sort(np.unique(known.ids, return_index=True)[1])][:64]
+    limit = min(network.info.max_subwords or LONGEST_WINDOW_SENTENCE, LONGEST_WINDOW_SENTENCE)
+    n_words = reach + 2 if reach + 2 <= limit else min(limit, SHORT_SENTENCE)
+    ids = _known_ids(network, tokenized)
     sentence = np.resize(ids, n_words)
     try:
         before = _layer_1(network, sentence, reach)
@@ -72,8 +72,39 @@ def require_window_respected(network: Network, tokenized: Tokenized, reach: int)
         leaks += [first_changed[last], last_changed[first]]
     if any(leaks):
         raise ModelError(refused + f"words more than {reach} words away change its layer 1; use context windows")
-    if reach > 0 and not next_changed[last]:
-        raise ModelError(refused + f"words {reach} words away change nothing in its layer 1; use context windows")
+    if reach > 0 and next_changed.sum() < 2:  # besides its own position
+        raise ModelError(refused + f"words up to {reach} words away change nothing in its layer 1; use context windows")
+
+
+@torch.inference_mode()
+def require_own_mask(network: Network, tokenized: Tokenized) -> None:
+    """Raise ModelError if the mask of a window wider than the sentence is not the model's own attention.
+
+    One long sentence is run with a mask that allows everything, to which `InputMaker` adds the model's causal and
+    sliding parts, and without any mask. A wrong part would be in every mask of a window, that of the plain pass
+    included, so no comparison of those could show it. `tokenized`: sentences from which known subwords are taken.
+    """
+    inputs = network.inputs.plain(np.resize(_known_ids(network, tokenized), max(_long_lengths(network))))
+    n_positions = inputs.pop("attention_mask").shape[1]
+    allowed = torch.ones(1, 1, n_positions, n_positions, dtype=torch.bool, device=network.device)
+    own, masked = (
+        network.model(**inputs, **network.inputs.fixed, **mask, output_hidden_states=True).hidden_states
+        for mask in ({}, {"attention_mask": network.inputs.additive_mask(allowed)})
+    )
+    for layer, (one, other) in enumerate(zip(own, masked, strict=True)):
+        difference = float((one.float() - other.float()).abs().max() / one.float().abs().max().clamp(min=1e-30))
+        if not difference <= TOLERANCE[network.dtype]:
+            raise ModelError(
+                f"an attention window wider than the sentence changes layer {layer} of {network.info.name!r} by "
+                f"{difference:.1e} of its largest value: its attention is of an unknown kind; use context windows"
+            )
+
+
+def _known_ids(network: Network, tokenized: Tokenized) -> NDArray[np.int32]:
+    """Return up to 64 different subwords of the sentences, in the order in which they occur."""
+    known = tokenized if len(tokenized.ids) else network.tokenizer.tokenize(PROBES)
+    ids: NDArray[np.int32] = known.ids[np.sort(np.unique(known.ids, return_index=True)[1])][:64]
+    return ids
 
 
 def _with_other_subword(sentence: NDArray[np.int32], index: int, ids: NDArray[np.int32]) -> NDArray[np.int32]:
