@@ -2,6 +2,7 @@ from .curves import code_lengths as code_lengths
 from .curves import geometry_figure as geometry_figure
 from .curves import probe_scores as probe_scores
 from .curves import recall_curve as recall_curve
+from .curves import structure_figure as structure_figure
 from .drawing import MARKERS as MARKERS
 from .drawing import PALETTE as PALETTE
 from .drawing import SUFFIXES as SUFFIXES
@@ -19,5 +20,4 @@ from .maps import heat_map as heat_map
 from .maps import principal_plane as principal_plane
 from .maps import sense_map as sense_map
 from .traces import trace_figure as trace_figure
-from .trees import structure_figure as structure_figure
-from .trees import tree_figure as tree_figure
+from .traces import tree_figure as tree_figure

@@ -1,22 +1,21 @@
-"""Figures of lines: geometry, probe scores and code lengths by layer, and recall by speed."""
+"""Figures of lines: geometry and the scores of probes by layer, and recall by speed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from embstore.errors import InvalidValueError
 from embstore.plot.drawing import (
     GRID,
-    MARKERS,
-    PALETTE,
     add_legend,
     draw_line,
     floats,
     literal,
+    look,
+    panels,
     require_columns,
     style,
     subplots,
@@ -39,6 +38,13 @@ CODE_LENGTHS = {
     "cumulative_length": "layers 0 to l mixed",
     "control_length": "control task",
 }
+# Metric of structural probes -> title and label of the axis.
+STRUCTURE_PANELS = {
+    "uuas": ("edges found (UUAS)", "share of gold edges"),
+    "dspr": ("distances (DSpr)", "Spearman correlation"),
+    "root_accuracy": ("roots found", "share of sentences"),
+    "nspr": ("depths (NSpr)", "Spearman correlation"),
+}
 
 
 def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
@@ -51,22 +57,17 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
     for name, frame in frames.items():
         require_columns(frame, ("metric", "layer"), f"the frame of {name}")
     metrics = {metric for frame in frames.values() for metric in frame["metric"].unique().to_list()}
-    panels = [panel for panel in GEOMETRY_PANELS if panel[0] in metrics]
-    if not panels:
+    drawn = [panel for panel in GEOMETRY_PANELS if panel[0] in metrics]
+    if not drawn:
         known = ", ".join(panel[0] for panel in GEOMETRY_PANELS)
         raise InvalidValueError(f"there is no metric to draw: give frames with one or more of {known}")
-    n_columns = min(2, len(panels))
-    n_rows = ceil(len(panels) / n_columns)
-    figure, axes = subplots(n_rows, n_columns, figsize=(4.4 * n_columns, 3.0 * n_rows + 0.5))
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for (metric, title, label, columns), axis in zip(panels, axes.flat, strict=False):
+    figure, axes = panels(len(drawn), columns=2, size=(4.4, 3.0), margin=(0, 0.5))
+    for (metric, title, label, columns), axis in zip(drawn, axes.flat, strict=False):
         for number, (name, frame) in enumerate(frames.items()):
-            part = frame.filter(frame["metric"].cast(str) == metric).sort("layer")
+            part = frame.filter(frame["metric"].cast(str) == metric)
             if len(part):
                 require_columns(part, columns[:1], f"the frame of {name}, metric {metric},")
-                value, low, high = (floats(part, column) for column in columns)
-                draw_line(axis, part["layer"], value, low, high, number=number, label=name)
+                draw_line(axis, part, number=number, label=name, columns=columns)
         axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
         style(axis, title=title, x="layer", y=label)
     add_legend(figure, axes)
@@ -81,11 +82,11 @@ def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
     for number, (name, frame) in enumerate(frames.items()):
         require_columns(frame, ("setting", "recall", "queries_per_second"), f"the frame of {name}")
         settings = frame.filter(frame["setting"] != "exact search").sort("recall")
-        color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
         rates, recalls = floats(settings, "queries_per_second"), floats(settings, "recall")
-        axis.plot(recalls, rates, color=color, marker=marker, markersize=4.5, linewidth=1.6, label=literal(name))
+        axis.plot(recalls, rates, markersize=4.5, linewidth=1.6, label=literal(name), **look(number))
+        note = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7, "color": look(number)["color"]}
         for setting, recall, rate in zip(settings["setting"], recalls, rates, strict=True):
-            axis.annotate(setting, (recall, rate), xytext=(4, 4), textcoords="offset points", fontsize=7, color=color)
+            axis.annotate(setting, (recall, rate), **note)
         exact += frame.filter(frame["setting"] == "exact search")["queries_per_second"].to_list()
     if exact:
         axis.axhline(float(np.median(exact)), color="#555555", linestyle="--", linewidth=1, label="exact search")
@@ -112,7 +113,7 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
         is_first = task == scores["task"][0]
         draw_line(
             axes[0, 0],
-            *_with_deviation(part.sort("layer")),
+            part,
             number=stores.index(store),
             label=str(store) if is_first else f"{store}, {task}",
             linestyle="-" if is_first else "--",
@@ -120,12 +121,6 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
     style(axes[0, 0], title="Class probes", x="layer", y=f"{metric} ({chosen})", layers=scores["layer"].to_list())
     axes[0, 0].legend(frameon=False, fontsize=9)
     return figure  # type: ignore[no-any-return]
-
-
-def _with_deviation(part: pl.DataFrame, unit: float = 1.0) -> tuple[Any, ...]:
-    """Return the layers, values, and values minus and plus a standard deviation, divided by `unit`."""
-    value, deviation = floats(part, "value") / unit, np.nan_to_num(floats(part, "deviation")) / unit
-    return part["layer"], value, value - deviation, value + deviation
 
 
 def code_lengths(summary: pl.DataFrame) -> Figure:
@@ -137,17 +132,13 @@ def code_lengths(summary: pl.DataFrame) -> Figure:
     tasks = summary.filter(summary["metric"].is_in(list(CODE_LENGTHS)))["task"].unique(maintain_order=True).to_list()
     if not tasks:
         raise InvalidValueError("there are no code lengths to draw: give the summary of a description length probe")
-    n_columns = min(len(tasks), 3)
-    n_rows = ceil(len(tasks) / n_columns)
-    figure, axes = subplots(n_rows, n_columns, figsize=(1.2 + 3.2 * n_columns, 0.9 + 2.5 * n_rows))
-    for axis in axes.flat[len(tasks) :]:
-        axis.set_visible(False)
+    figure, axes = panels(len(tasks), columns=3, size=(3.2, 2.5), margin=(1.2, 0.9))
     for task, axis in zip(tasks, axes.flat, strict=False):
         rows = summary.filter(summary["task"] == task)
         for number, (metric, label) in enumerate(CODE_LENGTHS.items()):
-            part = rows.filter(rows["metric"] == metric).sort("layer")
+            part = rows.filter(rows["metric"] == metric)
             if len(part):
-                draw_line(axis, *_with_deviation(part, 1000), number=number, label=label)
+                draw_line(axis, part, number=number, label=label, unit=1000)
         level = floats(rows.filter(rows["metric"] == "frequency_length"), "value")
         if len(level):
             axis.axhline(level[0] / 1000, color="#666666", linestyle="--", linewidth=1, label="label frequencies")
@@ -155,5 +146,34 @@ def code_lengths(summary: pl.DataFrame) -> Figure:
         axis.set_ylim(bottom=0)
     for row in axes:
         row[0].set_ylabel("code length (kbit)", fontsize=9)
+    add_legend(figure, axes)
+    return figure  # type: ignore[no-any-return]
+
+
+def structure_figure(summary: pl.DataFrame, *, split: str | None = None) -> Figure:
+    """Draw the scores of structural probes by layer, from `StructureResult.summary()`.
+
+    A panel for each metric and a line for each store, with a band of one standard deviation over the seeds; the
+    baseline that links neighboring words is dashed. `split`: by default test, if it exists.
+    """
+    require_columns(summary, ("store", "layer", "split", "metric", "value"), "the frame of scores")
+    chosen = split or next((name for name in ("test", "dev", "train") if name in summary["split"]), "test")
+    scores = summary.filter(summary["split"] == chosen)
+    metrics = [metric for metric in STRUCTURE_PANELS if metric in scores["metric"]]
+    if not metrics:
+        known = ", ".join(STRUCTURE_PANELS)
+        raise InvalidValueError(f"there is no metric to draw: give a frame with one or more of {known}")
+    layered = scores.filter(scores["layer"].is_not_null())
+    stores = layered["store"].unique(maintain_order=True).to_list()
+    figure, axes = panels(len(metrics), columns=4, size=(3.1, 3.3), margin=(0.4, 0))
+    for metric, axis in zip(metrics, axes.flat, strict=True):
+        for number, store in enumerate(stores):
+            part = layered.filter((layered["metric"] == metric) & (layered["store"] == store))
+            draw_line(axis, part, number=number, label=store)
+        baselines = floats(scores.filter(scores["layer"].is_null() & (scores["metric"] == metric)), "value")
+        for level in np.unique(baselines[np.isfinite(baselines)]):  # stores of the same sentences share theirs
+            axis.axhline(level, color="#555555", linestyle="--", linewidth=1, label="linear order")
+        title, label = STRUCTURE_PANELS[metric]
+        style(axis, title=title, x="layer", y=f"{label} ({chosen})")
     add_legend(figure, axes)
     return figure  # type: ignore[no-any-return]

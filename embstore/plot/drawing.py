@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,19 @@ def subplots(n_rows: int = 1, n_columns: int = 1, *, figsize: tuple[float, float
         raise MissingPackageError('figures need matplotlib: pip install "embstore[plots]"') from error
     figure = Figure(figsize=figsize, layout=options.pop("layout", "constrained"))
     return figure, figure.subplots(n_rows, n_columns, squeeze=False, **options)
+
+
+def panels(
+    count: int, *, columns: int, size: tuple[float, float], margin: tuple[float, float], **options: Any
+) -> tuple[Any, Any]:
+    """Make `count` panels of `size` inches in rows of at most `columns`; the rest of the grid is hidden."""
+    n_columns = min(count, columns)
+    n_rows = ceil(count / n_columns)
+    figsize = (size[0] * n_columns + margin[0], size[1] * n_rows + margin[1])
+    figure, axes = subplots(n_rows, n_columns, figsize=figsize, **options)
+    for axis in axes.flat[count:]:
+        axis.set_visible(False)
+    return figure, axes
 
 
 def colormap(name: str) -> Any:
@@ -96,22 +110,34 @@ def style(axis: Any, *, title: str = "", x: str = "", y: str = "", layers: Seque
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def look(number: int) -> dict[str, str]:
+    """Return the color and the marker of a series."""
+    return {"color": PALETTE[number % len(PALETTE)], "marker": MARKERS[number % len(MARKERS)]}
+
+
 def draw_line(
     axis: Any,
-    layers: pl.Series,
-    value: NDArray[np.float64],
-    low: NDArray[np.float64],
-    high: NDArray[np.float64],
+    part: pl.DataFrame,
     *,
     number: int,
     label: str,
+    columns: tuple[str, str, str] | None = None,
+    unit: float = 1.0,
     linestyle: str = "-",
 ) -> None:
-    """Draw values by layer in the color and marker of this number, with a band from `low` to `high`."""
-    color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
-    line = {"marker": marker, "markersize": 4.5, "linewidth": 1.6, "linestyle": linestyle}
-    axis.plot(layers, value, color=color, label=literal(label), **line)
-    axis.fill_between(layers, low, high, color=color, alpha=0.18, linewidth=0)
+    """Draw the values of a frame by layer, divided by `unit`, with a band.
+
+    `columns`: of the value and of both ends of the band, by default the value minus and plus its deviation.
+    """
+    part = part.sort("layer")
+    if columns is None:
+        value, deviation = floats(part, "value"), np.nan_to_num(floats(part, "deviation"))
+        low, high = value - deviation, value + deviation
+    else:
+        value, low, high = (floats(part, column) for column in columns)
+    line = {**look(number), "markersize": 4.5, "linewidth": 1.6, "linestyle": linestyle}
+    axis.plot(part["layer"], value / unit, label=literal(label), **line)
+    axis.fill_between(part["layer"], low / unit, high / unit, color=line["color"], alpha=0.18, linewidth=0)
 
 
 def add_legend(figure: Any, axes: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.plot.drawing import MARKERS, PALETTE, layer_name, literal, require_columns, subplots
+from embstore.plot.drawing import PALETTE, layer_name, literal, look, panels, require_columns, subplots
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,8 +40,7 @@ def sense_map(words: Sequence[LabelledOccurrences], *, layers: Sequence[int]) ->
             points = principal_plane(word.vectors[word.layers.index(layer)])
             for number, label in enumerate(labels):
                 mask = np.array(word.labels) == label
-                look = {"color": PALETTE[number % len(PALETTE)], "marker": MARKERS[number % len(MARKERS)]}
-                axis.scatter(*points[mask].T, s=26, alpha=0.85, linewidths=0, label=literal(label), **look)
+                axis.scatter(*points[mask].T, s=26, alpha=0.85, linewidths=0, label=literal(label), **look(number))
             axis.set(xticks=[], yticks=[])
             axis.margins(0.12)
             axis.spines[:].set_color(FRAME)
@@ -107,10 +106,9 @@ def _scatter(axis: Any, points: NDArray[np.float64], names: Sequence[str]) -> No
     groups |= {name: [name] for name in rest if name not in counts}
     for number, (title, members) in enumerate(groups.items()):
         mask = np.isin(names, members)
-        is_grey = number >= len(shown)
-        look = {"color": GREY, "marker": "."} if is_grey else {"color": PALETTE[number], "marker": MARKERS[number]}
+        style = look(number) if number < len(shown) else {"color": GREY, "marker": "."}
         label = f"{literal(title)} ({int(mask.sum())})"
-        axis.scatter(*points[mask].T, s=24, alpha=0.8, linewidths=0, label=label, **look)
+        axis.scatter(*points[mask].T, s=24, alpha=0.8, linewidths=0, label=label, **style)
     axis.set(xticks=[], yticks=[])
     axis.margins(0.08)
     axis.spines[:].set_color(FRAME)
@@ -142,15 +140,18 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
     side = min(max(1.9, 0.17 * len(words) + 0.3), 7.0)
     fontsize = min(9.0, max(3.0, 62 * side / len(words)))
     margin = 0.075 * fontsize / 9 * max(map(len, words)) + 0.3
-    size = (side * n_columns + margin + 1.0, (side + 0.3) * n_rows + margin + 0.4)
-    figure, axes = subplots(n_rows, n_columns, figsize=size, sharex=True, sharey=True)
+    figure, axes = panels(
+        len(layers),
+        columns=n_columns,
+        size=(side, side + 0.3),
+        margin=(margin + 1.0, margin + 0.4),
+        sharex=True,
+        sharey=True,
+    )
     between = similarity.values[:, ~np.eye(len(words), dtype=bool)]
     low = float(between.min()) if between.size else 0.0
     image = None
-    for number, axis in enumerate(axes.flat):
-        if number >= len(layers):
-            axis.set_visible(False)
-            continue
+    for number, axis in enumerate(axes.flat[: len(layers)]):
         image = axis.imshow(similarity.values[number], vmin=low, vmax=1, cmap="viridis", interpolation="nearest")
         axis.set_title(layer_name(layers[number]), fontsize=10)
         axis.set_xticks(range(len(words)), names, rotation=90, fontsize=fontsize)
