@@ -1,19 +1,49 @@
-"""Mean cosines by the compiled loop: every float16 value, against explicit pairs, in parts merged in any order."""
+"""Compiled loops against NumPy and explicit pairs: float16 values, mean cosines, the words of one sentence."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit
 
-from embstore.analysis.geometry.cosine import Cosines, Groups, MeanCosines
-from embstore.analysis.kernels import add_cosine_block
-from embstore.analysis.scan import Reduction, reduce
-from embstore.errors import NonFiniteError
+from embstore.analysis.geometry.cosine import Cosines, Groups, MeanCosines, sentence_similarity
+from embstore.analysis.kernels import add_cosine_block, by_arithmetic, float_of_half
+from embstore.analysis.neighbors.exact import exact_search
+from embstore.analysis.neighbors.space import ArrayVectors, Space
+from embstore.analysis.scan import reduce
+from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.store import Store
 from tests.analysis.word_store import write_words
+from tests.store_making import make_store
+
+
+@pytest.mark.parametrize("read", [by_arithmetic, float_of_half], ids=["by arithmetic", "as this processor does"])
+def test_every_half_is_read_exactly(read: Any) -> None:
+    @njit
+    def convert(bits: Any, out: Any) -> None:
+        for at in range(len(bits)):
+            out[at] = read(bits[at])
+
+    bits = np.arange(65536, dtype=np.uint16).view(np.int16)
+    out = np.empty(len(bits), np.float32)
+    convert(bits, out)
+    expected = bits.view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(out, expected)
+    assert (np.signbit(out) == np.signbit(expected))[~np.isnan(expected)].all()
+
+
+@pytest.mark.parametrize("metric", ["cosine", "ip", "l2"])
+def test_infinite_and_nan_halves_are_refused_with_their_row(metric: str) -> None:
+    for value in (np.inf, -np.inf, np.nan):
+        vectors = np.ones((40, 24), np.float16)
+        vectors[29, 23] = value
+        with pytest.raises(NonFiniteError, match="row 29"):
+            exact_search(ArrayVectors(vectors), np.ones(24), k=3, space=Space(metric))
 
 
 def kernel_total(half: np.ndarray) -> tuple[int, np.ndarray]:
@@ -26,21 +56,6 @@ def kernel_total(half: np.ndarray) -> tuple[int, np.ndarray]:
         none, np.zeros((0, size)), np.zeros(0), none, none, np.zeros(0), code, sums, code.copy(), sums.copy(), total,
     )  # fmt: skip
     return found, total
-
-
-def test_every_float16_value_is_read_exactly() -> None:
-    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    finite = every[np.isfinite(every)]
-    vectors = np.zeros((len(finite), 2), np.float16)
-    vectors[:, 0], vectors[:, 1] = finite, 1
-    for vector in vectors[:: 1 if len(vectors) < 100 else 37]:
-        found, total = kernel_total(vector[None])
-        wide = vector.astype(np.float64)
-        np.testing.assert_allclose(total, wide / np.linalg.norm(wide), rtol=3e-7)
-        assert found == 1
-    whole = vectors.astype(np.float64)
-    _, total = kernel_total(vectors)
-    np.testing.assert_allclose(total[1], (1 / np.linalg.norm(whole, axis=1)).sum(), rtol=1e-3)
 
 
 @pytest.mark.parametrize("size", [12, 40])
@@ -143,32 +158,60 @@ def test_cosines_are_those_of_explicit_pairs(
         require_by_pairs(found[layer]["all"], store, layer, atol=atol)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_parts_merge_in_any_order(store: Store, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    reduction = Reduction(store.select(), {"all": cosines_of(store)}, block_rows=11)
-    edges = np.unique([0, store.n_rows, *rng.integers(0, store.n_rows, 9)]).tolist()
-    parts = [reduction.run(5, *part) for part in pairwise(edges)]
-    while len(parts) > 1:
-        one, other = (parts.pop(int(rng.integers(len(parts)))) for _ in range(2))
-        parts.append(reduction.merge(one, other))
-    require_by_pairs(reduction.finish(5, parts[0])["all"], store, 5, atol=1e-6)
-
-
 def test_occurrences_without_a_group(store: Store) -> None:
     for layer, found in reduce(store, {"all": cosines_of(store, every=3)}, block_rows=29).items():
         require_by_pairs(found["all"], store, layer, atol=1e-6, every=3)
 
 
-def test_a_row_that_is_not_finite_is_named(tmp_path: Path) -> None:
-    vectors = np.ones((30, 8), np.float32)
-    vectors[7, 3] = np.nan
-    broken = write_words(tmp_path / "nan.zarr", [("word", vectors)]).store
-    with pytest.raises(NonFiniteError, match=r"layer 2, row \d+ holds a value that is not finite"):
-        reduce(broken, {"all": Cosines()})
+def cosine(one: np.ndarray, other: np.ndarray) -> float:
+    norms = math.sqrt(sum(float(x) ** 2 for x in one)) * math.sqrt(sum(float(x) ** 2 for x in other))
+    return sum(float(x) * float(y) for x, y in zip(one, other, strict=True)) / norms if norms else 0.0
 
 
-def test_vectors_too_long_for_float32_are_refused(tmp_path: Path) -> None:
-    long = write_words(tmp_path / "long.zarr", [("word", np.full((5, 8), 1e30, np.float32))]).store
-    with pytest.raises(NonFiniteError, match="choose precision float64"):
-        reduce(long, {"all": Cosines()})
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+@pytest.mark.parametrize("layers", [None, 2, [5, 0]])
+def test_similarity_is_that_of_loops(tmp_path: Path, suffix: str, layers: int | list[int] | None) -> None:
+    made = make_store(tmp_path / f"store.{suffix}", sentences=20)
+    chosen = [0, 2, 5] if layers is None else [layers] if isinstance(layers, int) else layers
+    for sentence in (0, 7, 19):
+        found = sentence_similarity(made.store, sentence=sentence, layers=layers)
+        rows = [row for row, listed in enumerate(made.table) if listed["sentence"] == sentence]
+        assert found.words == tuple(made.table[row]["word"] for row in rows)
+        assert found.layers == tuple(chosen)
+        assert found.values.shape == (len(chosen), len(rows), len(rows))
+        assert found.values.dtype == np.float64
+        for values, layer in zip(found.values, chosen, strict=True):
+            vectors = made.vectors[(0, 2, 5).index(layer)][rows]
+            expected = [[cosine(one, other) for other in vectors] for one in vectors]
+            np.testing.assert_allclose(values, expected, atol=1e-12)
+
+
+def test_a_zero_vector_is_similar_to_none(tmp_path: Path) -> None:
+    words = [("zero", np.zeros((1, 3))), ("one", np.ones((1, 3))), ("long", np.full((2, 3), 1e30))]
+    written = write_words(tmp_path / "zero.zarr", words)
+    found = sentence_similarity(written.store, sentence=0)
+    expected = [[0.0 if "zero" in (one, other) else 1.0 for other in found.words] for one in found.words]
+    np.testing.assert_allclose(found.values[0], expected, atol=1e-15)
+    assert sorted(found.words) == ["long", "long", "one", "zero"]
+
+
+def test_bad_input_is_refused(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "store.zarr", sentences=20)
+    for sentence in (-1, 20):
+        with pytest.raises(InvalidValueError, match=f"no sentence {sentence}: the store has sentences 0 to 19"):
+            sentence_similarity(made.store, sentence=sentence)
+    with pytest.raises(InvalidValueError, match="layer 1 is not stored"):
+        sentence_similarity(made.store, sentence=0, layers=[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnfinishedStoreWarning)
+        unfinished = make_store(tmp_path / "unfinished.zarr", leave_out=(1,)).store
+    assert sentence_similarity(unfinished, sentence=0).values.shape[0] == 3
+    with pytest.raises(MissingRowsError, match="not written"):
+        sentence_similarity(unfinished, sentence=119)
+    broken = np.ones((2, 4, 3))
+    broken[1, 2, 0] = np.inf
+    written = write_words(tmp_path / "inf.zarr", [("word", broken)], layers=(1, 6))
+    row = int(np.flatnonzero(~np.isfinite(written.values[1]).all(1))[0])
+    with pytest.raises(NonFiniteError, match=f"layer 6, row {row} holds a value that is not finite"):
+        sentence_similarity(written.store, sentence=0)
+    assert sentence_similarity(written.store, sentence=0, layers=1).values.shape == (1, 4, 4)

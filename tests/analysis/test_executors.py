@@ -26,7 +26,7 @@ from embstore.errors import ExecutorError, InvalidValueError, MissingRowsError, 
 from embstore.executors import Processes
 from embstore.store import Selection, Store, open_store
 from tests.analysis.executors import Scattered
-from tests.analysis.word_store import awkward_words, write_words
+from tests.analysis.word_store import awkward_words, one_line, write_words
 from tests.object_server import Bucket
 
 
@@ -166,19 +166,14 @@ def test_parts_depend_on_the_selection_alone() -> None:
 
 
 def test_progress_ends_at_the_total(store: Store) -> None:
-    seen: list[tuple[int, int | None]] = []
-    geometry(store, min_contexts=1, executor=Scattered(1), progress=lambda done, total: seen.append((done, total)))
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1]
+    for executor in (None, Scattered(1)):
+        seen: list[tuple[int, int]] = []
+        geometry(store, min_contexts=1, executor=executor, progress=lambda done, total: seen.append((done, total)))  # noqa: B023
+        assert seen == sorted(seen)
+        assert seen[-1][0] == seen[-1][1]
     counts: list[tuple[int, int | None]] = []
     static_vectors(store, layer=1, executor=Scattered(1), progress=lambda done, total: counts.append((done, total)))
     assert counts[-1] == (store.n_rows, store.n_rows)
-
-
-def one_line(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
-    assert "\n" not in str(error.value)
-    for part in parts:
-        assert part in str(error.value)
 
 
 class Failing:
@@ -209,9 +204,7 @@ def test_faults_of_a_store_are_reported_as_in_one_process(tmp_path: Path) -> Non
     vectors[20, 3] = np.nan
     broken = write_words(tmp_path / "broken.zarr", [("word", vectors), ("other", np.ones((4, 8)))]).store
     for call in (geometry, partial(static_vectors, layer=2)):
-        with pytest.raises(NonFiniteError) as caught:
-            call(broken, executor=Scattered())
-        one_line(caught, "not finite", "layer 2, row")
+        one_line(partial(call, broken, executor=Scattered()), NonFiniteError, "not finite", "layer 2, row")
     words = [("word", np.ones((400, 8))), ("other", np.ones((40, 8)))]
     with pytest.warns(UnfinishedStoreWarning):
         unfinished = write_words(tmp_path / "unfinished.h5", words, written=False).store
@@ -228,9 +221,8 @@ def test_another_store_at_the_path_is_refused(tmp_path: Path) -> None:
     write_words(tmp_path / "other.zarr", [("word", np.ones((30, 8))), ("others", np.ones((3, 8)))])
     shutil.rmtree(tmp_path / "store.zarr")
     shutil.move(tmp_path / "other.zarr", tmp_path / "store.zarr")
-    with pytest.raises(ExecutorError) as caught:
-        reduce(store, {"all": Moments()}, executor=Scattered())
-    one_line(caught, "store.zarr is a different store on the worker")
+    call = partial(reduce, store, {"all": Moments()}, executor=Scattered())
+    one_line(call, ExecutorError, "store.zarr is a different store on the worker")
 
 
 @pytest.mark.slow

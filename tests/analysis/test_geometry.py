@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-import torch
 
 from embstore.analysis.geometry.cosine import Cosines, Groups
 from embstore.analysis.geometry.measure import METRICS, geometry
 from embstore.analysis.geometry.moments import Moments
 from embstore.analysis.geometry.summary import bootstrap_means, extreme_words, summarize_geometry
-from embstore.analysis.scan import Batch, Reduction, Scope, reduce, selected
+from embstore.analysis.scan import Reduction, reduce, selected
 from embstore.analysis.words import all_types
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from tests.analysis.test_spectra import explained
-from tests.analysis.word_store import Written, awkward_words, write_words
+from tests.analysis.word_store import Written, awkward_words, one_line, write_words
 from tests.store_making import make_store
 
 CLOSE = {"float32": 1e-6, "float64": 1e-9}
@@ -165,30 +163,6 @@ def test_a_selection_in_any_order(written: Written) -> None:
             assert value == pytest.approx(within_sentence(held[own]), abs=1e-6)
 
 
-class Longest:
-    """A reducer as a user would write it."""
-
-    def init(self, scope: Scope) -> torch.Tensor:
-        return torch.zeros((), dtype=scope.dtype)
-
-    def update(self, state: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return torch.maximum(state, batch.norms.max())
-
-    def merge(self, state: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return torch.maximum(state, other)
-
-    def finish(self, state: torch.Tensor, scope: Scope) -> float:
-        return float(state)
-
-
-def test_a_reducer_of_ones_own(written: Written) -> None:
-    seen: list[int] = []
-    found = reduce(written.store, {"longest": Longest()}, block_rows=50, progress=lambda done, total: seen.append(done))
-    for place, layer in enumerate(written.store.layers):
-        assert found[layer]["longest"] == pytest.approx(np.linalg.norm(written.values[place], axis=1).max(), rel=1e-6)
-    assert max(seen) == 2 * written.store.n_rows
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_parts_merge_in_any_order(written: Written, seed: int) -> None:
     selection = selected(written.store)
@@ -239,14 +213,6 @@ def test_the_extreme_words(written: Written) -> None:
     assert found.filter(pl.col("end") == "most")["item"].to_list() == [word for _, word in ordered[:3]]
     least = sorted(ordered, key=lambda pair: (-pair[0], pair[1]))
     assert found.filter(pl.col("end") == "least")["item"].to_list() == [word for _, word in least[:3]]
-
-
-def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> None:
-    with pytest.raises(kind) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    for part in parts:
-        assert part in str(caught.value)
 
 
 def test_bad_input_is_refused_in_one_line(written: Written) -> None:

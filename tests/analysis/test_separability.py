@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 
 from embstore.analysis.geometry.separability import sense_separability
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
-from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store import Store
+from tests.analysis.word_store import write_words
 from tests.store_making import Made, make_store
 
 
@@ -21,46 +23,11 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_store(tmp_path_factory.mktemp("separability") / f"store.{request.param}", sentences=90)
 
 
-def write_senses(path: Path, listed: list[tuple[str, str | None, list[float]]], *, sentence: int = 3) -> Store:
-    """A store of occurrences given as word, label and vector, of one layer."""
-    words = sorted({word for word, _, _ in listed})
-    names = sorted({label for _, label, _ in listed if label is not None})
-    rows = len(listed)
-    sentences = np.arange(rows, dtype=np.int64) // sentence
-    index = Index(
-        type=np.array([words.index(word) for word, _, _ in listed], np.int32),
-        sentence=sentences,
-        position=(np.arange(rows) % sentence).astype(np.int32),
-        subwords=np.ones(rows, np.int16),
-        words=Strings.of(words),
-        texts=Strings.of([f"sentence {number}" for number in range(int(sentences[-1]) + 1)]),
-        indptr=np.minimum(np.arange(int(sentences[-1]) + 2) * sentence, rows).astype(np.int64),
-        source=np.arange(int(sentences[-1]) + 1, dtype=np.int64),
-        labels={
-            "class": Labels(
-                np.array([-1 if label is None else names.index(label) for _, label, _ in listed], np.int32),
-                Strings.of(names),
-            )
-        },
-    )
-    vectors = np.array([[vector for _, _, vector in listed]], np.float32)
-    metadata = Metadata(
-        n_rows=rows,
-        layers=(2,),
-        hidden_size=vectors.shape[2],
-        dtype="float32",
-        partition_rows=256,
-        model={"name": "none"},
-        corpus={"name": "none"},
-        extraction={"unit": "word", "pooling": "mean"},
-    )
-    create_store(path, metadata=metadata, index=index)
-    with StoreWriter(path) as writer:
-        for partition in writer.missing():
-            start, stop = metadata.layout.span(partition)
-            writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop])})
-        writer.finish()
-    return open_store(path)
+def write_senses(path: Path, listed: list[tuple[str, str | None, np.ndarray]]) -> Store:
+    """A store of occurrences given as word, label and vector, of one layer, in the order of words."""
+    words = list(dict.fromkeys(word for word, _, _ in listed))
+    vectors = [(word, np.array([vector for other, _, vector in listed if other == word])) for word in words]
+    return write_words(path, vectors, shuffled=False).store.with_labels("class", [label for _, label, _ in listed])
 
 
 def unit(vector: np.ndarray, *, least: float = 0.0) -> np.ndarray:
@@ -162,8 +129,8 @@ def test_awkward_occurrences_are_those_of_loops(tmp_path: Path) -> None:
     occurrences += [("one", "a", rng.normal(size=5)) for _ in range(4)]
     occurrences += [("many", label, rng.normal(size=5)) for label in "abcdefghij" for _ in range(3)]
     occurrences += [("many", None, rng.normal(size=5)) for _ in range(3)]
-    mixed = [occurrences[place] for place in rng.permutation(len(occurrences))]
-    store = write_senses(tmp_path / "awkward.zarr", [(word, label, list(vector)) for word, label, vector in mixed])
+    mixed = sorted((occurrences[place] for place in rng.permutation(len(occurrences))), key=itemgetter(0))
+    store = write_senses(tmp_path / "awkward.zarr", mixed)
     words, labels = [word for word, _, _ in mixed], [label for _, label, _ in mixed]
     expected = by_hand(words, labels, store.select().vectors()[0].astype(np.float64), 2)
     assert expected.keys() == {"equal", "apart", "lengths", "zero", "opposite", "many"} | {
@@ -199,6 +166,6 @@ def test_bad_input_is_refused(made: Made, tmp_path: Path) -> None:
         unfinished = make_store(tmp_path / "unfinished.zarr", leave_out=(1,)).store
     with pytest.raises(MissingRowsError, match="not written"):
         sense_separability(unfinished, label="upos")
-    broken = write_senses(tmp_path / "nan.zarr", [("a", label, [1.0, np.nan]) for label in "xxyy"])
+    broken = write_senses(tmp_path / "nan.zarr", [("a", label, np.array([1.0, np.nan])) for label in "xxyy"])
     with pytest.raises(NonFiniteError, match="layer 2, row 0 holds a value that is not finite"):
         sense_separability(broken, label="class")

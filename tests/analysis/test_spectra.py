@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ from embstore.analysis.words import (
 )
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.store import Strings
-from tests.analysis.word_store import Written, awkward_words, write_words
+from tests.analysis.word_store import Written, awkward_words, one_line, write_words
 from tests.store_making import make_store
 
 SUFFIXES = (".zarr", ".h5")
@@ -246,14 +245,6 @@ def test_baselines_are_those_of_an_svd() -> None:
 def test_symmetric_product(shape: tuple[int, ...]) -> None:
     vectors = torch.randn(*shape, dtype=torch.float64)
     torch.testing.assert_close(symmetric_product(vectors), vectors @ vectors.mT)
-
-
-def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> None:
-    with pytest.raises(kind) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    assert all(part in message for part in parts), message
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import embstore as es
 from embstore.analysis.static import all_but_the_top, static_vectors, write_static_store
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.vectors import WordVectors, read_vectors, write_vectors
-from tests.analysis.word_store import Written, awkward_words, write_words
+from tests.analysis.word_store import Written, awkward_words, one_line, write_words
 from tests.store_making import make_store
 
 SUFFIXES = (".zarr", ".h5")
@@ -175,14 +174,6 @@ def test_files_read_back(tmp_path: Path, name: str, format: str) -> None:
     read = read_vectors(tmp_path / name)
     assert read.words == vectors.words == ("bank", "the", "évident")
     np.testing.assert_array_equal(read.vectors, vectors.vectors)
-
-
-def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> None:
-    with pytest.raises(kind) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    assert all(part in message for part in parts), message
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:

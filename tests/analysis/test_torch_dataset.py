@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -64,11 +65,6 @@ def test_batches_hold_every_row_once(made: Made, batch_size: int, shuffle: bool)
     hold(found, made, (5, 0))
 
 
-def test_rows_given_in_another_order_keep_it(made: Made) -> None:
-    rows = [300, 2, 2, 150]
-    assert order(es.TorchDataset(made.store.select(rows=rows))) == rows
-
-
 def test_shuffling_is_fixed_by_seed_and_epoch(made: Made) -> None:
     def shuffled(*, seed: int = 0, epoch: int = 0) -> list[int]:
         dataset = es.TorchDataset(made.store.select(), shuffle=True, block_rows=32, window_blocks=4, seed=seed)
@@ -77,16 +73,13 @@ def test_shuffling_is_fixed_by_seed_and_epoch(made: Made) -> None:
 
     first = shuffled()
     assert shuffled() == first
+    dataset = es.TorchDataset(made.store.select(), shuffle=True)
+    assert order(dataset) == order(dataset), "a second pass without a new epoch is the same"
     others = [list(range(made.store.n_rows)), shuffled(seed=1), shuffled(epoch=1), shuffled(seed=1, epoch=1)]
     for other in others:
         assert sorted(other) == list(range(made.store.n_rows))
         assert other != first
     assert shuffled(epoch=1) == others[2]
-
-
-def test_a_second_pass_without_a_new_epoch_is_the_same(made: Made) -> None:
-    dataset = es.TorchDataset(made.store.select(), shuffle=True)
-    assert order(dataset) == order(dataset)
 
 
 def test_shuffling_mixes_within_a_window_of_blocks(made: Made) -> None:
@@ -118,32 +111,24 @@ def test_a_data_loader_may_batch_single_examples_itself(made: Made) -> None:
     hold(joined([Examples(*batch) for batch in batches]), made, (2,))
 
 
-def test_more_workers_than_blocks(made: Made) -> None:
-    dataset = es.TorchDataset(made.store.select(rows=[5, 6, 7]), batch_size=2)
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
-    assert sorted(row for batch in loader for row in batch.rows.tolist()) == [5, 6, 7]
-
-
-def test_the_rows_of_nothing(made: Made) -> None:
+def test_selections_of_few_rows_and_of_none(made: Made) -> None:
+    rows = [300, 2, 2, 150]
+    assert order(es.TorchDataset(made.store.select(rows=rows))) == rows
+    (batch,) = es.TorchDataset(made.store.select(rows=rows), batch_size=10)
+    assert batch.labels.tolist() == [-1] * 4, "no label column"
+    few = es.TorchDataset(made.store.select(rows=[5, 6, 7]), batch_size=2)
+    loader = DataLoader(few, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert sorted(row for batch in loader for row in batch.rows.tolist()) == [5, 6, 7], "more workers than blocks"
     empty = made.store.select(rows=[])
     assert list(es.TorchDataset(empty)) == []
     assert list(es.TorchDataset(empty, batch_size=4, shuffle=True)) == []
     assert len(es.TorchDataset(empty, batch_size=4)) == 0
 
 
-def test_without_a_label_column_labels_are_minus_one(made: Made) -> None:
-    (batch,) = es.TorchDataset(made.store.select(rows=[1, 2, 3]), batch_size=10)
-    assert batch.labels.tolist() == [-1, -1, -1]
-
-
-@pytest.mark.parametrize("option", ["batch_size", "block_rows", "window_blocks"])
-@pytest.mark.parametrize("value", [0, -3])
-def test_sizes_below_one_are_refused(made: Made, option: str, value: int) -> None:
-    with pytest.raises(InvalidValueError, match=f"{option} must be at least 1, not {value}"):
-        es.TorchDataset(made.store.select(), **{option: value})
-
-
-def test_an_unknown_label_column_is_refused(made: Made) -> None:
+def test_bad_options_are_refused(made: Made) -> None:
+    for option, value in product(("batch_size", "block_rows", "window_blocks"), (0, -3)):
+        with pytest.raises(InvalidValueError, match=f"{option} must be at least 1, not {value}"):
+            es.TorchDataset(made.store.select(), **{option: value})
     with pytest.raises(InvalidValueError, match="no label column 'ner': the store has upos"):
         es.TorchDataset(made.store.select(), label="ner")
 
@@ -158,11 +143,8 @@ def test_labels_from_an_array(made: Made, kind: type) -> None:
     assert batch.labels.tolist() == ([1, 0, 2] if kind is str else [1, 0, 1] if kind is bool else [3, 0, 7])
     with pytest.raises(InvalidValueError, match=r"labels of shape \(2,\) do not fit a selection of 3 rows"):
         es.TorchDataset(selection, label=labels[:2])
-
-
-def test_labels_added_to_a_selection(made: Made) -> None:
-    selection = made.store.select(rows=[9, 4, 250]).with_labels("tone", ["sad", None, "glad"])
-    (batch,) = es.TorchDataset(selection, label="tone", batch_size=10)
+    named = selection.with_labels("tone", ["sad", None, "glad"])
+    (batch,) = es.TorchDataset(named, label="tone", batch_size=10)
     assert batch.labels.tolist() == [1, -1, 0]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from embstore.store import Index, Metadata, Store, StoreWriter, Strings, create_store, open_store
 from tests.store.example import encoded
@@ -34,8 +35,9 @@ def write_words(
     seed: int = 0,
     texts: Sequence[str] | None = None,
     written: bool = True,
+    shuffled: bool = True,
 ) -> Written:
-    """Write words with their vectors, [n, feature] or [layer, n, feature] each, in an order that mixes them.
+    """Write words with their vectors, [n, feature] or [layer, n, feature] each, mixed if `shuffled`.
 
     A sentence has four words; `texts` gives them other texts. Partitions have 256 rows; with `written=False` the
     last one is not written.
@@ -43,7 +45,8 @@ def write_words(
     rng = np.random.default_rng(seed)
     names = [word for word, _ in vectors]
     held = [np.broadcast_to(array, (len(layers), *array.shape[-2:])) for _, array in vectors]
-    order = rng.permutation(sum(array.shape[1] for array in held))
+    count = sum(array.shape[1] for array in held)
+    order = rng.permutation(count) if shuffled else np.arange(count)
     together = np.concatenate(held, axis=1)[:, order].astype(np.float32)
     types = np.repeat(np.arange(len(names)), [array.shape[1] for array in held])[order].astype(np.int32)
     rows = len(types)
@@ -83,6 +86,15 @@ def write_words(
     for row, number in enumerate(types.tolist()):
         places[names[number]].append(row)
     return Written(open_store(path), places, np.asarray(values, np.float64))
+
+
+def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> None:
+    """Require that a call raises an error of one line that has all these parts."""
+    with pytest.raises(kind) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(part in message for part in parts), message
 
 
 def awkward_words(hidden_size: int = 12, *, seed: int = 0) -> list[tuple[str, np.ndarray]]:
