@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from embstore.extraction.partition import TextOptions
 from embstore.extraction.resume import check_labels, check_store
 from embstore.extraction.rows import make_index
 from embstore.extraction.survey import Spool, Survey, survey
+from embstore.html import html_table
 from embstore.models import load_encoder
 from embstore.models.encoder import Encoder
 from embstore.progress import Progress, reporting
@@ -135,7 +135,7 @@ class Plan:
         return as_text(self.lines())
 
     def _repr_html_(self) -> str:
-        return as_html(self.lines())
+        return html_table(self.lines())
 
     def lines(
         self, windows: Sequence[tuple[str, str]] | None = None, cost: Estimate | None = None
@@ -174,15 +174,6 @@ def as_text(lines: Sequence[tuple[str, str]]) -> str:
     """Format names and values in two columns."""
     width = min(MAX_NAME_WIDTH, max(len(name) for name, _ in lines))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
-
-
-def as_html(lines: Sequence[tuple[str, str]]) -> str:
-    """Format names and values as an HTML table."""
-    rows = "".join(
-        f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(value)}</td></tr>"
-        for name, value in lines
-    )
-    return f"<table>{rows}</table>"
 
 
 def plan(

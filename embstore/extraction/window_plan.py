@@ -11,8 +11,9 @@ from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError
 from embstore.extraction.estimate import Estimate
 from embstore.extraction.options import ExtractionOptions, Window, check_window, sorted_windows, window_name
-from embstore.extraction.plan import Plan, as_html, as_text, make_plan, read
+from embstore.extraction.plan import Plan, as_text, make_plan, read
 from embstore.extraction.resume import check_labels, check_store
+from embstore.html import html_table
 from embstore.models.encoder import Encoder
 from embstore.progress import Progress
 from embstore.store.storage.location import ObjectPath, parse_location
@@ -59,7 +60,7 @@ class WindowPlan:
         return as_text(self.lines())
 
     def _repr_html_(self) -> str:
-        return as_html(self.lines())
+        return html_table(self.lines())
 
     @property
     def _first(self) -> Plan:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, UnfinishedStoreWarning
+from embstore.html import html_table
 from embstore.store.arrays import committed
 from embstore.store.backend import Reader, open_reader
 from embstore.store.conditions import Condition, checked_rows, parse_conditions, selected_rows
@@ -88,7 +88,7 @@ class Store:
         return f"<Store {self.path}: {shape} {self.dtype}>"
 
     def _repr_html_(self) -> str:
-        return _html_table(f"Store {self.path}", _facts(self, self.layers))
+        return html_table(_facts(self, self.layers).items(), f"Store {self.path}")
 
     def __len__(self) -> int:
         return self.n_rows
@@ -338,7 +338,7 @@ class Selection:
 
     def _repr_html_(self) -> str:
         facts = {"Selected": f"{len(self):,} rows", **_facts(self.store, self.layers)}
-        return _html_table(f"Selection of {self.store.path}", facts)
+        return html_table(facts.items(), f"Selection of {self.store.path}")
 
     def __len__(self) -> int:
         return self.store.n_rows if self._is_whole else len(self.rows)
@@ -470,8 +470,3 @@ def _ranges(layers: Sequence[int]) -> str:
     if len(layers) > 2 and all(right - left == 1 for left, right in pairwise(layers)):
         return f"{layers[0]}-{layers[-1]}"
     return ", ".join(map(str, layers))
-
-
-def _html_table(caption: str, facts: Mapping[str, str]) -> str:
-    lines = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
-    return f"<table><caption>{escape(caption)}</caption>{lines}</table>"

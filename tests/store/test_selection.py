@@ -222,10 +222,10 @@ def test_representations(made: Made) -> None:
     assert len(store) == store.n_rows == len(store.select())
     assert repr(store.select(words="bank", layers=[0, -1])).endswith("rows, layers 0, 5>")
     assert f"<caption>Store {path}</caption>" in store._repr_html_()
-    assert f"<tr><th>Rows</th><td>{store.n_rows:,}</td></tr>" in store._repr_html_()
+    assert f">Rows</th><td style='text-align:left'>{store.n_rows:,}</td></tr>" in store._repr_html_()
     html = store.select(rows=[1, 2], layers=2)._repr_html_()
-    assert "<tr><th>Selected</th><td>2 rows</td></tr>" in html
-    assert "<tr><th>Layers</th><td>2</td></tr>" in html
+    assert ">Selected</th><td style='text-align:left'>2 rows</td>" in html
+    assert ">Layers</th><td style='text-align:left'>2</td>" in html
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])

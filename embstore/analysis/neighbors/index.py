@@ -32,6 +32,7 @@ from embstore.analysis.neighbors.index_files import (
 )
 from embstore.analysis.neighbors.space import METRICS, Space, StoreVectors
 from embstore.errors import InvalidValueError, MissingRowsError, SearchIndexError, SearchIndexNotFoundError
+from embstore.html import html_table
 from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Store
@@ -206,9 +207,13 @@ class LayerIndex:
 
     def _repr_html_(self) -> str:
         settings = self.info.settings
-        cells = {"layer": self.layer, "kind": settings.factory, "metric": self.metric, "rows": f"{settings.n_rows:,}"}
-        rows = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in cells.items())
-        return f"<p>Index <b>{self.name}</b> of {self.store.path}</p><table>{rows}</table>"
+        cells = {
+            "layer": str(self.layer),
+            "kind": settings.factory,
+            "metric": self.metric,
+            "rows": f"{settings.n_rows:,}",
+        }
+        return html_table(cells.items(), f"Index {self.name} of {self.store.path}")
 
     @property
     def name(self) -> str:
