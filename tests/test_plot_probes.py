@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,7 +178,7 @@ def test_bars_of_a_trace_are_as_high_as_the_probabilities() -> None:
     assert [line.get_linestyle() for line in axis.lines].count("--") == 1, "the second span of the pair"
     assert len(axis.lines) == 3
     with pytest.raises(InvalidValueError, match="sentence 3 has no annotation to draw"):
-        plot.trace_figure(trace.of_tasks([]))
+        plot.trace_figure(replace(trace, annotations=()))
 
 
 def test_long_sentences_of_a_trace_are_broken_into_lines() -> None:

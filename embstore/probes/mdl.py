@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from embstore.errors import InvalidValueError
 from embstore.probes.control import ControlTask
-from embstore.probes.edges.batches import EdgeBatch, EdgeSplit
+from embstore.probes.edges.batches import EdgeBatch
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.probe import EdgeProbe
 from embstore.probes.edges.scores import ProbeGrid
@@ -82,7 +82,12 @@ def code_length(
     if probe.control:
         tasks.append(control_task(task, store, ControlTask.of(task.train.gold, probe.seed)))
     coder = OnlineCoder(bank, EdgeStream(store, grid.layers, schedule), order, ends, task.labels.single)
-    codes = code_tasks(coder, tasks, progress)
+    total, label = len(tasks) * coder.n_steps, f"code {task.labels.name}"
+    with reporting(progress, total=total, unit="sentences", label=label) as report:
+        codes = [
+            coder.code(each, lambda done, before=number * coder.n_steps: report(before + done))  # type: ignore[misc]
+            for number, each in enumerate(tasks)
+        ]
     count, uniform = len(task.train), uniform_bits(len(task.train), len(task.labels.labels), single=task.labels.single)
     rows = [
         {"metric": "uniform_length", "value": uniform},
@@ -91,23 +96,6 @@ def code_length(
     ]
     notes = (*task.notes, f"{task.labels.name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
     return ProbeResult.of(rows, notes, store=store.path.stem, task=task.labels.name, split="train", count=count)
-
-
-def code_tasks(
-    coder: OnlineCoder, tasks: Sequence[EdgeTask], progress: Progress
-) -> list[tuple[NDArray[np.float64], float]]:
-    """Code the tasks one after the other; returns for each the bits by probe and those by label frequencies."""
-    n_each = coder.stream.schedule.epochs * sum(map(_n_read, coder.ends[:-1].tolist()))
-    label = f"code {tasks[0].labels.name}"
-    codes = []
-    with reporting(progress, total=len(tasks) * n_each, unit="sentences", label=label) as report:
-        for number, task in enumerate(tasks):
-
-            def advance(done: int, before: int = number * n_each) -> None:
-                report(before + done)
-
-            codes.append(coder.code(task.train, task.dev, advance))
-    return codes
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,26 +108,31 @@ class OnlineCoder:
     ends: NDArray[np.int64]
     single: bool
 
-    def code(
-        self, data: EdgeSplit, dev: EdgeSplit | None, advance: Callable[[int], object]
-    ) -> tuple[NDArray[np.float64], float]:
+    @property
+    def n_steps(self) -> int:
+        """The sentences that the probes of all blocks read at most."""
+        return self.stream.schedule.epochs * sum(map(_n_read, self.ends[:-1].tolist()))
+
+    def code(self, task: EdgeTask, advance: Callable[[int], object]) -> tuple[NDArray[np.float64], float]:
         """Return the bits of the labels by each probe, and by the label frequencies of the blocks before.
 
         The first block has a uniform code; each other block trains from the initial weights on those before it.
         """
+        data, done = task.train, 0
         n_first = len(data.part(self.order[: self.ends[0]]))
-        frequency, done = float(uniform_bits(n_first, data.gold.shape[1], single=self.single)), 0
+        frequency = float(uniform_bits(n_first, data.gold.shape[1], single=self.single))
         bits = np.full(len(self.bank), frequency)
         for start, stop in pairwise(self.ends.tolist()):
-            n_read = _n_read(start)
             seen, block = data.part(self.order[:start]), data.part(self.order[start:stop])
 
-            def report(at: int, total: int | None, done: int = done) -> None:
-                advance(done + at)
+            n_steps = self.stream.schedule.epochs * _n_read(start)
 
-            repeated = data.part(np.repeat(self.order[:start], n_read // start))
-            trained = train_edges(self.bank, self.stream, repeated, dev, progress=report)
-            done += self.stream.schedule.epochs * n_read
+            def report(at: int, total: int | None, done: int = done, n_steps: int = n_steps) -> None:
+                advance(done + at * n_steps // (total or n_steps))
+
+            repeated = data.part(np.repeat(self.order[:start], _n_read(start) // start))
+            trained = train_edges(self.bank, self.stream, repeated, task.dev, progress=report)
+            done += n_steps
             for targets, logits in iter_logits(replace(self.bank, weights=trained.weights), self.stream, block):
                 gold = torch.from_numpy(block.gold[targets]).to(logits.device)
                 bits += code_bits(logits, gold, single=self.single).cpu().numpy()

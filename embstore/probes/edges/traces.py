@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -11,7 +11,6 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from embstore.corpus.formats.edge import EdgeTarget
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.probe import EdgeProbe, FittedEdges
 from embstore.probes.edges.tasks import Edges, JoinedEdges, Sample, shown
@@ -79,12 +78,12 @@ class SentenceTrace:
     annotations: tuple[Annotation, ...]
 
     def ambiguous(self, limit: float = LIMIT, rule: Rule = "right") -> SentenceTrace:
-        """Return the trace with its ambiguous annotations only."""
+        """Return the trace with its ambiguous annotations only; raises InvalidValueError for a wrong limit or rule."""
+        if rule not in get_args(Rule):
+            raise InvalidValueError(f"rule {rule!r} is not allowed: choose {' or '.join(get_args(Rule))}")
+        if not 0 <= limit <= 1:
+            raise InvalidValueError(f"limit {limit} is not allowed: give a probability, 0 to 1")
         return replace(self, annotations=tuple(each for each in self.annotations if each.is_ambiguous(limit, rule)))
-
-    def of_tasks(self, tasks: Sequence[str]) -> SentenceTrace:
-        """Return the trace with the annotations of some tasks only."""
-        return replace(self, annotations=tuple(each for each in self.annotations if each.task in tasks))
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -109,36 +108,29 @@ class SentenceTrace:
 class Traces:
     """What P(0) ... P(L) of some tasks predict for all edges of a split; an edge is a target with one right label.
 
-    `sentences`: the words of each, once for all tasks. `tasks`, and the `labels` and `targets` of each. By edge:
-    `sentence`, `task`, `target` (of its task), `right` and `wrong` (-1: none) int64 [edges]; `right_probability` and
-    `wrong_probability` (NaN: none) float64 [edges, layers]; `highest` float64 [edges], the highest average over the
-    layers of any label of the target.
+    `of_sentences`: the trace of each sentence, once for all tasks. `tasks`: their names. `notes`: what was left out or
+    sampled, a line each.
     """
 
     layers: tuple[int, ...]
-    sentences: tuple[tuple[str, ...], ...]
     tasks: tuple[str, ...]
-    labels: tuple[tuple[str, ...], ...]
-    targets: tuple[tuple[EdgeTarget, ...], ...]
-    sentence: NDArray[np.int64]
-    task: NDArray[np.int64]
-    target: NDArray[np.int64]
-    right: NDArray[np.int64]
-    wrong: NDArray[np.int64]
-    right_probability: NDArray[np.float64]
-    wrong_probability: NDArray[np.float64]
-    highest: NDArray[np.float64]
+    of_sentences: tuple[SentenceTrace, ...]
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.sentence)
+        return sum(len(each.annotations) for each in self.of_sentences)
 
     def __repr__(self) -> str:
-        return f"Traces({len(self):,} edges of {len(self.sentences):,} sentences in {len(self.tasks)} tasks)"
+        return f"Traces({len(self):,} edges of {len(self.of_sentences):,} sentences in {len(self.tasks)} tasks)"
+
+    @property
+    def sentences(self) -> tuple[tuple[str, ...], ...]:
+        """The words of each sentence."""
+        return tuple(each.words for each in self.of_sentences)
 
     def find(self, sentence: int | str) -> int:
         """Return the number of a sentence given by its number, its text, or consecutive words that only it has."""
-        last = len(self.sentences) - 1
+        last = len(self.of_sentences) - 1
         if isinstance(sentence, int):
             if not 0 <= sentence <= last:
                 raise InvalidValueError(f"there is no sentence {sentence}: give 0 to {last}")
@@ -162,33 +154,7 @@ class Traces:
 
     def trace(self, sentence: int | str) -> SentenceTrace:
         """Return all annotations of a sentence; see `find`."""
-        number = self.find(sentence)
-        annotations = []
-        for edge in np.flatnonzero(self.sentence == number).tolist():
-            task, wrong = int(self.task[edge]), int(self.wrong[edge])
-            target, labels = self.targets[task][int(self.target[edge])], self.labels[task]
-            annotations.append(
-                Annotation(
-                    task=self.tasks[task],
-                    span1=target.span1,
-                    span2=target.span2,
-                    right=labels[int(self.right[edge])],
-                    wrong=None if wrong < 0 else labels[wrong],
-                    right_probability=self.right_probability[edge],
-                    wrong_probability=self.wrong_probability[edge],
-                    highest=float(self.highest[edge]),
-                )
-            )
-        return SentenceTrace(number, self.sentences[number], self.layers, tuple(annotations))
-
-    def is_ambiguous(self, limit: float = LIMIT, rule: Rule = "right") -> NDArray[np.bool_]:
-        """Return which edges are ambiguous, bool [edges]; see `ambiguous_sentences`."""
-        if rule not in get_args(Rule):
-            raise InvalidValueError(f"rule {rule!r} is not allowed: choose {' or '.join(get_args(Rule))}")
-        if not 0 <= limit <= 1:
-            raise InvalidValueError(f"limit {limit} is not allowed: give a probability, 0 to 1")
-        average = self.right_probability.mean(1) if rule == "right" else self.highest
-        return np.asarray(average <= limit)
+        return self.of_sentences[self.find(sentence)]
 
 
 def trace(
@@ -215,40 +181,61 @@ def trace(
     """
     if not tasks:
         raise InvalidValueError("there are no probes to trace: give one or more tasks")
-    first = tasks[0][0].fitted
+    layers = tasks[0][0].fitted.grid.layers
     _require_same_layers([probe.fitted for probe, _ in tasks])
     sample = Sample(sentences, sample_seed)
     joined = [probe.join(edges, data=data, split=split, sample=sample) for probe, edges in tasks]
-    numbers: dict[tuple[str, ...], int] = {}
+    found: dict[tuple[str, ...], dict[tuple[object, ...], Annotation]] = {}
     for each in joined:
         for sentence in each.sentences:
-            numbers.setdefault(tuple(sentence.words), len(numbers))
-    parts: list[_Edges] = []
+            found.setdefault(tuple(sentence.words), {})
+    done = 0
     with reporting(progress, total=sum(len(each.split) for each in joined), unit="targets", label="trace") as report:
         for (probe, _), each in zip(tasks, joined, strict=True):
-
-            def advance(done: int, before: int = sum(len(part.split) for part in joined[: len(parts)])) -> None:
-                report(before + done)
-
-            parts.append(_edges(probe, store_of(data), each, seed=seed, report=advance))
-    placed = [_placed(each, edges, numbers) for each, edges in zip(joined, parts, strict=True)]
-    parts = [edges.take(chosen) for edges, (chosen, _) in zip(parts, placed, strict=True)]
-    if not sum(len(edges.target) for edges in parts):
+            words = [tuple(sentence.words) for sentence in each.sentences]
+            sentence_of = np.repeat(np.arange(len(words)), np.diff(each.split.first)).tolist()
+            for targets, annotations in _annotated(probe, store_of(data), each, seed):
+                for target, own in annotations:  # an edge of a repeated text counts once
+                    found[words[sentence_of[target]]].setdefault((own.task, own.span1, own.span2, own.right), own)
+                done += len(targets)
+                report(done)
+    if not any(found.values()):
         raise InvalidValueError("no target has a label that the probes know: give targets of their tasks")
-    sentence_of = np.concatenate([place for _, place in placed])
-    task = np.repeat(np.arange(len(parts)), [len(edges.target) for edges in parts])
-    order = np.lexsort((task, sentence_of))  # stable: targets of a task stay in their order
     return Traces(
-        layers=first.grid.layers,
-        sentences=tuple(numbers),
+        layers=layers,
         tasks=tuple(probe.fitted.labels.name for probe, _ in tasks),
-        labels=tuple(probe.fitted.labels.labels for probe, _ in tasks),
-        targets=tuple(each.targets for each in joined),
-        sentence=sentence_of[order],
-        task=task[order],
-        **{name: np.concatenate([getattr(edges, name) for edges in parts])[order] for name in _BY_EDGE},
+        of_sentences=tuple(
+            SentenceTrace(number, text, layers, tuple(edges.values()))
+            for number, (text, edges) in enumerate(found.items())
+        ),
         notes=tuple(note for each in joined for note in each.notes),
     )
+
+
+def _annotated(
+    probe: EdgeProbe, store: Store, joined: JoinedEdges, seed: int | None
+) -> Iterator[tuple[NDArray[np.int64], list[tuple[int, Annotation]]]]:
+    """Yield the targets of each batch, and their edges with the number of the target, in the order of the targets."""
+    labels = probe.fitted.labels
+    for targets, logits in iter_logits(probe.cumulative(seed), probe.stream(store), joined.split):
+        share = normalized(logits, single=labels.single).cpu().numpy()
+        gold, average = joined.split.gold[targets], share.mean(0)
+        best = np.where(gold, -np.inf, average).argmax(1)
+        edges = []
+        for place, right in np.argwhere(gold).tolist():
+            number, wrong = int(targets[place]), None if gold[place].all() else int(best[place])
+            annotation = Annotation(
+                task=labels.name,
+                span1=joined.targets[number].span1,
+                span2=joined.targets[number].span2,
+                right=labels.labels[right],
+                wrong=None if wrong is None else labels.labels[wrong],
+                right_probability=share[:, place, right].copy(),
+                wrong_probability=np.full(len(share), np.nan) if wrong is None else share[:, place, wrong].copy(),
+                highest=float(average[place].max()),
+            )
+            edges.append((number, annotation))
+        yield targets, edges
 
 
 def _require_same_layers(fitted: Sequence[FittedEdges]) -> None:
@@ -281,104 +268,27 @@ def ambiguous_sentences(
     """
     if more_than < 0:
         raise InvalidValueError(f"more_than {more_than} is not allowed: give 0 or more")
-    ambiguous = traces.is_ambiguous(limit, rule)
-    ahead = traces.right_probability > np.nan_to_num(traces.wrong_probability)
-    turned = ambiguous & (ahead[:, 0] != ahead[:, -1])
-    n_sentences = len(traces.sentences)
-    n_edges, n_ambiguous, n_turned = (
-        np.bincount(traces.sentence[chosen], minlength=n_sentences)
-        for chosen in (np.ones(len(traces), bool), ambiguous, turned)
-    )
-    chosen = np.flatnonzero(n_ambiguous > more_than)
-    chosen = chosen[np.lexsort((chosen, -n_turned[chosen], -n_ambiguous[chosen]))]
     rows = []
-    for number in chosen.tolist():
-        tasks = np.unique(traces.task[ambiguous & (traces.sentence == number)]).tolist()
-        rows.append(
-            {
-                "sentence": number,
-                "ambiguous": int(n_ambiguous[number]),
-                "turned": int(n_turned[number]),
-                "edges": int(n_edges[number]),
-                "tasks": ", ".join(traces.tasks[task] for task in tasks),
-                "text": " ".join(traces.sentences[number]),
-            }
-        )
+    for own in traces.of_sentences:
+        ambiguous = own.ambiguous(limit, rule).annotations
+        ahead = [each.right_probability > np.nan_to_num(each.wrong_probability) for each in ambiguous]
+        found = {each.task for each in ambiguous}
+        row = {
+            "sentence": own.number,
+            "ambiguous": len(ambiguous),
+            "turned": sum(bool(each[0] != each[-1]) for each in ahead),
+            "edges": len(own.annotations),
+            "tasks": ", ".join(task for task in traces.tasks if task in found),
+            "text": " ".join(own.words),
+        }
+        if len(ambiguous) > more_than:
+            rows.append(row)
     counts = dict.fromkeys(("sentence", "ambiguous", "turned", "edges"), pl.Int64)
-    return pl.DataFrame(rows, schema={**counts, "tasks": pl.String, "text": pl.String})
-
-
-@dataclass(frozen=True, eq=False)
-class _Edges:
-    """The edges of one task; see Traces."""
-
-    target: NDArray[np.int64]
-    right: NDArray[np.int64]
-    wrong: NDArray[np.int64]
-    right_probability: NDArray[np.float64]
-    wrong_probability: NDArray[np.float64]
-    highest: NDArray[np.float64]
-
-    def take(self, chosen: NDArray[np.int64]) -> _Edges:
-        return _Edges(*(getattr(self, name)[chosen] for name in _BY_EDGE))
-
-
-_BY_EDGE = tuple(field.name for field in fields(_Edges))
-
-
-def _edges(
-    probe: EdgeProbe, store: Store, joined: JoinedEdges, *, seed: int | None, report: Callable[[int], object]
-) -> _Edges:
-    """Return the edges of a task in the order of their targets."""
-    fitted, done = probe.fitted, 0
-    parts: list[_Edges] = []
-    for targets, logits in iter_logits(probe.cumulative(seed), probe.stream(store), joined.split):
-        gold = torch.from_numpy(joined.split.gold[targets]).to(logits.device)
-        parts.append(_batch_edges(targets, normalized(logits, single=fitted.labels.single), gold))
-        done += len(targets)
-        report(done)
-    whole = _Edges(*(np.concatenate([getattr(part, name) for part in parts]) for name in _BY_EDGE))
-    return whole.take(np.argsort(whole.target, kind="stable"))
+    frame = pl.DataFrame(rows, schema={**counts, "tasks": pl.String, "text": pl.String})
+    return frame.sort("ambiguous", "turned", descending=True, maintain_order=True)
 
 
 def normalized(logits: torch.Tensor, *, single: bool) -> torch.Tensor:
     """Return probabilities float64 of logits [..., labels]: sigmoids, for a single label divided by their sum."""
     own = torch.nn.functional.logsigmoid(logits.double())
     return own.softmax(-1) if single else own.exp()
-
-
-def _batch_edges(targets: NDArray[np.int64], share: torch.Tensor, gold: torch.Tensor) -> _Edges:
-    """Return the edges of a batch, from probabilities [layers, targets, labels] and gold [targets, labels]."""
-    average = share.mean(0)
-    best = average.masked_fill(gold, -torch.inf).argmax(1)
-    place, right = torch.nonzero(gold, as_tuple=True)
-    wrong, none_wrong = best[place], gold.all(1)[place]
-    columns = {
-        "target": torch.from_numpy(targets).to(gold.device)[place],
-        "right": right,
-        "wrong": wrong.masked_fill(none_wrong, -1),
-        "right_probability": share[:, place, right].T,
-        "wrong_probability": share[:, place, wrong].T.masked_fill(none_wrong[:, None], torch.nan),
-        "highest": average.amax(1)[place],
-    }
-    return _Edges(**{name: column.cpu().numpy() for name, column in columns.items()})
-
-
-def _placed(
-    joined: JoinedEdges, edges: _Edges, numbers: Mapping[tuple[str, ...], int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose edges, once each if a text is repeated, and return them with their sentences."""
-    of_text = np.array([numbers[tuple(each.words)] for each in joined.sentences], np.int64)
-    sentence = np.repeat(of_text, np.diff(joined.split.first))[edges.target]
-    seen: set[tuple[object, ...]] = set()
-    chosen = []
-    for edge, (number, place, label) in enumerate(
-        zip(sentence.tolist(), edges.target.tolist(), edges.right.tolist(), strict=True)
-    ):
-        target = joined.targets[place]
-        key = (number, target.span1, target.span2, label)
-        if key not in seen:
-            seen.add(key)
-            chosen.append(edge)
-    rows = np.array(chosen, np.int64)
-    return rows, sentence[rows]
