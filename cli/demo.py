@@ -73,7 +73,7 @@ def _extracted(model: Path, path: Path) -> es.Store:
     with as_file(files("embstore_cli") / "demo_sentences.txt") as sentences:
         corpus = es.open_corpus(sentences, format="pse")
         plan = es.plan(corpus, model=model, store=path)
-        print(str(plan).replace(str(model), MODEL_NAME))
+        print(str(plan).replace(f"{model.name} (", f"{MODEL_NAME} ("))
         print("\n2. Extract: every layer of every word, in one pass\n")
         if path.exists():
             print("The store exists from an earlier run; what is written is not extracted again.")

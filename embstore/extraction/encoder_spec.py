@@ -38,7 +38,7 @@ class EncoderSpec:
     ) -> EncoderSpec:
         info = encoder.info
         return cls(
-            model=absolute_shorthand(info.name),
+            model=absolute_shorthand(encoder.source),
             revision=info.revision,
             compute_dtype=encoder.compute_dtype,
             batching=batching,

@@ -19,6 +19,7 @@ from .loading import vector_encoder as vector_encoder
 from .static.encoder import StaticEncoder as StaticEncoder
 from .static.shorthand import absolute_shorthand as absolute_shorthand
 from .static.shorthand import is_shorthand as is_shorthand
+from .static.shorthand import locate as locate
 from .transformer.attention import attention_similarity as attention_similarity
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "finetune",
     "is_shorthand",
     "load_encoder",
+    "locate",
     "model_kind",
     "random_encoder",
     "save_untrained",

@@ -42,9 +42,10 @@ Prepare = Callable[[Batch], tuple[Batch, Forward]]
 class BatchedEncoder(Encoder):
     """An encoder whose batches are run one after the other on a device, while the last ones are copied to the host.
 
-    `dtype`: the compute dtype. `runner`: runs batches, smaller ones if memory is short. `row_capacity`: the width of
-    packed rows. `batches_ahead`: batches that a GPU is given before an earlier one is fetched. `n_before`: the special
-    subwords in front of a sentence. `check_batch_subwords`: the batch size of the self-check.
+    `source`: the name or path that it is loaded from. `dtype`: the compute dtype. `runner`: runs batches, smaller ones
+    if memory is short. `row_capacity`: the width of packed rows. `batches_ahead`: batches that a GPU is given before an
+    earlier one is fetched. `n_before`: the special subwords in front of a sentence. `check_batch_subwords`: the batch
+    size of the self-check.
     """
 
     batching = "packed"
@@ -52,7 +53,8 @@ class BatchedEncoder(Encoder):
     n_before = 0
     check_batch_subwords = 2048
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, source: str, device: torch.device, dtype: torch.dtype) -> None:
+        self.source = source
         self.device, self.dtype = device, dtype
         self.compute_dtype = str(dtype).removeprefix("torch.")
         self.row_capacity = ROW_CAPACITY.get(device.type, 128)

@@ -22,8 +22,8 @@ MAX_BATCH_SUBWORDS = 1 << 24
 class ModelInfo:
     """Identity of a model, as recorded in the metadata of a store.
 
-    `max_subwords`: the longest sentence that the model accepts, in subwords without special ones; None: no limit.
-    `final_norm`: whether the last layer includes the model's final norm.
+    `name`: without the folders in which its files are. `max_subwords`: the longest sentence that the model accepts, in
+    subwords without special ones; None: no limit. `final_norm`: whether the last layer includes the model's final norm.
     """
 
     name: str
@@ -100,13 +100,15 @@ class StageTimes:
 class Encoder(ABC):
     """A model that turns sentences into one vector per span and layer; extraction uses nothing else of a model.
 
-    `info`: the identity of the model. `device`: where it computes. `compute_dtype`: the dtype that it computes in, such
-    as "float32". `batching`: how sentences are arranged in batches, one of `batchings`, chosen by `self_check`.
-    `n_specials`: special subwords added to a sentence. `times`: seconds spent so far. `causal`: whether a subword
-    attends only to those before it. `masks_attention`: whether `attention_window` is supported.
+    `info`: the identity of the model. `source`: the name or path that it was loaded from. `device`: where it computes.
+    `compute_dtype`: the dtype that it computes in, such as "float32". `batching`: how sentences are arranged in
+    batches, one of `batchings`, chosen by `self_check`. `n_specials`: special subwords added to a sentence. `times`:
+    seconds spent so far. `causal`: whether a subword attends only to those before it. `masks_attention`: whether
+    `attention_window` is supported.
     """
 
     info: ModelInfo
+    source: str
     device: torch.device = torch.device("cpu")
     compute_dtype: str
     batching: str

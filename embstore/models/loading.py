@@ -111,7 +111,7 @@ def bag_encoder(encoder: StaticEncoder) -> StaticEncoder:
     """
     if not isinstance(encoder, StaticEncoder):
         raise InvalidValueError("a bag needs an encoder without context, such as that of vector_encoder")
-    return StaticEncoder(encoder.table, name=BAG + encoder.info.name.removeprefix(BAG), bag=True)
+    return StaticEncoder(encoder.table, name=BAG + encoder.source.removeprefix(BAG), bag=True)
 
 
 def _device_and_dtype(device: str, compute_dtype: str) -> tuple[torch.device, torch.dtype]:

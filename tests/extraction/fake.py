@@ -23,6 +23,7 @@ class FakeEncoder(Encoder):
     """
 
     default_batch_subwords = 64
+    source = "fake"
 
     def __init__(self, *, max_subwords: int | None = 24, shuffle_seed: int = 0) -> None:
         self._max_subwords = max_subwords

@@ -43,7 +43,9 @@ def edit_config(folder, **values: object) -> None:
 
 
 def test_a_model_is_described(folder):
-    info = load_encoder(folder).info
+    encoder = load_encoder(folder)
+    info = encoder.info
+    assert (info.name, encoder.source) == ("model", str(folder))
     assert (info.architecture, info.num_hidden_layers, info.hidden_size) == ("BertModel", 3, 32)
     assert (info.max_subwords, info.final_norm, info.revision) == (318, False, None)
     assert info.weights_sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()

@@ -18,6 +18,7 @@ from embstore.models import (
     bag_encoder,
     encoder_from_shorthand,
     load_encoder,
+    locate,
     model_kind,
     random_encoder,
     subword_encoder,
@@ -119,8 +120,9 @@ def test_a_store_of_word_vectors(file: Path, tmp_path: Path, suffix: str, missin
     dropped = {drop.reason: drop.count for drop in store.metadata.dropped}
     rows = sum(len(s.words) for s in SENTENCES) - sum(stop - start - 1 for s in SENTENCES for start, stop in s.targets)
     assert dropped == ({} if missing == "random" else {"no vector: the table of words has none": rows - len(wanted)})
-    shown = f"vectors:{file}?seed=7" if missing == "random" else f"vectors:{file}?missing=drop"
+    shown = f"vectors:{file.name}?seed=7" if missing == "random" else f"vectors:{file.name}?missing=drop"
     assert store.metadata.model["name"] == f"{'bag:' if bag else ''}{shown}"
+    assert str(file.parent) not in str(store.metadata)
     assert (store.metadata.model["num_hidden_layers"], store.metadata.model["final_norm"]) == (0, False)
 
 
@@ -278,7 +280,7 @@ def test_identities_of_encoders(file: Path, bert: Path) -> None:
     identities = {(e.info.architecture, e.info.weights_sha256, e.info.tokenizer_sha256) for e in encoders}
     assert len(identities) == len(names)
     for encoder in encoders:
-        assert encoder_from_shorthand(encoder.info.name).info == encoder.info
+        assert encoder_from_shorthand(encoder.source).info == encoder.info
         assert (encoder.info.max_subwords, encoder.n_specials, encoder.compute_dtype) == (None, 0, "float32")
         encoder.use_batching(encoder.batching)
         with pytest.raises(InvalidValueError, match="batching 'padded'"):
@@ -379,7 +381,11 @@ def test_an_encoder_is_named_by_the_shorthand_that_makes_it(file: Path, bert: Pa
         (vector_encoder(file, missing="drop", seed=3), f"vectors:{file}?missing=drop"),
         (vector_encoder(odd, seed=2), f"vectors:{odd}?seed=2"),
     ]:
-        assert encoder.info.name == name
+        assert encoder.source == name
+        assert encoder.info.name == name.replace(f"{file.parent}/", "").replace(f"{tmp_path}/", "").replace(
+            f"{bert.parent}/", ""
+        )
+        assert locate(encoder.info.name, None, folders=("gone", file.parent, tmp_path, bert.parent)) == name
         assert encoder_from_shorthand(name).info == encoder.info
         assert model_kind(name) == "static"
     assert encoder_from_shorthand(odd).info == vector_encoder(odd).info
@@ -389,6 +395,9 @@ def test_an_encoder_is_named_by_the_shorthand_that_makes_it(file: Path, bert: Pa
         bag_encoder(load_encoder(bert))  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="no model folder"):
         load_encoder("random:12")
+    with pytest.raises(InvalidValueError, match="model 'bert' is not in this folder: give the location"):
+        locate("bert", None, folders=("gone", tmp_path))
+    assert locate("bert", "main", folders=()) == "bert"
 
 
 @pytest.mark.parametrize(

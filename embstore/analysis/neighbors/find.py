@@ -316,14 +316,17 @@ def encode_word(
 
     The word is in [brackets] in `text`, or `word` is given and occurs in it once. Nothing is written to disk.
     """
-    from embstore.models import encoder_from_shorthand
+    from embstore.models import encoder_from_shorthand, locate
     from embstore.models.encoder import Spans
 
     made = store.metadata.extraction
     if made["unit"] != "word":
         raise InvalidValueError("the store has one row per subword: give an occurrence or a vector, not a text")
     words, position = _sentence_and_position(text, word, store.metadata.corpus["options"])
-    encoder = encoder_from_shorthand(model or store.metadata.model["name"])
+    if model is None:
+        name, revision = (store.metadata.model[key] for key in ("name", "revision"))
+        model = locate(name, revision, folders=(".", Path(str(store.path)).parent))
+    encoder = encoder_from_shorthand(model)
     if encoder.info.weights_sha256 != store.metadata.model["weights_sha256"]:
         raise InvalidValueError(
             f"the model {encoder.info.name} is not the one that made {store.path}: give the location of that model"

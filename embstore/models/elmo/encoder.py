@@ -17,6 +17,7 @@ from embstore.models.elmo.weights import ElmoFiles, read_options, read_weights
 from embstore.models.elmo.words import BEGIN, CHARACTERS, END, WordNumbers, spell, spelled_lengths
 from embstore.models.encoder import ModelInfo, Tokenized, check_arguments, ragged_indices
 from embstore.models.running import RunningBatch, SpanWork
+from embstore.models.static.shorthand import public_name
 
 CNN_WORDS = {"cpu": 256, "cuda": 8192}  # distinct words that go through the character CNN together
 GATE_ROWS = {"cpu": 1024, "cuda": 8192}  # positions whose gates are computed together
@@ -35,7 +36,7 @@ class ElmoEncoder(BatchedEncoder):
     n_before = 1
 
     def __init__(self, files: ElmoFiles, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(device, dtype)
+        super().__init__(name, device, dtype)
         self.options = read_options(files.options)
         weights = read_weights(files.weights, self.options, largest=torch.finfo(dtype).max)
         self.network = ElmoNetwork(self.options, weights, device=device, dtype=dtype)
@@ -43,7 +44,7 @@ class ElmoEncoder(BatchedEncoder):
         self._cnn_words = CNN_WORDS.get(device.type, 1024)
         self._gate_rows = GATE_ROWS.get(device.type, 1024)
         self.info = ModelInfo(
-            name=name,
+            name=public_name(name),
             architecture="ELMo",
             revision=None,
             weights_sha256=sha256_of([files.options, files.weights]),

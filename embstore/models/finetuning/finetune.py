@@ -29,6 +29,7 @@ from embstore.models.finetuning.record import (
 )
 from embstore.models.finetuning.settings import FineTuneSettings, FineTuneTask, check_task
 from embstore.models.finetuning.training import FineTuneRun, own_randomness
+from embstore.models.static.shorthand import public_name
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.progress import Progress, reporting
 
@@ -153,7 +154,7 @@ def _plan(
     return {
         "format": 1,
         "task": task,
-        "model": str(model),
+        "model": public_name(str(model)),
         "revision": checkpoint.revision,
         "weights": sha256_of(checkpoint.files),
         "tokenizer": tokenizer.sha256(),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from embstore.models.batched import BatchedEncoder
 from embstore.models.encoder import ModelInfo, Pooling, Spans, Tokenized, indptr, ragged_indices
 from embstore.models.running import RunningBatch, SpanWork, leaving
+from embstore.models.static.shorthand import public_name
 from embstore.models.static.tables import StaticTable
 
 BATCH_SUBWORDS = {"cpu": 4096, "cuda": 65536}
@@ -29,11 +30,11 @@ class StaticEncoder(BatchedEncoder):
     check_batch_subwords = 64
 
     def __init__(self, table: StaticTable, *, name: str, bag: bool = False) -> None:
-        super().__init__(table.matrix.device, table.matrix.dtype)
+        super().__init__(name, table.matrix.device, table.matrix.dtype)
         self.table = table
         self.bag = bag
         self.info = ModelInfo(
-            name=name,
+            name=public_name(name),
             architecture=f"BagOfContext({table.architecture})" if bag else table.architecture,
             revision=table.revision,
             weights_sha256=table.weights_sha256,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -89,11 +90,39 @@ def _split_options(kind: str, rest: str, name: str) -> tuple[str, dict[str, str]
 
 def absolute_shorthand(model: str) -> str:
     """Return the name of an encoder with absolute paths, so that it means the same in another working directory."""
-    match = re.match(r"(?:bag:)?(?:vectors:|subwords:)?", model)
+    head, path, tail = _path_in(model)
+    return model if path is None else head + os.path.abspath(os.path.expanduser(path)) + tail
+
+
+def public_name(model: str) -> str:
+    """Return the name of an encoder without the folders in which its files are, to be shown and stored."""
+    head, path, tail = _path_in(model)
+    return model if path is None else head + os.path.basename(os.path.abspath(os.path.expanduser(path))) + tail
+
+
+def locate(model: str, revision: str | None, *, folders: Iterable[str | Path]) -> str:
+    """Return the name of an encoder with the path of its files, from its public name.
+
+    `revision`: of a model of the hub, which has no path. `folders`: where files are looked for. Raises
+    InvalidValueError if they are in none.
+    """
+    head = _path_in(model)[0]
+    if revision is not None or head.endswith("random:"):
+        return model
+    for folder in folders:
+        found = head + str(Path(folder) / model.removeprefix(head))
+        if _path_in(found)[1] is not None:
+            return found
+    raise InvalidValueError(f"the model {model!r} is not in this folder: give the location of that model")
+
+
+def _path_in(model: str) -> tuple[str, str | None, str]:
+    """Split a name into its kind, the path of existing files, None if there are none, and its options."""
+    match = re.match(r"(?:bag:)?(?:vectors:|subwords:|random:)?", model)
     head = match[0] if match is not None else ""
     rest = model[len(head) :]
     path, mark, options = rest.rpartition("?")
     for target, tail in ((rest, ""), (path, mark + options)):
-        if target and os.path.exists(os.path.expanduser(target)):
-            return head + os.path.abspath(os.path.expanduser(target)) + tail
-    return model
+        if target and not head.endswith("random:") and os.path.exists(os.path.expanduser(target)):
+            return head, target, tail
+    return head, None, ""

@@ -41,7 +41,7 @@ class TransformerEncoder(BatchedEncoder):
     masks_attention = True
 
     def __init__(self, loaded: Loaded, *, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(device, dtype)
+        super().__init__(loaded.name, device, dtype)
         self.network = Network(loaded, device=device, dtype=dtype)
         self.info = self.network.info
         self.causal = self.network.inputs.causal

@@ -15,6 +15,7 @@ from embstore.errors import ModelError
 from embstore.models.batching import ROW_CAPACITY, Batching, fitting_capacity
 from embstore.models.checkpoint import Loaded
 from embstore.models.encoder import ModelInfo
+from embstore.models.static.shorthand import public_name
 from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.layers import TYPICAL_POSITIONS, LayerTap, find_layers, packed_copy
 from embstore.models.transformer.probing import find_inputs, longest_sentence, needed_parameters, probe_inputs
@@ -45,7 +46,7 @@ class Network:
         self.fast_tap = self.tap.of_copy(packed)
         specials, offset = self.tokenizer.specials, self.inputs.position_offset
         self.info = ModelInfo(
-            name=loaded.name,
+            name=public_name(loaded.name),
             architecture=type(self.model).__name__,
             revision=loaded.revision,
             weights_sha256=loaded.weights_sha256,

@@ -85,6 +85,13 @@ def test_the_record_follows_its_schema(made: FineTuned) -> None:
     )
 
 
+def test_files_name_no_folders_and_have_usual_rights(made: FineTuned, model: Path, data: Path) -> None:
+    assert {path.stat().st_mode for path in made.path.iterdir()} == {(data / "dev.conll").stat().st_mode}
+    texts = [path.read_text() for path in made.path.glob("*.json")]
+    assert not any(str(folder) in text for text in texts for folder in (model.parent, data.parent, made.path.parent))
+    assert made.record["model"] == model.name
+
+
 def test_the_checkpoint_is_an_ordinary_one(made: FineTuned, model: Path) -> None:
     """Its hidden states through embstore are those of AutoModel, and its tokenizer is the model's, byte for byte."""
     encoder, original = load_encoder(made.path, device="cpu"), load_encoder(model, device="cpu")
