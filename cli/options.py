@@ -187,7 +187,7 @@ def _described(kind: Any) -> str:
 
 def layer_of(text: str, stored: Sequence[int] = ()) -> int:
     """Return the number of a layer of `--layer`; -1 and last are the last of `stored`, if that is given."""
-    if not re.fullmatch(r"last|-?\d+", text.strip()):
+    if not re.fullmatch(r"last|-?\d{1,9}", text.strip()):
         raise InvalidValueError(f"--layer {text!r} is not a layer: give a number, -1 or last")
     number = -1 if text.strip() == "last" else int(text)
     return stored[number] if number < 0 and -number <= len(stored) else number
@@ -199,7 +199,7 @@ def layers_of(text: str, stored: Sequence[int] = ()) -> list[int] | None:
         return None
     layers: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(last|-?\d+)|(\d+)-(\d+)", part.strip())
+        found = re.fullmatch(r"(last|-?\d{1,9})|(\d{1,6})-(\d{1,6})", part.strip())
         if found is None or (found[2] and int(found[2]) > int(found[3])):
             raise InvalidValueError(f"--layers {text!r} is not a list of layers: give all, last, or such as 0,3,6-12")
         layers += range(int(found[2]), int(found[3]) + 1) if found[2] else [layer_of(found[1], stored)]
@@ -208,7 +208,7 @@ def layers_of(text: str, stored: Sequence[int] = ()) -> list[int] | None:
 
 def seeds_of(text: str) -> tuple[int, ...]:
     """Return the seeds of `--seeds`, numbers joined by commas."""
-    if not re.fullmatch(r"\d+(,\d+)*", text.replace(" ", "")):
+    if not re.fullmatch(r"\d{1,20}(,\d{1,20})*", text.replace(" ", "")):
         raise InvalidValueError(f"--seeds {text!r} is not allowed: give numbers, such as 0 or 1,2,3")
     return tuple(int(each) for each in text.split(","))
 

@@ -158,7 +158,7 @@ def check_whole(name: str, value: object, least: int, most: int | None = None, *
 
     `unit`: what is counted, such as "words", for the message.
     """
-    number = int(value) if isinstance(value, Integral) and value is not True and value is not False else None
+    number = int(value) if type(value) is not bool and isinstance(value, Integral) else None
     if number is None or number < least or (most is not None and number > most):
         allowed = f"{least} or more" if most is None else f"{least} to {most:,}"
         raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {allowed} {unit}".rstrip())

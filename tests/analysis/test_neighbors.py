@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,19 +130,24 @@ def test_less_the_mean_and_components(store: es.Store, options: dict[str, Any]) 
 
 def test_a_word_in_a_new_sentence_is_encoded_as_the_store_was(store: es.Store, model: Path) -> None:
     for text, word in (("the bank of the [river] was steep", None), ("the bank of the river was steep", "river")):
-        found = es.neighbors(store, word, text=text, layer=2, k=2)
+        found = es.neighbors(store, word, text=text, layer=2, k=2, model=model)
         assert found["marked"][0] == "the bank of the [river] was steep"
         assert found["score"][0] == pytest.approx(1, abs=1e-6)
         assert found["query"].to_list() == [0, 0]
-    assert es.neighbors(store, text="the [bank] closed", k=1, model=model)["rank"].to_list() == [1]
+    with pytest.raises(InvalidValueError, match=r"the model .bert. is not in this folder"):
+        es.neighbors(store, text="the [bank] closed", k=1)
+    beside = Path(str(store.path)).parent / model.name
+    shutil.copytree(model, beside)
+    assert es.neighbors(store, text="the [bank] closed", k=1)["rank"].to_list() == [1]
+    shutil.rmtree(beside)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
-def test_encoding_a_sentence_leaves_no_file_open(store: es.Store) -> None:
-    es.neighbors(store, text="the [bank] closed", k=1)
+def test_encoding_a_sentence_leaves_no_file_open(store: es.Store, model: Path) -> None:
+    es.neighbors(store, text="the [bank] closed", k=1, model=model)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        es.neighbors(store, text="the [bank] closed", k=1)
+        es.neighbors(store, text="the [bank] closed", k=1, model=model)
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
