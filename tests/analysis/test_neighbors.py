@@ -136,10 +136,10 @@ def test_a_word_in_a_new_sentence_is_encoded_as_the_store_was(store: es.Store, m
         assert found["query"].to_list() == [0, 0]
     with pytest.raises(InvalidValueError, match=r"the model .bert. is not in this folder"):
         es.neighbors(store, text="the [bank] closed", k=1)
-    beside = Path(str(store.path)).parent / model.name
-    shutil.copytree(model, beside)
+    copied = Path(str(store.path)).parent / model.name
+    shutil.copytree(model, copied)
     assert es.neighbors(store, text="the [bank] closed", k=1)["rank"].to_list() == [1]
-    shutil.rmtree(beside)
+    shutil.rmtree(copied)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
