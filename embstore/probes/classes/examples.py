@@ -125,7 +125,7 @@ def iter_batches(
         out[:, :, -1] = 1
         if pinned:
             copied[number % len(buffers)] = event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+            event.record(torch.cuda.current_stream(device))  # not that of the current device
         yield batches[number], out
 
 

@@ -1,0 +1,187 @@
+"""A GPU played on the CPU, which finds races between streams: torch's CUDA Sanitizer, fed by every operator.
+
+Tensors stay on the CPU, and the code under test is given the device cuda:1 while cuda:0 is the current one. Each
+stream of the GPU, and the host as one more, is a line of time; the sanitizer finds accesses to the same memory that
+neither a stream, an event nor a wait puts in an order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.cuda._sanitizer import EventHandler
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map, tree_map_only
+
+GPU = torch.device("cuda", 1)
+HOST = 99  # the stream number of the host
+VIEWS = {"view", "slice", "select", "transpose", "t", "unsqueeze", "squeeze", "expand", "detach", "_unsafe_view",
+         "as_strided", "permute", "alias", "split", "_reshape_alias", "unbind", "diagonal", "is_pinned"}  # fmt: skip
+
+
+class PlayedCuda:
+    """What was found: `races`, and `kernels`, the names of the operators that ran in each stream.
+
+    `Stream` and `Event` are those of the GPU; tests may break a method of theirs.
+    """
+
+    def __init__(self) -> None:
+        self.handler, self.lock = EventHandler(), threading.RLock()
+        self.races: list[object] = []
+        self.kernels: dict[int, list[str]] = defaultdict(list)
+        self.on_gpu: set[int] = set()
+        self.forced = False
+        self.n_events = self.n_streams = 0
+        self.Stream, self.Event = _stream_class(self), _event_class(self)
+        self.current = {index: [self.Stream(torch.device("cuda", index))] for index in (0, 1)}
+        self.handler._handle_stream_creation(HOST)
+
+    def current_stream(self, device: torch.device | int | None = None) -> Any:
+        index = device.index if isinstance(device, torch.device) else device
+        return self.current[index or 0][-1]
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.current[stream.device.index].append(stream)
+        try:
+            yield
+        finally:
+            self.current[stream.device.index].pop()
+
+    def order(self, before: int, after: int) -> None:
+        """Let a stream wait for all that another one has been given."""
+        self.n_events += 1
+        self.handler._handle_event_creation(self.n_events)
+        self.handler._handle_event_record(self.n_events, before)
+        self.handler._handle_event_wait(self.n_events, after)
+
+    def launch(self, name: str, stream: int, read: set[int], written: set[int]) -> None:
+        """Run an operator in a stream; one of the GPU begins after all that the host has done."""
+        with self.lock:
+            if stream != HOST:
+                self.order(HOST, stream)
+            self.kernels[stream].append(name)
+            found = self.handler._handle_kernel_launch(stream, read - written, written, set(), name, defaultdict(list))
+            self.races += found
+
+    def host(self, array: np.ndarray | torch.Tensor, *, writes: bool = False) -> None:
+        """The host reads or writes memory, seen from outside of torch."""
+        memory = {torch.as_tensor(array).untyped_storage().data_ptr()}
+        self.launch("host", HOST, set() if writes else memory, memory if writes else set())
+
+
+def _stream_class(played: PlayedCuda) -> type:
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            self.device, self.id = device, played.n_streams
+            played.n_streams += 1
+            if self.id:
+                played.handler._handle_stream_creation(self.id)
+
+        def wait_stream(self, other: Stream) -> None:
+            played.order(other.id, self.id)
+
+    return Stream
+
+
+def _event_class(played: PlayedCuda) -> type:
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            played.n_events += 1
+            self.id = played.n_events
+            played.handler._handle_event_creation(self.id)
+
+        def record(self, stream: Any = None) -> None:
+            with played.lock:
+                played.handler._handle_event_record(self.id, (stream or played.current_stream()).id)
+
+        def synchronize(self) -> None:
+            with played.lock:
+                played.handler._handle_event_wait(self.id, HOST)
+
+        def elapsed_time(self, later: Event) -> float:
+            return 1.0
+
+    return Event
+
+
+class _Devices(TorchFunctionMode):
+    """Makes on the CPU what is requested on the GPU or in pinned memory, and notes which it was."""
+
+    def __init__(self, played: PlayedCuda) -> None:
+        super().__init__()
+        self.played = played
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        if func is torch.Tensor.pin_memory:
+            return args[0].clone()
+        listed = [*args, *kwargs.values()]
+        if not any(isinstance(value, torch.device) and value.type == "cuda" for value in listed):
+            return func(*args, **kwargs)
+        args, kwargs = tree_map(lambda x: torch.device("cpu") if isinstance(x, torch.device) else x, (args, kwargs))
+        if func is torch.Tensor.to:
+            kwargs["copy"] = True
+        self.played.forced = True
+        try:
+            made = func(*args, **kwargs)
+        finally:
+            self.played.forced = False
+        self.played.on_gpu.add(made.untyped_storage().data_ptr())
+        return made
+
+
+class _Operators(TorchDispatchMode):
+    """Feeds the sanitizer: an operator with a tensor of the GPU runs in its current stream, another one on the host."""
+
+    def __init__(self, played: PlayedCuda) -> None:
+        super().__init__()
+        self.played = played
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, played = kwargs or {}, self.played
+        out = func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        if name in VIEWS:
+            return out
+        read: set[int] = set()
+        written: set[int] = set()
+        made: set[int] = set()
+        named = {argument.name: argument for argument in func._schema.arguments}
+        given = [*zip(func._schema.arguments, args, strict=False), *((named[key], kwargs[key]) for key in kwargs)]
+        for argument, value in given:
+            target = written if argument.alias_info is not None and argument.alias_info.is_write else read
+            tree_map_only(torch.Tensor, lambda x, t=target: t.add(x.untyped_storage().data_ptr()), value)
+        tree_map_only(torch.Tensor, lambda x: made.add(x.untyped_storage().data_ptr()), out)
+        made -= read | written
+        on_gpu = played.forced or bool((read | written) & played.on_gpu)
+        for pointer in made:  # freed memory may be used again
+            with contextlib.suppress(Exception):
+                played.handler._handle_memory_allocation(pointer)
+        played.on_gpu = played.on_gpu | made if on_gpu else played.on_gpu - made
+        made = set() if name.startswith(("empty", "new_empty")) else made
+        played.launch(name, played.current_stream(GPU).id if on_gpu else HOST, read, written | made)
+        return out
+
+
+@contextlib.contextmanager
+def played_cuda() -> Iterator[PlayedCuda]:
+    """Play a GPU inside the block."""
+    played = PlayedCuda()
+    names = ("Stream", "Event", "stream", "current_stream")
+    before = {name: getattr(torch.cuda, name) for name in names}
+    for name in names:
+        setattr(torch.cuda, name, lambda *args, at=name, **options: getattr(played, at)(*args, **options))
+    try:
+        with _Operators(played), _Devices(played):
+            yield played
+    finally:
+        for name, value in before.items():
+            setattr(torch.cuda, name, value)
