@@ -63,7 +63,9 @@ def encode(played: PlayedCuda, folder: Path, batching: str) -> None:
     cast = Cast(layout, center=None)
     buffer = cast.buffer()
     n_batches = 0
-    for pooled in encoder.encode(tokenized, spans, layers=layers, pooling="mean", batch_subwords=64, dtype=torch.float16):
+    for pooled in encoder.encode(
+        tokenized, spans, layers=layers, pooling="mean", batch_subwords=64, dtype=torch.float16
+    ):
         cast.check(pooled, None)  # type: ignore[arg-type]
         cast.into(buffer, pooled.vectors, np.asarray(pooled.rows), None)
         n_batches += 1
