@@ -21,6 +21,7 @@ from torch import nn
 
 from embstore.errors import ModelError, StorageError
 from embstore.models.memory import memory_needed
+from embstore.models.static.shorthand import require_name
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -35,6 +36,7 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tekken.json",
 )
+LAYERS_THAT_SHARE = 100  # as those of ALBERT share theirs, a model may have more layers than tensors
 HUB_FILES = ("*.json", "*.txt", "model*.safetensors", *(name for name in TOKENIZER_FILES if "model" in name))
 
 
@@ -79,14 +81,15 @@ def open_checkpoint(model: str | Path, *, revision: str | None) -> Checkpoint:
     """Find a model folder, or download one from the hub, and read all but its weights; raises ModelError."""
     with quiet():
         folder, revision = _find_folder(model, revision)
-        return Checkpoint(folder, revision, _weight_files(folder), _config(folder), _tokenizer(folder))
+        config = _config(folder)
+        return Checkpoint(folder, revision, _weight_files(folder, config), config, _tokenizer(folder))
 
 
 def _find_folder(model: str | Path, revision: str | None) -> tuple[Path, str | None]:
-    folder = Path(model).expanduser()
+    name = require_name(model)
+    folder = Path(name).expanduser()
     if folder.is_dir():
         return folder, None
-    name = str(model)
     if folder.exists():
         raise ModelError(f"the model {name!r} is a file; give the folder that contains config.json")
     looks_like_path = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
@@ -101,24 +104,15 @@ def _find_folder(model: str | Path, revision: str | None) -> tuple[Path, str | N
     except Exception as error:
         wanted = name if revision is None else f"{name} (revision {revision})"
         raise ModelError(
-            f"the model {wanted!r} is not a folder here and could not be downloaded from the hub: {_line(error)}"
+            f"the model {wanted!r} is not a folder here and could not be downloaded from the hub: {reason(error)}"
         ) from error
     return snapshot, snapshot.name
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder after checking that all of them can be read."""
-    if not os.access(folder, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise ModelError(f"the folder {str(folder)!r} cannot be read: permission denied")
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"the folder {str(folder)!r} has no config.json; give the folder of a Hugging Face model")
-    files = [folder / WEIGHTS]
-    if (folder / WEIGHTS_INDEX).is_file():
-        try:
-            shards = json.loads((folder / WEIGHTS_INDEX).read_text("utf-8"))["weight_map"].values()
-            files = [folder / name for name in sorted(set(shards))]
-        except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
-            raise ModelError(f"{str(folder / WEIGHTS_INDEX)!r} is not a safetensors index: {_line(error)}") from error
+def _weight_files(folder: Path, config: Any) -> list[Path]:
+    """Return the safetensors files of a folder after checking that all of them can be read and may fit the config."""
+    files = [folder / name for name in _weight_names(folder)]
+    n_tensors = 0
     for file in files:
         if not file.is_file():
             pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
@@ -134,18 +128,42 @@ def _weight_files(folder: Path) -> list[Path]:
         except OSError as error:
             raise ModelError(f"the weights {str(file)!r} cannot be read: {error.strerror}") from error
         try:
-            with safe_open(file, "pt"):
-                pass
+            with safe_open(file, "pt") as opened:
+                n_tensors += len(opened.keys())
         except (SafetensorError, OSError, ValueError) as error:
-            raise ModelError(f"the weights {str(file)!r} are damaged: {_line(error)}; download them again") from error
+            raise ModelError(f"the weights {str(file)!r} are damaged: {reason(error)}; download them again") from error
+    n_layers = getattr(config, "num_hidden_layers", 0)
+    if isinstance(n_layers, int) and n_layers > max(n_tensors, LAYERS_THAT_SHARE):  # it would be built before it fails
+        raise ModelError(
+            f"the config.json of {str(folder)!r} has {n_layers:,} layers, its weights have only {n_tensors:,} tensors; "
+            "download the model again"
+        )
     return files
 
 
+def _weight_names(folder: Path) -> list[str]:
+    """Return the names of the weight files, from the index if there is one."""
+    index = folder / WEIGHTS_INDEX
+    if not index.is_file():
+        return [WEIGHTS]
+    try:
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        if outside := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{outside[0]!r} is not the name of a file in its folder")
+    except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError) as error:
+        raise ModelError(f"{str(index)!r} is not a safetensors index: {reason(error)}") from error
+    return names
+
+
 def _config(folder: Path) -> Any:
+    if not os.access(folder, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise ModelError(f"the folder {str(folder)!r} cannot be read: permission denied")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"the folder {str(folder)!r} has no config.json; give the folder of a Hugging Face model")
     try:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"the config.json of {str(folder)!r} is not of a known model: {_line(error)}") from error
+        raise ModelError(f"the config.json of {str(folder)!r} is not of a known model: {reason(error)}") from error
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -157,7 +175,7 @@ def _tokenizer(folder: Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"the tokenizer of {str(folder)!r} cannot be loaded: {_line(error)}") from error
+        raise ModelError(f"the tokenizer of {str(folder)!r} cannot be loaded: {reason(error)}") from error
 
 
 def _load_network(folder: Path, config: Any, dtype: torch.dtype) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -199,7 +217,7 @@ def read_network(
                 raise
             network, report = kind.from_pretrained(folder, attn_implementation="eager", **options)
     except Exception as error:
-        raise ModelError(f"the model in {str(folder)!r} cannot be loaded: {_line(error)}") from error
+        raise ModelError(f"the model in {str(folder)!r} cannot be loaded: {reason(error)}") from error
     return network, report
 
 
@@ -220,8 +238,7 @@ def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> P
         try:
             network = auto.from_config(checkpoint.config)
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ModelError(f"the model {str(model)!r} cannot be initialized: {reason}") from error
+            raise ModelError(f"the model {str(model)!r} cannot be initialized: {reason(error)}") from error
         new = out.with_name(f".{out.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         try:
@@ -243,7 +260,8 @@ def sha256_of(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _line(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Return the message of an error of another library in one line of at most 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
 

@@ -49,7 +49,13 @@ def refused(folder: Path, match: str) -> None:
             r"contain CNN/W_cnn_2 as float32 \(1, 4, 3, 6\); .* \(1, 4, 3, 7\)",
         ),
         ("char_cnn", "embedding", 4, "have no object at char_cnn.embedding"),
-        ("char_cnn", "max_characters_per_token", 2, "have char_cnn.max_characters_per_token 2; allowed is 3 or more"),
+        (
+            "char_cnn",
+            "max_characters_per_token",
+            10**12,
+            "max_characters_per_token 1000000000000; allowed is 3 to 65536",
+        ),
+        ("char_cnn", "max_characters_per_token", 2, "have char_cnn.max_characters_per_token 2; allowed is 3 to 65536"),
     ],
 )
 def test_odd_options(folder, section, key, value, match):
@@ -64,6 +70,7 @@ def test_odd_options(folder, section, key, value, match):
     [
         ("{", "are not JSON"),
         ("[]", "have no object at the top"),
+        ('{"lstm":' * 200_000, "are not JSON"),
         ('{"lstm": {}}', "do not contain char_cnn; use the published file"),
         ('{"lstm": {}, "char_cnn": {}}', "do not contain char_cnn.n_characters"),
         (b"\xff\xfe{", "are not JSON"),
@@ -126,6 +133,14 @@ def test_files_that_are_missing_or_too_many(folder):
 def test_files_that_cannot_be_read(folder, name):
     (folder / name).chmod(0)
     refused(folder, f"{name}' cannot be read: Permission denied")
+
+
+@pytest.mark.parametrize("name", ["options.json", "lm_weights.hdf5"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_files_that_are_no_files(folder, name, make):
+    (folder / name).unlink()
+    make(folder / name)
+    refused(folder, f"{name}' is not a file")
 
 
 def test_a_folder_with_config_is_no_elmo(folder):

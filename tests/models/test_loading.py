@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models import load_encoder
+from embstore.models import encoder_from_shorthand, load_encoder, model_kind, subword_encoder
 from tests.models.tiny import SENTENCES, save
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -82,6 +85,19 @@ def test_no_such_folder(name):
     refused(name, "no model folder")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [3, None, 2.5, [], b"bert", True, "x" * 300, "x/" * 3000, "\ud800", "", "a\0b"],
+    ids=lambda name: repr(name)[:9],
+)
+@pytest.mark.parametrize("load", [load_encoder, encoder_from_shorthand, model_kind, subword_encoder])
+def test_what_is_no_name(name, load):
+    with pytest.raises((ModelError, InvalidValueError)) as caught:
+        load(name)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
 def without_tokenizer(folder):
     for name in TOKENIZER_FILES:
         (folder / name).unlink(missing_ok=True)
@@ -107,9 +123,64 @@ def weights(content):
     return change
 
 
+def replaced(name, content=None):
+    """Return a change that puts bytes, or a pipe that nobody writes to, in the place of a file."""
+
+    def change(folder):
+        (folder / name).unlink(missing_ok=True)
+        if content is None:
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).write_bytes(content)
+
+    return change
+
+
+def header(edit):
+    """Return a change of the header of the weights."""
+
+    def change(folder):
+        data = (folder / "model.safetensors").read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        entries = json.loads(data[8 : 8 + length])
+        edit(next(entry for name, entry in entries.items() if name != "__metadata__"))
+        text = json.dumps(entries).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+    return change
+
+
+def shards(*names):
+    return replaced("model.safetensors.index.json", json.dumps({"weight_map": dict(enumerate(names))}).encode())
+
+
+NESTED = b'{"a":' * 200_000
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
+        (replaced("config.json", NESTED), "is not of a known model"),
+        (replaced("config.json", b"[]"), "is not of a known model"),
+        (replaced("config.json"), "has no config.json"),
+        (
+            lambda folder: edit_config(folder, num_hidden_layers=10**7),
+            "has 10,000,000 layers, its weights have only 5",
+        ),
+        (lambda folder: edit_config(folder, vocab_size=10**13), "cannot be loaded"),
+        (lambda folder: edit_config(folder, num_attention_heads=0), "cannot be loaded"),
+        (replaced("tokenizer.json", NESTED), "tokenizer of .* cannot be loaded"),
+        (lambda folder: os.truncate(folder / "tokenizer.json", 3000), "tokenizer of .* cannot be loaded"),
+        (replaced("tokenizer.json"), "has no tokenizer"),
+        (replaced("tokenizer_config.json", NESTED), "cannot be loaded"),
+        (replaced("model.safetensors"), "has no model.safetensors"),
+        (replaced("model.safetensors.index.json", NESTED), "is not a safetensors index"),
+        (shards("../other/model.safetensors"), "is not the name of a file in its folder"),
+        (shards(5), "is not a safetensors index"),
+        (header(lambda entry: entry.update(shape=[2**40, 2**20])), "are damaged"),
+        (header(lambda entry: entry.update(data_offsets=[0, 2**60])), "are damaged"),
+        (weights(struct.pack("<Q", 2**62)), "are damaged"),
+        (weights(struct.pack("<Q", 2) + b"{}"), "do not contain"),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
         (lambda folder: (folder / "config.json").write_text("{", "utf-8"), "config.json of .* is not of a known model"),
         (lambda folder: edit_config(folder, model_type="of-the-future"), "is not of a known model"),
@@ -128,6 +199,16 @@ def weights(content):
 def test_a_damaged_folder_is_refused(folder, change, match):
     change(folder)
     refused(folder, match)
+
+
+@pytest.mark.parametrize("kind", ["ViT", "CLIP", "Wav2Vec2"])
+def test_models_of_something_else_than_text(folder, kind):
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    parts = {"text_config": small, "vision_config": small} if kind == "CLIP" else small
+    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**parts))
+    (folder / "config.json").unlink()
+    model.save_pretrained(folder)
+    refused(folder, "has no embeddings of subwords: use a model of text")
 
 
 def test_a_file_is_not_a_model(folder):
@@ -182,6 +263,9 @@ def test_a_device_that_is_not_there(folder):
 def test_unknown_options(folder):
     refused(folder, "unknown device 'gpu'", device="gpu")
     refused(folder, "unknown compute dtype 'int8'; allowed are auto, float32", compute_dtype="int8")
+    for wrong in (3, None, [], "cuda:x", "cuda:-1", "meta", ""):
+        refused(folder, "device", device=wrong)
+        refused(folder, "compute dtype", compute_dtype=wrong)
 
 
 def test_a_model_the_hub_does_not_have(monkeypatch):

@@ -13,11 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import ModelError
+from embstore.models.checkpoint import reason
+from embstore.models.static.shorthand import require_name
 
 Array = NDArray[np.float32]
 Activation = Literal["relu", "tanh"]
 
 CHARACTERS = 261  # the bytes 0-255, begin and end of sentence, begin and end of word, padding
+LONGEST_WORD = 1 << 16  # characters
 DIRECTIONS = ("RNN_0", "RNN_1")  # forward, backward
 
 
@@ -90,7 +93,7 @@ def find_elmo(model: str | Path) -> ElmoFiles | None:
     The folder has no `config.json`, one file that ends in `options.json` and one that ends in `weights.hdf5`.
     Raises ModelError if one of the two is missing or exists twice.
     """
-    folder = Path(model).expanduser()
+    folder = Path(require_name(model)).expanduser()
     try:
         if not folder.is_dir() or (folder / "config.json").exists():
             return None
@@ -105,6 +108,8 @@ def find_elmo(model: str | Path) -> ElmoFiles | None:
         if len(found) > 1:
             names = ", ".join(file.name for file in found)
             raise ModelError(f"the ELMo folder {str(folder)!r} has several *{name}: {names}; remove all but one")
+        if not found[0].is_file():
+            raise ModelError(f"{str(found[0])!r} is not a file; add the published one")
     return ElmoFiles(options[0], weights[0])
 
 
@@ -114,8 +119,8 @@ def read_options(file: Path) -> ElmoOptions:
         parsed = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise ModelError(f"the options {str(file)!r} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelError(f"the options {str(file)!r} are not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"the options {str(file)!r} are not JSON: {reason(error)}") from error
     lstm, cnn = _Keys(file, parsed, "").section("lstm"), _Keys(file, parsed, "").section("char_cnn")
     cnn.number("n_characters", CHARACTERS, CHARACTERS + 1)
     activation = cnn.value("activation")
@@ -125,7 +130,7 @@ def read_options(file: Path) -> ElmoOptions:
         filters=_filters(cnn),
         character_dim=cnn.section("embedding").number("dim", 1),
         highways=cnn.number("n_highway", 0) if cnn.value("n_highway", None) is not None else 0,
-        max_characters=cnn.number("max_characters_per_token", 3),
+        max_characters=cnn.number("max_characters_per_token", 3, LONGEST_WORD),
         activation=activation,
         num_layers=lstm.number("n_layers", 1),
         cell_dim=lstm.number("dim", 1),
@@ -210,9 +215,8 @@ def read_weights(file: Path, options: ElmoOptions, *, largest: float) -> ElmoWei
             return _weights(_Arrays(file, opened, largest), options)
     except OSError as error:
         if error.errno:
-            raise ModelError(f"the weights {str(file)!r} cannot be read: {error.strerror}") from error
-        reason = " ".join(str(error).split())
-        raise ModelError(f"the weights {str(file)!r} are damaged: {reason}; download them again") from error
+            raise ModelError(f"the weights {str(file)!r} cannot be read: {reason(error)}") from error
+        raise ModelError(f"the weights {str(file)!r} are damaged: {reason(error)}; download them again") from error
 
 
 @dataclass(frozen=True)

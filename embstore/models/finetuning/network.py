@@ -13,9 +13,9 @@ import transformers
 from torch import nn
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models.checkpoint import TOKENIZER_FILES, Checkpoint, quiet, read_network
+from embstore.models.checkpoint import TOKENIZER_FILES, Checkpoint, quiet, read_network, reason
 from embstore.models.transformer.inputs import InputMaker, visible_words
-from embstore.models.transformer.probing import find_inputs, longest_sentence, probe_inputs
+from embstore.models.transformer.probing import find_inputs, longest_sentence, probe_inputs, vocabulary_of
 from embstore.models.transformer.tokens import SubwordTokenizer
 
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -58,7 +58,7 @@ class Trainable:
                     self.network(input_ids=ids, attention_mask=mask).logits[0, 0] for ids in (self.probe, changed)
                 )
         except Exception as error:
-            raise ModelError(f"the model supports no attention window: {' '.join(str(error).split())[:200]}") from error
+            raise ModelError(f"the model supports no attention window: {reason(error)}") from error
         if not torch.allclose(one, two, atol=1e-6):
             raise ModelError("the model attends beyond an attention window; leave --attention-window out")
 
@@ -84,7 +84,7 @@ def load_trainable(checkpoint: Checkpoint, name: str, labels: Sequence[str]) -> 
             nn.init.normal_(module.weight, std=spread)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    vocabulary = network.get_input_embeddings().num_embeddings
+    vocabulary = vocabulary_of(network, name)
     return _probed(network, checkpoint, SubwordTokenizer(checkpoint.tokenizer, vocabulary=vocabulary))
 
 

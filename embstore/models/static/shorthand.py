@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from embstore.errors import InvalidValueError, ModelError
+from embstore.errors import InvalidValueError, ModelError, quoted
 
 Kind = Literal["vectors", "random", "subwords"]
 Missing = Literal["random", "drop"]
 
+LONGEST_NAME, LONGEST_PATH = 255, 4095
 BAG = "bag:"
 OPTIONS: dict[str, tuple[str, ...]] = {"vectors": ("missing", "seed"), "random": ("seed",), "subwords": ()}
 USAGE = {
@@ -40,6 +41,20 @@ class Shorthand:
     bare: bool
 
 
+def require_name(model: object) -> str:
+    """Return the name or path of a model as text; raises InvalidValueError for anything else."""
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise InvalidValueError(f"the model is {quoted(model)}: give the name of a model or the path of its folder")
+    try:
+        longest = max(map(len, os.fsencode(name).split(b"/")))
+    except UnicodeEncodeError:
+        longest = LONGEST_NAME + 1
+    if longest > LONGEST_NAME or len(name) > LONGEST_PATH:
+        raise ModelError(f"there is no model {quoted(name)}: no file or model of the hub has such a name")
+    return name
+
+
 def is_shorthand(model: str | Path) -> bool:
     """Return whether a name is that of an encoder without context; see `encoder_from_shorthand`."""
     return parse_shorthand(model) is not None
@@ -51,7 +66,7 @@ def parse_shorthand(model: str | Path) -> Shorthand | None:
     Raises InvalidValueError for unknown options, ModelError for a file that does not exist or a bag of a model with
     context.
     """
-    name = str(model)
+    name = require_name(model)
     rest = name.removeprefix(BAG)
     kind, colon, target = rest.partition(":")
     bare = not (colon and kind in OPTIONS)

@@ -13,12 +13,18 @@ from transformers.pytorch_utils import Conv1D
 
 from embstore.errors import ModelError
 from embstore.models.batching import ROW_CAPACITY, Batching, fitting_capacity
-from embstore.models.checkpoint import Loaded
+from embstore.models.checkpoint import Loaded, reason
 from embstore.models.encoder import ModelInfo
 from embstore.models.static.shorthand import public_name
 from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.layers import TYPICAL_POSITIONS, LayerTap, find_layers, packed_copy
-from embstore.models.transformer.probing import find_inputs, longest_sentence, needed_parameters, probe_inputs
+from embstore.models.transformer.probing import (
+    find_inputs,
+    longest_sentence,
+    needed_parameters,
+    probe_inputs,
+    vocabulary_of,
+)
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.models.transformer.varlen import accepts_sentence_bounds
 
@@ -39,7 +45,7 @@ class Network:
         self.device, self.dtype = device, dtype
         self.compute_dtype = str(dtype).removeprefix("torch.")
         self.row_capacity = ROW_CAPACITY.get(device.type, 128)
-        vocabulary: int = self.model.get_input_embeddings().num_embeddings
+        vocabulary = vocabulary_of(self.model, loaded.name)
         self.tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=vocabulary)
         self.inputs, self.tap = self._probe(loaded)
         packed, self.packed_nbytes = packed_copy(self.model)
@@ -166,7 +172,7 @@ class Network:
         except ModelError:
             raise
         except Exception as error:
-            raise ModelError(f"the model {loaded.name!r} cannot be used: {' '.join(str(error).split())}") from error
+            raise ModelError(f"the model {loaded.name!r} cannot be used: {reason(error)}") from error
 
 
 def _first_int(config: Any, names: Sequence[str], default: int) -> int:

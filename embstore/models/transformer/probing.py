@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from embstore.errors import ModelError
 from embstore.models.batched import TOLERANCE
 from embstore.models.transformer.inputs import FULL, InputMaker
 from embstore.models.transformer.tokens import Specials, SubwordTokenizer
@@ -17,6 +18,19 @@ PROBE_POSITIONS = 7
 SAME = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}  # equal up to last bits, relative
 
 _States = tuple[torch.Tensor, ...]
+
+
+def vocabulary_of(model: Any, name: str) -> int:
+    """Return how many subwords a model knows; raises ModelError for a model of something else than text."""
+    try:
+        size = model.get_input_embeddings().num_embeddings
+    except (AttributeError, NotImplementedError):
+        size = None
+    if not isinstance(size, int):
+        raise ModelError(
+            f"the model {name!r} ({type(model).__name__}) has no embeddings of subwords: use a model of text"
+        )
+    return size
 
 
 def find_inputs(

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import ModelError
 from embstore.models.batched import PROBES, TOLERANCE
+from embstore.models.checkpoint import reason
 from embstore.models.encoder import Tokenized, indptr
 from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.network import Network
@@ -60,9 +61,7 @@ def require_window_respected(network: Network, tokenized: Tokenized, reach: int)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise ModelError(
-            refused + f"it fails with one ({' '.join(str(error).split())}); use context windows"
-        ) from error
+        raise ModelError(refused + f"it fails with one ({reason(error)}); use context windows") from error
     first = len(network.inputs.specials.prefix)
     last = first + n_words - 1
     special = np.ones(len(before), bool)
