@@ -16,11 +16,12 @@ ALLOWED = "auto, cpu, cuda, cuda:N, mps, xpu"
 COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
 
 
-def choose_device(device: str = "auto") -> torch.device:
+def choose_device(device: str = "auto", *, float64: bool = False) -> torch.device:
     """Return the torch device that every `device` argument of embstore names.
 
     "auto" is the first CUDA GPU, or the CPU without one. "mps" (Apple) and "xpu" (Intel) are used only by name.
-    Raises InvalidValueError for an unknown name and for a device that this machine does not have.
+    `float64`: the computation needs float64, which Apple GPUs do not have. Raises InvalidValueError for an unknown
+    name and for a device that this machine does not have.
     """
     import torch
 
@@ -38,6 +39,8 @@ def choose_device(device: str = "auto") -> torch.device:
     if (chosen.index or 0) >= n_devices:
         found = "auto, cpu" if kind == "cpu" else f"auto, cpu, {kind}"
         raise InvalidValueError(f"device {device!r} is not available here; choose one of {found}")
+    if float64 and chosen.type == "mps":
+        raise InvalidValueError(f"device {device!r} has no float64, which analyses and probes need: choose cpu")
     return chosen
 
 

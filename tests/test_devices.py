@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from embstore.analysis.words import Resources
 from embstore.devices import choose_device, choose_dtype, torch_threads
 from embstore.errors import InvalidValueError
+from embstore.probes import ClassProbe
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 1) -> None:
@@ -52,6 +54,13 @@ def test_a_device_that_does_not_exist_is_refused_in_one_line(
     with pytest.raises(InvalidValueError, match=message) as error:
         choose_device(device)
     assert "\n" not in str(error.value)
+
+
+def test_apple_gpus_are_refused_for_what_needs_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, "mps")
+    for use in (Resources.of, lambda **options: ClassProbe(label="upos", **options).schedule()):
+        with pytest.raises(InvalidValueError, match="device 'mps' has no float64, which analyses and probes need"):
+            use(device="mps")
 
 
 def test_dtypes() -> None:

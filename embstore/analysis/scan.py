@@ -160,7 +160,7 @@ class Reduction:
         self.selection = selection
         self.reducers = dict(reducers)
         self.dtype = PRECISIONS[precision]
-        self.device = choose_device(device)
+        self.device = choose_device(device, float64=True)
         self.block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * selection.store.hidden_size))
 
     def run(self, layer: int, start: int, stop: int) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _reduce_rows(
 ) -> dict[str, Any]:
     """Reduce rows in blocks of `size`; the first of them has the position `start` in the selection."""
     layer, n_rows, dtype, device = scope
-    whole = Scope(store, layer, n_rows, dtype, choose_device(device))
+    whole = Scope(store, layer, n_rows, dtype, choose_device(device, float64=True))
     states = {name: reducer.init(whole) for name, reducer in reducers.items()}
     buffer = torch.empty(size, store.hidden_size, dtype=dtype, device=whole.device)
     for block in Selection(store, layers=layer, rows=rows).iter_blocks(block_rows=size):

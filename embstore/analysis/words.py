@@ -168,7 +168,7 @@ class Resources:
         if precision not in PRECISIONS:
             raise InvalidValueError(f"unknown precision {precision!r}; allowed are {', '.join(PRECISIONS)}")
         nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
-        return cls(PRECISIONS[precision], choose_device(device), nbytes)
+        return cls(PRECISIONS[precision], choose_device(device, float64=True), nbytes)
 
     @property
     def window_nbytes(self) -> int:

@@ -76,7 +76,7 @@ class Probe(ABC, Generic[F]):
         Raises InvalidValueError for early stopping without dev data.
         """
         given = {name: value for name, value in asdict(self.training).items() if value is not None}
-        where: dict[str, Any] = {"device": choose_device(self.device), "memory": self.memory}
+        where: dict[str, Any] = {"device": choose_device(self.device, float64=True), "memory": self.memory}
         schedule = replace(self.defaults, **given, seed=self.seed, **where)
         if schedule.patience and not has_dev:
             raise InvalidValueError(f"patience {schedule.patience} needs dev {self.dev_data}: give some, or patience 0")

@@ -85,7 +85,7 @@ def exact_search(
     if device != "cpu" and not (device == "auto" and search.few):
         from embstore.devices import choose_device
 
-        chosen = choose_device(device)
+        chosen = choose_device(device, float64=True)
         if chosen.type != "cpu":
             return search.decide(*_gpu_candidates(search, chosen))
     return search.decide(*search.candidates(threads))
