@@ -1,4 +1,4 @@
-"""The command that measures the geometry of each layer."""
+"""The commands that measure the geometry of layers: how contextual, how similar, how well they separate senses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.output import Drawing, print_table
+from embstore_cli.output import Drawing, Output, print_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -38,6 +38,8 @@ SETTINGS = {
     "cluster": str,
     "workers": int,
 }
+CKA = {"device": str, "precision": Literal["float32", "float64"], "memory": str}
+SEPARABILITY = {"device": str, "min_occurrences": int, "top": int}
 
 
 def geometry(
@@ -106,19 +108,18 @@ def _print(table: pl.DataFrame, summary: pl.DataFrame, top: int) -> None:
             print_table(rows, title=text)
             print()
     if top and "selfsim" in summary["metric"]:
-        layer = int(summary["layer"].to_list()[-1])
-        words = es.analysis.extreme_words(table, layer=layer, count=top).to_dicts()
-        rows = [
-            {
-                "context-specific": row["end"],
-                "word": row["item"],
-                "occurrences": row["count"],
-                "self-similarity": row["value"],
-            }
-            for row in words
-        ]
-        print_table(rows, title=f"the most and the least context-specific words of layer {layer}")
+        _print_words(table, "selfsim", top, end="context-specific", value="self-similarity")
         print()
+
+
+def _print_words(table: pl.DataFrame, metric: str, top: int, *, end: str, value: str) -> None:
+    """Print the words with the lowest and with the highest values of the last layer."""
+    words = es.analysis.extreme_words(table, metric=metric, count=top)
+    rows = [
+        {end: row["end"], "word": row["item"], "occurrences": row["count"], value: row["value"]}
+        for row in words.to_dicts()
+    ]
+    print_table(rows, title=f"the most and the least {end} words of layer {words['layer'][0]}")
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
@@ -128,3 +129,55 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     if row["baseline"] is not None:
         shown |= {"baseline": row["baseline"], "adjusted": row["adjusted"]}
     return shown | {"of": row["count"]}
+
+
+def cka(
+    store: opt.StorePath,
+    other: Annotated[str | None, opt.argument("STORE", "Another store of the same occurrences.")] = None,
+    *,
+    layers: opt.Layers = "all",
+    settings: Annotated[list[str] | None, opt.set_option(CKA)] = None,
+    output: Drawing,
+) -> None:
+    """Compare layers with each other, of one store or of two, by linear CKA.
+
+    Centered kernel alignment (Kornblith et al. 2019) is 1 for layers that differ only in rotation, shift and scale.
+    """
+    one, two = (None if path is None else es.open(path) for path in (store, other))
+    chosen: dict[str, Any] = opt.read_settings(settings, CKA)
+    chosen |= {"other_layers": None if two is None else opt.layers_of(layers, two.layers)}
+    table = es.analysis.linear_cka(one, two, layers=opt.layers_of(layers, one.layers), **chosen)
+    names = None if other is None else tuple(_names([store, other]))
+    output.draw(lambda: es.plot.cka_map(table, names=names))
+    if output.deliver(table):
+        left, right = names or ("", "")
+        rows: dict[int, dict[str, Any]] = {}
+        for row in table.to_dicts():
+            line = rows.setdefault(row["other_layer"], {f"{right} layer".strip(): str(row["other_layer"])})
+            line[str(row["layer"])] = row["value"]
+        print_table(list(rows.values()), title=f"linear CKA with each {left} layer".replace("  ", " "))
+
+
+def separability(
+    store: opt.StorePath,
+    *,
+    label: Annotated[str, opt.option("NAME", "The label column of the senses.", "--label")],
+    layers: opt.Layers = "all",
+    settings: Annotated[list[str] | None, opt.set_option(SEPARABILITY)] = None,
+    output: Output,
+) -> None:
+    """Measure how well each layer separates the senses of a word.
+
+    The share of occurrences whose vector is closest, by cosine, to the centroid of their own label, among the labels of
+    the word; means over words by layer, and the N words with the lowest and the highest share (--set top=N).
+    """
+    opened = es.open(store)
+    chosen = opt.read_settings(settings, SEPARABILITY)
+    top = chosen.pop("top", 5)
+    table = es.analysis.sense_separability(opened, label=label, layers=opt.layers_of(layers, opened.layers), **chosen)
+    if output.deliver(table):
+        means = [_row(row | {"low": None}) for row in table.to_dicts() if not row["item"]]
+        print_table(means, title=f"occurrences closest to the centroid of their own {label}")
+        if top:
+            print()
+            _print_words(table, "separability", top, end="mixed", value="share")

@@ -104,3 +104,49 @@ def test_workers_give_what_one_process_gives(work: Work, monkeypatch: pytest.Mon
 def test_unknown_workers_are_refused(work: Work, options: str, says: str) -> None:
     for command in ("geometry store.zarr", "static store.zarr out.txt --layer 1"):
         work.refuses(f"{command} {options}", says)
+
+
+def test_cka_of_one_store_and_of_two(work: Work) -> None:
+    assert work.run("export", "store.zarr", "other.h5").status == 0
+    ran = work.run("cka", "store.zarr", "--layers", "0,-1", "--json")
+    assert (ran.status, ran.err) == (0, "")
+    store = es.open(work / "store.zarr")
+    expected = es.analysis.linear_cka(store, layers=[0, store.layers[-1]])
+    assert json.loads(ran.out) == expected.to_dicts()
+    ran = work.run("cka", "store.zarr", "other.h5", "--out", "cka.csv", "--plot", "cka.svg", "--set", "memory=1MiB")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.splitlines()[0] == "linear CKA with each store layer"
+    assert ran.out.split()[6:8] == ["other", "layer"]
+    assert pl.read_csv(work / "cka.csv").filter(pl.col("layer") == pl.col("other_layer"))["value"].min() > 0.999
+    assert (work / "cka.svg").read_text().rstrip().endswith("</svg>")
+
+
+def test_separability_by_layer_and_word(work: Work) -> None:
+    tags = 4 * ["NOUN", "ADJ"]
+    none = "\t_" * 6
+    sentences = [f"1\tthe\t_\tDET{none}\n2\tlight\t_\t{tag}{none}\n\n" for tag in tags]
+    work.write("senses.conllu", "".join(sentences))
+    assert work.run("extract", "senses.conllu", "senses.zarr", "--model", "model").status == 0
+    ran = work.run("separability", "senses.zarr", "--label", "upos", "--set", "top=1")
+    assert (ran.status, ran.err) == (0, "")
+    assert "occurrences closest to the centroid of their own upos" in ran.out
+    assert "the most and the least mixed words of layer" in ran.out
+    printed = json.loads(work.run("separability", "senses.zarr", "--label", "upos", "--json").out)
+    expected = es.analysis.sense_separability(es.open(work / "senses.zarr"), label="upos")
+    assert printed == expected.to_dicts()
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        ("cka store.zarr --layers 9", ["layer 9"]),
+        ("cka store.zarr store.zarr", ["given twice"]),
+        ("cka store.zarr none.zarr", ["none.zarr"]),
+        ("cka store.zarr --set precision=half", ["float32 or float64"]),
+        ("cka store.zarr --plot nowhere/cka.png", ["nowhere"]),
+        ("separability store.zarr --label sense", ["no label column 'sense'"]),
+        ("separability store.zarr --label x --set min_occurrences=1", ["min_occurrences 1"]),
+    ],
+)
+def test_bad_input_of_cka_and_separability_is_one_line(command: str, parts: list[str], work: Work) -> None:
+    work.refuses(command, *parts)
