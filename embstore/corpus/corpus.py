@@ -181,6 +181,8 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
             if not path.is_dir():
                 if not path.exists():
                     raise CorpusNotFoundError(f"no corpus at {one_line(path)}: give an existing file or folder")
+                if not (path.is_file() or path.is_fifo()):
+                    raise CorpusError(f"{one_line(path)}: is a device, not a file: give a file, a folder or a pipe")
                 files.append(path)
                 continue
             inside = sorted(item for item in path.iterdir() if item.is_file() and not item.name.startswith("."))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.corpus.sentence import as_phrase
+from embstore.corpus.sentence import as_phrase, is_encodable
 from embstore.errors import InvalidValueError, check_whole, quoted
 
 BLOCK_ROWS = 2**20
@@ -211,6 +211,6 @@ def _word_set(words: object) -> frozenset[str]:
     if not chosen:
         raise InvalidValueError("words: the set is empty, so nothing would be kept; None keeps every word")
     for word in chosen:
-        if not isinstance(word, str) or not word.strip():
+        if not isinstance(word, str) or not word.strip() or not is_encodable(word):
             raise InvalidValueError(f"words: {quoted(word)} is not a word")
     return chosen

@@ -14,6 +14,8 @@ from typing import BinaryIO
 from embstore.errors import CorpusError, CorpusNotFoundError, one_line
 
 BLOCK_NBYTES = 2**18
+ZSTD_NBYTES = 2**10  # of compressed data at a time: they may expand to 32,000 times their size
+MAX_SENTENCE = 2**22  # characters of a line, or of the block of lines that makes a sentence
 COMPRESSED_SUFFIXES = frozenset({".gz", ".zst"})
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -24,7 +26,8 @@ class Lines:
     """A text file as a stream of lines without their line ends, for readers of line-based formats.
 
     Lines end at LF or CRLF. A byte-order mark at the start is dropped. Only the current block and the current line are
-    held in memory. `kind` says in error messages what the file is, for example "word list".
+    held in memory; a line of more than MAX_SENTENCE characters is an error. `kind` says in error messages what the
+    file is, for example "word list".
     """
 
     path: Path
@@ -33,19 +36,33 @@ class Lines:
 
     def __iter__(self) -> Iterator[str]:
         open_line: list[str] = []
+        number, length = 1, 0  # of the open line
         for text in self._texts():
             lines = text.split("\n")
-            if len(lines) == 1:
-                open_line.append(text)
-                continue
             open_line.append(lines[0])
+            length += len(lines[0])
+            if length > MAX_SENTENCE:
+                raise self.error(number, f"a line of more than {MAX_SENTENCE:,} characters: break it into sentences")
+            if len(lines) == 1:
+                continue
             lines[0] = "".join(open_line)
             open_line = [lines.pop()]
+            number, length = number + len(lines), len(open_line[0])
             if "\r" in text or lines[0].endswith("\r"):
                 lines = [line.removesuffix("\r") for line in lines]
             yield from lines
         if last := "".join(open_line):
             yield last.removesuffix("\r")
+
+    def sentence_length(self, number: int, length: int, line: str) -> int:
+        """Return the characters of a sentence of several lines, `length` before this one; raises CorpusError."""
+        length += len(line)
+        if length > MAX_SENTENCE:
+            raise self.error(
+                number,
+                f"a sentence of more than {MAX_SENTENCE:,} characters: is a blank line missing between sentences?",
+            )
+        return length
 
     def error(self, number: int, message: str) -> CorpusError:
         """Return the error to raise for a line; lines count from 1."""
@@ -136,7 +153,7 @@ def _zstd_blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
     frame = zstandard.ZstdDecompressor().decompressobj()
     data = b""
-    while data or (data := file.read(BLOCK_NBYTES)):
+    while data or (data := file.read(ZSTD_NBYTES)):
         if frame.eof:
             frame = zstandard.ZstdDecompressor().decompressobj()
         try:
@@ -144,8 +161,8 @@ def _zstd_blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
         except zstandard.ZstdError as error:
             raise _damaged(path, "zstd", error) from None
         data = frame.unused_data if frame.eof else b""
-        if block:
-            yield block
+        for start in range(0, len(block), BLOCK_NBYTES):
+            yield block[start : start + BLOCK_NBYTES]
     if not frame.eof:
         raise _cut_off(path, "zstd")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from embstore.corpus.lines import MAX_SENTENCE
 from embstore.errors import CorpusError, InvalidValueError, quoted
 
 _COLUMN_NAME = re.compile(r"\w[\w.-]*")
@@ -106,6 +107,8 @@ def _checked(sentence: Sentence) -> Sentence:
         raise InvalidValueError(f"words is one string, {quoted(words)}, not a sequence of words")
     _check_words(words)
     joined = "".join(words)
+    if len(joined) > MAX_SENTENCE:
+        raise InvalidValueError(f"a sentence of more than {MAX_SENTENCE:,} characters: break it into sentences")
     if " " in joined:
         word = next(word for word in words if " " in word)
         raise InvalidValueError(f"the word {quoted(word)} has a space in it; give its words one by one, and a target")

@@ -46,10 +46,15 @@ def _differences(name: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any
         yield name, now, then
 
 
+def _is_read_twice(corpus: Corpus) -> bool:
+    """Return whether reading a corpus now takes nothing from it, as it would from a pipe or an iterator."""
+    return bool(corpus.paths) and all(path.is_file() for path in corpus.paths)
+
+
 def check_labels(corpus: Corpus, options: ExtractionOptions) -> None:
     """Raise InvalidValueError if a small corpus has no label column that the options name."""
     named = [column for column in (options.keep.labelled, options.keep.per) if isinstance(column, str)]
-    if not named or not corpus.paths:
+    if not named or not _is_read_twice(corpus):
         return
     sentences = list(islice(corpus, BLOCK_SENTENCES))
     columns = dict.fromkeys(column for sentence in sentences for column in sentence.labels)
@@ -84,7 +89,7 @@ def check_store(
         _require_equal("dtype", options.dtype, metadata.dtype, path)
         for name in ("format", "options"):
             _require_equal(f"corpus.{name}", getattr(corpus, name), metadata.corpus.get(name), path)
-        if corpus.paths:
+        if _is_read_twice(corpus):
             _check_first_sentences(store, corpus, path)
 
 

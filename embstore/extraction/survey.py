@@ -143,7 +143,8 @@ def _survey_block(found: Survey, block: Sequence[Sentence], encoder: Encoder, *,
     units = _Units.of(block, tokenized)
     _spool_sentences(found, block, units)
     forms = _forms(block, units)
-    empty, long = units.stop <= units.start, units.stop > limit
+    empty = units.stop <= units.start
+    long = (units.stop > limit) | (units.stop - units.start > np.iinfo(np.int16).max)  # as which they are stored
     usable = ~empty & ~long
     spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
     unknown = np.zeros(len(usable), np.bool_)

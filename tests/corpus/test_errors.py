@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError
 
 ROW = "{}\t{}\tl\tX\tX\t_\t0\tdep\t_\t_\n"
 EDGE = '{"text": "a b", "targets": [%s]}\n'
+SPAN = '{"span1": [0, %s], "label": "x"}'
 LONG_TEXT = "\n".join(f"sentence number {number} of many" for number in range(5000)).encode()
 CHECKED_ZSTD = zstandard.ZstdCompressor(write_checksum=True).compress(LONG_TEXT)
 
@@ -52,6 +55,9 @@ BAD_FILES: dict[str, tuple[str, bytes | str, str]] = {
     "conll, ragged": ("a.conll", "a X O\nb O\n", "a.conll:2: 2 columns instead of 3 columns"),
     "conll, one column": ("a.conll", "a\n", "a.conll:1: 1 column, fewer than word,...,label names"),
     "conll, empty word": ("a.conll", "a\tO\n\tO\n", "a.conll:2: a column is empty"),
+    "conllu, endless range": ("a.conllu", ROW.format("1-" + "9" * 5000, "a"), "is not an id"),
+    "conllu, endless id": ("a.conllu", ROW.format("9" * 5000, "a"), "instead of 1"),
+    "conllu, endless empty node": ("a.conllu", ROW.format("9" * 5000 + ".1", "a"), "is not an id"),
     "pse, no class": ("a.pse", "x\n@color@ y", "a.pse:2: '@color@' is not a target"),
     "pse, empty class": ("a.pse", "@color@- y", "a.pse:1: '@color@-' is not a target"),
     "pse, not closed": ("a.pse", "@color-noun", "'@color-noun' is not a target"),
@@ -60,6 +66,17 @@ BAD_FILES: dict[str, tuple[str, bytes | str, str]] = {
     "pse, empty word": ("a.pse", "@@-noun", "'@@-noun' is not a target"),
     "pse, comma in class": ("a.pse", "@york@-location, x", "'@york@-location,' is not a target"),
     "edge, no JSON": ("a.jsonl", EDGE % "" + '{"text": \n', "a.jsonl:2: not JSON"),
+    "edge, endless number": (
+        "a.jsonl",
+        EDGE % (SPAN % ("9" * 5000)),
+        "a.jsonl:1: a number of",
+    ),
+    "edge, long number": (
+        "a.jsonl",
+        EDGE % (SPAN % ("9" * 4000)),
+        "is not within the 2 words",
+    ),
+    "sts, endless score": ("a.tsv", f"s\t{'9' * 5000}\ta\tb\n", "a.tsv:1: the score (field 2)"),
     "edge, deep": ("a.jsonl", "[" * 200_000, "a.jsonl:1: JSON too deeply nested"),
     "edge, list": ("a.jsonl", "[1]\n", "a.jsonl:1: not a JSON object"),
     "edge, no text": ("a.jsonl", '{"targets": []}', 'a.jsonl:1: the key "text" is missing'),
@@ -108,6 +125,60 @@ def test_bad_files(case: str, tmp_path: Path) -> None:
     message = complaint(lambda: list(open_corpus(path)))
     assert expected in message
     assert str(path) in message or expected == "no sentence in it"
+
+
+def test_a_sentence_has_a_longest_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.corpus.lines.MAX_SENTENCE", 100)
+    monkeypatch.setattr("embstore.corpus.sentence.MAX_SENTENCE", 100)
+    block = "".join(ROW.format(number, "a") for number in range(1, 10))
+    for name, text, message in (
+        ("a.txt", "one\n" + "ab " * 34, "a.txt:2: a line of more than 100 characters"),
+        ("a.txt", "one\n" + "a" * 100 + "\nb", None),
+        ("a.txt", "a" * 101, "a.txt:1: a line of more than"),
+        ("a.conllu", ROW.format(1, "a") + "\n" + block, "a.conllu:7: a sentence of more than 100 characters"),
+        ("a.conllu", (ROW.format(1, "a") + "\n") * 20, None),
+        ("a.conll", "a\tO\n" * 40, "a.conll:34: a sentence of more than 100 characters"),
+        ("a.conll", "a\tO\n\n" * 40, None),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        if message is None:
+            assert len(list(open_corpus(path))) > 1
+        else:
+            assert message in complaint(lambda path=path: list(open_corpus(path)))  # type: ignore[misc]
+    assert "sentence 1: a sentence of more than 100" in complaint(
+        lambda: list(open_corpus(["a", ["b" * 60, "c" * 41]]))
+    )
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_a_line_that_expands_without_end_is_refused_in_little_memory(
+    compress: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(compress(b"one\n" + b"x" * 2**27))
+    tracemalloc.start()
+    message = complaint(lambda: list(open_corpus(path)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "a.txt:2: a line of more than 4,194,304 characters" in message
+    assert peak < 2**26
+
+
+def test_markup_of_any_length_is_read_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.pse"
+    path.write_text("@" + "a" * 2**21)  # two minutes for each 300,000 characters, if the time were quadratic
+    assert [len(sentence.words[0]) for sentence in open_corpus(path)] == [1 + 2**21]
+
+
+def test_devices_are_refused_and_pipes_are_read_once(tmp_path: Path) -> None:
+    assert "is a device, not a file" in complaint(lambda: open_corpus("/dev/zero", format="text"))
+    pipe = tmp_path / "a.conllu"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(ROW.format(1, "a")), daemon=True)
+    writer.start()
+    assert [list(sentence.words) for sentence in open_corpus(pipe)] == [["a"]]
+    writer.join()
 
 
 BAD_SENTENCES: dict[str, tuple[Any, str]] = {

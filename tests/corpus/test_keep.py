@@ -222,6 +222,7 @@ def test_repeated_sentences_are_one_context() -> None:
         ({"words": 3}, "words: 3 is not a set of words"),
         ({"words": frozenset()}, "words: the set is empty"),
         ({"words": {"a", " "}}, "words: ' ' is not a word"),
+        ({"words": {"\ud800"}}, "words: '\\ud800' is not a word"),
         ({"labelled": ""}, "labelled: '' is neither"),
         ({"labelled": 1}, "labelled: 1 is neither"),
         ({"min_contexts": 0}, "min_contexts 0 is not allowed: give 1 or more"),

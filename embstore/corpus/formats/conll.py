@@ -29,6 +29,7 @@ def column_blocks(lines: Lines, names: tuple[str, ...]) -> Iterator[tuple[list[i
     width = None if REST in names else len(names)
     numbers: list[int] = []
     rows: list[list[str]] = []
+    length = 0
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             row = []
@@ -39,7 +40,7 @@ def column_blocks(lines: Lines, names: tuple[str, ...]) -> Iterator[tuple[list[i
         if not row or row[0] == "-DOCSTART-":
             if rows:
                 yield numbers, rows, names
-                numbers, rows = [], []
+                numbers, rows, length = [], [], 0
             continue
         if width is None:
             width = len(row)
@@ -56,6 +57,7 @@ def column_blocks(lines: Lines, names: tuple[str, ...]) -> Iterator[tuple[list[i
             )
         if "" in row:
             raise lines.error(number, f"a column is empty: {quoted(line)}")
+        length = lines.sentence_length(number, length, line)
         numbers.append(number)
         rows.append(row)
     if rows:

@@ -12,8 +12,8 @@ from embstore.errors import quoted
 
 N_COLUMNS = 10
 ID, FORM, LEMMA, UPOS, XPOS, HEAD, DEPREL = 0, 1, 2, 3, 4, 6, 7
-_RANGE = re.compile(r"([1-9][0-9]*)-([1-9][0-9]*)")
-_EMPTY_NODE = re.compile(r"([0-9]+)\.[1-9][0-9]*")
+_RANGE = re.compile(r"([1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
+_EMPTY_NODE = re.compile(r"([0-9]{1,9})\.[1-9][0-9]*")
 
 
 def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
@@ -38,12 +38,14 @@ def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
     """Yield the line numbers and the columns of the words of each block of lines; ids and forms are checked."""
     numbers: list[int] = []
     rows: list[list[str]] = []
+    length = 0
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             if rows:
                 yield numbers, rows
-                numbers, rows = [], []
+                numbers, rows, length = [], [], 0
         elif line[0] != "#":
+            length = lines.sentence_length(number, length, line)
             row = line.split("\t")
             if len(row) != N_COLUMNS:
                 raise lines.error(

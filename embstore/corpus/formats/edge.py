@@ -74,6 +74,8 @@ def _parse_line(line: str) -> EdgeSentence:
         raise InvalidValueError(f"not JSON: {error.msg} at column {error.colno}: {quoted(line)}") from None
     except RecursionError:
         raise InvalidValueError("JSON too deeply nested") from None
+    except ValueError:
+        raise InvalidValueError("a number of thousands of digits") from None
     if not isinstance(record, dict):
         raise InvalidValueError(f'not a JSON object with "text" and "targets": {quoted(line)}')
     text = _value(record, "text", str)

@@ -13,9 +13,9 @@ from embstore.errors import quoted
 
 CLASS = r"\w(?:[\w.:/&+-]*\w)?"
 _TARGET = re.compile(rf"@(.+)@-({CLASS})")
-_COUNT = re.compile(rf"-({CLASS})=([0-9]+)")
+_COUNT = re.compile(rf"-({CLASS})=([0-9]{{1,18}})")
 # What looks like a target with a missing part: two "@" around something, "@word-class", "word@-class".
-_BROKEN = re.compile(r"@.*[^@].*@.*|@@+[^@]+|@[^@-]+-.*|[^@].*@-.+")
+_BROKEN = re.compile(r"@+[^@].*@.*|@@+[^@]+|@[^@-]+-.*|[^@].*@-.+")
 
 
 def read_pse(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
