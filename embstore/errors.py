@@ -27,6 +27,10 @@ class InvalidValueError(InputError, ValueError):
     """An option or argument has a value that is not allowed."""
 
 
+class InvalidTypeError(InvalidValueError, TypeError):
+    """An argument is of a type that is not allowed."""
+
+
 class CorpusError(InputError, ValueError):
     """A corpus, or a file of words or labels, cannot be read; the message names file and line."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidTypeError, InvalidValueError, check_whole, quoted
 from embstore.store.index import Index, TypeIndex
 
 if TYPE_CHECKING:
@@ -37,15 +37,17 @@ def parse_conditions(
     """
     conditions: list[Condition] = []
     if words is not None:
-        types_of_words = _types_of(type_index, [words] if isinstance(words, str) else list(words))
+        types_of_words = _types_of(type_index, _strings("words", words))
         conditions.append(partial(type_index.rows_of_all, types_of_words))
     if types is not None:
-        conditions.append(partial(type_index.rows_of_all, _integers(types)))
+        conditions.append(partial(type_index.rows_of_all, _integers("types", types)))
+    if labels is not None and not isinstance(labels, Mapping):
+        raise InvalidTypeError(f"labels must be a dictionary of a column and its labels, not {quoted(labels)}")
     for column, names in (labels or {}).items():
-        codes = _codes(index, column, [names] if isinstance(names, str) else list(names))
+        codes = _codes(index, column, _strings(f"the labels of {column!r}", names))
         conditions.append(partial(_rows_with_labels, index, column, codes))
     if sentences is not None:
-        chosen = _integers(sentences)
+        chosen = _integers("sentences", sentences)
         for sentence in chosen:
             if not 0 <= sentence < len(index.texts):
                 raise InvalidValueError(
@@ -53,7 +55,14 @@ def parse_conditions(
                 )
         conditions.append(partial(_rows_of_sentences, index, chosen))
     if where is not None:
-        conditions.append(partial(_rows_where, index, where))
+        given: Any = where
+        expressions = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        for expression in expressions:
+            if not hasattr(expression, "meta"):
+                raise InvalidTypeError(
+                    f"where must be a Polars expression, such as pl.col('word') == 'the', not {quoted(expression)}"
+                )
+        conditions.append(partial(_rows_where, index, expressions))
     return conditions
 
 
@@ -63,8 +72,11 @@ def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
     Raises InvalidValueError for anything else and for a row that does not exist.
     """
     if isinstance(rows, slice):
+        for bound in (rows.start, rows.stop, rows.step):
+            if bound is not None:
+                check_whole("a bound of a slice of rows", bound, -n_rows)
         return np.arange(n_rows)[rows]
-    array = np.asarray(rows)
+    array = _as_array(rows)
     if array.dtype == bool:
         if array.shape == (n_rows,):
             return np.flatnonzero(array)
@@ -74,7 +86,7 @@ def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
 
 def checked_rows(rows: ArrayLike, n_rows: int) -> Rows:
     """Return a list of row numbers as int64 [n]. Raises InvalidValueError for anything else and for a missing row."""
-    array = np.asarray(rows)
+    array = _as_array(rows)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions")
     if array.size:
@@ -84,8 +96,24 @@ def checked_rows(rows: ArrayLike, n_rows: int) -> Rows:
     return array.astype(np.int64, copy=False)
 
 
-def _integers(values: int | Iterable[int]) -> list[int]:
-    return [int(values)] if isinstance(values, int | np.integer) else [int(value) for value in values]
+def _as_array(rows: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(rows)
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidTypeError(f"rows must be a list of integers, not {quoted(rows)}") from None
+
+
+def _integers(name: str, values: Any) -> list[int]:
+    several = isinstance(values, Iterable) and not isinstance(values, str | bytes)
+    return [check_whole(name, value, 0) for value in (values if several else [values])]
+
+
+def _strings(name: str, values: Any) -> list[str]:
+    found: list[Any] = [values] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
+    for value in found:
+        if not isinstance(value, str):
+            raise InvalidTypeError(f"{name} must be a string or several, not {quoted(value)}")
+    return found
 
 
 def _types_of(type_index: TypeIndex, words: list[str]) -> list[int]:
@@ -123,7 +151,7 @@ def _rows_of_sentences(index: Index, sentences: list[int]) -> Rows:
     return np.concatenate([np.empty(0, np.int64), *spans])
 
 
-def _rows_where(index: Index, where: pl.Expr | Iterable[pl.Expr]) -> Rows:
+def _rows_where(index: Index, where: Sequence[pl.Expr]) -> Rows:
     from embstore.store.table import matching_rows  # polars is imported only where it is needed
 
     return matching_rows(index, where)

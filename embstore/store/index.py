@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidTypeError, InvalidValueError, quoted
 
 _LOOKUPS_BEFORE_TABLE = 8
 _SORT_ROWS = 1 << 22
@@ -60,7 +60,10 @@ class Strings:
 
     def find(self, string: str) -> int | None:
         """Return the position of the first equal string, or None; compares bytes without decoding them."""
-        wanted = np.frombuffer(string.encode(), np.uint8)
+        try:
+            wanted = np.frombuffer(string.encode(), np.uint8)
+        except UnicodeEncodeError:  # half of a character, which no UTF-8 text holds
+            return None
         for start in range(0, len(self), _FIND_BLOCK):
             offsets = self.offsets[start : start + _FIND_BLOCK + 1]
             candidates = np.flatnonzero(np.diff(offsets) == len(wanted))
@@ -202,6 +205,8 @@ class TypeIndex:
 
     def find(self, form: str) -> int | None:
         """Return the type with this spelling, None where there is none."""
+        if not isinstance(form, str):
+            raise InvalidTypeError(f"a word must be a string, not {quoted(form)}")
         if self._table is None:
             self._lookups += 1
             if self._lookups <= _LOOKUPS_BEFORE_TABLE:
@@ -211,7 +216,7 @@ class TypeIndex:
 
     def rows_of(self, type_id: int) -> NDArray[np.int64]:
         """Return the rows of a type, ascending. Raises InvalidValueError for a type that does not exist."""
-        if not 0 <= type_id < len(self._indptr) - 1:
+        if not isinstance(type_id, int | np.integer) or not 0 <= type_id < len(self._indptr) - 1:
             raise InvalidValueError(f"there is no type {type_id}: the store has types 0 to {len(self._indptr) - 2}")
         return self._rows[self._indptr[type_id] : self._indptr[type_id + 1]]
 

@@ -15,38 +15,57 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, UnfinishedStoreWarning
+from embstore.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    MissingRowsError,
+    StoreDamagedError,
+    UnfinishedStoreWarning,
+    check_whole,
+    quoted,
+)
 from embstore.html import html_table
 from embstore.store.arrays import committed
 from embstore.store.backend import Reader, open_reader
+from embstore.store.check.consistency import column_faults
 from embstore.store.conditions import Condition, checked_rows, parse_conditions, selected_rows
 from embstore.store.index import Index, Labels, TypeIndex
 from embstore.store.layout import Layout, resolve_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.gather import RESUME, Gatherer
-from embstore.store.reading.scan import BLOCK_NBYTES, DENSE, Snapshot, scan_blocks
-from embstore.store.storage.files import REPAIR_HINT
+from embstore.store.reading.scan import BLOCK_NBYTES, DENSE, Checksums, Snapshot, scan_blocks
+from embstore.store.storage.files import REPAIR_HINT, crc32c
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.vectors import VALUE_DTYPE
 
 if TYPE_CHECKING:
     import polars as pl
 
+CHECKED_NBYTES = 2**24  # an index of up to this size is checked for consistency when it is first used
+
 Layer = int | str  # a number, -1, or "last"
 Layers = Layer | Iterable[Layer] | None  # also "all"
 
 
-def open_store(path: str | os.PathLike[str] | ObjectPath, *, cache: str | os.PathLike[str] | None = None) -> Store:
+def open_store(
+    path: str | os.PathLike[str] | ObjectPath,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    verify: Literal["lazy"] | None = None,
+) -> Store:
     """Open a store for reading; an unfinished store is opened with an UnfinishedStoreWarning.
 
     `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://, hf://. `cache`: a folder for
     local copies of a remote store's shards, each downloaded whole when it is first needed. The default is the
-    environment variable EMBSTORE_CACHE; without either, rows are requested one by one and not kept.
+    environment variable EMBSTORE_CACHE; without either, rows are requested one by one and not kept. `verify`: with
+    "lazy" the index, and each partition before a row of it is first read, are compared with their checksums; a remote
+    partition is downloaded whole for it. By default a read does not look at the checksums of vectors: damaged bytes
+    then read as other numbers, until `embstore.verify` is run.
 
     Raises StoreNotFoundError, StoreFormatError for a path that is no store or one of a newer format,
     StoreDamagedError, StorageError.
     """
-    store = Store(open_reader(parse_location(path), cache=cache_folder(cache)))
+    store = Store(open_reader(parse_location(path), cache=cache_folder(cache)), verify=verify)
     if store.n_committed_rows < store.n_rows:
         missing = int((~store.committed).sum())
         warnings.warn(
@@ -68,8 +87,11 @@ class Store:
     the vectors that are returned, the stored one for float32 and float16, float32 for bfloat16 and int8.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, *, verify: Literal["lazy"] | None = None) -> None:
+        if verify not in (None, "lazy"):
+            raise InvalidValueError(f'verify must be "lazy" or None, not {quoted(verify)}')
         self._reader = reader
+        self._verify = verify
         self._added_labels: dict[str, Labels] = {}
         self._records: NDArray[np.uint64] | None = None
         self.path: Path | ObjectPath = reader.path
@@ -95,7 +117,7 @@ class Store:
 
     def __reduce__(self) -> tuple[Any, ...]:
         path = self.path.absolute() if isinstance(self.path, Path) else self.path  # the reader may run elsewhere
-        return _reopen, (path, self.cache, self._added_labels)
+        return _reopen, (path, self.cache, self._verify, self._added_labels)
 
     def refresh(self) -> None:
         """Read the commit records again, so that rows written by another process since then can be read."""
@@ -105,8 +127,9 @@ class Store:
         self._records = records
         self.committed: NDArray[np.bool_] = committed(records, self.layout)
         self.n_committed_rows: int = int(records[self.committed, 0].sum())
-        self._snapshot = Snapshot(self._reader, self.layout, self.committed, self.center)
-        self._gatherer = Gatherer(self._snapshot)
+        checksums = Checksums(self._reader, records) if self._verify else None
+        self.snapshot = Snapshot(self._reader, self.layout, self.committed, self.center, checksums)
+        self._gatherer = Gatherer(self.snapshot)
 
     @property
     def finished(self) -> bool:
@@ -124,28 +147,46 @@ class Store:
     @cached_property
     def center(self) -> NDArray[np.float32] | None:
         """The mean of each layer that int8 codes are relative to, float32 [layer, feature]; None for other dtypes."""
-        return np.array(self._reader.column("center")) if self.dtype == "int8" else None
+        return np.array(self._column("center")) if self.dtype == "int8" else None
 
     @cached_property
     def index(self) -> Index:
-        """Words, sentences, positions and labels of the rows, as memory-mapped columns."""
+        """Words, sentences, positions and labels of the rows, as memory-mapped columns.
+
+        Raises StoreDamagedError for an index of up to 16 MiB, or with `verify="lazy"` of any size, whose columns do
+        not fit each other.
+        """
+        names = sorted(self._reader.arrays)
+        self._reader.fetch_columns(names)
+        columns = {name: self._column(name) for name in names}
         try:
-            self._reader.fetch_columns(self._reader.arrays)
-            index = Index.of_arrays({name: self._reader.column(name) for name in sorted(self._reader.arrays)})
+            index = Index.of_arrays(columns)
+            if self._verify or sum(column.nbytes for column in columns.values()) <= CHECKED_NBYTES:
+                for fault in column_faults(columns, self.metadata):
+                    raise StoreDamagedError(f"the index of {self.path} is damaged: {fault}; {REPAIR_HINT}")
         except KeyError as error:
             raise StoreDamagedError(f"{self.path} has no array {error}: {REPAIR_HINT}") from None
         return replace(index, labels={**index.labels, **self._added_labels})
 
+    def _column(self, name: str) -> NDArray[Any]:
+        """Return a column of the index as it is stored, compared with its checksum where that is wanted."""
+        if name not in self._reader.arrays:
+            raise StoreDamagedError(f"{self.path} has no array {name!r}: {REPAIR_HINT}")
+        column = self._reader.column(name)
+        if self._verify and crc32c(column) != self._reader.arrays[name].crc32c:
+            raise StoreDamagedError(f"{name} of {self.path} was changed: {REPAIR_HINT}")
+        return column
+
     @cached_property
     def _type_index(self) -> TypeIndex:
-        indptr, rows = self._reader.column("type/indptr"), self._reader.column("type/occurrences")
-        return TypeIndex(lambda: self.index.words, indptr, rows)
+        return TypeIndex(lambda: self.index.words, self._column("type/indptr"), self._column("type/occurrences"))
 
     def occurrences_of(self, type_id: int) -> NDArray[np.int64]:
         """Return the rows of a type (a position in `index.words`), ascending; int64 [n].
 
         Raises InvalidValueError for a type that does not exist.
         """
+        self._reader.require_current(columns=True)
         return self._type_index.rows_of(type_id)
 
     def type_of(self, form: str) -> int | None:
@@ -199,19 +240,11 @@ class Store:
 
         Raises InvalidValueError for a word, type, label, sentence, row, column or layer that does not exist.
         """
-        given = (words, types, labels, sentences, where)
-        conditions = (
-            []
-            if all(condition is None for condition in given)
-            else parse_conditions(
-                self.index,
-                self._type_index,
-                words=words,
-                types=types,
-                labels=labels,
-                sentences=sentences,
-                where=where,
-            )
+        if all(condition is None for condition in (words, types, labels, sentences, where)):
+            return Selection(self, layers=layers, rows=rows)
+        self._reader.require_current(columns=True)
+        conditions = parse_conditions(
+            self.index, self._type_index, words=words, types=types, labels=labels, sentences=sentences, where=where
         )
         return Selection(self, layers=layers, rows=rows, conditions=conditions)
 
@@ -244,7 +277,7 @@ class Store:
         Raises InvalidValueError for a layer or row that does not exist, MissingRowsError for rows not written yet,
         unless `missing="nan"`.
         """
-        target = None if out is None else out[None]
+        target = out[None] if isinstance(out, np.ndarray) else out
         return self._take(rows, (resolve_layer(layer, self.layers),), target, missing).reshape(-1, self.hidden_size)
 
     def gather_layers(
@@ -262,6 +295,7 @@ class Store:
         if missing not in ("error", "nan"):
             raise InvalidValueError(f'missing must be "error" or "nan", not {missing!r}')
         positions = [self.layers.index(layer) for layer in layers]
+        self._reader.require_current(columns=False)
         return self._gatherer.take(checked_rows(rows, self.n_rows), positions, out=out, nan=missing == "nan")
 
     def scan(
@@ -283,16 +317,15 @@ class Store:
         Raises InvalidValueError for a layer or row that does not exist.
         """
         number = self.layers.index(resolve_layer(layer, self.layers))
-        stop = self.n_rows if stop is None else stop
-        if not 0 <= start <= stop <= self.n_rows:
-            raise InvalidValueError(f"rows {start} to {stop} are not within the store's {self.n_rows} rows")
-        if block_rows is not None and block_rows < 1:
-            raise InvalidValueError(f"block_rows must be at least 1, not {block_rows}")
+        start = check_whole("start", start, 0, self.n_rows, unit="of the store's rows")
+        stop = self.n_rows if stop is None else check_whole("stop", stop, start, self.n_rows)
+        block_rows = None if block_rows is None else check_whole("block_rows", block_rows, 1)
         if missing not in ("error", "skip", "nan"):
             raise InvalidValueError(f'missing must be "error", "skip" or "nan", not {missing!r}')
+        self._reader.require_current(columns=False)
         if missing == "error":
             self._require_committed(start, stop)
-        return scan_blocks(self._snapshot, number, start, stop, block_rows=block_rows, nan=missing == "nan")
+        return scan_blocks(self.snapshot, number, start, stop, block_rows=block_rows, nan=missing == "nan")
 
     def _require_committed(self, start: int, stop: int) -> None:
         size = self.layout.partition_rows
@@ -381,8 +414,13 @@ class Selection:
 
         Raises MissingRowsError for rows not written yet, unless `missing="nan"`.
         """
-        vectors = self.store.gather_layers(self.rows, self.layers, missing=missing)
-        return vectors if dtype is None else vectors.astype(dtype, copy=False)
+        try:
+            kind = self.store.vector_dtype if dtype is None else np.dtype(dtype)
+        except TypeError:
+            raise InvalidTypeError(
+                f"dtype {quoted(dtype)} is not known: choose one of numpy's, such as 'float32'"
+            ) from None
+        return self.store.gather_layers(self.rows, self.layers, missing=missing).astype(kind, copy=False)
 
     def table(self, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the occurrence table, one line for each row: what to look at, filter and join.
@@ -394,6 +432,7 @@ class Selection:
         """
         from embstore.store.table import occurrence_table
 
+        self.store._reader.require_current(columns=True)
         return occurrence_table(self.store.index, rows=None if self._is_whole else self.rows, columns=columns)
 
     def iter_blocks(self, *, block_rows: int | None = None) -> Iterator[Block]:
@@ -402,9 +441,8 @@ class Selection:
         Where the rows ascend and are dense the layer is scanned, otherwise they are gathered. Raises MissingRowsError
         for rows not written yet.
         """
-        if block_rows is not None and block_rows < 1:
-            raise InvalidValueError(f"block_rows must be at least 1, not {block_rows}")
-        size = block_rows or max(1, BLOCK_NBYTES // (self.store.hidden_size * self.store.vector_dtype.itemsize))
+        size = None if block_rows is None else check_whole("block_rows", block_rows, 1)
+        size = size or max(1, BLOCK_NBYTES // (self.store.hidden_size * self.store.vector_dtype.itemsize))
         read = self._scanned if self._is_dense else self._gathered
         for layer in self.layers:
             yield from read(layer, size)
@@ -442,12 +480,16 @@ class Selection:
 def cache_folder(cache: str | os.PathLike[str] | None) -> Path | None:
     """Return the folder for local copies of remote shards: the one given, else EMBSTORE_CACHE, else None."""
     folder = os.environ.get("EMBSTORE_CACHE") if cache is None else cache
+    if not isinstance(folder, str | os.PathLike | None):
+        raise InvalidTypeError(f"cache must be the path of a folder, not {quoted(cache)}")
     return Path(folder) if folder else None
 
 
-def _reopen(path: Path | ObjectPath, cache: Path | None, labels: dict[str, Labels]) -> Store:
+def _reopen(
+    path: Path | ObjectPath, cache: Path | None, verify: Literal["lazy"] | None, labels: dict[str, Labels]
+) -> Store:
     """Open a pickled store in another process, without a second warning."""
-    store = Store(open_reader(path, cache=cache))
+    store = Store(open_reader(path, cache=cache), verify=verify)
     store._added_labels = labels
     return store
 

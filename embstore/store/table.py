@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidTypeError, InvalidValueError, quoted
 from embstore.store.index import Index, Labels, Strings
 
 COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source")
@@ -22,23 +22,24 @@ def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: S
     The columns are those that `Selection.table` describes. Raises InvalidValueError for a column that does not exist.
     """
     known = [*COLUMNS, *index.labels, TEXT]
+    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
+        raise InvalidTypeError(f"columns must be a list of names, not {quoted(columns)}")
     for name in known if columns is None else columns:
         if name not in known:
             raise InvalidValueError(f"there is no column {name!r}: the occurrence table has {', '.join(known)}")
     return pl.DataFrame([_column(index, name, rows) for name in (known if columns is None else columns)])
 
 
-def matching_rows(index: Index, where: pl.Expr | Iterable[pl.Expr]) -> NDArray[np.int64]:
+def matching_rows(index: Index, where: Sequence[pl.Expr]) -> NDArray[np.int64]:
     """Return the rows, ascending, for which Polars expressions over the occurrence table are true.
 
     Only the columns that the expressions name are read. Raises InvalidValueError for a column that does not exist and
     for an expression that cannot be evaluated.
     """
-    expressions = [where] if isinstance(where, pl.Expr) else list(where)
-    named = {name for expression in expressions for name in expression.meta.root_names()}
+    named = {name for expression in where for name in expression.meta.root_names()}
     table = occurrence_table(index, rows=None, columns=["occurrence", *sorted(named - {"occurrence"})])
     try:
-        return table.filter(*expressions)["occurrence"].to_numpy()
+        return table.filter(*where)["occurrence"].to_numpy()
     except pl.exceptions.PolarsError as error:
         raise InvalidValueError(
             f"the condition cannot be used on the occurrence table: {str(error).splitlines()[0]}"
@@ -63,7 +64,10 @@ def label_column(name: str, values: Any, rows: NDArray[np.int64] | None, n_rows:
         if rows is not None and not np.isin(given, rows).all():
             raise InvalidValueError(f"the frame has the row {given[~np.isin(given, rows)][0]}, which is not selected")
         rows, values = given, values[name]
-    labels = pl.Series(name, values if isinstance(values, pl.Series) else list(values), strict=False)
+    try:
+        labels = pl.Series(name, values if isinstance(values, pl.Series) else list(values), strict=False)
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
+        raise InvalidTypeError(f"{quoted(values)} are not labels of {name!r}: give a list of strings") from None
     rows = np.arange(n_rows) if rows is None else rows
     if len(labels) != len(rows):
         raise InvalidValueError(f"{len(labels):,} values of {name!r} do not fit {len(rows):,} rows: give one for each")

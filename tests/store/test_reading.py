@@ -179,14 +179,42 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
         (lambda: store.gather([[1]], 0), "rows must be a list of integers"),
         (lambda: store.gather([1], 0, missing="zero"), 'missing must be "error" or "nan"'),  # type: ignore[arg-type]
         (lambda: store.gather([1], 0, out=np.empty((1, 16))), "out must be a C-contiguous float16 array"),
-        (lambda: store.scan(0, 5, 3), "rows 5 to 3 are not within"),
-        (lambda: store.scan(0, 0, 701), "rows 0 to 701 are not within"),
-        (lambda: store.scan(0, block_rows=0), "block_rows must be at least 1"),
+        (lambda: store.scan(0, 5, 3), "stop 3 is not allowed: give 5 to 700"),
+        (lambda: store.scan(0, 0, 701), "stop 701 is not allowed: give 0 to 700"),
+        (lambda: store.scan(0, block_rows=0), "block_rows 0 is not allowed: give 1 or more"),
         (lambda: store.scan(0, missing="none"), "missing must be"),  # type: ignore[arg-type]
+        (lambda: store.scan(0, "1"), "start '1' is not allowed"),  # type: ignore[arg-type]
+        (lambda: store.gather([1], 0, out=[1]), "out must be a C-contiguous"),  # type: ignore[arg-type]
+        (lambda: store.gather([[1], [2, 3]], 0), "rows must be a list of integers, not [[1], [2, 3]]"),
+        (lambda: store.gather(None, 0), "rows must be a list of integers"),  # type: ignore[arg-type]
+        (lambda: store.select(rows=slice("a", None)), "a bound of a slice of rows 'a' is not allowed"),
+        (lambda: store.select(words=3), "words must be a string or several, not 3"),  # type: ignore[arg-type]
+        (lambda: store.select(words=["bank", None]), "words must be a string or several, not None"),  # type: ignore[list-item]
+        (lambda: store.select(words="\ud800"), "the store has no word '\\ud800'"),
+        (lambda: store.select(types="bank"), "types 'bank' is not allowed"),  # type: ignore[arg-type]
+        (lambda: store.select(types=[True]), "types True is not allowed"),
+        (lambda: store.select(sentences=[0.5]), "sentences 0.5 is not allowed"),  # type: ignore[list-item]
+        (lambda: store.select(labels="NOUN"), "labels must be a dictionary"),  # type: ignore[arg-type]
+        (lambda: store.select(labels={"upos": 3}), "the labels of 'upos' must be a string"),  # type: ignore[dict-item]
+        (lambda: store.select(where="word == 'the'"), "where must be a Polars expression"),  # type: ignore[arg-type]
+        (lambda: store.select(where=3), "where must be a Polars expression, such as"),  # type: ignore[arg-type]
+        (lambda: store.select(layers=object()), "layer"),  # type: ignore[arg-type]
+        (lambda: store.select().vectors(dtype="float99"), "dtype 'float99' is not"),
+        (lambda: list(store.select().iter_blocks(block_rows="all")), "block_rows 'all' is not"),  # type: ignore[arg-type]
+        (lambda: store.table(columns="word"), "columns must be a list of names, not 'word'"),
+        (lambda: store.type_of(3), "a word must be a string, not 3"),  # type: ignore[arg-type]
+        (lambda: store.occurrences_of("bank"), "there is no type bank"),  # type: ignore[arg-type]
+        (lambda: store.with_labels("x", 3), "3 are not labels of 'x'"),
+        (lambda: open_store(3), "a store is named by its path or URL, not by 3"),  # type: ignore[arg-type]
+        (lambda: open_store("a\0b"), "'a\\x00b' cannot be the path of a store"),
+        (lambda: open_store(""), "'' cannot be the path of a store"),
+        (lambda: open_store(tmp_path / "s.zarr", cache=3), "cache must be the path of a folder"),  # type: ignore[arg-type]
+        (lambda: open_store(tmp_path / "s.zarr", verify="all"), 'verify must be "lazy"'),  # type: ignore[arg-type]
     ]
     for call, message in wrong:
-        with pytest.raises(InvalidValueError, match=message.replace("(", r"\(")) as caught:
-            call()
+        with pytest.raises(InvalidValueError) as caught:
+            _ = getattr(call(), "rows", ())
+        assert message in str(caught.value)
         assert "\n" not in str(caught.value)
 
 

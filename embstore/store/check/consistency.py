@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.store.index import Index, Strings
+from embstore.store.metadata import Metadata
 
 _BLOCK = 1 << 22
+
+
+def column_faults(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> Iterator[str]:
+    """Yield a line for each inconsistency of all columns of a store, by name, with its metadata and each other."""
+    index = Index.of_arrays(columns)
+    found = list(index_faults(index, metadata.n_rows))
+    if not found:
+        words = columns["type/indptr"], columns["type/occurrences"]
+        if len(words[0]) != len(index.words) + 1 or len(words[1]) != metadata.n_rows:
+            found = ["type/indptr and type/occurrences do not fit the number of types and rows"]
+        else:
+            found = list(occurrence_faults(index.type, len(index.words), *words))
+    if not np.array_equal(columns["layer"], metadata.layers):
+        found.append("layer does not hold the layers that the metadata names")
+    yield from found
 
 
 def index_faults(index: Index, n_rows: int) -> Iterator[str]:

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from embstore.errors import EmbstoreError
 from embstore.progress import Report
 from embstore.store.arrays import NOT_WRITTEN, Records, committed
-from embstore.store.check.consistency import index_faults, occurrence_faults
-from embstore.store.index import Index
+from embstore.store.check.consistency import column_faults
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.storage.location import ObjectPath
@@ -113,17 +112,7 @@ def schema_faults(fields: Any) -> list[str]:
 
 def check_index(columns: Mapping[str, NDArray[Any]], metadata: Metadata, findings: Findings) -> None:
     """Check that the columns of the index are consistent with each other; all must have passed their checksums."""
-    index = Index.of_arrays(columns)
-    found = list(index_faults(index, metadata.n_rows))
-    if not found:
-        words = columns["type/indptr"], columns["type/occurrences"]
-        if len(words[0]) != len(index.words) + 1 or len(words[1]) != metadata.n_rows:
-            found = ["type/indptr and type/occurrences do not fit the number of types and rows"]
-        else:
-            found = list(occurrence_faults(index.type, len(index.words), *words))
-    if not np.array_equal(columns["layer"], metadata.layers):
-        found.append("layer does not hold the layers that the metadata names")
-    for what in found:
+    for what in column_faults(columns, metadata):
         findings.fault("index", what)
 
 

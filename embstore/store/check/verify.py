@@ -26,12 +26,12 @@ from embstore.store.arrays import (
     payload_specs,
     record_crc32c,
 )
-from embstore.store.backend import Reader, is_file, no_store, zarr_storage
+from embstore.store.backend import is_file, no_store, zarr_storage
 from embstore.store.check.findings import Findings, VerifyReport, check_attribute, check_index, check_records
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.storage.base import KeyNotFoundError, Storage
-from embstore.store.storage.files import REPAIR_HINT, crc32c
+from embstore.store.storage.files import crc32c
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import (
     COMMITS_CHUNK,
@@ -220,20 +220,3 @@ class _ZarrChecks:
         if is_whole and crc != record_crc32c(record):
             what = "its bytes do not match the commit record"
             self._findings.fault(shard_key(specs[0], partition), what, partition=partition)
-
-
-def require_intact_index(reader: Reader) -> None:
-    """Raise StoreDamagedError where a column of the index was changed."""
-    for name, array in reader.arrays.items():
-        if crc32c(reader.column(name)) != array.crc32c:
-            raise StoreDamagedError(f"{name} of {reader.path} was changed: {REPAIR_HINT}")
-
-
-def require_intact_partition(reader: Reader, partition: int, records: Records) -> None:
-    """Raise StoreDamagedError where a partition's bytes do not match its commit record [partition, 2].
-
-    A partition whose arrays another tool has rewritten has no checksum, and passes.
-    """
-    found = reader.partition_crc32c(partition)
-    if found is not None and found != record_crc32c(records[partition]):
-        raise StoreDamagedError(f"the rows of partition {partition} of {reader.path} were changed: {REPAIR_HINT}")

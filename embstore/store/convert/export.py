@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.progress import Progress
-from embstore.store.backend import Reader, open_reader
-from embstore.store.check.verify import require_intact_index, require_intact_partition
+from embstore.store.backend import open_reader
 from embstore.store.convert.filling import (
     PartitionBuffer,
     fill_store,
@@ -25,7 +24,7 @@ from embstore.store.convert.filling import (
 )
 from embstore.store.layout import Layout
 from embstore.store.metadata import Dropped, Metadata
-from embstore.store.reading.scan import SequentialReader, Snapshot
+from embstore.store.reading.scan import SequentialReader
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Selection, Store, cache_folder
 from embstore.store.vectors import STORAGE_DTYPE, decode
@@ -57,8 +56,7 @@ def export(
     path = parse_location(out)
     given = data.store if isinstance(data, Selection) else data
     location = (given.path, given.cache) if isinstance(given, Store) else (parse_location(given), cache_folder(None))
-    reader = open_reader(location[0], cache=location[1])
-    source = Store(reader)
+    source = Store(open_reader(location[0], cache=location[1]), verify="lazy" if check else None)
     missing = source.n_rows - source.n_committed_rows
     if missing:
         raise MissingRowsError(
@@ -72,7 +70,7 @@ def export(
     rows = _copied_rows(data) if isinstance(data, Selection) else None
     require_free_path(path)
     metadata = _metadata(source.metadata, positions, rows, dtype)
-    copy = _Copy(reader, source, metadata, positions, rows, check=check)
+    copy = _Copy(source, metadata, positions, rows)
     return fill_store(
         path,
         metadata=metadata,
@@ -128,24 +126,15 @@ class _Copy:
     `layers`: the positions of the copied layers in the source. `rows`: the copied rows, None for all of them.
     """
 
-    def __init__(
-        self, reader: Reader, source: Store, metadata: Metadata, layers: list[int], rows: Rows | None, *, check: bool
-    ) -> None:
+    def __init__(self, source: Store, metadata: Metadata, layers: list[int], rows: Rows | None) -> None:
         self._source = source
-        self._reader = reader
         self._layout = metadata.layout
         self._layers = layers
         self._rows = rows
-        self._records = reader.commits()
-        self._snapshot = Snapshot(reader, source.layout, source.committed, source.center)
-        self._checked: set[int] | None = set() if check else None
-        if check:
-            require_intact_index(reader)
         self.center = self._center()
 
     def fill(self, buffer: PartitionBuffer, start: int, stop: int) -> None:
         """Put rows `[start, stop)` of the copy into the buffer."""
-        self._require_whole(start, stop)
         put = self._copy if self._layout.dtype == self._source.dtype else self._convert
         for layer in range(len(self._layers)):
             put(buffer, layer, start, stop)
@@ -175,7 +164,7 @@ class _Copy:
 
     def _sequential(self, array: str, layer: int, stop: int) -> SequentialReader:
         end = stop if self._rows is None else int(self._rows[stop - 1]) + 1
-        return SequentialReader(self._snapshot, array, self._layers[layer], end)
+        return SequentialReader(self._source.snapshot, array, self._layers[layer], end)
 
     def _batches(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
         """Yield rows `[start, stop)` of the copy in batches: (first row, the same rows of the source)."""
@@ -183,18 +172,6 @@ class _Copy:
         for first in range(start, stop, size):
             last = min(first + size, stop)
             yield first, np.arange(first, last) if self._rows is None else self._rows[first:last]
-
-    def _require_whole(self, start: int, stop: int) -> None:
-        """Compare the partitions of the source that have rows `[start, stop)` of the copy with their checksums."""
-        if self._checked is None:
-            return
-        rows = np.array([start, stop - 1]) if self._rows is None else self._rows[start:stop]
-        partitions = rows // self._source.layout.partition_rows
-        needed = np.unique(partitions) if self._rows is not None else np.arange(partitions[0], partitions[1] + 1)
-        for partition in needed.tolist():
-            if partition not in self._checked:
-                require_intact_partition(self._reader, partition, self._records)
-                self._checked.add(partition)
 
     def _center(self) -> NDArray[np.float32] | None:
         """Return the center of an int8 copy: the source's own, else the mean of a sample of the rows."""

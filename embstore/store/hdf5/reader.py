@@ -59,8 +59,8 @@ class HDF5Reader:
     def forget(self) -> None:
         """Does nothing: rows never move in the file."""
 
-    def require_whole(self) -> None:
-        """Raise StoreDamagedError where the mapped file has become shorter."""
+    def require_current(self, *, columns: bool) -> None:
+        """Raise StoreDamagedError where the mapped file has become shorter; it stays readable where it is replaced."""
         self._file.require_whole()
 
     def fetch_columns(self, names: Iterable[str]) -> None:

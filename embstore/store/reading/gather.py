@@ -31,6 +31,7 @@ class Gatherer:
         self._reader = snapshot.reader
         self._remote = self._reader.remote
         self._layout = layout
+        self._checksums = snapshot.checksums
         self._committed = snapshot.committed
         self._all_committed = bool(snapshot.committed.all())
         self._center = snapshot.center
@@ -53,7 +54,12 @@ class Gatherer:
         shape = (len(layers), len(rows), self._layout.hidden_size)
         if out is None:
             out = np.empty(shape, self._value)
-        elif out.shape != shape or out.dtype != self._value or not out.flags.c_contiguous:
+        elif (
+            not isinstance(out, np.ndarray)
+            or out.shape != shape
+            or out.dtype != self._value
+            or not out.flags.c_contiguous
+        ):
             raise InvalidValueError(f"out must be a C-contiguous {self._value} array of shape {shape[1:]} per layer")
         if not self._all_committed:
             written = self._committed[rows // self._layout.partition_rows]
@@ -66,6 +72,8 @@ class Gatherer:
                 out[:, ~written] = np.nan
                 out[:, written] = self.take(rows[written], layers, out=None, nan=False)
                 return out
+        if self._checksums is not None:
+            self._checksums.require(np.unique(rows // self._layout.partition_rows).tolist())
         for start in range(0, len(rows), self._batch_rows):
             stop = min(start + self._batch_rows, len(rows))
             if self._remote is None:

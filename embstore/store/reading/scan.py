@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.errors import StoreDamagedError
+from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader
 from embstore.store.layout import Layout
 from embstore.store.reading.mapped import Read
+from embstore.store.storage.files import REPAIR_HINT
 from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
 from embstore.store.zarr.remote import ReadAhead
 
@@ -22,17 +25,42 @@ BLOCK_NBYTES = 2 * 2**20
 DENSE = 0.1  # above this share of the rows, reading everything in order is faster than gathering
 
 
+class Checksums:
+    """Compares each partition with its commit record [partition, 2] once, before it is first read."""
+
+    def __init__(self, reader: Reader, records: Records) -> None:
+        self._reader = reader
+        self._records = records
+        self._intact: set[int] = set()
+
+    def require(self, partitions: Iterable[int]) -> None:
+        """Raise StoreDamagedError for a partition whose bytes were changed.
+
+        One whose arrays another tool has rewritten has no checksum, and passes.
+        """
+        for partition in partitions:
+            if partition not in self._intact:
+                found = self._reader.partition_crc32c(partition)
+                if found is not None and found != record_crc32c(self._records[partition]):
+                    raise StoreDamagedError(
+                        f"the rows of partition {partition} of {self._reader.path} were changed: {REPAIR_HINT}"
+                    )
+                self._intact.add(partition)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The vectors of a store as of one moment: rows committed later are not seen.
 
-    `committed`: bool [partition]. `center`: float32 [layer, feature] for int8, None for other dtypes.
+    `committed`: bool [partition]. `center`: float32 [layer, feature] for int8, None for other dtypes. `checksums`:
+    what compares partitions with theirs before they are read, None where they are read as they are.
     """
 
     reader: Reader
     layout: Layout
     committed: NDArray[np.bool_]
     center: NDArray[np.float32] | None
+    checksums: Checksums | None
 
 
 class SequentialReader:
@@ -44,6 +72,7 @@ class SequentialReader:
 
     def __init__(self, snapshot: Snapshot, array: str, layer: int, stop: int | None = None) -> None:
         self._reader = snapshot.reader
+        self._checksums = snapshot.checksums
         self._partition_rows = snapshot.layout.partition_rows
         self._array = array
         self._layer = layer
@@ -64,12 +93,14 @@ class SequentialReader:
 
     def read(self, start: int, stop: int, out: NDArray[Any]) -> None:
         """Read rows `[start, stop)` into `out` [n, ...], which is contiguous and has the stored dtype."""
+        size = self._partition_rows
+        if self._checksums is not None:
+            self._checksums.require(range(start // size, -(-stop // size)))
         if self._remote is not None:
             if self._ahead is None:
                 self._ahead = self._remote.read_ahead(self._array, self._layer, self._stop)
             self._ahead.read(start, stop, out)
             return
-        size = self._partition_rows
         for partition in range(start // size, -(-stop // size)):
             if partition != self._partition:
                 self._files.close()
@@ -95,6 +126,8 @@ class SequentialReader:
             starts = np.flatnonzero(np.diff(partitions, prepend=-1)).tolist()
             for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
                 partition = int(partitions[start])
+                if self._checksums is not None:
+                    self._checksums.require([partition])
                 source = self._reader.rows(self._array, self._layer, partition)
                 local = rows[start:stop] - partition * self._partition_rows
                 source.prefetch(local)

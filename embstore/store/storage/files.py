@@ -249,10 +249,13 @@ class MappedFile:
     @contextmanager
     def reopened(self) -> Iterator[int]:
         """Open the same file again and yield its descriptor; StoreDamagedError where another file has its name."""
+        replaced = f"{self.path} was replaced or removed since it was opened: open the store again"
+        if not os.path.exists(self.path):
+            raise StoreDamagedError(replaced)
         with reading(self.path), opened(self.path) as descriptor:
             device, inode, *times = _identity(os.fstat(descriptor))
             if (device, inode) != self._identity[:2] and tuple(times) != self._identity[2:]:
-                raise StoreDamagedError(f"{self.path} was replaced: open the store again")
+                raise StoreDamagedError(replaced)
             yield descriptor
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidTypeError, InvalidValueError, quoted
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 
@@ -68,16 +68,22 @@ class ObjectPath:
 def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | ObjectPath:
     """Parse a local path or an object-store URL (s3://, gs://, az://, https://).
 
-    Raises InvalidValueError for a URL with another scheme, without a bucket, or with a credential in it.
+    A path that is a symbolic link becomes what it points to: a store, its lock and its repair are in one place,
+    whatever name they are given. Raises InvalidValueError for anything else, and for a URL with another scheme,
+    without a bucket, or with a credential in it.
     """
     if isinstance(location, ObjectPath):
         return location
-    text = os.fspath(location)
+    if not isinstance(location, str | os.PathLike):
+        raise InvalidTypeError(f"a store is named by its path or URL, not by {quoted(location)}")
+    text = os.fsdecode(location)
+    if not text or "\0" in text:
+        raise InvalidValueError(f"{quoted(text)} cannot be the path of a store")
     url = _URL.fullmatch(text)
     if url is None:
         if _ONE_SLASH.match(text):
             raise InvalidValueError(f"{text} has only one slash: pass a URL as a string, not as a Path")
-        return Path(text)
+        return Path(os.path.realpath(text)) if os.path.islink(text) else Path(text)
     scheme, rest = url[1].lower(), url[2].rstrip("/")
     bucket, _, key = rest.partition("/")
     if scheme not in SCHEMES:

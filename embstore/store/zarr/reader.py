@@ -92,11 +92,12 @@ class ZarrReader:
         if self.storage.version(NODE) == self._version:
             return
         try:
-            root, self._version = self.storage.get_versioned(NODE)
+            root, version = self.storage.get_versioned(NODE)
         except KeyNotFoundError:
-            root = b""
+            root, version = b"", self._version
         if root != self._root:
             raise StoreDamagedError(f"{self.path} was replaced or removed since it was opened: open it again")
+        self._version = version
 
     @contextmanager
     def _of_this_store(self, *, checksum: bool = False) -> Iterator[None]:
@@ -126,9 +127,14 @@ class ZarrReader:
         if self.remote is not None:
             self.remote.forget()
 
-    def require_whole(self) -> None:
-        """Raise StoreDamagedError where the file of a mapped column has become shorter."""
-        for file in self._files:
+    def require_current(self, *, columns: bool) -> None:
+        """Raise StoreDamagedError where a folder was replaced, or the file of a mapped column has become shorter.
+
+        What is read from a bucket has a version or a checksum instead.
+        """
+        if self._is_folder:
+            self.require_same()
+        for file in self._files if columns else ():
             file.require_whole()
 
     def fetch_columns(self, names: Iterable[str]) -> None:
@@ -190,7 +196,8 @@ class ZarrReader:
             sources = self._shards.get(key)
             if sources is None:
                 with self._of_this_store(checksum=not self._is_folder):
-                    sources = self._shards[key] = self._open_shard(self.specs[array], partition)
+                    sources = self._open_shard(self.specs[array], partition)
+                self._shards[key] = sources
                 if len(self._shards) > self._max_shards:
                     self._shards.popitem(last=False)
             else:

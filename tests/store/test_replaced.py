@@ -1,0 +1,278 @@
+"""A reader that stays open while its store is replaced, cut short or damaged says so, and never gives other rows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from embstore.errors import EmbstoreError, StoreBusyError, StoreDamagedError
+from embstore.store import Store, StoreWriter, export, open_store, verify
+from embstore.store.storage.lock import StoreLock
+from tests.store.example import SUFFIXES, all_files, example
+from tests.store.memory_bucket import URL, MemoryBucket
+
+ROWS = np.arange(700)
+
+
+def reads_of(store: Store) -> list[Callable[[], object]]:
+    """Return what reads a store in every way; the first one gives row 1 of layer 0."""
+    return [
+        lambda: store.gather([1], 0),
+        lambda: store.gather(ROWS[::-1], 3),
+        lambda: list(store.scan(0)),
+        lambda: store.select(words="bank").rows,
+        store.table,
+        lambda: store.occurrences_of(0),
+        store.refresh,
+    ]
+
+
+def is_refused(read: Callable[[], object], right: np.ndarray | None = None) -> bool:
+    """Return whether a read is refused because the store was replaced; it must be, or give what is right."""
+    try:
+        found = read()
+    except StoreDamagedError as error:
+        return "\n" not in str(error) and ("open it again" in str(error) or "open the store again" in str(error))
+    assert right is not None
+    assert np.array_equal(found, right)  # type: ignore[arg-type]
+    return False
+
+
+@pytest.mark.parametrize("replace", ["rename", "remove", "in place"])
+@pytest.mark.parametrize("used", [False, True], ids=["untouched", "one shard mapped"])
+def test_a_folder_that_was_replaced(tmp_path: Path, replace: str, used: bool) -> None:
+    """By a store of the same shape, as after a second extraction."""
+    made, path, other = example(), tmp_path / "s.zarr", tmp_path / "other.zarr"
+    example(seed=1).make(other)
+    for number in range(7):
+        store = made.make(path)
+        if used:
+            store.gather([1], 0)
+        if replace == "rename":
+            os.rename(path, tmp_path / f"old{number}")
+        elif replace == "remove":
+            shutil.rmtree(path)
+        shutil.copytree(other, path, dirs_exist_ok=True)
+        assert is_refused(reads_of(store)[number]), number
+        shutil.rmtree(path)
+        assert is_refused(reads_of(store)[number]), number
+
+
+def test_a_folder_with_the_same_contents_is_the_same_store(tmp_path: Path) -> None:
+    made = example()
+    store = made.make(tmp_path / "s.zarr")
+    os.rename(tmp_path / "s.zarr", tmp_path / "old.zarr")
+    shutil.copytree(tmp_path / "old.zarr", tmp_path / "s.zarr", copy_function=shutil.copyfile)
+    np.testing.assert_array_equal(store.gather(ROWS, 0), made.values[0])
+    assert store.table().height == 700
+
+
+def test_a_file_that_was_replaced(tmp_path: Path) -> None:
+    """An HDF5 file stays mapped: rows are those of the file that was opened, or refused."""
+    made = example()
+    store = made.make(tmp_path / "s.h5")
+    example(seed=1).make(tmp_path / "other.h5")
+    os.replace(tmp_path / "other.h5", tmp_path / "s.h5")
+    np.testing.assert_array_equal(store.gather(ROWS, 0), made.values[0])
+    assert is_refused(lambda: list(store.scan(0)))
+    assert is_refused(store.refresh)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_bucket_that_was_replaced(memory: MemoryBucket, tmp_path: Path, cached: bool) -> None:
+    made = example()
+    before = all_files(made.make(tmp_path / "x.zarr").path)  # type: ignore[arg-type]
+    after = all_files(example(seed=1).make(tmp_path / "y.zarr").path)  # type: ignore[arg-type]
+    for used in (False, True):
+        for number in range(7):
+            upload(memory, before)
+            store = open_store(URL, cache=tmp_path / f"cache{used}{number}" if cached else None)
+            if used:
+                store.gather([1], 0)
+            upload(memory, after)
+            known = used and cached and number == 0
+            assert is_refused(reads_of(store)[number], made.values[0, [1]] if known else None) is not known
+    upload(memory, before)
+    store = open_store(URL)
+    store.gather([1], 0)
+    memory.storage.delete("hidden_states/c/0/0/0")
+    with pytest.raises(StoreDamagedError, match="was removed since it was opened"):
+        store.gather([2], 0)
+
+
+def upload(memory: MemoryBucket, files: dict[str, bytes]) -> None:
+    for key, data in files.items():
+        memory.storage.put(key, [data])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_mapped_file_that_is_cut_short_does_not_end_the_process(tmp_path: Path, suffix: str) -> None:
+    path = example(rows=5000, hidden_size=64).make(tmp_path / f"s{suffix}").path
+    code = (
+        "import os, sys, numpy as np, embstore.store as store\n"
+        "opened = store.open(sys.argv[1])\n"
+        "opened.gather(np.arange(5000), 0); opened.table()\n"
+        "for file in sys.argv[2:]: os.truncate(file, 100)\n"
+        "for work in (lambda: opened.gather(np.arange(5000), 3), lambda: list(opened.scan(0)), opened.table,\n"
+        "             lambda: opened.occurrences_of(0), lambda: opened.select(words='bank')):\n"
+        "    try: work(); print('read')\n"
+        "    except RuntimeError as error: print(error)\n"
+    )
+    assert isinstance(path, Path)
+    files = [path] if suffix == ".h5" else [path / "hidden_states/c/0/1/0", path / "occurrence/type/c/0"]
+    done = subprocess.run([sys.executable, "-c", code, str(path), *map(str, files)], capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert len(lines) == 5
+    assert all("is cut short" in line for line in lines), lines
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_lazy_checks_find_a_flipped_bit_where_it_is_first_read(tmp_path: Path, suffix: str) -> None:
+    made = example(dtype="int8")
+    path = made.make(tmp_path / f"s{suffix}").path
+    assert isinstance(path, Path)
+    file = path if suffix == ".h5" else path / "hidden_states/c/0/1/0"
+    data = bytearray(file.read_bytes())
+    data[data.index(made.arrays["hidden_states"][1, 300].tobytes()) + 5] ^= 64
+    file.write_bytes(data)
+    assert not np.array_equal(open_store(path).gather([300], 3), made.values[1, [300]]), "a plain read does not look"
+    lazy = open_store(path, verify="lazy")
+    np.testing.assert_array_equal(lazy.gather([0, 699], 3), made.values[1, [0, 699]])
+    calls: list[Callable[[], object]] = [
+        lambda: lazy.gather([300], 0),
+        lambda: lazy.gather([0, 699, 256], 3),
+        lambda: list(lazy.scan(0)),
+        lambda: list(lazy.select(rows=[1, 300]).iter_blocks()),
+        lambda: list(lazy.select(rows=range(200, 400, 2)).iter_blocks()),
+    ]
+    for call in calls:
+        with pytest.raises(StoreDamagedError, match=r"rows of partition 1 of .* were changed: run `embstore verify`"):
+            call()
+    assert sum(len(block) for _, block in lazy.scan(0, 0, 256)) == 256
+
+
+def test_lazy_checks_compare_the_index_of_a_shard_and_the_columns(tmp_path: Path) -> None:
+    path = example().make(tmp_path / "s.zarr").path
+    assert isinstance(path, Path)
+    exchange_layers(path / "hidden_states/c/0/0/0", layers=3)
+    lazy = open_store(path, verify="lazy")
+    with pytest.raises(StoreDamagedError, match=r"size or index of .* of partition 0 was changed"):
+        lazy.gather([0], 0)
+    column = path / "occurrence/position/c/0"
+    column.write_bytes(b"\1" + column.read_bytes()[1:])
+    with pytest.raises(StoreDamagedError, match=r"occurrence/position of .* was changed"):
+        lazy.table()
+    with pytest.raises(StoreDamagedError, match=r"occurrence/position of .* was changed"):
+        export(path, tmp_path / "copy.zarr")
+
+
+def exchange_layers(shard: Path, *, layers: int) -> None:
+    """Exchange the first two layers in the index of a shard, which keeps its own checksum and that of the shard."""
+    data = shard.read_bytes()
+    nbytes = layers * 16
+    pairs = np.frombuffer(data[-nbytes - 4 : -4], "<u8").reshape(layers, 2)[[1, 0, *range(2, layers)]]
+    index = pairs.tobytes()
+    crafted = data[: -nbytes - 4] + index + google_crc32c.value(index).to_bytes(4, "little")
+    assert google_crc32c.value(crafted) == google_crc32c.value(data)
+    shard.write_bytes(crafted)
+
+
+def test_lazy_checks_of_a_bucket(memory: MemoryBucket, tmp_path: Path) -> None:
+    made = example()
+    upload(memory, all_files(made.make(tmp_path / "x.zarr").path))  # type: ignore[arg-type]
+    for cache in (None, tmp_path / "cache"):
+        store = open_store(URL, cache=cache, verify="lazy")
+        np.testing.assert_array_equal(store.gather(ROWS, 0), made.values[0])
+    for file in (tmp_path / "cache").iterdir():
+        data = bytearray(file.read_bytes())
+        data[0] ^= 1
+        file.write_bytes(data)
+    with pytest.raises(StoreDamagedError, match=r"partition 0 of s3://bucket/x\.zarr were changed"):
+        open_store(URL, cache=tmp_path / "cache", verify="lazy").gather([0], 0)
+    shard = memory.storage.get("hidden_states/c/0/2/0")
+    memory.storage.put("hidden_states/c/0/2/0", [bytes([shard[0] ^ 1]), shard[1:]])
+    with pytest.raises(StoreDamagedError, match=r"partition 2 of s3://bucket/x\.zarr were changed"):
+        open_store(URL, verify="lazy").gather([699], 0)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_store_behind_a_link_is_written_locked_and_read_where_it_is(tmp_path: Path, suffix: str) -> None:
+    made = example()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "scratch").mkdir()
+    link, real = tmp_path / f"home/s{suffix}", tmp_path / f"scratch/s{suffix}"
+    link.symlink_to(real)
+    made.create(link)  # a link to nothing yet
+    with StoreWriter(link) as writer:
+        assert StoreLock(real).file.exists()
+        for path in (real, link):
+            with pytest.raises(StoreBusyError):
+                StoreWriter(path)
+        for partition in writer.missing():
+            writer.write(partition, made.partition(partition))
+        writer.finish()
+    assert link.is_symlink()
+    assert [path.name for path in (tmp_path / "home").iterdir()] == [f"s{suffix}"]
+    store = open_store(link)
+    assert store.path == real
+    assert verify(link).ok
+    link.unlink()
+    link.symlink_to(tmp_path / f"other{suffix}")
+    example(seed=1).make(link)
+    np.testing.assert_array_equal(store.gather(ROWS, 5), made.values[2])
+
+
+def test_folders_and_files_of_a_store_behind_links(tmp_path: Path) -> None:
+    made = example()
+    path = made.make(tmp_path / "s.zarr").path
+    assert isinstance(path, Path)
+    for name in ("hidden_states", "occurrence/type/c/0"):
+        (tmp_path / "far" / name).parent.mkdir(parents=True, exist_ok=True)
+        os.rename(path / name, tmp_path / "far" / name)
+        (path / name).symlink_to(tmp_path / "far" / name)
+    assert verify(path).ok
+    np.testing.assert_array_equal(open_store(path).gather(ROWS, 0), made.values[0])
+    (path / "occurrence/loop").symlink_to(path)  # is listed once
+    (path / "occurrence/nothing").symlink_to(path / "none")
+    verify(path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+@pytest.mark.parametrize(
+    "place",
+    ["zarr.json", "hidden_states/zarr.json", "commits/c/0/0", "hidden_states/c/0/0/0", "occurrence/type/c/0", "h5"],
+)
+def test_a_pipe_a_socket_or_a_device_never_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kind: str
+) -> None:
+    path = example().make(tmp_path / ("s.h5" if place == "h5" else "s.zarr")).path
+    assert isinstance(path, Path)
+    file = path if place == "h5" else path / place
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        monkeypatch.chdir(file.parent)  # the address of a socket is short
+        socket.socket(socket.AF_UNIX).bind(file.name)
+
+    def read() -> None:
+        store = open_store(path)
+        store.gather([0], 0)
+        store.table()
+
+    with pytest.raises(EmbstoreError) as caught:
+        read()
+    assert "\n" not in str(caught.value)
+    assert not verify(path).ok
