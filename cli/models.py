@@ -93,6 +93,8 @@ def _print_epochs(made: FineTuned) -> None:
             print(
                 f"{data['labels_cut']:,} labels of {split} are beyond the maximum length: neither trained on nor scored"
             )
+        if data["labels_unknown"]:
+            print(f"{data['labels_unknown']:,} labels of {split} do not occur in train: they count as errors")
     test = "" if record["test"] is None else f", on test {record['test'][record['metric']]:.4f}"
     best = next(row["dev"] for row in record["epochs"] if row["epoch"] == record["best_epoch"])
     print(f"{made.path}: {record['metric']} {best[record['metric']]:.4f} on dev ({dev['labels']:,} labels){test}")

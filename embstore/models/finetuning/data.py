@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,23 +141,16 @@ def _labels_of(item: Item) -> Iterable[str]:
     return (label for label in item.labels if label is not None)
 
 
-def label_names(files: Mapping[str, Path], items: Mapping[str, Sequence[Item]]) -> list[str]:
-    """Return the distinct labels of the training data in order.
+def label_names(files: Mapping[str, Path], items: Mapping[str, Sequence[Item]]) -> tuple[list[str], list[str]]:
+    """Return the distinct labels of the training data, and those that only other splits have, both in order.
 
-    Raises CorpusError if there is only one, or if another split has a label that the training data does not have.
+    The latter are never predicted, so they count as errors. Raises CorpusError if the training data have one label.
     """
-    names = sorted({label for item in items["train"] for label in _labels_of(item)})
+    found = {split: {label for item in part for label in _labels_of(item)} for split, part in items.items()}
+    names = sorted(found["train"])
     if len(names) < 2:
         raise CorpusError(f"{one_line(files['train'])}: every label is {quoted(names[0])}; training needs two or more")
-    for split in files.keys() - {"train"}:
-        seen = Counter(label for item in items[split] for label in _labels_of(item))
-        if unknown := sorted(set(seen) - set(names)):
-            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            raise CorpusError(
-                f"{one_line(files[split])}: the label {quoted(unknown[0])}{more} occurs {seen[unknown[0]]} times here "
-                f"and never in the training data, which has {', '.join(names[:20])}"
-            )
-    return names
+    return names, sorted(set().union(*found.values()) - found["train"])
 
 
 def sampled(items: list[Item], count: int | None, *, seed: int) -> list[Item]:

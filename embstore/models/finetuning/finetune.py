@@ -89,7 +89,8 @@ def finetune(
     `data`: a folder with files named train, dev and perhaps test, or the files by split: {"train": ..., "dev": ...}.
     `task`: "pos" and "ner" read words from CoNLL-U (`label`: upos) or CoNLL columns (`columns`, `label`); "classify"
     reads lines `label<TAB>sentence`, "paraphrase" lines `label<TAB>sentence1<TAB>sentence2`. A linear layer predicts
-    the label from the last hidden state of a word's last subword, or of [CLS]. `out`: the folder to write.
+    the label from the last hidden state of a word's last subword, or of [CLS]; labels of dev and test that train does
+    not have count as errors. `out`: the folder to write.
     `settings`: None is those of Zhao et al. 2020. `threads`: CPU threads; None: as many as torch uses. `progress`:
     called with (batches done, of how many).
 
@@ -103,7 +104,7 @@ def finetune(
     stage = stage_of(folder)
     files = find_splits(data)
     items = {split: read_items(chosen, path, label=label, columns=columns) for split, path in files.items()}
-    labels = label_names(files, items)
+    labels, unknown = label_names(files, items)
     checkpoint = open_checkpoint(model, revision=revision)
     plan = _plan(task, model, checkpoint, files, settings, {"label": label, "columns": columns})
     if stage != "new":
@@ -120,11 +121,11 @@ def finetune(
         trainable = load_trainable(checkpoint, str(model), labels)
         trainable.check(max_length=settings.max_length, attention_window=settings.attention_window)
         encoded = {
-            split: _encode(chosen, files[split], part, trainable, checkpoint, labels, settings.max_length)
+            split: _encode(chosen, files[split], part, trainable, checkpoint, [*labels, *unknown], settings.max_length)
             for split, part in items.items()
         }
         begin(folder, plan)
-        run = FineTuneRun(chosen, settings, trainable, encoded, labels, folder / TRAINING, where, report)
+        run = FineTuneRun(chosen, settings, trainable, encoded, labels, unknown, folder / TRAINING, where, report)
         record = run.run(plan)
     save_network(trainable.network, checkpoint, folder / TRAINING / "model")
     finish(folder, folder / TRAINING / "model", record)

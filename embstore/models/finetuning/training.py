@@ -27,13 +27,17 @@ SCORE_BATCH = 64  # examples per batch of dev and test
 
 @dataclass(frozen=True)
 class FineTuneRun:
-    """A training whose checkpoints are in `folder`; `report(done, total)` is called after every batch."""
+    """A training whose checkpoints are in `folder`; `report(done, total)` is called after every batch.
+
+    `labels`: those that are predicted; the numbers above theirs in the examples are of `unknown` ones.
+    """
 
     task: FineTuneTask
     settings: FineTuneSettings
     trainable: Trainable
     data: dict[str, FineTuneData]
     labels: Sequence[str]
+    unknown: Sequence[str]
     folder: Path
     device: torch.device
     report: Callable[[int, int], None]
@@ -56,7 +60,12 @@ class FineTuneRun:
             if "test" in self.data:
                 test = _scores(trainer.evaluate(_by_length(self.data["test"].examples)))
         counts = {
-            split: {"examples": len(part.examples), "labels": part.n_labels, "labels_cut": part.n_cut}
+            split: {
+                "examples": len(part.examples),
+                "labels": part.n_labels,
+                "labels_cut": part.n_cut,
+                "labels_unknown": sum(int((example.labels >= len(self.labels)).sum()) for example in part.examples),
+            }
             for split, part in self.data.items()
         }
         return plan | {
@@ -123,8 +132,9 @@ class FineTuneRun:
     def _metrics(self, prediction: Any) -> dict[str, float]:
         """Return the scores of the most likely labels at positions that have a true one."""
         mask = prediction.label_ids != NO_LABEL
+        names = [*self.labels, *self.unknown]
         gold, predicted = (
-            [[self.labels[number] for number in row[chosen]] for row, chosen in zip(numbers, mask, strict=True)]
+            [[names[number] for number in row[chosen]] for row, chosen in zip(numbers, mask, strict=True)]
             for numbers in (prediction.label_ids, prediction.predictions)
         )
         scores = {"accuracy": accuracy(gold, predicted)}
@@ -141,6 +151,14 @@ class _Trainer(transformers.Trainer):
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.data_collator = packing
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Return the loss without labels that the network does not have; if there are no others, against its last."""
+        labels, last = inputs["labels"], model.config.num_labels - 1
+        known = labels.masked_fill(labels > last, NO_LABEL)
+        if bool((known == NO_LABEL).all()):  # a mean of nothing is not finite
+            known = labels.clamp(max=last)
+        return super().compute_loss(model, {**inputs, "labels": known}, *args, **options)
 
 
 class _Reporter(transformers.TrainerCallback):
