@@ -25,7 +25,13 @@ CLASSES = {
     "splits": tuple[str, ...],
 }
 STRUCTURE_METRICS = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
-STRUCTURE = {**opt.TRAINING, "rank": int | None, "tasks": tuple[Literal["distance", "depth"], ...]}
+APPLIED = {"splits": tuple[str, ...], "label": str}
+STRUCTURE = {
+    **opt.TRAINING,
+    "rank": int | None,
+    "tasks": tuple[Literal["distance", "depth"], ...],
+    "splits": tuple[str, ...],
+}
 Words = Annotated[Path, opt.option("FILE", "Words, one a line or as Wiki-PSE lists them with classes.")]
 MoreWords = Annotated[Path | None, opt.option("FILE", "Words, in the same form.")]
 By = Annotated[
@@ -68,6 +74,10 @@ def classes(
     options = {"label": label, "kind": kind, "control": control, **probing.arguments(chosen)}
     es.ClassProbe(**options)  # checks the settings before a store is read
     split = es.probes.split_words(**words, dev_share=dev_share, seed=options.get("seed", 0))
+    if "dev" in splits and not split.dev:
+        raise InvalidValueError(
+            f"--set splits={','.join(splits)} needs dev words: give --set dev or a dev_share above 0"
+        )
     opened = open_stores(stores)
     files = save_files(save, opened)
     results = []
@@ -86,24 +96,25 @@ def apply(
     *,
     test: MoreWords = None,
     layers: opt.Layers = "all",
-    label: Annotated[
-        str | None, opt.option("COLUMN", "The label column, if it has another name in these stores.")
-    ] = None,
     by: By = None,
     device: opt.Device = "auto",
+    settings: Annotated[list[str] | None, opt.set_option(APPLIED)] = None,
     output: Drawing,
 ) -> None:
     """Score saved probes on another store, layer by layer.
 
     For instance the probes of a pretrained model on its fine-tuned version (Zhao et al. 2020, setup (a)). The words
-    are those that the probes were tested on, unless --test is given.
+    are those that the probes were tested on, unless --test is given; --set splits=train,dev,test scores those of other
+    splits too. --set label=COLUMN: the label column, if it has another name in these stores.
     """
+    chosen = opt.read_settings(settings, APPLIED)
     words = None if test is None else opt.read_words(test, option="--test")
     probe = es.probes.load(probes)
     if not isinstance(probe, es.ClassProbe):
         raise InvalidValueError(f"{probes} has {probe.name} probes: give probes saved by probe classes --save")
     probe.device = device
-    options: dict[str, Any] = {"splits": ("test",), "layers": opt.layers_of(layers), "label": label}
+    options: dict[str, Any] = {"layers": opt.layers_of(layers), "label": chosen.get("label")}
+    options["splits"] = _splits(chosen.get("splits", ("test",)))
     result = es.probes.ProbeResult.concat(
         probe.score(words, data=store, name=name, **options) for name, store in open_stores(stores).items()
     )
@@ -208,6 +219,7 @@ def structure(
         raise InvalidValueError(
             f"--sentence {sentence} draws distances: give --plot FILE, and not only --set tasks=depth"
         )
+    splits = _splits(chosen.pop("splits", ("dev", "test")))
     options = {"sentences": sentences or None, **probing.arguments(chosen)}
     es.StructuralProbe(**options)  # checks the settings before a file is read
     trees = {name: es.corpus.read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
@@ -222,7 +234,7 @@ def structure(
         probe = es.StructuralProbe(**options).fit(store, trees["train"], trees["dev"], checkpoint=checkpoint)
         if name in files:
             probe.save(files[name])
-        results.append(probe.score({split: trees[split] for split in ("dev", "test")}, name=name))
+        results.append(probe.score({split: trees[split] for split in splits}, name=name))
         probes.append(probe)
     result = es.probes.ProbeResult.concat(results)
     if sentence is None:

@@ -127,7 +127,8 @@ def test_settings_are_those_of_the_functions() -> None:
     }
     training = arguments(embstore.Training)
     assert set(cli["probes"].CLASSES) <= arguments(embstore.ClassProbe) | training | {"dev", "dev_share", "splits"}
-    assert set(cli["probes"].STRUCTURE) <= arguments(embstore.StructuralProbe) | training
+    assert set(cli["probes"].STRUCTURE) <= arguments(embstore.StructuralProbe) | training | {"splits"}
+    assert set(cli["probes"].APPLIED) <= arguments(embstore.ClassProbe.score)
     coding = {"fractions", "cumulative", "resamples", "dev", "test", "repair"}
     for keys in (cli["edges"].EDGES, cli["edges"].MDL):
         assert set(keys) <= arguments(embstore.EdgeProbe) | training | coding

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import numpy as np
 import torch
 
 from embstore.devices import choose_device
@@ -44,10 +45,10 @@ F = TypeVar("F", bound=Fitted)
 class Probe(ABC, Generic[F]):
     """Settings that all probes share; a subclass adds its own and implements fit and score.
 
-    layers: those that probes are trained for, all by default; -1 or "last" is the last. seeds: of the initial weights;
-    the probes of all seeds are trained together. seed: of everything else that is random (samples, order of the
-    examples, control labels, bootstrap). training: see `Training`. device: "auto", "cpu", "cuda" ... memory: bytes
-    that training may take, such as "4GiB"; if not all probes fit, some are trained after the others.
+    layers: those that probes are trained for, all by default; -1 or "last" is the last. seeds: of the initial weights,
+    and of dropout and the order of the sentences of edge probes. seed: of everything else that is random (samples,
+    order of the examples, control labels, bootstrap). training: see `Training`. device: "auto", "cpu", "cuda" ...
+    memory: bytes that training may take, such as "4GiB"; if not all probes fit, some are trained after the others.
     """
 
     name: ClassVar[str]  # as saved probes have it
@@ -95,6 +96,16 @@ class Probe(ABC, Generic[F]):
         held = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         held["training"] = asdict(self.training)
         return {name: _as_json(value) for name, value in held.items() if name not in NOT_SAVED}
+
+    def _capped(self, what: str, *trained: Trained) -> tuple[str, ...]:
+        """Return a note of the probes that the last epoch stopped; `what`: the store or task."""
+        capped = np.concatenate([each.capped for each in trained])
+        if not capped.any():
+            return ()
+        return (
+            f"{what}: the last epoch ({self.schedule().epochs}) ended the training of {capped.sum():,} of "
+            f"{len(capped):,} probes before early stopping did: their scores depend on it, give more epochs",
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted probes to a file, atomically; it replaces saved probes at the same path.

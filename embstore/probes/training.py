@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError, StorageError
 from embstore.probes.reading import VERIFY
+from embstore.probes.result import Row
 from embstore.probes.saved import Tensors, read_tensors, write_tensors
 from embstore.progress import Progress, reporting
 
+LEARNED = {"epochs": torch.int64, "dev_loss": torch.float64, "capped": torch.bool}  # of each probe, besides weights
 COPY_NBYTES = 2**26  # best weights are copied this many bytes at a time
 CPU = torch.device("cpu")
 
@@ -30,10 +32,11 @@ class Training:
 
     None takes the default of the probe, which its documentation names.
 
-    epochs: passes over the train data at most. batch_size: examples (class probes) or sentences (edge and structural
-    probes) per step. learning_rate: of Adam. patience: a probe stops after this many epochs without a lower loss on
-    the dev data and keeps the weights of its best epoch; 0 trains all epochs, needs no dev data and keeps the last
-    weights.
+    epochs: passes over the train data at most; of class probes an epoch has at least 100 steps, so that few examples
+    are read several times and the length of a training does not depend on how many there are. batch_size: examples
+    (class probes) or sentences (edge and structural probes) per step. learning_rate: of Adam. patience: a probe stops
+    after this many epochs without a lower loss on the dev data and keeps the weights of its best epoch; 0 trains all
+    epochs, needs no dev data and keeps the last weights.
 
     Raises InvalidValueError for a value that is not allowed.
     """
@@ -56,8 +59,8 @@ class Training:
 class Schedule:
     """A `Training` without open defaults; `seed` fixes the order of the examples.
 
-    `device` and `memory` do not change the result: where it runs, and the bytes that the probes trained at a time may
-    take.
+    `min_steps`: an epoch makes as many passes over the examples as this many steps take. `device` and `memory` do not
+    change the result: where it runs, and the bytes that the probes trained at a time may take.
     """
 
     epochs: int
@@ -65,8 +68,13 @@ class Schedule:
     learning_rate: float = 1e-3
     patience: int = 0
     seed: int = 0
+    min_steps: int = 1
     device: torch.device = field(default=CPU, repr=False)
     memory: int = field(default=4 * 2**30, repr=False)
+
+    def n_passes(self, n_examples: int) -> int:
+        """Return the number of passes over the examples in an epoch."""
+        return -(-self.min_steps // -(-n_examples // self.batch_size))
 
     def order(self, epoch: int, n_examples: int, *seeds: int) -> NDArray[np.int64]:
         """Return the order of the examples in an epoch, int64 [n_examples]; `seeds`: more that it depends on."""
@@ -123,16 +131,28 @@ class Trainer(ABC):
 class Trained:
     """The result of a training: `weights` [n_probes, ...] on the CPU, and for each probe the epoch they are of.
 
-    `epochs` int64 [n_probes] counts from 1; `dev_loss` float64 [n_probes] is NaN without early stopping.
+    `epochs` int64 [n_probes] counts from 1; `dev_loss` float64 [n_probes] is NaN without early stopping. `capped` bool
+    [n_probes]: the last epoch ended the training before early stopping did; False without early stopping.
     """
 
     weights: dict[str, torch.Tensor]
     epochs: NDArray[np.int64]
     dev_loss: NDArray[np.float64]
+    capped: NDArray[np.bool_]
+
+    def rows(self, probes: NDArray[np.int64]) -> Iterator[Row]:
+        """Yield what the frame says of how some probes were trained, as rows of split train.
+
+        `best_epoch`: their mean; `converged`: the share that early stopping ended, None without early stopping.
+        """
+        share = None if np.isnan(self.dev_loss[probes]).any() else 1 - float(self.capped[probes].mean())
+        common: Row = {"split": "train", "count": probes.size}
+        yield {**common, "metric": "best_epoch", "value": float(self.epochs[probes].mean())}
+        yield {**common, "metric": "converged", "value": share}
 
     def tensors(self, sizes: Sequence[int], prefix: str = "") -> dict[str, torch.Tensor]:
         """Return everything by name, [*sizes, ...] instead of [n_probes, ...]."""
-        whole = self.weights | {"epochs": torch.from_numpy(self.epochs), "dev_loss": torch.from_numpy(self.dev_loss)}
+        whole = self.weights | {name: torch.from_numpy(getattr(self, name)) for name in LEARNED}
         return {f"{prefix}{name}": tensor.reshape(*sizes, *tensor.shape[1:]) for name, tensor in whole.items()}
 
     @classmethod
@@ -143,14 +163,13 @@ class Trained:
 
         Raises ValueError for a tensor of another shape or dtype, KeyError for a missing one.
         """
-        dtypes = {"epochs": torch.int64, "dev_loss": torch.float64}
         found = {}
-        for name in (*shapes, *dtypes):
+        for name in (*shapes, *LEARNED):
             tensor, size = tensors[f"{prefix}{name}"], shapes.get(name, ())
-            if tensor.shape != (*sizes, *size) or tensor.dtype != dtypes.get(name, torch.float32):
+            if tensor.shape != (*sizes, *size) or tensor.dtype != LEARNED.get(name, torch.float32):
                 raise ValueError(f"the tensor {prefix}{name} does not fit the settings")
             found[name] = tensor.reshape(prod(sizes), *size)
-        return cls(found, found.pop("epochs").numpy(), found.pop("dev_loss").numpy())
+        return cls(found, *(found.pop(name).numpy() for name in LEARNED))
 
 
 def train(
@@ -173,7 +192,7 @@ def train(
     """
     n_probes = sum(map(len, groups))
     weights: dict[str, torch.Tensor] = {}
-    epochs, dev_loss = np.zeros(n_probes, np.int64), np.full(n_probes, np.nan)
+    epochs, dev_loss, capped = np.zeros(n_probes, np.int64), np.full(n_probes, np.nan), np.zeros(n_probes, bool)
     with reporting(progress, unit=unit, label=label) as report:
         for number, members in enumerate(groups):
             trainer = make_trainer(number)
@@ -196,9 +215,10 @@ def train(
                     weights[name] = torch.empty(n_probes, *tensor.shape[1:])
                 weights[name][torch.from_numpy(members)] = tensor.cpu()
             epochs[members] = run.best_epoch
-            dev_loss[members] = run.best if schedule.patience else np.nan
+            if schedule.patience:
+                dev_loss[members], capped[members] = run.best, run.running
             del trainer, run  # before the next group takes its memory
-    return Trained(weights, epochs, dev_loss)
+    return Trained(weights, epochs, dev_loss, capped)
 
 
 _ARRAYS = ("running", "best", "best_epoch", "waited")

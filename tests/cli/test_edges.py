@@ -12,7 +12,7 @@ from tests.cli.conftest import Work, settings
 from tests.cli.test_output import valid
 from tests.probes.edge_store import make
 
-ASK = ("--device", "cpu", *settings(epochs=2, batch_size=8, hidden_size=8, projection=8))
+ASK = ("--device", "cpu", *settings(epochs=2, batch_size=8, hidden_size=8, projection=8, patience=0))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_probes_that_do_not_fit_together_are_trained_one_after_the_other(folder:
 
 
 def test_settings_come_from_a_file(folder: Work) -> None:
-    folder.write("probe.toml", "epochs = 2\nbatch_size = 8\nhidden_size = 8\nprojection = 8\n")
+    folder.write("probe.toml", "epochs = 2\nbatch_size = 8\nhidden_size = 8\nprojection = 8\npatience = 0\n")
     ask = ("probe", "edges", "made.zarr", "colours", "--device", "cpu", "--json")
     assert folder.run(*ask, "--config", "probe.toml").out == folder.run(*ask, *ASK[2:]).out
     for text, message in (

@@ -12,7 +12,7 @@ from tests.cli.conftest import Work, settings
 from tests.cli.test_output import valid
 from tests.probes.class_store import make
 
-ASK = ("--train", "train.tsv", "--test", "test.tsv", *settings(epochs=3, batch_size=16, learning_rate=0.05))
+ASK = ("--train", "train.tsv", "--test", "test.tsv", *settings(epochs=3, batch_size=16, learning_rate=0.05, patience=0))
 
 
 def write_list(path: Path, words: dict[str, list[str]]) -> None:
@@ -45,8 +45,9 @@ def test_probes_are_trained_saved_and_applied(folder: Work) -> None:
         assert column in lines[1]
     assert [line.split()[0] for line in lines[2:]] == ["0", "1", "4"]
     frame = pl.read_csv(folder / "scores.csv")
-    applied = valid(folder.run("probe", "apply", "bank", "made.zarr", "--json"), "probe_output")
-    assert [row["value"] for row in applied] == frame.filter(split="test")["value"].to_list()
+    splits = settings(splits="dev,test")
+    applied = valid(folder.run("probe", "apply", "bank", "made.zarr", "--json", *splits), "probe_output")
+    assert [row["value"] for row in applied] == frame["value"].to_list()
     ran = folder.run("probe", "apply", "bank", "made.zarr", "other.h5", "--layers", "1,4")
     assert (ran.status, ran.err) == (0, "")
     assert [line.split()[:2] for line in ran.out.splitlines()[2:]] == [
@@ -69,7 +70,12 @@ def test_several_stores_seeds_and_figures(folder: Work) -> None:
         folder.run("probe", "classes", "made.zarr", *ASK, "--json", *settings(level="type", splits="test")),
         "probe_output",
     )
-    assert {row["split"] for row in printed} == {"test"}
+    assert {row["split"] for row in printed} == {"train", "test"}
+    ran = folder.run("probe", "classes", "made.zarr", *ASK, *settings(patience=3, epochs=2))
+    assert ran.err == (
+        "embstore: made: the last epoch (2) ended the training of 9 of 9 probes before early stopping did: their "
+        "scores depend on it, give more epochs\n"
+    )
 
 
 def test_words_one_a_line_have_the_classes_of_the_store(folder: Work) -> None:
@@ -108,7 +114,12 @@ def test_bad_input_is_one_line(folder: Work) -> None:
         (("classes", "made.zarr", *ASK, "--kind", "deep"), "deep"),
         (("classes", "made.zarr", *ASK, "--save", "model"), "model exists and is not a file of saved probes"),
         (("classes", "made.zarr", *ASK, "--plot", "a.txt"), "--plot a.txt has no known suffix"),
-        (("classes", "made.zarr", *ASK, *settings(dev_share=0)), "patience 3 needs dev words"),
+        (("classes", "made.zarr", *ASK[:4], *settings(dev_share=0, splits="test")), "patience 3 needs dev words"),
+        (
+            ("classes", "made.zarr", *ASK, *settings(dev_share=0)),
+            "--set splits=dev,test needs dev words: give --set dev",
+        ),
+        (("apply", "bank", "made.zarr", *settings(splits="all")), "--set splits=all is not allowed"),
         (("classes", "made.zarr"), "Missing option '--train'"),
         (("apply", "bank", "narrow.zarr"), "narrow.zarr has vectors of 5 numbers, the probes were trained on 8"),
         (("apply", "model", "made.zarr"), "model is not a file of saved probes"),

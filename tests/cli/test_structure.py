@@ -11,7 +11,7 @@ from tests.cli.test_output import valid
 from tests.probes.tree_store import conllu, make
 
 FILES = ("--train", "train.conllu", "--dev", "dev.conllu", "--test", "test.conllu")
-ASK = (*FILES, *settings(epochs=2, rank=3))
+ASK = (*FILES, *settings(epochs=2, rank=3, patience=0))
 
 
 @pytest.fixture

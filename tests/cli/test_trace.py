@@ -11,7 +11,12 @@ from tests.cli.conftest import Work, settings
 from tests.cli.test_output import valid
 from tests.probes.edge_store import make, write_edges
 
-ASK = ("--device", "cpu", "--json", *settings(epochs=2, batch_size=8, hidden_size=6, projection=6, resamples=0))
+ASK = (
+    "--device",
+    "cpu",
+    "--json",
+    *settings(epochs=2, batch_size=8, hidden_size=6, projection=6, resamples=0, patience=0),
+)
 TREES = """1\tw{n}\t_\tX\tA\t_\t2\tmark\t_\t_
 2\tgoes\t_\tV\tB\t_\t0\troot\t_\t_
 3\thome\t_\tX\t{tag}\t_\t2\tobj\t_\t_

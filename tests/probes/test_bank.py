@@ -133,6 +133,32 @@ def test_little_memory_trains_the_same_probes_in_groups(
     assert len(list(tmp_path.iterdir())) == n_groups, "a checkpoint per group"
 
 
+def test_few_examples_are_read_several_times_in_an_epoch() -> None:
+    data, of = examples(90), shape("linear", 0)  # 90 examples in batches of 20 are 5 steps
+    for min_steps, n_passes in ((1, 1), (5, 1), (6, 2), (10, 2), (11, 3)):
+        assert Schedule(2, 20, min_steps=min_steps).n_passes(90) == n_passes
+    reports: list[int] = []
+    twice = train_bank(of, data, schedule=Schedule(3, 20, min_steps=10), progress=lambda done, _: reports.append(done))
+    once = train_bank(of, data, schedule=Schedule(6, 20))
+    assert torch.equal(twice.weights["weight"], once.weights["weight"])
+    assert (twice.epochs.max(), once.epochs.max(), reports[-1]) == (3, 6, 6 * 90)
+
+
+def test_probes_that_the_last_epoch_stops_are_marked() -> None:
+    data, dev, of = examples(150), examples(60, seed=1), shape("linear", 0)
+    schedule = Schedule(epochs=300, batch_size=32, learning_rate=0.1, patience=2)
+    enough = train_bank(of, data, dev, schedule=schedule)
+    assert not enough.capped.any()
+    few = train_bank(of, data, dev, schedule=replace(schedule, epochs=int(enough.epochs.min()) + 2))
+    np.testing.assert_array_equal(few.capped, enough.epochs > enough.epochs.min())
+    probes = np.arange(len(few.epochs))
+    assert {row["metric"]: row["value"] for row in few.rows(probes)} == {
+        "best_epoch": few.epochs.mean(), "converged": pytest.approx(1 - few.capped.mean()),
+    }  # fmt: skip
+    fixed = train_bank(of, data, schedule=replace(schedule, epochs=2, patience=0))
+    assert [row["value"] for row in fixed.rows(probes)] == [2.0, None]
+
+
 @pytest.mark.parametrize("nbytes", [1, 9 * 32 * 4 * 2, 2**30])
 def test_blocks_of_every_size_give_the_same_probes(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     data, dev, of = examples(90), examples(40, seed=1), shape("mlp", 9)

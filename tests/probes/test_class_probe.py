@@ -112,7 +112,10 @@ def test_predictions_name_every_pair(made: Made, probe: ClassProbe, result: Prob
     recall = result.frame.filter(metric="recall", layer=1, seed=0, split="test", task="class")
     assert right / len(frame) == pytest.approx(recall["value"].item())
     assert probe.predict(layer=-1).equals(probe.predict(layer=4))
-    assert not probe.predict(layer=0, seed=1).equals(probe.predict(layer=0, seed=0))
+    by_seed = [probe.fitted.bank.logits(made.vectors)[0, number] for number in (0, 1)]
+    assert not np.array_equal(*by_seed)
+    with pytest.raises(InvalidValueError, match="there are no probes of seed 7: there are those of 0, 1"):
+        probe.predict(layer=0, seed=7)
 
 
 @pytest.mark.parametrize("level", ["context", "type"])

@@ -111,6 +111,32 @@ def test_probes_trained_together_equal_those_trained_alone(tmp_path: Path, kind:
             torch.testing.assert_close(tensor[0], together.weights[name][number], atol=2e-3, rtol=1e-2)
 
 
+def test_the_order_of_sentences_and_dropout_depend_on_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make(tmp_path / "a.zarr", sentences=20, planted=1, layers=(0, 1))
+    data = train_split(made)
+    seen: dict[int, list[list[int]]] = {}
+    losses, factors = EdgeBank.losses, []
+
+    def spy(self: EdgeBank, batch: Any, *, mask: Any = None) -> torch.Tensor:
+        seen.setdefault(int(self.seeds[0]), []).append(batch.targets.tolist())
+        assert set(self.seeds.tolist()) == {int(self.seeds[0])}, "the probes of a seed together"
+        factors.append(float(mask.sum()))
+        return losses(self, batch, mask=mask)
+
+    monkeypatch.setattr(EdgeBank, "losses", spy)
+    shape = EdgeShape(2, 12, 1, 3, 8, 8)
+    bank = EdgeBank.initial(shape, np.tile(np.tri(2, dtype=bool), (2, 1)), np.array([0, 0, 5, 5]))
+    train_edges(bank, EdgeStream(made.store, (0, 1), EdgeSchedule(2, 4)), data, None)
+    for seed, order in seen.items():
+        epochs = [[target for batch in part for target in batch] for part in (order[:3], order[3:])]
+        assert [sorted(each) for each in epochs] == [list(range(len(data)))] * 2
+        first = np.random.default_rng((0, seed, 1)).permutation(data.n_sentences)[:4]
+        targets = [target for s in sorted(first.tolist()) for target in range(data.first[s], data.first[s + 1])]
+        assert order[0] == targets
+    assert seen[0] != seen[5]
+    assert factors[:6] != factors[6:]
+
+
 def test_dropout_depends_on_its_key_only() -> None:
     mask = dropout_factors(0.25, (4, 1000), key=(0, 1, 2), device=CPU)
     again, other = (dropout_factors(0.25, (4, 1000), key=key, device=CPU) for key in ((0, 1, 2), (5, 1, 2)))

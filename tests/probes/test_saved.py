@@ -90,7 +90,7 @@ def test_tensors_are_plain_weights(stores: Any, tmp_path: Path) -> None:
     probe.save(tmp_path / "class")
     tensors = load_file(tmp_path / "class")
     assert {name: array.shape for name, array in tensors.items()} == {
-        "weight": (3, 1, 6, 9), "epochs": (3, 1, 6), "dev_loss": (3, 1, 6),
+        "weight": (3, 1, 6, 9), "epochs": (3, 1, 6), "dev_loss": (3, 1, 6), "capped": (3, 1, 6),
     }  # fmt: skip
     vectors = classes.vectors[:, :5]
     weight = tensors["weight"]

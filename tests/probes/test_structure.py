@@ -162,7 +162,7 @@ def test_planted_trees_are_found_in_their_layer(probe: StructuralProbe, found: P
 
 def test_a_result_has_scores_baselines_and_trees(made: TreeStore, probe: StructuralProbe, found: ProbeResult) -> None:
     frame = found.frame
-    assert set(frame["split"]) == {"dev", "test"}
+    assert set(frame["split"]) == {"train", "dev", "test"}
     baseline = frame.filter(frame["layer"].is_null())
     assert set(baseline["store"]) == {"planted: linear order"}
     assert sorted(baseline.filter(split="test")["metric"]) == ["dspr", "nspr", "root_accuracy", "uuas"]
@@ -189,7 +189,9 @@ def test_the_same_seed_gives_the_same_result(made: TreeStore) -> None:
 
 def test_depth_probes_alone_have_no_trees(made: TreeStore) -> None:
     probe = fit(made, Training(epochs=1, patience=0), tasks=("depth",), rank=2)
-    assert set(probe.score(parts(made)["test"]).frame["metric"]) == {"root_accuracy", "nspr"}
+    frame = probe.score(parts(made)["test"]).frame
+    assert set(frame.filter(split="test")["metric"]) == {"root_accuracy", "nspr"}
+    assert frame.filter(metric="converged")["value"].to_list() == [None] * 3
     with pytest.raises(InvalidValueError, match="a tree needs distance probes"):
         probe.predict(made.trees[0])
 

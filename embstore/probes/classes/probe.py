@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -62,14 +63,14 @@ class ClassProbe(Probe[FittedClasses]):
     "linear", or "mlp" with one hidden layer of `hidden_size` rectified units. classes: those that get probes; all with
     two train words by default. max_contexts: occurrences of a word-class pair at most, drawn with `seed`; None for all.
     balance: positive examples weigh as much as negative ones. control: also train the control task of Hewitt & Liang
-    2019, in the same model. training: defaults are 50 epochs, batches of 256 examples and patience 3. The other
-    settings are those of `Probe`.
+    2019, in the same model. training: defaults are 100 epochs (of 100 steps or more), batches of 256 examples and
+    patience 3. The other settings are those of `Probe`.
 
     Raises InvalidValueError for a setting that is not allowed.
     """
 
     name: ClassVar[str] = "class"
-    defaults: ClassVar[Schedule] = Schedule(epochs=50, batch_size=256, patience=3)
+    defaults: ClassVar[Schedule] = Schedule(epochs=100, batch_size=256, patience=3, min_steps=100)
     dev_data: ClassVar[str] = "words"
     label: str = "class"
     level: Literal["context", "type"] = "context"
@@ -139,7 +140,7 @@ class ClassProbe(Probe[FittedClasses]):
             control=control,
             store=made_by(store_of(data)),
             data=data,
-            notes=notes,
+            notes=(*notes, *self._capped(store_of(data).path.stem, trained)),
         )
         return self
 
@@ -167,7 +168,9 @@ class ClassProbe(Probe[FittedClasses]):
 
         Metrics: `f1`, `precision` and `recall` (micro, over word-class decisions, each right if at least half of its
         contexts are), `contexts_f1`, `class_f1` by class and `frequency_f1` by the frequency of the word (`item`), and
-        `selectivity`, f1 less that of the control task. `task` is the label column or "control".
+        `selectivity`, f1 less that of the control task. Of split train: `best_epoch`, the mean over the probes of a
+        layer and seed, and `converged`, the share of them that early stopping ended before the last epoch did (null
+        without early stopping). `task` is the label column or "control".
 
         Raises InvalidValueError for a store of another width or without a layer of the probes, an unknown split, a
         split without labelled occurrences, or train words among `words`; MissingRowsError, NonFiniteError.
@@ -178,9 +181,15 @@ class ClassProbe(Probe[FittedClasses]):
         source, bank, found = self._source(words, data, layers, label, splits)
         if name is None:
             name = source.selection.store.path.stem
+        n_classes = len(fitted.classes)
+        numbers = np.arange(fitted.shape.sizes[0] * fitted.shape.n_probes).reshape(fitted.shape.sizes)
+        for layer, (place, seed) in product(bank.shape.layers, enumerate(bank.shape.seeds)):
+            own = numbers[fitted.shape.layers.index(layer), place]
+            for task, outputs in zip((self.label, CONTROL), own.reshape(-1, n_classes), strict=False):
+                rows += [{"layer": layer, "seed": seed, "task": task, **row} for row in fitted.trained.rows(outputs)]
         for split in splits:
             part = source.of(split, fitted.classes)
-            both, n_classes = decide(bank, part), len(fitted.classes)
+            both = decide(bank, part)
             tasks = {self.label: both.of_classes(slice(0, n_classes))}
             control = _control_gold(found, part)
             if control is not None:
@@ -206,10 +215,14 @@ class ClassProbe(Probe[FittedClasses]):
         by the rule of half. `seed`: of the probes, the first by default. The other arguments are those of `score`.
         """
         fitted = self.fitted
+        seed = fitted.shape.seeds[0] if seed is None else seed
+        if seed not in fitted.shape.seeds:
+            known = ", ".join(map(str, fitted.shape.seeds))
+            raise InvalidValueError(f"there are no probes of seed {seed}: there are those of {known}")
         source, bank, _ = self._source(words, data, [layer], label, [split])
         part = source.of(split, fitted.classes)
         made = decide(bank, part).of_classes(slice(0, len(fitted.classes)))
-        positives = made.positives[:, 0, 0 if seed is None else bank.shape.seeds.index(seed)]
+        positives = made.positives[:, 0, bank.shape.seeds.index(seed)]
         right, wrong, _ = verdicts(positives, made.contexts, made.gold)
         least = np.where(made.gold, positives, np.iinfo(np.int32).max).min(1)
         names = np.array(fitted.classes, object)

@@ -78,7 +78,8 @@ class ClassTrainer(Trainer):
         self._device = device = schedule.device
         self._layers, self._probes = [shape.layers[place] for place in layers], probes
         self._size = (len(layers), len(probes))
-        self.n_probes, self.n_examples = len(layers) * len(probes), len(data)
+        self._n_passes = schedule.n_passes(len(data))
+        self.n_probes, self.n_examples = len(layers) * len(probes), self._n_passes * len(data)
         self._outputs = torch.arange(probes.start, probes.stop, device=device) % len(shape.outputs)
         initial = initial_weights(shape, self._layers, probes)
         self._weights = {name: tensor.to(device) for name, tensor in initial.items()}
@@ -97,22 +98,23 @@ class ClassTrainer(Trainer):
         return {name: tensor.flatten(0, 1) for name, tensor in self._weights.items()}
 
     def run_epoch(self, epoch: int, running: NDArray[np.bool_]) -> Iterator[int]:
-        order = self._schedule.order(epoch, len(self._data))
         grid = running.reshape(self._size)
         work = [
             (block, optimizer)
             for block, optimizer in zip(self._blocks, self.optimizers, strict=True)
             if grid[block.layers, block.probes].any()
         ]
-        for size, columns, gold in self._batches(self._data, order):
-            scale = None if self._extra is None else 1 + gold * self._extra
-            for block, optimizer in work:
-                gradients = block.forward(columns).sigmoid_().sub_(gold[block.probes])
-                if scale is not None:
-                    gradients.mul_(scale[block.probes])
-                block.backward(columns, gradients.div_(size))
-                optimizer.step()
-            yield size
+        for number in range((epoch - 1) * self._n_passes, epoch * self._n_passes):
+            order = self._schedule.order(number + 1, len(self._data))
+            for size, columns, gold in self._batches(self._data, order):
+                scale = None if self._extra is None else 1 + gold * self._extra
+                for block, optimizer in work:
+                    gradients = block.forward(columns).sigmoid_().sub_(gold[block.probes])
+                    if scale is not None:
+                        gradients.mul_(scale[block.probes])
+                    block.backward(columns, gradients.div_(size))
+                    optimizer.step()
+                yield size
 
     def dev_losses(self, running: NDArray[np.bool_]) -> NDArray[np.float64]:
         assert self._dev is not None

@@ -162,7 +162,7 @@ class EdgeProbe(Probe[FittedEdges]):
             majority=majority(task.train, single=task.labels.single),
             store=made_by(store),
             data=store,
-            notes=task.notes,
+            notes=(*task.notes, *self._capped(task.labels.name, *trained)),
         )
         return self
 
@@ -200,15 +200,15 @@ class EdgeProbe(Probe[FittedEdges]):
         else by the labels with a probability of one half or more; `half_f1`, always by the latter; `layer_f1` of each
         layer alone; `differential` (eq. 3), `expected_layer` (4), `differential_kl`, `majority_f1`. With a control
         task `control_f1` and `selectivity`, `layer_control_f1` and `layer_selectivity`. Of split train: `mixing` (s of
-        P(L) by layer), `center_of_gravity` (2), `mixing_kl`, `gamma`, and `best_epoch` of P(l). `count`: labels to
-        find.
+        P(L) by layer), `center_of_gravity` (2), `mixing_kl`, `gamma`, and of P(l) `best_epoch` and `converged` (1 if
+        early stopping ended its training, 0 if the last epoch did). `count`: labels to find.
 
         Raises InvalidValueError for a store that does not fit the probes and as `fit` does for targets.
         """
         if resamples < 0:
             raise InvalidValueError(f"resamples {resamples} is not allowed: give 0 (no intervals) or more")
         fitted, store = self.fitted, self._store(data)
-        rows: list[Row] = list(mixing_rows(fitted.grid, fitted.bank(), fitted.trained.epochs))
+        rows: list[Row] = list(mixing_rows(fitted.grid, fitted.bank(), fitted.trained))
         notes = list(fitted.notes) if data is None else []
         for split, edges in (test if isinstance(test, Mapping) else {"test": test}).items():
             joined = self.join(edges, data=data, split=split)

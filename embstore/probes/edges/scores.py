@@ -17,6 +17,7 @@ from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.training import EdgeStream, iter_logits
 from embstore.probes.result import Row
+from embstore.probes.training import Trained
 
 COVERED = 0.95
 BLOCK = 2**22  # numbers of a matrix of resamples in memory at a time
@@ -167,7 +168,7 @@ class ProbeGrid:
         return len(self.layers) * 2 - 1 if self.layerwise else len(self.layers)
 
 
-def mixing_rows(grid: ProbeGrid, bank: EdgeBank, epochs: NDArray[np.int64]) -> Iterator[Row]:
+def mixing_rows(grid: ProbeGrid, bank: EdgeBank, trained: Trained) -> Iterator[Row]:
     """Yield what the probes have learned about the layers, as rows of split train."""
     scale = bank.weights["scale"].detach().cpu().numpy()
     mixing = bank.mixing()
@@ -181,7 +182,7 @@ def mixing_rows(grid: ProbeGrid, bank: EdgeBank, epochs: NDArray[np.int64]) -> I
         yield {**common, "metric": "mixing_kl", "value": kl_from_uniform(weights)}
         yield {**common, "metric": "gamma", "value": float(scale[last])}
         for layer, number in zip(grid.layers, grid.cumulative(seed).tolist(), strict=True):
-            yield {**common, "layer": layer, "metric": "best_epoch", "value": float(epochs[number])}
+            yield from ({**common, "layer": layer, **row} for row in trained.rows(np.array([number])))
 
 
 @dataclass(frozen=True, eq=False)

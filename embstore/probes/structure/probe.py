@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -153,7 +154,7 @@ class StructuralProbe(Probe[FittedStructure]):
             n_sentences={split: len(bank) for split, bank in banks.items()},
             store=made_by(store),
             data=store,
-            notes=tuple(notes),
+            notes=(*notes, *self._capped(store.path.stem, trained)),
         )
         return self
 
@@ -168,14 +169,22 @@ class StructuralProbe(Probe[FittedStructure]):
         seed.
 
         Metrics: `uuas`, the share of gold edges in the minimum spanning tree of the predicted distances; `dspr` and
-        `nspr`, Spearman correlations of distances and depths; `root_accuracy`.
+        `nspr`, Spearman correlations of distances and depths; `root_accuracy`. Of split train: `best_epoch`, and
+        `converged`: 1 if early stopping ended the training of the probe, 0 if its last epoch did (null without early
+        stopping).
 
         Raises InvalidValueError for a split without a sentence in the store and a store that does not fit the probes;
         MissingRowsError, NonFiniteError.
         """
         shape, store = self.fitted.shape, self._store(data)
         name = store.path.stem if name is None else name
-        finder, notes, rows = SentenceFinder(store), list(self.fitted.notes if data is None else ()), list[Row]()
+        finder, notes = SentenceFinder(store), list(self.fitted.notes if data is None else ())
+        probes = product(shape.layers, shape.tasks, shape.seeds)
+        rows: list[Row] = [
+            {"store": name, "layer": layer, "task": task, "seed": seed, **row}
+            for number, (layer, task, seed) in enumerate(probes)
+            for row in self.fitted.trained.rows(np.array([number]))
+        ]
         for split, trees in (test if isinstance(test, Mapping) else {"test": test}).items():
             bank = self._treebank(finder, split, trees, notes)
             n_probes = len(shape.layers) * len(shape.seeds)
