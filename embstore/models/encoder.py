@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole
 
 Pooling = Literal["mean", "first", "last", "max"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -216,12 +216,9 @@ def check_arguments(
         raise InvalidValueError(f"the layers {list(chosen)} must be one or more, each named once")
     if pooling not in POOLINGS:
         raise InvalidValueError(f"unknown pooling {pooling!r}; allowed are {', '.join(POOLINGS)}")
-    if not 1 <= batch_subwords <= MAX_BATCH_SUBWORDS:
-        raise InvalidValueError(
-            f"batches of {batch_subwords:,} subwords are not allowed; give 1 to {MAX_BATCH_SUBWORDS:,}"
-        )
-    if attention_window is not None and not attention_window >= 0:
-        raise InvalidValueError(f"attention window {attention_window} is not allowed; give 0 or more words")
+    check_whole("batch subwords", batch_subwords, 1, MAX_BATCH_SUBWORDS)
+    if attention_window is not None:
+        check_whole("attention window", attention_window, 0, unit="words")
     return chosen
 
 

@@ -8,17 +8,17 @@ from typing import Any, Literal
 import torch
 
 from embstore.devices import choose_device, choose_dtype
-from embstore.errors import InvalidValueError, ModelError, WordVectorsError
+from embstore.errors import InvalidValueError, ModelError, WordVectorsError, check_whole, quoted
 from embstore.models.checkpoint import load, open_checkpoint
 from embstore.models.elmo.encoder import ElmoEncoder
 from embstore.models.elmo.weights import find_elmo
 from embstore.models.encoder import Encoder
 from embstore.models.static.encoder import StaticEncoder
-from embstore.models.static.shorthand import BAG, Missing, parse_shorthand
+from embstore.models.static.shorthand import BAG, Missing, parse_shorthand, require_name
 from embstore.models.static.tables import SubwordTable, WordTable
 from embstore.models.transformer.encoder import TransformerEncoder
 from embstore.vectors import RandomVectors, VectorTable, WordVectors, open_vector_table
-from embstore.vectors.word_vectors import table_of_vectors
+from embstore.vectors.word_vectors import MAX_DIMENSIONS, table_of_vectors
 
 
 def load_encoder(
@@ -60,14 +60,15 @@ def vector_encoder(
     Raises WordVectorsError for a file that cannot be read, InvalidValueError for an argument that is not allowed.
     """
     if missing not in ("random", "drop"):
-        raise InvalidValueError(f"missing {missing!r} is not allowed: choose random or drop")
+        raise InvalidValueError(f"missing {quoted(missing)} is not allowed: choose random or drop")
+    check_whole("seed", seed, 0)
     name = "word vectors"
     if isinstance(vectors, VectorTable):
         table = vectors
     elif isinstance(vectors, WordVectors):
         table = table_of_vectors(vectors)
     else:
-        table = open_vector_table(vectors)
+        table = open_vector_table(require_name(vectors))
         options = ["missing=drop"] if missing == "drop" else [f"seed={seed}"] if seed else []
         name = f"vectors:{vectors}" + "".join(f"?{option}" for option in options)
     return _word_encoder(table, name, missing=missing, seed=seed, device=device, compute_dtype=compute_dtype)
@@ -80,6 +81,8 @@ def random_encoder(
 
     Raises InvalidValueError for a number of dimensions that is not allowed.
     """
+    check_whole("dimensions", n_dimensions, 1, MAX_DIMENSIONS)
+    check_whole("seed", seed, 0)
     name = f"random:{n_dimensions}" + (f"?seed={seed}" if seed else "")
     table = RandomVectors(n_dimensions, seed=seed)
     return _word_encoder(table, name, missing="random", seed=seed, device=device, compute_dtype=compute_dtype)

@@ -93,11 +93,11 @@ def test_a_sample_is_seeded(bert: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"max_length": 0}, "max length is 0"),
+        ({"max_length": 0}, "max length 0 is not"),
         ({"max_length": 2}, "no space for a word"),
         ({"max_length": 999}, "accepts at most 320 subwords"),
-        ({"n_sentences": 0}, "sentences is 0"),
-        ({"seed": -1}, "seed is -1"),
+        ({"n_sentences": 0}, "sentences 0 is not"),
+        ({"seed": -1}, "seed -1 is not"),
         ({"device": "gpu"}, "unknown device"),
         ({"corpus": [["\u200b"]]}, "no sentence has a subword"),
         ({"model_b": "gone/model/here"}, "no model folder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -405,7 +406,7 @@ def test_an_encoder_is_named_by_the_shorthand_that_makes_it(file: Path, bert: Pa
     [
         ("random:", "'random:' cannot be read: write random:DIMENSIONS"),
         ("random:x", "write random:DIMENSIONS"),
-        ("random:0", "0 dimensions are not allowed: give 1 to 65536"),
+        ("random:0", "dimensions 0 is not allowed: give 1 to 65,536"),
         ("random:3?missing=drop", "write random:DIMENSIONS"),
         ("random:3?seed=-1", "seed '-1' is not allowed"),
         ("vectors:", "write vectors:FILE"),
@@ -426,6 +427,25 @@ def test_bad_names_are_one_line(file: Path, tmp_path: Path, name: str, says: str
     with pytest.raises((InvalidValueError, ModelError, WordVectorsError)) as caught:
         encoder_from_shorthand(name.replace("FILE", str(file)).replace("PROSE", str(prose)))
     assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: random_encoder("9"),  # type: ignore[arg-type]
+        lambda: random_encoder(0),
+        lambda: random_encoder(10**20),
+        lambda: random_encoder(9, seed=-1),
+        lambda: random_encoder(9, seed="x"),  # type: ignore[arg-type]
+        lambda: vector_encoder(3),  # type: ignore[arg-type]
+        lambda: vector_encoder(None),  # type: ignore[arg-type]
+        lambda: vector_encoder(WordVectors(("a",), np.ones((1, 2), np.float32)), missing=[]),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_arguments_are_one_line(make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        make()
     assert "\n" not in str(caught.value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole, quoted
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,14 @@ class FineTuneSettings:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "max_length", "n_examples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidValueError(f"{name.replace('_', ' ')} is {value}; it must be 1 or more")
-        if not 0 < self.learning_rate < math.inf:
-            raise InvalidValueError(f"the learning rate is {self.learning_rate}; it must be above 0, such as 5e-5")
-        if not 0 <= self.seed < 2**32:
-            raise InvalidValueError(f"the seed is {self.seed}; it must be 0 or more and below 2**32")
-        if self.attention_window is not None and self.attention_window < 0:
-            raise InvalidValueError(f"the attention window is {self.attention_window}; it must be 0 or more words")
+            if getattr(self, name) is not None or name in ("epochs", "max_length"):
+                check_whole(name.replace("_", " "), getattr(self, name), 1)
+        rate: object = self.learning_rate
+        if not isinstance(rate, int | float) or not 0 < rate < math.inf:
+            raise InvalidValueError(f"learning rate {quoted(rate)} is not allowed: give a number above 0, such as 5e-5")
+        check_whole("seed", self.seed, 0, 2**32 - 1)
+        if self.attention_window is not None:
+            check_whole("attention window", self.attention_window, 0, unit="words")
 
 
 def check_task(task: str, settings: FineTuneSettings) -> FineTuneTask:

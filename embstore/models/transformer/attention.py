@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embstore.corpus import Corpus, open_corpus
 from embstore.devices import choose_device, torch_threads
-from embstore.errors import InvalidValueError, ModelError
+from embstore.errors import InvalidValueError, ModelError, check_whole
 from embstore.models.batching import make_batches
 from embstore.models.checkpoint import load
 from embstore.models.transformer.network import Network
@@ -48,11 +48,11 @@ def attention_similarity(
     Sums are in float64 and weights are not stored, so memory does not grow with the corpus; padding is left out.
     Raises ModelError if the models differ in layers, heads or tokenizer, or return no weights.
     """
-    for name, value in (("max length", max_length), ("sentences", n_sentences), ("batch of subwords", batch_subwords)):
-        if value is not None and value < 1:
-            raise InvalidValueError(f"{name} is {value}; it must be 1 or more")
-    if not 0 <= seed < 2**32:
-        raise InvalidValueError(f"the seed is {seed}; it must be 0 or more and below 2**32")
+    check_whole("max length", max_length, 1)
+    for name, value in (("sentences", n_sentences), ("batch of subwords", batch_subwords)):
+        if value is not None:
+            check_whole(name, value, 1)
+    check_whole("seed", seed, 0, 2**32 - 1)
     where = choose_device(device)
     opened = open_corpus(corpus)
     with torch_threads(threads), reporting(progress, unit="sentences", label="attention") as report:
