@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole
 
 if TYPE_CHECKING:
     import torch
 
 ALLOWED = "auto, cpu, cuda, cuda:N, mps, xpu"
+MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many threads as it is told to
 COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -47,12 +48,10 @@ def choose_device(device: str = "auto", *, float64: bool = False) -> torch.devic
 def thread_count(threads: int | None = None) -> int:
     """Return how many CPU threads to use: `threads`, else OMP_NUM_THREADS, else one for each core that is available.
 
-    Raises InvalidValueError for a number below 1.
+    Raises InvalidValueError for anything but a number from 1 to 1,024.
     """
-    if threads is not None and threads < 1:
-        raise InvalidValueError(f"threads {threads} is not allowed: give 1 or more")
     if threads is not None:
-        return threads
+        return check_whole("threads", threads, 1, MAX_THREADS)
     variable = os.environ.get("OMP_NUM_THREADS", "")
     if variable.isdecimal() and int(variable):
         return int(variable)
@@ -80,13 +79,12 @@ def choose_dtype(compute_dtype: str, device: torch.device) -> torch.dtype:
 def torch_threads(threads: int | None) -> Iterator[None]:
     """Let torch use `threads` CPU threads inside the block and restore the number afterwards; None changes nothing.
 
-    Raises InvalidValueError for a number below 1.
+    Raises InvalidValueError for anything but a number from 1 to 1,024.
     """
     if threads is None:
         yield
         return
-    if threads < 1:
-        raise InvalidValueError(f"threads is {threads}; it must be 1 or more")
+    threads = thread_count(threads)
     import torch
 
     before = torch.get_num_threads()

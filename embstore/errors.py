@@ -7,6 +7,7 @@ that the user can correct, 1 for a failure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
 
@@ -167,3 +168,10 @@ def check_whole(name: str, value: object, least: int, most: int | None = None, *
         allowed = f"{least} or more" if most is None else f"{least} to {most:,}"
         raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {allowed} {unit}".rstrip())
     return number
+
+
+def check_choice(name: str, value: object, allowed: Iterable[str]) -> None:
+    """Raise InvalidValueError for anything but one of the allowed names."""
+    allowed = list(allowed)
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidValueError(f"unknown {name} {quoted(value)}; allowed are {', '.join(allowed)}")

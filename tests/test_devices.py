@@ -77,5 +77,5 @@ def test_the_number_of_threads_is_restored() -> None:
     assert torch.get_num_threads() == before
     with torch_threads(None):
         assert torch.get_num_threads() == before
-    with pytest.raises(InvalidValueError, match="threads is 0"), torch_threads(0):
+    with pytest.raises(InvalidValueError, match="threads 0 is not allowed: give 1 to 1,024"), torch_threads(0):
         pass

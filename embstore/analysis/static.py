@@ -25,7 +25,8 @@ from embstore.analysis.words import (
     eligible_types,
     rows_of_words,
 )
-from embstore.errors import InvalidValueError
+from embstore.arguments import as_matrix, checked
+from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Layout, Selection, Store
 from embstore.store.convert.filling import PartitionBuffer, fill_store, require_free_path
@@ -40,6 +41,7 @@ _ORTHOGONAL = 1e-8  # the cosine with the mean below which rounding may decide i
 _BLOCK_ROWS = 4096
 
 
+@checked
 def static_vectors(
     data: Store | Selection,
     *,
@@ -79,6 +81,7 @@ def static_vectors(
     selection = selected(data, layer_of(data, layer))
     store = selection.store
     if types is None:
+        check_whole("min_contexts", min_contexts, 1)
         types = all_types(selection) if min_contexts == 1 else eligible_types(selection, min_contexts)
         if not len(types):
             raise InvalidValueError(
@@ -103,10 +106,8 @@ def static_vectors(
 
 
 def _check(method: str, scale: str, n_components: int | None) -> None:
-    if method not in get_args(Method):
-        raise InvalidValueError(f"unknown method {method!r}; allowed are {', '.join(get_args(Method))}")
-    if scale not in get_args(Scale):
-        raise InvalidValueError(f"unknown scale {scale!r}; allowed are {', '.join(get_args(Scale))}")
+    check_choice("method", method, get_args(Method))
+    check_choice("scale", scale, get_args(Scale))
     if scale != "unit" and method != "pc1":
         raise InvalidValueError(f"scale {scale!r} applies to the method pc1 only, not to {method}: leave it out")
     if n_components is not None and method != "abtt":
@@ -208,11 +209,10 @@ def all_but_the_top(vectors: ArrayLike, *, n_components: int | None = None) -> N
 
     Mu & Viswanath 2018, algorithm 1. `n_components`: by default one for every hundred features, at least one.
     """
-    given = np.asarray(vectors)
+    given = as_matrix("vectors", vectors)
     count, size = given.shape
     n_components = max(1, size // 100) if n_components is None else n_components
-    if not 0 <= n_components < size:
-        raise InvalidValueError(f"n_components {n_components} is not allowed: give 0 to {size - 1}")
+    check_whole("n_components", n_components, 0, size - 1)
     mean = given.mean(0, dtype=np.float64)
     scatter = np.zeros((size, size))
     for start in range(0, count, _BLOCK_ROWS):
@@ -237,6 +237,7 @@ _METHODS = {
 }
 
 
+@checked
 def write_static_store(
     vectors: WordVectors | Mapping[int, WordVectors],
     path: str | Path,

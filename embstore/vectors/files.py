@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arguments import checked
 from embstore.corpus.sentence import is_encodable
 from embstore.errors import (
     InvalidValueError,
@@ -19,6 +20,8 @@ from embstore.errors import (
     StorageError,
     WordVectorsError,
     WordVectorsNotFoundError,
+    check_choice,
+    check_whole,
 )
 from embstore.vectors.fasttext import MAGIC, FastTextTable
 from embstore.vectors.mapped import MappedFile, header_counts, sha256_of_files
@@ -34,6 +37,7 @@ _UNWRITABLE = "\n\r\0"
 _NUMBERS = frozenset(b"0123456789+-.eEnaifNAIFty \t\r")
 
 
+@checked
 def read_vectors(path: str | Path, *, format: Format = "auto", limit: int | None = None) -> WordVectors:
     """Read the word vectors of a file into memory, or only the first `limit` of them.
 
@@ -44,8 +48,8 @@ def read_vectors(path: str | Path, *, format: Format = "auto", limit: int | None
     Raises WordVectorsError, with the line if there are lines, for a repeated word, a vector of another length, NaN or
     infinity, a count other than the header's, and a file that is cut off.
     """
-    if limit is not None and limit < 1:
-        raise InvalidValueError(f"limit {limit} is not allowed: give 1 or more, or None for all words")
+    if limit is not None:
+        check_whole("limit", limit, 1)
     table = _open(Path(path), format, limit)
     if not isinstance(table, RowTable):
         raise WordVectorsError(
@@ -55,6 +59,7 @@ def read_vectors(path: str | Path, *, format: Format = "auto", limit: int | None
     return WordVectors(tuple(table.words[:n_words]), table.read_rows(range(n_words)))
 
 
+@checked
 def open_vector_table(path: str | Path) -> VectorTable:
     """Open a file of word vectors to look up words without reading all vectors.
 
@@ -66,7 +71,7 @@ def open_vector_table(path: str | Path) -> VectorTable:
 
 
 def _open(path: Path, format: str, limit: int | None) -> VectorTable:
-    check_format(format)
+    check_choice("format", format, get_args(Format))
     if format == "npy":
         return _open_npy(path)
     file = MappedFile(path)
@@ -87,12 +92,6 @@ def _open(path: Path, format: str, limit: int | None) -> VectorTable:
     if format == "binary":
         return open_binary(file, limit=limit)
     return open_text(file, header=format == "text", limit=limit)
-
-
-def check_format(format: str) -> None:
-    """Raise InvalidValueError for an unknown format."""
-    if format not in get_args(Format):
-        raise InvalidValueError(f"format {format!r} is not known: choose {', '.join(get_args(Format))}")
 
 
 def vocabulary_path(path: Path) -> Path:
@@ -150,6 +149,7 @@ def _read_vocabulary(path: Path, array: Path) -> list[str]:
     return words
 
 
+@checked
 def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "auto") -> None:
     """Write word vectors to a file as `text`, `glove`, `binary` or `npy` (see `read_vectors`), atomically.
 
@@ -161,7 +161,7 @@ def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "a
     StorageError if the file cannot be written.
     """
     path = Path(path)
-    check_format(format)
+    check_choice("format", format, get_args(Format))
     if path.suffix in (".gz", ".zst"):
         raise InvalidValueError(f"{path}: word vectors are written uncompressed: leave {path.suffix} out of the name")
     if format == "auto":

@@ -8,8 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from embstore.arguments import checked
 from embstore.corpus import Corpus, Sentence, open_corpus
-from embstore.errors import CorpusError, InvalidValueError, MissingPackageError
+from embstore.errors import CorpusError, InvalidValueError, MissingPackageError, check_whole, quoted
 from embstore.progress import Progress, Report, reporting
 from embstore.vectors.word_vectors import WordVectors
 
@@ -38,14 +39,13 @@ class SkipGram:
 
     def __post_init__(self) -> None:
         for name in ("size", "window", "min_count", "negative", "epochs", "workers"):
-            if (value := getattr(self, name)) < 1:
-                raise InvalidValueError(f"{name.replace('_', ' ')} {value} is not allowed: give 1 or more")
-        if not 0 <= self.seed < 2**32:
-            raise InvalidValueError(f"seed {self.seed} is not allowed: give 0 to {2**32 - 1}")
-        if not 0 <= self.sample <= 1:
-            raise InvalidValueError(f"sample {self.sample} is not allowed: give 0 (no subsampling) to 1")
+            check_whole(name.replace("_", " "), getattr(self, name), 1, 2**31 - 1)
+        check_whole("seed", self.seed, 0, 2**32 - 1)
+        if not isinstance(self.sample, float | int) or not 0 <= self.sample <= 1:
+            raise InvalidValueError(f"sample {quoted(self.sample)} is not allowed: give 0 (no subsampling) to 1")
 
 
+@checked
 def train_vectors(
     corpus: str | Path | Corpus | Iterable[Any],
     *,

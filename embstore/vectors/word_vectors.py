@@ -13,7 +13,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, quoted
+from embstore.arguments import as_matrix
+from embstore.errors import InvalidValueError, check_whole, quoted
 
 BLOCK_ROWS = 2**14
 PHRASE_JOINS = ("_", " ")  # how the entries of phrases are spelled: as by word2vec, then as by numpy and gensim
@@ -33,11 +34,10 @@ class WordVectors:
     vectors: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        given = np.asarray(self.vectors)
-        if given.dtype.kind not in "fiu" or given.ndim != 2 or not given.size:
-            raise InvalidValueError(
-                f"word vectors of shape {given.shape} and dtype {given.dtype}: give numbers [words, dimensions]"
-            )
+        given = as_matrix("word vectors", self.vectors)
+        words: object = self.words
+        if isinstance(words, str) or not isinstance(words, Iterable) or getattr(words, "ndim", 1) < 1:
+            raise InvalidValueError(f"words {quoted(words)} are not allowed: give a list of words")
         with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, which is refused below
             object.__setattr__(self, "vectors", np.ascontiguousarray(given, np.float32))
         object.__setattr__(self, "words", tuple(self.words))
@@ -207,9 +207,7 @@ class RandomVectors(VectorTable):
     """
 
     def __init__(self, dimensions: int, *, seed: int = 0) -> None:
-        if not 1 <= dimensions <= MAX_DIMENSIONS:
-            raise InvalidValueError(f"{dimensions} dimensions are not allowed: give 1 to {MAX_DIMENSIONS}")
-        self.dimensions = dimensions
+        self.dimensions = check_whole("the number of dimensions", dimensions, 1, MAX_DIMENSIONS)
         self.seed = seed
 
     @property

@@ -137,7 +137,7 @@ def two(word: str) -> WordVectors:
 
 
 OPTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "format": (lambda path: read_vectors(path, format="csv"), "format 'csv' is not known: choose auto, text"),
+    "format": (lambda path: read_vectors(path, format="csv"), "unknown format 'csv'; allowed are auto, text"),
     "limit": (lambda path: read_vectors(path, limit=0), "limit 0 is not allowed: give 1 or more"),
     "compressed": (lambda path: write_vectors(ONE, path.with_suffix(".gz")), r"leave \.gz out"),
     "npy suffix": (lambda path: write_vectors(ONE, path, format="npy"), r"ends in \.npy"),

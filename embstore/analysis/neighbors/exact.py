@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.neighbors.space import Space, Vectors, halves_or_floats, refuse_vector
-from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.arguments import as_matrix
+from embstore.errors import InvalidValueError, NonFiniteError, check_whole
 from embstore.vectors.kmeans import unit_rows
 
+MAX_K = 2**31 - 1
 FEW_QUERIES = 12  # up to this number, rows are multiplied as they are read, and torch is not loaded
 BLOCK_NBYTES = 2**21  # of float32
 GPU_BLOCK_NBYTES = 2**28
@@ -74,8 +76,7 @@ def exact_search(
     """
     space = Space() if space is None else space
     compared = checked_queries(queries, vectors.hidden_size, space)
-    if k < 1:
-        raise InvalidValueError(f"k {k} is not allowed: give 1 or more")
+    check_whole("k", k, 1, MAX_K)
     candidates = np.arange(vectors.count) if rows is None else np.asarray(rows, np.int64)
     if (candidates[1:] <= candidates[:-1]).any():
         raise InvalidValueError("rows must be ascending, each given once: sort them")
@@ -93,9 +94,8 @@ def exact_search(
 
 def checked_queries(queries: ArrayLike, hidden_size: int, space: Space) -> NDArray[np.float64]:
     """The queries as they are compared, float64 [q, feature]; raises InvalidValueError and NonFiniteError."""
-    array = np.asarray(queries, np.float64)
-    array = array[None] if array.ndim == 1 else array
-    if array.ndim != 2 or array.shape[1] != hidden_size:
+    array = as_matrix("queries", queries, single=True).astype(np.float64)
+    if array.shape[1] != hidden_size:
         raise InvalidValueError(f"queries must be [q, {hidden_size}] like the searched vectors, not {array.shape}")
     invalid = np.flatnonzero(~np.isfinite(array).all(1))
     if len(invalid):

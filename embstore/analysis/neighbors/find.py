@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.index import LayerIndex, open_index
 from embstore.analysis.neighbors.space import METRICS, ArrayVectors, StoreVectors, space_of
-from embstore.errors import InvalidValueError
+from embstore.arguments import as_matrix, checked
+from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 from embstore.store.layout import resolve_layer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 POOLS = ("each", "mean")
 
 
+@checked
 def neighbors(
     data: Store | Selection | WordVectors,
     word: str | Sequence[str] | None = None,
@@ -98,10 +100,8 @@ def _check_query(
     pool: str,
 ) -> None:
     """Raise InvalidValueError unless there is exactly one kind of query, and one that fits the data."""
-    if metric not in METRICS:
-        raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
-    if pool not in POOLS:
-        raise InvalidValueError(f"unknown pool {pool!r}; allowed are {', '.join(POOLS)}")
+    check_choice("metric", metric, METRICS)
+    check_choice("pool", pool, POOLS)
     if text is None and model is not None:
         raise InvalidValueError("a model encodes a new sentence: give the text too")
     if text is not None and isinstance(data, WordVectors):
@@ -119,9 +119,7 @@ def _check_query(
 
 
 def _check_k(k: int, n_candidates: int, what: str) -> None:
-    if k < 1:
-        raise InvalidValueError(f"k {k} is not allowed: give 1 or more")
-    if k > n_candidates:
+    if check_whole("k", k, 1) > n_candidates:
         raise InvalidValueError(f"k {k} is more than the {n_candidates:,} {what} that can be found: give less")
 
 
@@ -135,8 +133,8 @@ class Queries:
     types: NDArray[np.int64]
 
     @classmethod
-    def of_vectors(cls, vectors: ArrayLike | None) -> Queries:
-        array = np.atleast_2d(np.asarray(vectors, np.float64))
+    def of_vectors(cls, vectors: ArrayLike) -> Queries:
+        array = as_matrix("vectors", vectors, single=True).astype(np.float64)
         unknown = np.full(len(array), -1)
         return cls(list(range(len(array))), array, unknown, unknown)
 
@@ -184,8 +182,7 @@ class _Candidates:
             means = np.array([selection.vectors(dtype="float64")[0].mean(0) for selection in selections])
             types = np.array([self.store.type_of(one) for one in words], np.int64)
             return Queries(words, means, np.full(len(words), -1), types)
-        given = [occurrence] if isinstance(occurrence, int | np.integer) else occurrence
-        rows = self.store.select(words=word, rows=None if given is None else np.asarray(given, np.int64)).rows
+        rows = self.store.select(words=word, rows=None if occurrence is None else np.atleast_1d(occurrence)).rows
         if not len(rows):
             raise InvalidValueError("the list of query occurrences is empty: give one or more")
         types = np.asarray(self.store.index.type[rows]).astype(np.int64)
@@ -277,9 +274,10 @@ def _in_word_vectors(
     """Search a table of word vectors exactly."""
     import polars as pl
 
-    queries, exclude = Queries.of_vectors(vectors), []
-    if word is not None:
-        names = [word] if isinstance(word, str) else list(word)
+    if vectors is not None:
+        queries, exclude = Queries.of_vectors(vectors), []
+    else:
+        names = [word] if isinstance(word, str) else list(word or ())
         rows = table.rows_of(names)
         if (rows < 0).any():
             name = names[int(rows.argmin())]

@@ -10,9 +10,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import Exclusion, exact_search
-from embstore.analysis.neighbors.space import ArrayVectors, Space, StoreVectors, Vectors, space_of
+from embstore.analysis.neighbors.space import MAX_SEED, ArrayVectors, Space, StoreVectors, Vectors, space_of
 from embstore.analysis.scan import Counter, selected
-from embstore.errors import InvalidValueError
+from embstore.arguments import checked
+from embstore.errors import InvalidValueError, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 from embstore.vectors import WordVectors
@@ -32,6 +33,7 @@ SCHEMA = {
 }
 
 
+@checked
 def hubness(
     data: Store | Selection | WordVectors,
     *,
@@ -64,8 +66,9 @@ def hubness(
     NonFiniteError.
     """
     for name, value, least in (("k", k, 1), ("sample", sample, 1), ("top", top, 0)):
-        if value is not None and value < least:
-            raise InvalidValueError(f"{name} {value} is not allowed: give {least} or more")
+        if value is not None:
+            check_whole(name, value, least)
+    check_whole("seed", seed, 0, MAX_SEED)
     sources: list[tuple[int | None, Vectors, Any]]
     if isinstance(data, WordVectors):
         if layers is not None:

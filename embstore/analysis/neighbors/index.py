@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.neighbors import index_kinds as kinds
-from embstore.analysis.neighbors.exact import Exclusion, Hits, Search, checked_queries, exact_search
+from embstore.analysis.neighbors.exact import MAX_K, Exclusion, Hits, Search, checked_queries, exact_search
 from embstore.analysis.neighbors.index_files import (
     CHECKED_NBYTES,
     FAISS,
@@ -28,10 +28,20 @@ from embstore.analysis.neighbors.index_files import (
     not_found,
     read_info,
     read_space,
+    remedy,
     require_fresh,
 )
-from embstore.analysis.neighbors.space import METRICS, Space, StoreVectors
-from embstore.errors import InvalidValueError, MissingRowsError, SearchIndexError, SearchIndexNotFoundError
+from embstore.analysis.neighbors.space import MAX_SEED, METRICS, Space, StoreVectors
+from embstore.arguments import checked
+from embstore.devices import thread_count
+from embstore.errors import (
+    InvalidValueError,
+    MissingRowsError,
+    SearchIndexError,
+    SearchIndexNotFoundError,
+    check_choice,
+    check_whole,
+)
 from embstore.html import html_table
 from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
@@ -45,6 +55,7 @@ EXTRA = 2  # candidates beyond k
 EXTRA_TO_PROVE = 64  # candidates beyond k if they are to prove that nothing nearer was missed
 
 
+@checked
 def build_index(
     data: Store,
     *,
@@ -73,8 +84,7 @@ def build_index(
     Raises MissingRowsError for an unfinished store, InvalidValueError, NonFiniteError, StoreBusyError, StorageError,
     MissingPackageError.
     """
-    if threads is not None and threads < 1:
-        raise InvalidValueError(f"threads {threads} is not allowed: give 1 or more")
+    thread_count(threads)
     settings = _settings_of(data, layer, kind, metric, centered, n_components, train_sample, seed, memory)
     with reporting(progress, total=data.n_rows, unit="rows", label="index") as report:
         name = ensure_index(
@@ -95,13 +105,11 @@ def _settings_of(
     memory: int | str | None,
 ) -> IndexSettings:
     """Check the options of `build_index` and choose the parameters of the index."""
-    for option, value, least in (("seed", seed, 0), ("train_sample", train_sample, 1)):
-        if value is not None and value < least:
-            raise InvalidValueError(f"{option} {value} is not allowed: give {least} or more")
-    if metric not in METRICS:
-        raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
-    if not 0 <= n_components < data.hidden_size:
-        raise InvalidValueError(f"n_components {n_components} is not allowed: give 0 to {data.hidden_size - 1}")
+    check_whole("seed", seed, 0, MAX_SEED)
+    if train_sample is not None:
+        check_whole("train_sample", train_sample, 1)
+    check_choice("metric", metric, METRICS)
+    check_whole("n_components", n_components, 0, data.hidden_size - 1)
     number = resolve_layer(layer, data.layers)
     if not data.finished:
         raise MissingRowsError(
@@ -128,6 +136,7 @@ def _settings_of(
     )
 
 
+@checked
 def open_index(
     data: Store,
     *,
@@ -244,8 +253,8 @@ class LayerIndex:
                 raise InvalidValueError(
                     f"{option} is for {names}: the index {self.name} is {self.info.settings.factory}"
                 )
-            if value is not None and value < 1:
-                raise InvalidValueError(f"{option} {value} is not allowed: give 1 or more")
+            if value is not None:
+                check_whole(option, value, 1)
         probed = own.get("nprobe") if nprobe is None else min(nprobe, own["nlist"])
         return kinds.Effort(probed, None if probed is not None else own.get("ef") if ef is None else ef)
 
@@ -272,8 +281,7 @@ class LayerIndex:
         Raises InvalidValueError, NonFiniteError.
         """
         effort = self.effort(nprobe=nprobe, ef=ef)
-        if k < 1:
-            raise InvalidValueError(f"k {k} is not allowed: give 1 or more")
+        check_whole("k", k, 1, MAX_K)
         compared = checked_queries(queries, self.store.hidden_size, self.space)
         given = np.asarray(queries).reshape(compared.shape)
         with kinds.faiss_threads(threads):
@@ -358,10 +366,12 @@ class _IndexSearch:
         parameters = kinds.search_parameters(self.index._faiss, effort, self.mask)
         try:
             scores, rows = self.index._faiss.search(queries, n_fetched, params=parameters)
-        except RuntimeError:
-            if self.mask is None:
-                raise
-            return None
+        except RuntimeError as error:
+            if self.mask is not None:
+                return None
+            raise SearchIndexError(
+                f"faiss cannot search the index {self.index.name} ({kinds.cause_of(error)}): {remedy(self.index.path)}"
+            ) from None
         return scores, rows
 
     def choose(

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.neighbors import index_kinds as kinds
 from embstore.analysis.neighbors.space import Space, space_of
+from embstore.arguments import checked
 from embstore.errors import (
     EmbstoreError,
     InvalidValueError,
@@ -138,6 +139,7 @@ def default_name(settings: IndexSettings) -> str:
     return checked_name(f"layer{settings.layer}-{kind}-{settings.metric}{space}"[:100])
 
 
+@checked
 def list_indexes(data: Store) -> list[IndexState]:
     """List the indexes of a store by name, finished or not; reads only their metadata and the sizes of files."""
     found: dict[str, IndexState] = {}
@@ -165,6 +167,7 @@ def _state(store: Store, folder: Path) -> IndexState:
     return IndexState(folder.name, "ready", "", info)
 
 
+@checked
 def remove_index(data: Store, name: str) -> None:
     """Remove an index of a store, finished or not. Raises SearchIndexNotFoundError, StorageError."""
     folder = folder_of(data) / checked_name(name)
@@ -389,6 +392,7 @@ class _Build:
         if index is None:
             index = self._new_index(space)
         longest = self._fill(index, space)
+        kinds.require_rows(index, self.settings.n_rows, self.settings.factory)
         files = [FAISS, *([SPACE] if self.settings.centered else [])]
         info = IndexInfo(
             name=name,

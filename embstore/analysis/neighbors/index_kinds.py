@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, MissingPackageError, StorageError, StoreDamagedError
+from embstore.devices import thread_count
+from embstore.errors import (
+    EmbstoreError,
+    InvalidValueError,
+    MissingPackageError,
+    StorageError,
+    StoreDamagedError,
+    quoted,
+)
 from embstore.store import Store
 
 KINDS = ("flat", "ivf", "ivfpq", "hnsw")
@@ -23,6 +34,8 @@ POINTS_PER_CODE = 64  # of the training sample for each code of ivfpq; 256 would
 MIN_POINTS = 39
 MIN_PROBED = 8
 EF = 64
+TRIAL_ROWS = 2048
+TRIAL_SECONDS = 60
 EF_CONSTRUCTION = 128  # the default of faiss, 40, builds in a third of the time and finds less
 
 
@@ -64,7 +77,8 @@ def choose_kind(
     """Choose the parameters of a kind; any other `kind` is a string for faiss's index_factory.
 
     "auto" is flat for up to 50,000 rows, ivf if such an index fits into `memory` (half of the machine's by default),
-    otherwise ivfpq. Raises InvalidValueError if there are too few rows to train on.
+    otherwise ivfpq. Raises InvalidValueError if there are too few rows to train on, and for a string of which faiss
+    cannot build an index.
     """
     rows, size = store.n_rows, store.hidden_size
     allowed = memory or _machine_memory() // 2
@@ -92,6 +106,7 @@ def choose_kind(
         factory, wanted = (f"HNSW{LINKS},SQfp16" if half else f"HNSW{LINKS}"), 0
     else:
         factory = kind
+        _try_in_child(factory, size, metric, rows)
     most = max(MIN_POINTS, allowed // (4 * 4 * size))
     n_train = min(rows, train_sample or min(wanted, most))
     index = new_index(factory, size, metric)
@@ -99,6 +114,61 @@ def choose_kind(
         n_lists = parameters_of(index).get("nlist", 0)
         n_train = min(rows, most, max(POINTS_PER_LIST * n_lists, 2 * MIN_POINTS * 2**8))
     return Kind(kind, factory, 0 if index.is_trained else n_train)
+
+
+@lru_cache
+def _try_in_child(factory: str, size: int, metric: str, rows: int) -> None:
+    """Raise InvalidValueError if faiss cannot build and search a small index of this string, or does not survive it."""
+    code = "import sys; from embstore.analysis.neighbors import index_kinds; index_kinds.try_out(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, factory, str(size), metric, str(rows)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    options: dict[str, Any] = {"env": env, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    try:
+        ended = subprocess.run(command, timeout=TRIAL_SECONDS, **options)
+        fault = "" if ended.returncode == 0 else f"ends with status {ended.returncode} in building such an index"
+        said = ended.stdout.strip()
+    except subprocess.TimeoutExpired:
+        fault, said = f"takes over {TRIAL_SECONDS} s to build such an index of a few rows", ""
+    except ValueError as error:  # a NUL in the string
+        fault, said = str(error), ""
+    if fault or said:
+        raise InvalidValueError(
+            said or f"kind {quoted(factory)} is not allowed: faiss {fault}; choose auto, {', '.join(KINDS)} or another"
+        )
+
+
+def try_out(factory: str, size: str, metric: str, rows: str) -> None:
+    """Build, store and search an index of a few random rows, in a process that may end by it; prints what is wrong."""
+    vectors = np.random.default_rng(0).normal(size=(min(int(rows), TRIAL_ROWS), int(size))).astype(np.float32)
+    with suppress(ImportError, ValueError, OSError):
+        import resource  # not on Windows
+
+        resource.setrlimit(resource.RLIMIT_AS, (_machine_memory() // 2 + 2**32,) * 2)
+    try:
+        index = new_index(factory, vectors.shape[1], metric)
+        if not index.is_trained:
+            try:
+                index.train(vectors)
+            except RuntimeError:
+                return  # too few rows: training on the rows of the store will tell
+        add(index, vectors, 0)
+        require_rows(index, len(vectors), factory)
+        faiss = faiss_package()
+        index = faiss.deserialize_index(faiss.serialize_index(index))
+        if (index.search(vectors[:8], 1)[1] < 0).any():
+            raise InvalidValueError(f"kind {factory!r} is not allowed: such an index does not find its own vectors")
+    except EmbstoreError as error:
+        print(error)
+    except (RuntimeError, MemoryError) as error:
+        print(f"kind {factory!r} is not allowed: faiss cannot build such an index of {rows} rows ({cause_of(error)})")
+
+
+def require_rows(index: Any, n_rows: int, factory: str) -> None:
+    """Raise InvalidValueError unless an index holds this number of rows."""
+    if index.ntotal != n_rows:
+        raise InvalidValueError(
+            f"kind {factory!r} is not allowed: such an index holds {index.ntotal:,} of {n_rows:,} rows"
+        )
 
 
 def _machine_memory() -> int:
@@ -122,11 +192,11 @@ def new_index(factory: str, size: int, metric: str) -> Any:
     except RuntimeError as error:
         raise InvalidValueError(
             f"unknown kind {factory!r}: allowed are auto, {', '.join(KINDS)} and strings of faiss's index_factory for "
-            f"{size} features and {metric} ({_cause(error)})"
+            f"{size} features and {metric} ({cause_of(error)})"
         ) from None
 
 
-def _cause(error: Exception) -> str:
+def cause_of(error: Exception) -> str:
     return " ".join(str(error).rpartition("Error: ")[2].split())[:120] or "no cause given"
 
 
@@ -154,18 +224,26 @@ def train(index: Any, sample: NDArray[np.float32], *, metric: str, seed: int) ->
         index.train(sample)
     except RuntimeError as error:
         raise InvalidValueError(
-            f"{len(sample):,} rows are too few to train this index ({_cause(error)}): choose flat, fewer lists or a "
+            f"{len(sample):,} rows are too few to train this index ({cause_of(error)}): choose flat, fewer lists or a "
             "larger train_sample"
         ) from None
 
 
 def add(index: Any, vectors: NDArray[np.float32], seed: int) -> None:
-    """Add a block; its random numbers depend on its position alone, so that a build can resume at any block."""
+    """Add a block; its random numbers depend on its position alone, so that a build can resume at any block.
+
+    Raises InvalidValueError for a kind to which rows cannot be added.
+    """
     faiss = faiss_package()
     graph = _graph(index)
     if graph is not None:
         graph.hnsw.rng = faiss.RandomGenerator((seed * 1_000_003 + index.ntotal) % 2**31)
-    index.add(vectors)
+    try:
+        index.add(vectors)
+    except RuntimeError as error:
+        raise InvalidValueError(
+            f"faiss cannot add rows to an index of this kind ({cause_of(error)}): choose another, such as flat"
+        ) from None
 
 
 def is_float16(index: Any) -> bool:
@@ -237,15 +315,15 @@ def read_index(path: str, *, mapped: bool) -> Any:
     flag = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if mapped else 0
     try:
         return faiss.read_index(path, flag)
-    except RuntimeError as error:
-        raise StoreDamagedError(f"{path} cannot be read by faiss ({_cause(error)}): build the index again") from None
+    except (RuntimeError, MemoryError) as error:
+        raise StoreDamagedError(f"{path} cannot be read by faiss ({cause_of(error)}): build the index again") from None
 
 
 def write_index(index: Any, path: str) -> None:
     try:
         faiss_package().write_index(index, path)
     except RuntimeError as error:
-        raise StorageError(f"cannot write {path} ({_cause(error)}): is the disk full?") from None
+        raise StorageError(f"cannot write {path} ({cause_of(error)}): is the disk full?") from None
 
 
 @contextmanager
@@ -254,8 +332,7 @@ def faiss_threads(threads: int | None) -> Iterator[None]:
     if threads is None:
         yield
         return
-    if threads < 1:
-        raise InvalidValueError(f"threads {threads} is not allowed: give 1 or more")
+    threads = thread_count(threads)
     faiss = faiss_package()
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)
@@ -281,4 +358,4 @@ def on_device(index: Any, device: str) -> Any:
     try:
         return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), int(number or 0), index)
     except RuntimeError as error:
-        raise InvalidValueError(f"faiss cannot search this index on a GPU ({_cause(error)}): choose cpu") from None
+        raise InvalidValueError(f"faiss cannot search this index on a GPU ({cause_of(error)}): choose cpu") from None

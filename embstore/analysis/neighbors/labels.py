@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.hubness import QUERY_CHUNK
-from embstore.analysis.neighbors.space import ArrayVectors, Space, StoreVectors, space_of
+from embstore.analysis.neighbors.space import MAX_SEED, ArrayVectors, Space, StoreVectors, space_of
 from embstore.analysis.scan import Counter, layer_of, selected
 from embstore.analysis.words import distinct_texts
-from embstore.errors import InvalidValueError
+from embstore.arguments import checked
+from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
@@ -36,6 +37,7 @@ SCHEMA = {
 }
 
 
+@checked
 def knn_scores(
     data: Store | Selection,
     *,
@@ -86,6 +88,7 @@ def knn_scores(
     return pl.concat(frames)
 
 
+@checked
 def knn_predictions(
     data: Store | Selection,
     *,
@@ -169,6 +172,7 @@ def _task_of(
     has_words = train_words is not None or test_words is not None
     split = split or ("words" if has_words else "leave-one-word-out")
     _check(k, split, has_words, test_words is not None, sample)
+    check_whole("seed", seed, 0, MAX_SEED)
     selection = selected(data, layers)
     store, index = selection.store, selection.store.index
     if label not in index.labels:
@@ -199,23 +203,21 @@ def _task_of(
 
 
 def _check(k: int, split: str, has_words: bool, has_test: bool, sample: int | None) -> None:
-    if k < 1:
-        raise InvalidValueError(f"k {k} is not allowed: give 1 or more")
-    if split not in get_args(Split):
-        raise InvalidValueError(f"unknown split {split!r}; allowed are {', '.join(get_args(Split))}")
+    check_whole("k", k, 1)
+    check_choice("split", split, get_args(Split))
     if has_words and split != "words":
         raise InvalidValueError(f"lists of words are for the split words, not for {split}: leave them out")
     if split == "words" and not has_test:
         raise InvalidValueError("the split words needs a list of test words: give one")
-    if sample is not None and sample < 1:
-        raise InvalidValueError(f"sample {sample} is not allowed: give 1 or more")
+    if sample is not None:
+        check_whole("sample", sample, 1)
 
 
 def _by_words(
     store: Store, rows: NDArray[np.int64], train_words: Iterable[str] | None, test_words: Iterable[str] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The labelled occurrences of the test words and of the train words."""
-    test = set(test_words or ())
+    test = set(() if test_words is None else test_words)
     train = None if train_words is None else set(train_words)
     if both := sorted(test & (train or set())):
         raise InvalidValueError(
@@ -390,6 +392,7 @@ class LabelledOccurrences:
         return f"<LabelledOccurrences of {self.word!r}: {len(self.rows):,} occurrences, layers {list(self.layers)}>"
 
 
+@checked
 def labelled_occurrences(data: Store, word: str, *, label: str) -> LabelledOccurrences:
     """Read the labelled occurrences of a word, for figures; raises InvalidValueError if there are none."""
     selection = data.select(words=word, where=pl.col(label).is_not_null())

@@ -12,9 +12,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.find import mark_words
-from embstore.analysis.neighbors.space import space_of
+from embstore.analysis.neighbors.space import MAX_SEED, space_of
 from embstore.analysis.scan import layer_of, rows_of
-from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteError
+from embstore.arguments import as_matrix, checked
+from embstore.errors import (
+    InvalidValueError,
+    MissingPackageError,
+    NonFiniteError,
+    check_choice,
+    check_whole,
+)
 from embstore.store import Selection, Store
 from embstore.vectors.kmeans import spherical_kmeans, unit_rows
 
@@ -86,6 +93,7 @@ class Clusters:
         return f"<p>{self.__repr__()[1:-1]}</p>{self.frame._repr_html_()}"
 
 
+@checked
 def senses(
     data: Store | Selection,
     word: str,
@@ -113,6 +121,7 @@ def senses(
     Raises InvalidValueError (unknown word, method, label or layer; a single occurrence; more clusters than
     occurrences), MissingPackageError, MissingRowsError, NonFiniteError.
     """
+    check_whole("seed", seed, 0, MAX_SEED)
     number = layer_of(data, layer)
     selection = _occurrences_of(data, word, number)
     _check(method, n_clusters, min_size, sample, label, selection.store)
@@ -205,13 +214,12 @@ def _occurrences_of(data: Store | Selection, word: str, layer: int) -> Selection
 def _check(
     method: str, n_clusters: int | None, min_size: int, sample: int | None, label: str | None, store: Store
 ) -> None:
-    if method not in get_args(Method):
-        raise InvalidValueError(f"unknown method {method!r}; allowed are {', '.join(get_args(Method))}")
+    check_choice("method", method, get_args(Method))
     if method == "hdbscan" and n_clusters is not None:
         raise InvalidValueError("the number of clusters is for kmeans: hdbscan finds it by itself, give min_size")
     for name, value, least in (("n_clusters", n_clusters, 1), ("min_size", min_size, 2), ("sample", sample, 2)):
-        if value is not None and value < least:
-            raise InvalidValueError(f"{name} {value} is not allowed: give {least} or more")
+        if value is not None:
+            check_whole(name, value, least)
     if label is not None and label not in store.index.labels:
         known = ", ".join(store.index.labels) or "none"
         raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
@@ -318,12 +326,14 @@ def _mean(values: NDArray[np.float64]) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
+@checked
 def umap_plane(vectors: NDArray[Any], *, seed: int = 0, n_neighbors: int = 15) -> NDArray[np.float64]:
     """Map vectors [n, feature] to two dimensions by UMAP (McInnes et al. 2018) of their cosines; float64 [n, 2].
 
     Unlike with principal components, axes and distances have no meaning, only who is near whom. Needs umap-learn (the
     extra `umap`). Raises InvalidValueError for fewer than four vectors, MissingPackageError.
     """
+    vectors = as_matrix("vectors", vectors)
     if len(vectors) < MIN_MAPPED:
         raise InvalidValueError(
             f"UMAP of {len(vectors)} vectors is not possible: give {MIN_MAPPED} or more, or choose pca"
@@ -333,7 +343,7 @@ def umap_plane(vectors: NDArray[Any], *, seed: int = 0, n_neighbors: int = 15) -
     except ImportError as error:
         raise MissingPackageError('a UMAP map needs umap-learn: pip install "embstore[umap]", or choose pca') from error
     start = "random" if len(vectors) < 12 else "spectral"  # the spectral start needs more vectors than dimensions
-    layout = UMAP(n_neighbors=min(n_neighbors, len(vectors) - 1), random_state=seed, n_jobs=1, init=start)
+    layout = UMAP(n_neighbors=min(n_neighbors, len(vectors) - 1), random_state=seed % 2**32, n_jobs=1, init=start)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return np.asarray(layout.fit_transform(unit_rows(np.asarray(vectors, np.float64))), np.float64)

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.arguments import as_matrix
+from embstore.errors import NonFiniteError, check_choice, check_whole
 from embstore.store import Selection, Store
 from embstore.store.layout import resolve_layer
 from embstore.vectors.kmeans import unit_rows
 
 METRICS = ("cosine", "ip", "l2")
+MAX_SEED = 2**63 - 1  # as tables hold it
 
 Stored = NDArray[np.float32] | NDArray[np.float16]
 Block = tuple[NDArray[np.int64], Stored]
@@ -57,10 +59,8 @@ class ArrayVectors:
     """Vectors in memory, float16 or float32 [n, feature]."""
 
     def __init__(self, array: ArrayLike) -> None:
-        given = np.asarray(array)
-        if given.ndim != 2 or not given.size:
-            raise InvalidValueError(f"vectors must be [n, feature] with one or more rows, not of shape {given.shape}")
-        self._array = given if given.dtype in (np.float16, np.float32) else given.astype(np.float32)
+        given = as_matrix("vectors", array)
+        self._array: Stored = given if given.dtype in (np.float16, np.float32) else given.astype(np.float32)
         self.count, self.hidden_size = given.shape
 
     def gather(self, rows: NDArray[np.int64]) -> Stored:
@@ -101,8 +101,7 @@ class Space:
     components: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise InvalidValueError(f"unknown metric {self.metric!r}; allowed are {', '.join(METRICS)}")
+        check_choice("metric", self.metric, METRICS)
 
     @property
     def ascending(self) -> bool:
@@ -158,12 +157,10 @@ def space_of(
     which implies `centered`. A layer is read once if there is something to learn. Raises InvalidValueError,
     MissingRowsError, NonFiniteError.
     """
-    if metric not in METRICS:
-        raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
+    check_choice("metric", metric, METRICS)
     store = data.store if isinstance(data, Selection) else data
     hidden_size = store.shape[1] if isinstance(store, np.ndarray) else store.hidden_size
-    if not 0 <= n_components < hidden_size:
-        raise InvalidValueError(f"n_components {n_components} is not allowed: give 0 to {hidden_size - 1}")
+    check_whole("n_components", n_components, 0, hidden_size - 1)
     if not centered and not n_components:
         return Space(metric)
     if isinstance(data, np.ndarray):

@@ -11,8 +11,16 @@ from typing import Literal, get_args
 
 import polars as pl
 
+from embstore.arguments import checked
 from embstore.corpus.lines import finite_number
-from embstore.errors import BenchmarkError, IgnoredFilesWarning, InvalidValueError
+from embstore.errors import (
+    BenchmarkError,
+    IgnoredFilesWarning,
+    InvalidValueError,
+    check_choice,
+    check_whole,
+    quoted,
+)
 from embstore.progress import Progress, reporting
 from embstore.vectors.evaluation.analogies import read_analogies
 from embstore.vectors.evaluation.lexicon import Benchmark, Lexicon, Oov, on_shared_vocabulary, read_lines
@@ -86,6 +94,7 @@ PAPER_TABLE_1: dict[str, tuple[float, ...]] = {
 }
 
 
+@checked
 def evaluate(
     systems: Mapping[str, WordVectors],
     benchmarks: str | Path | Sequence[Benchmark],
@@ -108,12 +117,14 @@ def evaluate(
     relations or categorisation; a section or relation follows after a slash. Raises BenchmarkError for files that break
     their format; files of no known format are named in an IgnoredFilesWarning.
     """
-    if oov not in get_args(Oov):
-        raise InvalidValueError(f"oov {oov!r} is not known: choose {' or '.join(get_args(Oov))}")
+    check_choice("oov", oov, get_args(Oov))
+    check_whole("seed", seed, 0)
     if not systems:
         raise InvalidValueError("no system to evaluate: give one or more by name")
     if isinstance(benchmarks, str | Path):
         benchmarks = read_benchmarks(benchmarks)
+    if not all(hasattr(benchmark, "scores") for benchmark in benchmarks):
+        raise InvalidValueError(f"benchmarks {quoted(benchmarks)} are not allowed: give a folder, or benchmarks")
     if shared_vocabulary:
         systems = on_shared_vocabulary(systems, lowercase=lowercase)
     rows: list[tuple[object, ...]] = []
@@ -130,6 +141,7 @@ def evaluate(
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
+@checked
 def read_benchmarks(folder: str | Path) -> tuple[Benchmark, ...]:
     """Read all word benchmarks of a folder, or of one file.
 
@@ -215,6 +227,7 @@ def _is_repeated(rows: list[list[str]], column: int) -> bool:
     return len({row[column] for row in rows}) * 2 <= len(rows)
 
 
+@checked
 def table1(frame: pl.DataFrame, *, of: Literal["value", "count", "coverage"] = "value") -> pl.DataFrame:
     """Arrange the frame of `evaluate` as the paper's Table 1: one row a system, one column a benchmark.
 

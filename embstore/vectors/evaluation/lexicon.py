@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from embstore.arguments import checked
 from embstore.corpus.lines import read_blocks
 from embstore.errors import BenchmarkError, CorpusError, InvalidValueError
 from embstore.vectors.kmeans import unit_rows
@@ -91,6 +92,7 @@ class Lexicon:
         return -1
 
 
+@checked
 def on_shared_vocabulary(systems: Mapping[str, WordVectors], *, lowercase: bool = True) -> dict[str, WordVectors]:
     """Restrict each system to the words that all have, in the order of the first, for a fair comparison.
 

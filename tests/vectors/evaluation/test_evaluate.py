@@ -108,7 +108,7 @@ def test_shared_vocabulary(folder: Path) -> None:
 
 
 def test_bad_arguments(folder: Path) -> None:
-    with pytest.raises(InvalidValueError, match="oov 'drop' is not known: choose skip or mean"):
+    with pytest.raises(InvalidValueError, match="unknown oov 'drop'; allowed are skip, mean"):
         evaluate({"a": oracle.vectors(3)}, folder, oov="drop")
     with pytest.raises(InvalidValueError, match="no system to evaluate"):
         evaluate({}, folder)

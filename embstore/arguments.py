@@ -1,0 +1,149 @@
+"""Arguments of public functions, checked against their annotations: a value of a wrong type is refused in one line."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache, wraps
+from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore.errors import InvalidValueError, quoted
+
+MAX_WHOLE = 2**63 - 1  # as arrays and tables hold it
+P = ParamSpec("P")
+Result = TypeVar("Result")
+_TEXTS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    Path: "a path",
+}
+_LISTED = (Iterable, Sequence, Collection)
+_TEXTS |= {Path: "a path", NoneType: "None", Callable: "a function"}
+
+
+def checked(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorate a function to raise InvalidValueError for an argument that does not fit its annotation.
+
+    A whole number may be any integer but a bool, within 64 bits; text must be valid Unicode, and a path must not hold
+    NUL. An annotation that is more than a type, a union or a container of types, such as `ArrayLike`, allows anything.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # raises it with the name of the function
+        hints = _hints(function)
+        for name, value in given.items():
+            if name in hints:
+                _check(name, value, hints[name])
+        return function(*args, **kwargs)
+
+    return call
+
+
+@lru_cache(None)
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations that can be evaluated: those of packages that are not loaded yet cannot."""
+    hints: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        try:
+            alone = type("_", (), {"__annotations__": {name: parameter.annotation}})
+            hints |= get_type_hints(alone, vars(sys.modules[function.__module__]))
+        except (NameError, AttributeError):
+            continue
+    return hints
+
+
+def _check(name: str, value: object, hint: Any) -> None:
+    arms = _arms(hint)
+    if arms is None:
+        return
+    for arm in arms:
+        kind = get_origin(arm) or arm
+        if _fits(value, kind):
+            _check_content(name, value, arm, arms)
+            return
+    texts = [_TEXTS.get(kind, getattr(kind, "__name__", "")) for kind in (get_origin(arm) or arm for arm in arms)]
+    raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {' or '.join(dict.fromkeys(texts))}")
+
+
+def _arms(hint: Any) -> list[Any] | None:
+    """The types of a union, or the one type; None if there is one that cannot be checked."""
+    if hint is None or hint is NoneType:
+        return [NoneType]
+    if hint is Any:
+        return None
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        parts = [_arms(arm) for arm in get_args(hint)]
+        return None if None in parts else [arm for part in parts if part is not None for arm in part]
+    if origin is Literal:
+        return list({type(value): None for value in get_args(hint)})
+    if isinstance(origin or hint, type) and not getattr(origin or hint, "_is_protocol", False):
+        return [hint]
+    return None
+
+
+def _fits(value: object, kind: type) -> bool:
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if kind is bool:
+        return isinstance(value, bool) or type(value).__name__ == "bool"  # numpy's
+    if issubclass(kind, Path):
+        return isinstance(value, PathLike)
+    if kind in _LISTED:
+        is_listed = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+        return is_listed and getattr(value, "ndim", 1) > 0
+    return isinstance(value, kind)
+
+
+def _check_content(name: str, value: object, arm: Any, arms: list[Any]) -> None:
+    """Check the size of a number, the characters of a text, and the members of a list, a tuple, a set or a mapping."""
+    if isinstance(value, Integral) and abs(int(value)) > MAX_WHOLE:
+        raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give a number within 64 bits")
+    if isinstance(value, str):
+        if any("\ud800" <= sign <= "\udfff" for sign in value):
+            raise InvalidValueError(f"{name} {quoted(value)} is not text: it holds half a surrogate pair")
+        if Path in arms and ("\0" in value or not value):
+            raise InvalidValueError(f"{name} {quoted(value)} is not a path: it {'holds NUL' if value else 'is empty'}")
+    hints = get_args(arm)
+    if isinstance(value, Mapping) and len(hints) == 2:
+        for key, member in value.items():
+            _check(f"a key of {name}", key, hints[0])
+            _check(f"{name}[{quoted(key)}]", member, hints[1])
+    elif hints and get_origin(arm) in _LISTED and isinstance(value, list | tuple | set | frozenset | np.ndarray):
+        for member in value.ravel()[:1].tolist() if isinstance(value, np.ndarray) else value:
+            _check(f"a member of {name}", member, hints[0])
+
+
+def as_matrix(name: str, values: ArrayLike, *, single: bool = False) -> NDArray[Any]:
+    """Return numbers [n, feature] as an array; with `single` also one vector, as [1, feature].
+
+    Raises InvalidValueError for anything else, and for no number at all.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.ndim == 1 and single:
+        array = array[None]
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or not array.size:
+        raise InvalidValueError(
+            f"{name} of shape {array.shape} and dtype {array.dtype} are not allowed: give numbers [n, feature]"
+        )
+    return array

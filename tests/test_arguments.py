@@ -1,0 +1,149 @@
+"""Arguments of public functions that do not fit their annotations are refused in one line, before any work."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+import embstore as es
+from embstore.arguments import as_matrix, checked
+from embstore.errors import EmbstoreError, InvalidValueError
+from tests.store_making import make_store
+
+
+@checked
+def example(
+    count: int = 1,
+    share: float = 0.5,
+    name: str | None = None,
+    words: str | Sequence[str] = (),
+    rows: int | Sequence[int] | None = None,
+    labels: Mapping[str, str | Iterable[str]] | None = None,
+    path: str | Path = "x",
+    kind: Literal["a", "b"] = "a",
+    deep: bool = False,
+    vectors: ArrayLike | None = None,
+    call: Callable[[int], int] | None = None,
+) -> str:
+    """Nothing but arguments."""
+    return "ran"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"count": np.int64(3), "share": 1, "deep": np.bool_(True)},
+        {"words": ["a", "b"], "rows": np.arange(3), "labels": {"upos": ["NOUN"], "class": "x"}},
+        {"words": np.array(["a"]), "rows": [1, 2], "path": Path("x"), "vectors": [[1, [2]]], "call": abs},
+        {"rows": 2**63 - 1, "name": None, "kind": "c"},
+    ],
+)
+def test_what_fits_is_allowed(given: dict[str, Any]) -> None:
+    assert example(**given) == "ran"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"count": "3"}, "count '3' is not allowed: give a whole number"),
+        ({"count": True}, "count True is not allowed"),
+        ({"count": 2.0}, "count 2.0 is not allowed"),
+        ({"count": 2**63}, "count 9223372036854775808 is not allowed: give a number within 64 bits"),
+        ({"count": -(2**64)}, "give a number within 64 bits"),
+        ({"share": "half"}, "share 'half' is not allowed: give a number"),
+        ({"name": b"x"}, "name b'x' is not allowed: give a text or None"),
+        ({"name": "\ud800"}, "it holds half a surrogate pair"),
+        ({"words": 3}, "words 3 is not allowed: give a text or Sequence"),
+        ({"words": ["a", 3]}, "a member of words 3 is not allowed: give a text"),
+        ({"words": np.ones(2)}, "a member of words 1.0 is not allowed"),
+        ({"words": np.array("a")}, "words array.* is not allowed"),
+        ({"words": {"a": 1}}, "words .* is not allowed"),
+        ({"rows": [0.5]}, "a member of rows 0.5 is not allowed: give a whole number"),
+        ({"labels": "upos"}, "labels 'upos' is not allowed: give Mapping or None"),
+        ({"labels": {"upos": 3}}, r"labels\['upos'\] 3 is not allowed"),
+        ({"labels": {3: "x"}}, "a key of labels 3 is not allowed"),
+        ({"path": "a\0b"}, "is not a path: it holds NUL"),
+        ({"path": ""}, "is not a path: it is empty"),
+        ({"path": None}, "path None is not allowed: give a text or a path"),
+        ({"deep": 1}, "deep 1 is not allowed: give True or False"),
+        ({"call": 3}, "call 3 is not allowed: give a function or None"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message) as caught:
+        example(**given)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_function_stays_what_it_was() -> None:
+    assert (example.__name__, example.__doc__) == ("example", "Nothing but arguments.")
+    assert list(inspect.signature(example).parameters)[:2] == ["count", "share"]
+    with pytest.raises(TypeError, match=r"example.*unexpected keyword argument 'cuont'"):
+        example(cuont=3)  # type: ignore[call-arg]
+
+
+def test_matrices() -> None:
+    assert as_matrix("x", [[1, 2]]).shape == as_matrix("x", [1, 2], single=True).shape == (1, 2)
+    for bad in ([1, 2], [[1, 2], [3]], "x", None, [["a"]], np.ones((0, 3)), np.ones((1, 1, 1)), {}, object()):
+        with pytest.raises(InvalidValueError, match=r"x of shape .* are not allowed: give numbers \[n, feature\]"):
+            as_matrix("x", bad)  # type: ignore[arg-type]
+
+
+Calls = dict[str, tuple[Callable[..., Any], dict[str, Any]]]
+VALUES: list[Any] = [
+    None, 3, -1, True, 2.5, "x", "", b"x", [], [1, "a"], {}, {"a": 1}, object(), float("nan"), 2**64, 10**30,
+    np.ones(3),
+    np.array("x"), "\ud800", "a\0b", [[1, 2], [3]],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Calls:
+    """Public functions of neighbors, static vectors and word vectors, with arguments that are allowed."""
+    folder = tmp_path_factory.mktemp("calls")
+    store = make_store(folder / "s.zarr", sentences=12).store
+    vectors = es.WordVectors(("a", "b", "c"), np.eye(3))
+    es.build_index(store, kind="flat", name="a", threads=1)
+    return {
+        "neighbors": (es.neighbors, {"data": store, "word": "bank", "k": 2}),
+        "neighbors of vectors": (es.neighbors, {"data": vectors, "word": "a", "k": 1}),
+        "senses": (es.senses, {"data": store, "word": "the", "n_clusters": 2}),
+        "hubness": (es.analysis.hubness, {"data": vectors, "k": 1}),
+        "knn_scores": (es.analysis.knn_scores, {"data": store, "label": "upos"}),
+        "build_index": (es.build_index, {"data": store, "kind": "flat", "name": "a", "threads": 1}),
+        "open_index": (es.open_index, {"data": store, "name": "a"}),
+        "static_vectors": (es.static_vectors, {"data": store, "method": "mean"}),
+        "WordVectors": (es.WordVectors, {"words": ("a", "b"), "vectors": np.eye(2)}),
+        "all_but_the_top": (es.analysis.all_but_the_top, {"vectors": np.eye(3)}),
+        "evaluate": (es.vectors.evaluate, {"systems": {"a": vectors}, "benchmarks": ()}),
+        "read_vectors": (es.vectors.read_vectors, {"path": folder / "none"}),
+        "write_vectors": (es.vectors.write_vectors, {"vectors": vectors, "path": folder / "v.txt"}),
+        "SkipGram": (es.vectors.SkipGram, {}),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["neighbors", "neighbors of vectors", "senses", "hubness", "knn_scores", "build_index", "open_index",
+     "static_vectors", "WordVectors", "all_but_the_top", "evaluate", "read_vectors", "write_vectors", "SkipGram"],
+)  # fmt: skip
+def test_any_value_for_any_argument_works_or_is_one_line(
+    name: str,
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    function, allowed = calls[name]
+    skipped = {"progress", "executor", "checkpoint_seconds", "text", "model", "kind", "types"}
+    for parameter in set(inspect.signature(function).parameters) - skipped:
+        for value in VALUES:
+            with suppress(EmbstoreError):
+                function(**{**allowed, parameter: value})
