@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 ALLOWED = "auto, cpu, cuda, cuda:N, mps, xpu"
-MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many threads as it is told to
+MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many threads
 COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
 
 

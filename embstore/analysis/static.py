@@ -77,11 +77,10 @@ def static_vectors(
     Raises InvalidValueError for an invalid option, a layer that is not stored, or if no word remains; MissingRowsError,
     NonFiniteError.
     """
-    _check(method, scale, n_components)
+    _check(method, scale, n_components, min_contexts)
     selection = selected(data, layer_of(data, layer))
     store = selection.store
     if types is None:
-        check_whole("min_contexts", min_contexts, 1)
         types = all_types(selection) if min_contexts == 1 else eligible_types(selection, min_contexts)
         if not len(types):
             raise InvalidValueError(
@@ -105,7 +104,8 @@ def static_vectors(
     return WordVectors(tuple(store.index.words[int(number)] for number in words.types), vectors)
 
 
-def _check(method: str, scale: str, n_components: int | None) -> None:
+def _check(method: str, scale: str, n_components: int | None, min_contexts: int) -> None:
+    check_whole("min_contexts", min_contexts, 1)
     check_choice("method", method, get_args(Method))
     check_choice("scale", scale, get_args(Scale))
     if scale != "unit" and method != "pc1":
