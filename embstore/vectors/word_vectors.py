@@ -207,7 +207,7 @@ class RandomVectors(VectorTable):
     """
 
     def __init__(self, dimensions: int, *, seed: int = 0) -> None:
-        self.dimensions = check_whole("the number of dimensions", dimensions, 1, MAX_DIMENSIONS)
+        self.dimensions = check_whole("dimensions", dimensions, 1, MAX_DIMENSIONS)
         self.seed = seed
 
     @property
