@@ -143,14 +143,13 @@ def cka(
 
     Centered kernel alignment (Kornblith et al. 2019) is 1 for layers that differ only in rotation, shift and scale.
     """
-    one, two = (None if path is None else es.open(path) for path in (store, other))
+    one, two = es.open(store), None if other is None else es.open(other)
     chosen: dict[str, Any] = opt.read_settings(settings, CKA)
     chosen |= {"other_layers": None if two is None else opt.layers_of(layers, two.layers)}
     table = es.analysis.linear_cka(one, two, layers=opt.layers_of(layers, one.layers), **chosen)
-    names = None if other is None else tuple(_names([store, other]))
-    output.draw(lambda: es.plot.cka_map(table, names=names))
+    left, right = ("", "") if other is None else _names([store, other])
+    output.draw(lambda: es.plot.cka_map(table, names=(left, right)))
     if output.deliver(table):
-        left, right = names or ("", "")
         rows: dict[int, dict[str, Any]] = {}
         for row in table.to_dicts():
             line = rows.setdefault(row["other_layer"], {f"{right} layer".strip(): str(row["other_layer"])})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +19,7 @@ from embstore.errors import InvalidValueError, StorageError
 from embstore.plot.traces import ROW
 from embstore.probes import RecoveredTree, SentenceTrace
 from embstore.probes.edges.traces import Annotation
+from tests.drawn import svg_texts
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
 
@@ -77,6 +81,9 @@ def test_mixing_layers_draws_the_uniform_weight() -> None:
     assert axis.get_title(loc="left") == "roles"
     [uniform] = axis.lines
     assert uniform.get_ydata()[0] == pytest.approx(0.25)
+    assert [bar.get_height() for bar in axis.patches] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0", "1", "2", "3"]
+    assert axis.get_xlabel() == "layer"
 
 
 def test_edge_summary_draws_expectations_intervals_and_scores() -> None:
@@ -113,12 +120,26 @@ def test_scores_of_class_probes_have_a_band_and_dashed_controls() -> None:
 
 
 def test_code_lengths_are_drawn_in_kbit() -> None:
-    rows = [{"layer": layer, "metric": "code_length", "value": 2000.0 + layer} for layer in (0, 3)]
+    rows = [
+        {"task": task, "layer": layer, "metric": metric, "value": value + layer, "deviation": 100.0}
+        for task in ("t", "$u")
+        for metric, value in (("code_length", 2000.0), ("cumulative_length", 1000.0))
+        for layer in (3, 0)
+    ]
     rows.append({"metric": "frequency_length", "value": 5000.0})
-    axis = plot.code_lengths(frame(rows)).axes[0]
+    figure = plot.code_lengths(frame(rows))
+    axis, other = figure.axes
+    assert [axis.get_title(), other.get_title(), axis.get_ylabel()] == ["t", r"\$u", "code length (kbit)"]
+    assert [line.get_label() for line in axis.lines] == ["each layer alone", "layers 0 to l mixed", "label frequencies"]
+    assert axis.lines[0].get_xdata().tolist() == [0, 3]
     assert axis.lines[0].get_ydata().tolist() == pytest.approx([2, 2.003])
-    assert axis.lines[1].get_ydata()[0] == 5
-    assert axis.get_ylabel() == "code length (kbit)"
+    assert axis.lines[1].get_ydata().tolist() == pytest.approx([1, 1.003])
+    assert axis.lines[2].get_ydata()[0] == 5
+    assert len(other.lines) == 2, "no label frequencies are known there"
+    band = axis.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((1.9, 2.103))
+    with pytest.raises(InvalidValueError, match="no code lengths to draw"):
+        plot.code_lengths(frame(rows[-1:]))
 
 
 def test_scores_of_structural_probes_have_a_panel_a_metric() -> None:
@@ -210,9 +231,34 @@ def test_attention_is_drawn_by_head_and_layer() -> None:
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("head", "layer")
 
 
+def test_a_figure_is_saved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, path, synced = plot.mixing_layers(edge_frame()), tmp_path / "a.svg", []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor)))
+    plot.save(figure, path)
+    assert {"pos", "roles", "layer", "mixing weight", "uniform"} <= svg_texts(path)
+    assert [(status.st_ino, stat.S_ISDIR(status.st_mode)) for status in synced] == [
+        (path.stat().st_ino, False),
+        (tmp_path.stat().st_ino, True),
+    ]
+    before = path.read_bytes()
+
+    def broken(target: Path, **options: Any) -> None:
+        Path(target).write_text("<svg")
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(figure, "savefig", broken)
+    with pytest.raises(StorageError, match=r"cannot write .*a\.svg: the disk is full"):
+        plot.save(figure, path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["a.svg"]
+
+
 def test_figures_are_saved_only_with_known_suffixes(tmp_path: Path) -> None:
     figure = plot.mixing_layers(edge_frame())
+    for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
+        plot.save(figure, tmp_path / f"a{suffix}")
+        assert (tmp_path / f"a{suffix}").read_bytes().startswith(magic)
     with pytest.raises(InvalidValueError, match=r"has no known suffix: choose \.png, \.svg, \.pdf"):
         plot.save(figure, tmp_path / "a.jpg")
-    with pytest.raises(StorageError, match=r"a\.png cannot be written: No such file"):
+    with pytest.raises(StorageError, match=r"cannot write .*a\.png: No such file"):
         plot.save(figure, tmp_path / "none" / "a.png")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, MissingPackageError, StorageError
+from embstore.errors import InvalidValueError, MissingPackageError
+from embstore.store.storage.files import replacing
 
 if TYPE_CHECKING:
     import polars as pl
@@ -59,16 +60,15 @@ def colormap(name: str) -> Any:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure to a .png, .svg or .pdf file.
+    """Write a figure to a .png, .svg or .pdf file, atomically and durably.
 
     Raises InvalidValueError for another suffix and StorageError if the file cannot be written.
     """
-    if Path(path).suffix not in SUFFIXES:
+    target = Path(path)
+    if target.suffix not in SUFFIXES:
         raise InvalidValueError(f"figure {path} has no known suffix: choose {', '.join(SUFFIXES)}")
-    try:
-        figure.savefig(path, dpi=160, bbox_inches="tight")
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    with replacing(target) as partial:
+        figure.savefig(partial, format=target.suffix[1:], dpi=160, bbox_inches="tight")
 
 
 def literal(text: str) -> str:

@@ -209,7 +209,7 @@ def test_static_vectors_have_no_layers() -> None:
 
 
 def test_a_store_of_one_row(tmp_path: Path) -> None:
-    from tests.analysis.test_separability import write_senses
+    from tests.analysis.word_store import write_senses
 
     with pytest.raises(InvalidValueError, match="k 1 is more than the 0 others"):
         hubness(write_senses(tmp_path / "store.zarr", [("bank", None, [1.0, 0.0])]), k=1)

@@ -13,7 +13,7 @@ import pytest
 from embstore.analysis.neighbors.labels import knn_predictions, knn_scores, labelled_occurrences
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
 from embstore.store import Store
-from tests.analysis.test_separability import write_senses
+from tests.analysis.word_store import write_senses
 from tests.store_making import make_store
 
 Listed = list[tuple[str, str | None, list[float]]]

@@ -15,7 +15,7 @@ import embstore as es
 from embstore.analysis.neighbors.senses import Clusters, senses, silhouettes, umap_plane
 from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteError
 from embstore.store import Store
-from tests.analysis.test_separability import write_senses
+from tests.analysis.word_store import write_senses
 from tests.store_making import Made, make_store
 
 CENTERS = np.array([[9.0, 1, 0, 0, 0, 1], [1, 8, 0, 1, 0, 0], [0, 0, 5, 5, 1, 0]])
@@ -262,29 +262,34 @@ def clusters_of(store: Store, **options: object) -> Clusters:
 
 
 def test_a_map_has_each_occurrence_once_a_panel(store: Store) -> None:
-    from matplotlib import pyplot
-
-    for found, panels in ((clusters_of(store), 1), (clusters_of(store, label="class"), 2)):
+    for found, titles in (
+        (clusters_of(store), ["by cluster (kmeans)"]),
+        (clusters_of(store, label="class"), ["by cluster (kmeans)", "by label"]),
+    ):
         figure = es.plot.cluster_map(found)
-        assert len(figure.axes) == panels
+        assert [axis.get_title() for axis in figure.axes] == titles
+        assert figure.get_suptitle() == "Occurrences of bank, layer 2"
+        points = es.plot.principal_plane(found.vectors)
+        names = [f"cluster {number}" for number in found.occurrences["cluster"]]
         for axis in figure.axes:
-            assert sum(len(part.get_offsets()) for part in axis.collections) == 29
-        pyplot.close(figure)
+            assert axis.get_xlabel() == "first principal component"
+            drawn = {part.get_label().rpartition(" (")[0]: part.get_offsets() for part in axis.collections}
+            names = found.occurrences["label"].to_list() if axis is not figure.axes[0] else names
+            assert drawn.keys() == set(names)
+            for name, own in drawn.items():
+                np.testing.assert_allclose(own, points[np.array(names) == name])
 
 
 def test_a_map_of_more_labels_than_colours(tmp_path: Path) -> None:
-    from matplotlib import pyplot
-
     rng = np.random.default_rng(0)
     listed = [("$ank", f"label{n % 11}" if n % 12 else None, rng.normal(size=4).tolist()) for n in range(60)]
     store = write_senses(tmp_path / "store.zarr", listed)
     figure = es.plot.cluster_map(senses(store, "$ank", layer=2, label="class"))
-    es.plot.save(figure, tmp_path / "map.png")
     names = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
     assert len(names) == 9
     assert names[7].startswith("4 others")
     assert names[8] == "no label (5)"
-    pyplot.close(figure)
+    assert figure.get_suptitle() == r"Occurrences of \$ank, layer 2"
 
 
 def test_an_unknown_map_is_refused(store: Store) -> None:

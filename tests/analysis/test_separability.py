@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +13,13 @@ import pytest
 from embstore.analysis.geometry.separability import sense_separability
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.store import Store
-from tests.analysis.word_store import write_words
+from tests.analysis.word_store import write_senses
 from tests.store_making import Made, make_store
 
 
 @pytest.fixture(scope="module", params=["zarr", "h5"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make_store(tmp_path_factory.mktemp("separability") / f"store.{request.param}", sentences=90)
-
-
-def write_senses(path: Path, listed: list[tuple[str, str | None, np.ndarray]]) -> Store:
-    """A store of occurrences given as word, label and vector, of one layer, in the order of words."""
-    words = list(dict.fromkeys(word for word, _, _ in listed))
-    vectors = [(word, np.array([vector for other, _, vector in listed if other == word])) for word in words]
-    return write_words(path, vectors, shuffled=False).store.with_labels("class", [label for _, label, _ in listed])
 
 
 def unit(vector: np.ndarray, *, least: float = 0.0) -> np.ndarray:
@@ -129,8 +121,8 @@ def test_awkward_occurrences_are_those_of_loops(tmp_path: Path) -> None:
     occurrences += [("one", "a", rng.normal(size=5)) for _ in range(4)]
     occurrences += [("many", label, rng.normal(size=5)) for label in "abcdefghij" for _ in range(3)]
     occurrences += [("many", None, rng.normal(size=5)) for _ in range(3)]
-    mixed = sorted((occurrences[place] for place in rng.permutation(len(occurrences))), key=itemgetter(0))
-    store = write_senses(tmp_path / "awkward.zarr", mixed)
+    mixed = [occurrences[place] for place in rng.permutation(len(occurrences))]
+    store = write_senses(tmp_path / "awkward.zarr", [(word, label, list(vector)) for word, label, vector in mixed])
     words, labels = [word for word, _, _ in mixed], [label for _, label, _ in mixed]
     expected = by_hand(words, labels, store.select().vectors()[0].astype(np.float64), 2)
     assert expected.keys() == {"equal", "apart", "lengths", "zero", "opposite", "many"} | {
@@ -166,6 +158,6 @@ def test_bad_input_is_refused(made: Made, tmp_path: Path) -> None:
         unfinished = make_store(tmp_path / "unfinished.zarr", leave_out=(1,)).store
     with pytest.raises(MissingRowsError, match="not written"):
         sense_separability(unfinished, label="upos")
-    broken = write_senses(tmp_path / "nan.zarr", [("a", label, np.array([1.0, np.nan])) for label in "xxyy"])
+    broken = write_senses(tmp_path / "nan.zarr", [("a", label, [1.0, np.nan]) for label in "xxyy"])
     with pytest.raises(NonFiniteError, match="layer 2, row 0 holds a value that is not finite"):
         sense_separability(broken, label="class")

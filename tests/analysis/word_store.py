@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from embstore.store import Index, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
 from tests.store.example import encoded
 
 
@@ -35,9 +35,8 @@ def write_words(
     seed: int = 0,
     texts: Sequence[str] | None = None,
     written: bool = True,
-    shuffled: bool = True,
 ) -> Written:
-    """Write words with their vectors, [n, feature] or [layer, n, feature] each, mixed if `shuffled`.
+    """Write words with their vectors, [n, feature] or [layer, n, feature] each, in an order that mixes them.
 
     A sentence has four words; `texts` gives them other texts. Partitions have 256 rows; with `written=False` the
     last one is not written.
@@ -45,18 +44,35 @@ def write_words(
     rng = np.random.default_rng(seed)
     names = [word for word, _ in vectors]
     held = [np.broadcast_to(array, (len(layers), *array.shape[-2:])) for _, array in vectors]
-    count = sum(array.shape[1] for array in held)
-    order = rng.permutation(count) if shuffled else np.arange(count)
-    together = np.concatenate(held, axis=1)[:, order].astype(np.float32)
-    types = np.repeat(np.arange(len(names)), [array.shape[1] for array in held])[order].astype(np.int32)
+    order = rng.permutation(sum(array.shape[1] for array in held))
+    types = np.repeat(np.arange(len(names)), [array.shape[1] for array in held])[order]
+    together = np.concatenate(held, axis=1)[:, order]
+    options = {"layers": layers, "dtype": dtype, "texts": texts, "written": written}
+    return write_rows(path, names, types, together, **options)  # type: ignore[arg-type]
+
+
+def write_rows(
+    path: Path,
+    names: Sequence[str],
+    types: np.ndarray,
+    vectors: np.ndarray,
+    *,
+    layers: tuple[int, ...] = (2,),
+    dtype: str = "float32",
+    texts: Sequence[str] | None = None,
+    written: bool = True,
+    sentence_words: int = 4,
+    labels: Mapping[str, Labels] | None = None,
+) -> Written:
+    """Write occurrences in their order: `types` [row] among the words `names`, `vectors` [layer, row, feature]."""
     rows = len(types)
-    sentence = np.arange(rows, dtype=np.int64) // 4
+    sentence = np.arange(rows, dtype=np.int64) // sentence_words
     sentences = int(sentence[-1]) + 1
-    stored, values, center = encoded(together, dtype)
+    stored, values, center = encoded(vectors.astype(np.float32), dtype)
     metadata = Metadata(
         n_rows=rows,
         layers=layers,
-        hidden_size=together.shape[2],
+        hidden_size=vectors.shape[2],
         dtype=dtype,
         partition_rows=256,
         model={"name": "none"},
@@ -64,14 +80,15 @@ def write_words(
         extraction={"unit": "word", "pooling": "mean"},
     )
     index = Index(
-        type=types,
+        type=types.astype(np.int32),
         sentence=sentence,
-        position=(np.arange(rows) % 4).astype(np.int32),
+        position=(np.arange(rows) % sentence_words).astype(np.int32),
         subwords=np.ones(rows, np.int16),
         words=Strings.of(names),
         texts=Strings.of([f"text number {n}" for n in range(sentences)] if texts is None else texts),
-        indptr=np.minimum(np.arange(sentences + 1) * 4, rows).astype(np.int64),
+        indptr=np.minimum(np.arange(sentences + 1) * sentence_words, rows).astype(np.int64),
         source=np.arange(sentences, dtype=np.int64),
+        labels=dict(labels or {}),
     )
     create_store(path, metadata=metadata, index=index, center=center)
     with StoreWriter(path) as writer:
@@ -86,6 +103,18 @@ def write_words(
     for row, number in enumerate(types.tolist()):
         places[names[number]].append(row)
     return Written(open_store(path), places, np.asarray(values, np.float64))
+
+
+def write_senses(path: Path, listed: list[tuple[str, str | None, list[float]]], *, sentence: int = 3) -> Store:
+    """A store of one layer with the label column `class`: the occurrences given as word, label and vector, in order."""
+    words = sorted({word for word, _, _ in listed})
+    names = sorted({label for _, label, _ in listed if label is not None})
+    codes = np.array([-1 if label is None else names.index(label) for _, label, _ in listed], np.int32)
+    types = np.array([words.index(word) for word, _, _ in listed])
+    vectors = np.array([[vector for _, _, vector in listed]])
+    labels = {"class": Labels(codes, Strings.of(names))}
+    texts = [f"sentence {number}" for number in range(-(-len(listed) // sentence))]
+    return write_rows(path, words, types, vectors, texts=texts, sentence_words=sentence, labels=labels).store
 
 
 def one_line(call: Callable[[], object], kind: type[Exception], *parts: str) -> None:

@@ -14,7 +14,7 @@ from embstore.analysis.neighbors.labels import knn_scores
 from embstore.analysis.neighbors.senses import senses
 from embstore.vectors import WordVectors, write_vectors
 from tests.analysis.test_senses import planted
-from tests.analysis.test_separability import write_senses
+from tests.analysis.word_store import write_senses
 from tests.cli.conftest import Work
 from tests.cli.test_output import valid
 from tests.store_making import make_store
