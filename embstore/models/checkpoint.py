@@ -22,6 +22,7 @@ from torch import nn
 from embstore.errors import ModelError, StorageError
 from embstore.models.memory import memory_needed
 from embstore.models.static.shorthand import require_name
+from embstore.store.storage.files import fsync_folder, fsync_tree, storing
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -241,13 +242,24 @@ def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> P
             raise ModelError(f"the model {str(model)!r} cannot be initialized: {reason(error)}") from error
         new = out.with_name(f".{out.name}.new")
         shutil.rmtree(new, ignore_errors=True)
-        try:
+        with storing(out):
             network.save_pretrained(new, safe_serialization=True)
             checkpoint.tokenizer.save_pretrained(new)
+            make_durable(new)
             new.rename(out)
-        except OSError as error:
-            raise StorageError(f"{out} cannot be written: {error.strerror or error}") from error
+            fsync_folder(out.absolute().parent)
     return out
+
+
+def make_durable(folder: Path) -> None:
+    """Give the files of a saved model the rights of any new file, and have them on disk when this returns.
+
+    Safetensors writes its own for the owner alone, and no library calls fsync.
+    """
+    rights = (folder / "config.json").stat().st_mode
+    for path in folder.iterdir():
+        path.chmod(rights)
+    fsync_tree(folder)
 
 
 def sha256_of(files: list[Path]) -> str:

@@ -229,6 +229,22 @@ def test_an_architecture_that_says_nothing_is_judged_by_its_effect():
             assert probing._is_causal(model, given, states, 2e-5) == causal
 
 
+def test_no_position_beyond_the_table_is_tried():
+    """On a GPU a position without an embedding ends the use of the device, so it must not be left to an IndexError."""
+    model, _ = ARCHITECTURES["gpt2"]()
+    given, tried = {"input_ids": torch.arange(10, 17)[None]}, []
+    states = tuple(torch.rand(1, 7, 32) for _ in range(4))  # no positions give these
+    for padding in (None, 300, 313, 10**9):
+        model.config.pad_token_id = padding
+        handle = model.register_forward_pre_hook(
+            lambda module, args, inputs: tried.append(int(inputs["position_ids"].max())), with_kwargs=True
+        )
+        with torch.no_grad():
+            assert probing._position_offset(model.eval(), given, states, 1e-6) is None
+        handle.remove()
+    assert tried == [6, 7, 6, 307, 6, 6]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "qwen2_moe"])
 def test_a_window_wider_than_the_sentence_is_no_window(tmp_path, name):
     """These models have no special subwords, whose attention a window would change."""

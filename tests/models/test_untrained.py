@@ -26,6 +26,7 @@ def test_the_same_seed_draws_the_same_model_and_another_another(model: Path, tmp
     torch.manual_seed(5)
     folders = [save_untrained(model, tmp_path / str(number), seed=seed) for number, seed in enumerate((1, 1, 2))]
     assert torch.equal(torch.rand(1), before)  # the caller's numbers are as they were
+    assert len({path.stat().st_mode for path in folders[0].iterdir()}) == 1  # safetensors writes for the owner alone
     first, again, other = (load_file(folder / "model.safetensors") for folder in folders)
     trained = load_file(model / "model.safetensors")
     name = next(name for name in first if name.endswith("attention.self.query.weight"))

@@ -9,8 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from safetensors import safe_open
+
 from embstore.errors import InvalidValueError, one_line
-from embstore.store.storage.files import fsync, fsync_folder, make_folders, replacing, storing
+from embstore.models.checkpoint import WEIGHTS, make_durable
+from embstore.store.storage.files import fsync_folder, make_folders, replacing, storing
 
 RECORD = "finetuning.json"
 TRAINING = "training"  # the folder of an unfinished training, removed at its end
@@ -89,15 +93,10 @@ def begin(out: Path, plan: Mapping[str, Any]) -> None:
 
 
 def finish(out: Path, model: Path, record: Mapping[str, Any]) -> None:
-    """Move the files of the folder `model` into `out`, then write the record, then remove the training.
-
-    Files have the access rights of any new file; safetensors writes its own for the owner alone.
-    """
+    """Move the files of the folder `model` into `out`, then write the record, then remove the training."""
     with storing(out):
-        rights = (out / TRAINING / PLAN).stat().st_mode
+        make_durable(model)
         for path in sorted(model.iterdir()):
-            path.chmod(rights)
-            fsync(path)
             os.replace(path, out / path.name)
         fsync_folder(out)
         write_json(out / RECORD, record)
@@ -105,8 +104,21 @@ def finish(out: Path, model: Path, record: Mapping[str, Any]) -> None:
 
 
 def last_checkpoint(training: Path) -> Path | None:
-    """Return the newest complete checkpoint of an unfinished training; incomplete ones are removed."""
-    found = sorted(training.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    while found and not (found[-1] / "trainer_state.json").is_file():
+    """Return the newest complete checkpoint of an unfinished training; incomplete and damaged ones are removed."""
+    found = sorted(training.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+    while found and not _is_complete(found[-1]):
         shutil.rmtree(found.pop())
     return found[-1] if found else None
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """Return whether the files of a checkpoint can be read; a crash of the machine may have cut them short."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_bytes())
+        with safe_open(checkpoint / WEIGHTS, "pt"):
+            pass
+        for name in ("optimizer.pt", "scheduler.pt"):
+            torch.load(checkpoint / name, weights_only=True, mmap=True)
+    except Exception:
+        return False
+    return True

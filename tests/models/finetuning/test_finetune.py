@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 from embstore.errors import EmbstoreError, NonFiniteError
 from embstore.models import FineTuned, FineTuneSettings, finetune, load_encoder
 from embstore.models.encoder import Spans
-from embstore.models.finetuning.record import RECORD, TRAINING
+from embstore.models.finetuning.record import RECORD, TRAINING, last_checkpoint
 from embstore.models.finetuning.settings import TASKS
 from embstore.models.finetuning.training import FineTuneRun
 from tests.models.finetuning import planted
@@ -216,7 +217,16 @@ def test_an_incomplete_checkpoint_is_ignored(made: FineTuned, model: Path, data:
     arguments = {"test": data / "dev.conll", "model": model, "out": out, **QUICK}
     with pytest.raises(Stopped):
         tune("ner", data, progress=stop, **arguments)
-    (out / TRAINING / "checkpoint-12" / "trainer_state.json").unlink()
+    for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt"):
+        copy = tmp_path / name
+        shutil.copytree(out / TRAINING, copy)
+        assert last_checkpoint(copy) == copy / "checkpoint-12"
+        os.truncate(copy / "checkpoint-12" / name, 100)
+        assert last_checkpoint(copy) == copy / "checkpoint-6"
+        assert not (copy / "checkpoint-12").exists()
+        (copy / "checkpoint-6" / name).unlink()
+        assert last_checkpoint(copy) is None
+    os.truncate(out / TRAINING / "checkpoint-12" / "optimizer.pt", 100)
     assert same(tune("ner", data, **arguments).path, made.path)
 
 
