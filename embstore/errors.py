@@ -150,12 +150,19 @@ def quoted(value: object) -> str:
         text = repr(value)
     except ValueError:  # a number of more digits than Python converts
         text = f"<{type(value).__name__}>"
+    text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
 
 
 def one_line(path: str | Path) -> str:
     """Return a path for an error message, without line breaks."""
     return " ".join(str(path).splitlines())
+
+
+def check_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    """Raise InvalidTypeError for a value of another type; `expected`: what to give instead, for the message."""
+    if not isinstance(value, kinds):
+        raise InvalidTypeError(f"{name} {quoted(value)} is not allowed: give {expected}")
 
 
 def check_whole(name: str, value: object, least: int, most: int | None = None, *, unit: str = "") -> int:

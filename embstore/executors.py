@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 DEVICE_VARIABLE = "EMBSTORE_WORKER_DEVICE"  # "cpu" or "cuda" in a worker process
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+MAX_WORKERS = 100_000
 DEFAULT_WORKERS = 8  # of an executor that does not say how many it has
 CONNECT_SECONDS = 5.0
 PLACED_SECONDS = 300.0
@@ -60,7 +61,7 @@ class Processes(ProcessPoolExecutor):
 
     def __init__(self, n_workers: int | None = None, *, devices: Iterable[str | int] | None = None) -> None:
         if n_workers is not None:
-            check_whole("n_workers", n_workers, 1)
+            check_whole("n_workers", n_workers, 1, MAX_WORKERS)
         names = ("cpu",) * (n_workers or _n_cores()) if devices is None else tuple(map(device_name, devices))
         if not names:
             raise InvalidValueError("no device is given: name one or more, such as 0,1 or cpu")
@@ -171,7 +172,7 @@ class RayExecutor(Executor):
         cpus_per_worker: float = 1,
     ) -> None:
         if n_workers is not None:
-            check_whole("n_workers", n_workers, 1)
+            check_whole("n_workers", n_workers, 1, MAX_WORKERS)
         for name, share in (("gpus_per_worker", gpus_per_worker), ("cpus_per_worker", cpus_per_worker)):
             if share is not None and not (isinstance(share, int | float) and 0 <= share < math.inf):
                 raise InvalidValueError(f"{name} {quoted(share)} is not allowed: give 0 or more")

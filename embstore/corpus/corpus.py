@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,9 +14,9 @@ from embstore.corpus.formats import common_format, format_named, format_of
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.formats.conll import parse_columns
 from embstore.corpus.formats.text import SPLITTERS
-from embstore.corpus.lines import Lines
+from embstore.corpus.lines import Lines, codec_name
 from embstore.corpus.sentence import Item, Sentence, read_items
-from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, one_line, quoted
+from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, check_type, one_line, quoted
 
 SENTENCES = "sentences"
 PathLike = str | os.PathLike[str]
@@ -82,6 +81,9 @@ def open_corpus(
     files of unknown or different formats.
     """
     given = {"format": format, "split": split, "normalize": normalize, "columns": columns, "encoding": encoding}
+    for name, value in given.items():
+        if name != "columns" and value is not None:
+            check_type(f"{name}:", value, str, "text")
     if isinstance(source, Corpus):
         if named := [name for name, value in given.items() if value is not None]:
             raise InvalidValueError(f"{named[0]}: a Corpus has its options already; give them where it is opened")
@@ -93,7 +95,7 @@ def open_corpus(
         return _open_items(cast(Iterable[Item], source), split=_check_split(split, "space"), normalize=steps)
     files = _files(paths, format)
     form = format_named(format) if format else common_format(files)
-    options: dict[str, Any] = {"normalize": steps, "encoding": _check_encoding(encoding)}
+    options: dict[str, Any] = {"normalize": steps, "encoding": codec_name(encoding or "utf-8")}
     if form.split is not None:
         options["split"] = _check_split(split, form.split)
     else:
@@ -204,16 +206,6 @@ def _check_split(split: str | None, default: str) -> str:
     if split not in SPLITTERS:
         raise InvalidValueError(f"split: {quoted(split)} is not one of {', '.join(SPLITTERS)}")
     return split
-
-
-def _check_encoding(encoding: str | None) -> str:
-    try:
-        codec = codecs.lookup(encoding or "utf-8")
-        "\n".encode(codec.name)
-        codecs.getincrementaldecoder(codec.name)
-    except (LookupError, UnicodeError):
-        raise InvalidValueError(f"encoding: {quoted(encoding)} is not known; for example utf-8, latin-1") from None
-    return codec.name
 
 
 def _refuse(form: str, **options: object) -> None:

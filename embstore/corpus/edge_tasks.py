@@ -18,7 +18,7 @@ from embstore.errors import InvalidValueError, quoted
 
 def read_edges(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Iterator[EdgeSentence]:
     """Read the sentences of an edge probing file (JSON lines) one by one. Raises CorpusError with file and line."""
-    return iter_edges(Lines(Path(path), encoding, "file of targets"))
+    return iter_edges(Lines.of(path, encoding, "file of targets"))
 
 
 def derived_edges(
@@ -34,9 +34,9 @@ def derived_edges(
     Raises CorpusError, with the line, for text that is not of the format, for a head that is not a word, and if no
     sentence has a target; InvalidValueError for an unknown task.
     """
-    if task not in _TASKS:
+    if not isinstance(task, str) or task not in _TASKS:
         raise InvalidValueError(f"task {quoted(task)} cannot be derived from a corpus: choose {', '.join(_TASKS)}")
-    lines = Lines(Path(path), encoding)
+    lines = Lines.of(path, encoding)
     read, format_name, if_empty = _TASKS[task]
     sentences = list(read(lines, repair))
     if not any(sentence.targets for sentence in sentences):

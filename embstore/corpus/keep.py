@@ -207,10 +207,10 @@ def _splitmix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _word_set(words: object) -> frozenset[str]:
     if isinstance(words, str) or not isinstance(words, Iterable):
         raise InvalidValueError(f"words: {quoted(words)} is not a set of words")
-    chosen = frozenset(words)
+    chosen = list(words)
     if not chosen:
         raise InvalidValueError("words: the set is empty, so nothing would be kept; None keeps every word")
     for word in chosen:
         if not isinstance(word, str) or not word.strip() or not is_encodable(word):
             raise InvalidValueError(f"words: {quoted(word)} is not a word")
-    return chosen
+    return frozenset(chosen)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import codecs
 import gzip
 import math
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from embstore.errors import CorpusError, CorpusNotFoundError, one_line
+from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, check_type, one_line, quoted
 
 BLOCK_NBYTES = 2**18
 ZSTD_NBYTES = 2**10  # of compressed data at a time: they may expand to 32,000 times their size
@@ -33,6 +34,12 @@ class Lines:
     path: Path
     encoding: str = "utf-8"
     kind: str = "corpus"
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], encoding: str, kind: str = "corpus") -> Lines:
+        """Return the lines of what a caller names; raises InvalidValueError for no path and an unknown encoding."""
+        check_type(kind, path, (str, os.PathLike), "a path")
+        return cls(Path(path), codec_name(encoding), kind)
 
     def __iter__(self) -> Iterator[str]:
         open_line: list[str] = []
@@ -102,8 +109,11 @@ class Lines:
             raise self.file_error("is a folder, not a file") from None
         except PermissionError:
             raise self.file_error("cannot be read: permission denied") from None
-        except OSError as error:
-            raise self.file_error(f"cannot be read: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:
+            if isinstance(error, CorpusError):
+                raise
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise self.file_error(f"cannot be read: {reason or error}") from None
         yield b""
 
     def _decode_error(self, error: UnicodeDecodeError, n_newlines: int, nbytes: int) -> CorpusError:
@@ -115,6 +125,17 @@ class Lines:
             f"byte 0x{error.object[error.start]:02x} at offset {offset} is not {self.encoding} ({error.reason}); "
             f"if it is text, name its encoding with --encoding, for example latin-1",
         )
+
+
+def codec_name(encoding: object) -> str:
+    """Return Python's name of an encoding of text; raises InvalidValueError for an unknown one."""
+    try:
+        codec = codecs.lookup(encoding)  # type: ignore[arg-type]
+        "\n".encode(codec.name)
+        codecs.getincrementaldecoder(codec.name)
+    except (LookupError, TypeError, ValueError):
+        raise InvalidValueError(f"encoding: {quoted(encoding)} is not known; for example utf-8, latin-1") from None
+    return codec.name
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
@@ -182,7 +203,7 @@ def read_word_list(path: str | Path, *, encoding: str = "utf-8") -> frozenset[st
     Blank lines are skipped. The words of a phrase are joined by spaces or "_". Raises CorpusError for a file without a
     word and CorpusNotFoundError for a missing one.
     """
-    lines = Lines(Path(path), encoding, "word list")
+    lines = Lines.of(path, encoding, "word list")
     words = frozenset(" ".join(line.split()) for line in lines if line and not line.isspace())
     if not words:
         raise lines.file_error("no word in it; write one a line")

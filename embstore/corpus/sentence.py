@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from embstore.corpus.lines import MAX_SENTENCE
-from embstore.errors import CorpusError, InvalidValueError, quoted
+from embstore.errors import CorpusError, InvalidValueError, check_type, quoted
 
 _COLUMN_NAME = re.compile(r"\w[\w.-]*")
 
@@ -101,10 +102,11 @@ def read_items(items: Iterable[Item], split: Callable[[str], list[str]]) -> Iter
 
 def _checked(sentence: Sentence) -> Sentence:
     words = sentence.words
-    if not words:
-        raise InvalidValueError("no word in it")
+    check_type("words", words, Sequence, "a sequence of words")
     if isinstance(words, str):
         raise InvalidValueError(f"words is one string, {quoted(words)}, not a sequence of words")
+    if not words:
+        raise InvalidValueError("no word in it")
     _check_words(words)
     joined = "".join(words)
     if len(joined) > MAX_SENTENCE:
@@ -114,18 +116,24 @@ def _checked(sentence: Sentence) -> Sentence:
         raise InvalidValueError(f"the word {quoted(word)} has a space in it; give its words one by one, and a target")
     if not is_encodable(joined):
         raise InvalidValueError("half of a surrogate pair, not a character, in a word")
+    check_type("labels", sentence.labels, Mapping, "the labels of each column: {column: labels}")
     for column, labels in sentence.labels.items():
         check_column_name(column)
-        if isinstance(labels, str) or len(labels) != len(words):
+        if isinstance(labels, str) or not isinstance(labels, Sequence) or len(labels) != len(words):
             raise InvalidValueError(f"label column {quoted(column)}: not one label a word ({len(words)})")
         for label in labels:
             if label is not None and not (isinstance(label, str) and is_encodable(label)):
                 raise InvalidValueError(f"label column {quoted(column)}: {quoted(label)} is neither text nor None")
+    check_type("targets", sentence.targets, Sequence, "spans [start, stop) of words")
     end = 0
-    for start, stop in sentence.targets:
+    for target in sentence.targets:
+        try:
+            start, stop = map(operator.index, target)
+        except (TypeError, ValueError):
+            start = stop = -1
         if not end <= start < stop - 1 < len(words):
             raise InvalidValueError(
-                f"target {quoted((start, stop))}: targets are spans [start, stop) of two or more of the "
+                f"target {quoted(target)}: targets are spans [start, stop) of two or more of the "
                 f"{len(words)} words, ascending and disjoint"
             )
         end = stop

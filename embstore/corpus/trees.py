@@ -44,7 +44,7 @@ def read_trees(path: str | Path, *, encoding: str = "utf-8") -> list[Tree]:
     Raises CorpusError, with the line, for a file that is not CoNLL-U, for a head that is missing or not a word of the
     sentence, for a sentence with no root, several roots or a cycle, and for a file without a sentence.
     """
-    lines = Lines(Path(path), encoding)
+    lines = Lines.of(path, encoding)
     trees = list(_iter_trees(lines))
     if not trees:
         raise lines.file_error("no sentence in it (read as conllu)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
 from embstore.corpus import Keep
-from embstore.errors import InvalidValueError, check_whole, quoted
+from embstore.errors import InvalidValueError, check_type, check_whole, quoted
 from embstore.models.encoder import Pooling
 from embstore.store.layout import ITEM_NBYTES, resolve_layers
 
@@ -76,10 +76,10 @@ class ExtractionOptions:
         if isinstance(self.layers, Iterable) and not isinstance(self.layers, str):
             object.__setattr__(self, "layers", tuple(self.layers))
         for name, allowed in (("unit", UNITS), ("pooling", get_args(Pooling)), ("dtype", tuple(ITEM_NBYTES))):
-            if (value := getattr(self, name)) not in allowed:
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in allowed:
                 raise InvalidValueError(f"unknown {name} {quoted(value)}: choose one of {', '.join(allowed)}")
-        if not isinstance(self.keep, Keep):
-            raise InvalidValueError(f"keep {quoted(self.keep)} is not allowed: give a Keep")
+        check_type("keep", self.keep, Keep, "a Keep")
         for name, text in (("max_length", "max length"), ("batch_subwords", "batch size")):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, check_whole(text, value, 1, MAX_SUBWORDS, unit="subwords"))

@@ -73,7 +73,10 @@ def parse_columns(columns: str | Sequence[str]) -> tuple[str, ...]:
 
     Raises InvalidValueError for names that are repeated or not allowed.
     """
-    names = tuple(name.strip() for name in (columns.split(",") if isinstance(columns, str) else columns))
+    given = columns.split(",") if isinstance(columns, str) else columns
+    if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+        raise InvalidValueError(f"columns: {quoted(columns)} are not names, such as word,-,label")
+    names = tuple(name.strip() for name in given)
     labels = [name for name in names if name not in (SKIPPED, REST)]
     if names.count(WORD) != 1:
         raise InvalidValueError(f'columns: {quoted(",".join(names))} must name "{WORD}" once')

@@ -54,7 +54,7 @@ def read_word_classes(
     plain list of words, one a line, is read too; its words have no class. Returns the count of each class by word.
     Raises CorpusError with file and line.
     """
-    lines = Lines(Path(path), encoding, "list of words and classes")
+    lines = Lines.of(path, encoding, "list of words and classes")
     if optional:
         first = next((line for line in lines if line and not line.isspace()), "")
         if not (first.startswith("@") and "\t" in first):
