@@ -46,7 +46,7 @@ def require_writable(path: Path | ObjectPath) -> None:
     if isinstance(path, ObjectPath):
         if not zarr_storage(path).can_list:
             raise InvalidValueError(f"cannot write {path}: stores at {path.scheme}:// are read-only")
-    elif not path.absolute().parent.is_dir():
+    elif not os.path.isdir(path.absolute().parent):
         raise InvalidValueError(f"cannot create {path}: there is no folder {path.parent}")
 
 

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError
+from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError, check_whole
 from embstore.store.layout import CHUNK_ROWS, ITEM_NBYTES, Layout
 from embstore.store.storage.files import REPAIR_HINT, crc32c
 
 FORMAT_VERSION = 1
-MAX_PARTITIONS = 2**24
+MAX_PARTITIONS = 2**20
+MAX_LAYERS = 4096
+MAX_SIZE = 2**36  # of any dimension of an array
+MAX_PARTITION_NBYTES = 2**40
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,11 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
             name: StoredArray(tuple(int(size) for size in item["shape"]), int(item["crc32c"]))
             for name, item in fields["arrays"].items()
         }
+        for name, array in arrays.items():
+            if not all(0 <= size <= MAX_SIZE for size in array.shape):
+                raise InvalidValueError(f"{name} has the shape {list(array.shape)}")
         return metadata, arrays
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StoreDamagedError(f"the metadata of {path} is incomplete ({error}): {REPAIR_HINT}") from error
 
 
@@ -149,12 +155,15 @@ def check_metadata(metadata: Metadata) -> None:
         raise InvalidValueError("a store needs at least one row, but no word of the corpus is left to extract")
     if metadata.dtype not in ITEM_NBYTES:
         raise InvalidValueError(f"dtype {metadata.dtype!r} is not known: choose one of {', '.join(ITEM_NBYTES)}")
+    if len(layers) > MAX_LAYERS:
+        raise InvalidValueError(f"{len(layers):,} layers are more than {MAX_LAYERS:,}, the most that a store can have")
     if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
         raise InvalidValueError(f"layers must be distinct ascending numbers from 0 on, not {list(layers)}")
-    if metadata.hidden_size < 1:
-        raise InvalidValueError(f"hidden_size must be at least 1, not {metadata.hidden_size}")
+    for name in ("hidden_size", "n_rows"):
+        check_whole(name, getattr(metadata, name), 1, MAX_SIZE)
     if metadata.partition_rows < CHUNK_ROWS or metadata.partition_rows % CHUNK_ROWS:
         raise InvalidValueError(f"partition_rows must be a multiple of {CHUNK_ROWS}, not {metadata.partition_rows}")
+    check_whole("the size of a partition", metadata.layout.partition_nbytes, 1, MAX_PARTITION_NBYTES, unit="bytes")
     if metadata.layout.n_partitions > MAX_PARTITIONS:
         raise InvalidValueError(
             f"{metadata.n_rows} rows in partitions of {metadata.partition_rows} are {metadata.layout.n_partitions} "

@@ -29,7 +29,7 @@ from embstore.store.backend import create, is_hdf5, open_writer, require_writabl
 from embstore.store.check.consistency import index_faults
 from embstore.store.index import Index, rows_by_type
 from embstore.store.metadata import Metadata, check_metadata
-from embstore.store.storage.files import fsync_folder, remove, storing
+from embstore.store.storage.files import clean_up, fsync_folder, remove, storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock, new_path
 from embstore.store.vectors import INT8_FILL
@@ -72,7 +72,7 @@ def build(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.fl
         with frozen_of(path, metadata, index, center) as frozen:
             create(new_path(path), metadata, frozen, hdf5=is_hdf5(path))
     except BaseException:
-        remove(new_path(path))
+        clean_up(new_path(path))
         raise
 
 
@@ -95,15 +95,16 @@ def frozen_of(
 
 
 def remove_store(path: Path | ObjectPath) -> None:
-    """Remove a store, so that what remains after an interruption is not a store; under its lock, if it has one."""
+    """Remove a store; what remains after an interruption is not a store, and the next writer there removes it."""
     if isinstance(path, ObjectPath):
         storage = zarr_storage(path)
         storage.delete(NODE)
         for key in storage.sizes():
             storage.delete(key)
     elif os.path.lexists(path):
-        os.rename(path, new_path(path))
-        remove(new_path(path))
+        with storing(path):
+            os.rename(path, new_path(path))
+            remove(new_path(path))
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class StoreWriter:
         if isinstance(self.path, ObjectPath):
             require_writable(self.path)
         else:
-            if not self.path.parent.is_dir():
+            if not os.path.isdir(self.path.parent):
                 open_writer(self.path)  # raises
             self._lock = StoreLock(self.path)
             self._lock.__enter__()
@@ -198,13 +199,13 @@ class StoreWriter:
             with storing(self.path):
                 self._backend = open_writer(self.path)
                 self._backend.recover()
+                self.metadata = self._backend.metadata
+                self._committed = committed(self._backend.commits(), self.metadata.layout)
         except BaseException:
             if self._lock is not None:
                 self._lock.release()
             raise
         self._is_open = True
-        self.metadata = self._backend.metadata
-        self._committed = committed(self._backend.commits(), self.metadata.layout)
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -272,11 +273,13 @@ class StoreWriter:
             if self._is_open:
                 self._is_open = False
                 try:
-                    self._backend.flush()
+                    with storing(self.path):
+                        self._backend.flush()
                 finally:
-                    self._backend.close()
-                    if self._lock is not None:
-                        self._lock.release()
+                    with storing(self.path):
+                        self._backend.close()
+                        if self._lock is not None:
+                            self._lock.release()
 
     def _commit(self, partition: int, record: Record) -> None:
         self._backend.commit(partition, commit_record(record.n_rows, record.crc32c))

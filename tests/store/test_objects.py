@@ -154,6 +154,8 @@ def test_lasting_faults_end_in_one_line(
             StorageError,
             "another region (eu-west-1)",
         ),
+        (Fault("", 9, 400, "ExpiredToken"), StorageError, "have expired: renew them"),
+        (Fault("", 9, 403, "RequestTimeTooSkewed"), StorageError, "the clock of this machine is wrong: set it"),
         (Fault("", 9, 404, "NoSuchBucket"), StoreNotFoundError, "there is no bucket"),
         (Fault("", 9, 404, "NoSuchKey"), KeyNotFoundError, "does not exist"),
         (Fault("", 9, 418, "Teapot"), StorageError, "Teapot"),

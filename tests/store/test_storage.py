@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,11 +11,12 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from embstore.errors import StoreDamagedError
+from embstore.errors import StorageError, StoreBusyError, StoreDamagedError
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage, wait_all
 from embstore.store.storage.cache import CachedStorage
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
+from embstore.store.storage.lock import StoreLock
 from embstore.store.storage.objects import ObjectStorage
 
 BODY = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8).tobytes()
@@ -206,9 +208,74 @@ class TestCached(Conformance):
             storage.files(Expected("a", ("a",), (5,), 3, "1"))
 
 
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_has_a_file_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    path, flock = tmp_path / "s.zarr", fcntl.flock
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with StoreLock(path) as lock:
+        lock.file.write_text("the mark of a writer")
+        for works in (False, True):  # another machine may have locks
+            monkeypatch.setattr(fcntl, "flock", flock if works else refuse)
+            with pytest.raises(StoreBusyError, match=rf"has no locks: if process {os.getpid()} .*held$"):
+                StoreLock(path).__enter__()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    child = os.fork()
+    if not child:
+        left = StoreLock(path)
+        left.__enter__()
+        os._exit(0)  # as if killed: nothing is released
+    os.waitpid(child, 0)
+    assert [file.name for file in tmp_path.iterdir() if file.name.endswith("held")] == ["s.zarr.lock.held"]
+    with StoreLock(path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_first_error_is_raised_and_the_rest_cancelled() -> None:
     with ThreadPoolExecutor(1) as threads:
         futures = [threads.submit(lambda number=number: 1 // number) for number in (1, 0, *range(1, 50))]  # type: ignore[misc]
         with pytest.raises(ZeroDivisionError):
             wait_all(futures)
         assert all(future.done() for future in futures)
+
+
+@pytest.mark.parametrize("call", ["stat", "open", "scandir", "replace", "fsync", "fstat"])
+def test_every_failure_of_the_disk_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """One that also meets the clean-up does not hide the first."""
+    storage = LocalStorage(tmp_path / "store")
+    storage.put("a/b", [b"12"])
+    works = {
+        "get": lambda: storage.get("a/b"),
+        "get_range": lambda: storage.get_range("a/b", 0, 1),
+        "size": lambda: storage.size("a/b"),
+        "version": lambda: storage.version("a/b"),
+        "sizes": lambda: storage.sizes(),
+        "crc32c": lambda: storage.crc32c("a/b", 2),
+        "put": lambda: storage.put("a/c", [b"1"]),
+        "put_new": lambda: storage.put_new("a/d", [b"1"]),
+        "write_at": lambda: storage.write_at("a/b", b"1", 0),
+    }
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    failed = 0
+    for name, work in works.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            try:
+                work()
+            except StorageError as error:
+                failed += 1
+                assert str(error).startswith("cannot "), name  # noqa: PT017
+    assert failed

@@ -129,7 +129,7 @@ def test_what_cannot_be_created_leaves_nothing(tmp_path: Path) -> None:
         ({"dtype": "float64"}, "dtype 'float64' is not known: choose one of float32"),
         ({"layers": (3, 0)}, "layers must be distinct ascending"),
         ({"layers": ()}, "layers must be distinct ascending"),
-        ({"hidden_size": 0}, "hidden_size must be at least 1"),
+        ({"hidden_size": 0}, "hidden_size 0 is not allowed: give 1 to"),
         ({"partition_rows": 100}, "multiple of 256, not 100"),
         ({"partition_rows": 0}, "multiple of 256, not 0"),
         ({"dtype": "int8"}, "a center [layer, feature] is required for int8"),
@@ -150,7 +150,8 @@ def test_what_cannot_be_created_leaves_nothing(tmp_path: Path) -> None:
         ({"words": Strings(np.array([0, 1, 2]), np.frombuffer("é".encode(), np.uint8))}, "middle of a character"),
         ({"words": Strings(np.array([0, 9]), np.zeros(3, np.uint8))}, "type/form_offsets does not ascend"),
         ({"words": Strings(np.empty(0, np.int64), np.empty(0, np.uint8))}, "type/form_offsets is empty"),
-        ({"n_rows": 2**50}, "partitions, more than 16777216"),
+        ({"n_rows": 2**32}, "partitions, more than 1048576"),
+        ({"n_rows": 2**50}, "n_rows 1125899906842624 is not allowed"),
     ]:
         assert message in refused(tmp_path, **changes), changes
     for column in ["", "a/b", ".hidden", "__x", "zarr.json", "a\nb", "x" * 201]:

@@ -17,7 +17,7 @@ from embstore.store.check.verify import expected_keys, key_sizes
 from embstore.store.index import Index
 from embstore.store.metadata import Metadata, parse
 from embstore.store.storage.base import Parts, Storage
-from embstore.store.storage.files import MappedFile, fsync_folder, remove, storing
+from embstore.store.storage.files import MappedFile, clean_up, fsync_folder, storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock, new_path
 from embstore.store.writer import build, frozen_of
@@ -131,7 +131,7 @@ def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np
         os.replace(new_path(path), path)
         fsync_folder(path.parent)
     except BaseException:
-        remove(new_path(path))
+        clean_up(new_path(path))
         raise
     return [partition for partition in range(metadata.layout.n_partitions) if partition not in intact]
 

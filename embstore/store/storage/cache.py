@@ -15,7 +15,7 @@ from typing import Any
 from embstore.errors import StoreDamagedError
 from embstore.store.storage.base import Expected, KeyNotFoundError
 from embstore.store.storage.client import setting
-from embstore.store.storage.files import REPAIR_HINT, crc32c, opened, storing, write_at
+from embstore.store.storage.files import REPAIR_HINT, clean_up, crc32c, opened, storing, write_at
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
 
@@ -69,7 +69,7 @@ class CacheFolder:
                     os.replace(temporary.pop(0), target)
             finally:
                 for path in temporary:
-                    path.unlink(missing_ok=True)
+                    clean_up(path)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{hashlib.sha256(name.encode()).hexdigest()}.cached"

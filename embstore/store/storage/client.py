@@ -161,6 +161,10 @@ def translated(error: Exception, verb: str, path: ObjectPath, key: str) -> Embst
         return StorageError(f"{failed}: there are no credentials in the environment: set {names}")
     if verb == "open":  # no request was made: the environment does not suffice to make one
         return StorageError(f"{failed}: {cleaned(text)}; set {names}")
+    if "ExpiredToken" in text or "token has expired" in text:
+        return StorageError(f"{failed}: the credentials in the environment have expired: renew them, and run it again")
+    if "RequestTimeTooSkewed" in text:
+        return StorageError(f"{failed}: the clock of this machine is wrong: set it, and run it again")
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or number in (401, 403):
         check = f"the environment's {names}" if names else "that it is public: credentials are not sent over https://"
         return StorageError(f"{failed}: permission denied ({answer or 'refused'}); check {check}")
@@ -169,7 +173,7 @@ def translated(error: Exception, verb: str, path: ObjectPath, key: str) -> Embst
     if number == 416 or "Invalid range" in text:
         return StoreDamagedError(f"{url} is cut short: {REPAIR_HINT}")
     if number >= 500 or number in (408, 429):
-        return StorageError(f"{failed}: the server answers {answer}{tries}; try again later")
+        return StorageError(f"{failed}: the server answers {answer}{tries}; run the same command again later")
     if "BadScheme" in text:
         return StorageError(f"{failed}: its endpoint is http://, not https://; AWS_ALLOW_HTTP=true allows it")
     if not status and ("error sending request" in text or "HTTP error" in text):

@@ -142,7 +142,7 @@ def write_file(path: Path, parts: Iterable[NDArray[Any] | bytes], *, fsync: bool
             if fsync:
                 os.fsync(descriptor)
     except BaseException:
-        path.unlink(missing_ok=True)
+        clean_up(path)
         raise
 
 
@@ -210,6 +210,12 @@ def make_folders(folder: Path) -> None:
     make_folders(folder.parent)
     folder.mkdir(exist_ok=True)
     fsync_folder(folder.parent)
+
+
+def clean_up(path: Path) -> None:
+    """Remove what a failed write left, if possible: a second failure must not hide the first one."""
+    with suppress(OSError):
+        remove(path)
 
 
 def remove(path: Path) -> None:

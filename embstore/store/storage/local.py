@@ -16,6 +16,7 @@ from embstore.store.storage.base import MAX_GET_NBYTES, Expected, KeyNotFoundErr
 from embstore.store.storage.files import (
     REPAIR_HINT,
     Bytes,
+    clean_up,
     crc32c_of_file,
     fsync_folder,
     make_folders,
@@ -157,7 +158,7 @@ class LocalStorage(Storage):
                 yield temporary, target
                 fsync_folder(target.parent)
             finally:
-                temporary.unlink(missing_ok=True)
+                clean_up(temporary)
 
 
 def _version(status: os.stat_result) -> Version:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from embstore.errors import StoreBusyError
 from embstore.store.storage.files import remove, storing
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
 class StoreLock:
@@ -16,26 +19,47 @@ class StoreLock:
 
     Entering raises StoreBusyError where another process holds the lock, and removes what an interrupted creation
     left behind. The operating system releases the lock when the process ends. The lock file is removed on release.
+
+    A file system without locks (some NFS and Lustre mounts) has a second file instead, whose existence is the lock
+    and which names the process and machine that hold it. After a crash the next process on that machine removes it;
+    a process on another machine says which file to remove.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = path.with_name(f"{path.name}.lock")
-        self._lock = FileLock(self.file, thread_local=False)
+        self.held_file = path.with_name(f"{path.name}.lock.held")
+        self._lock: BaseFileLock = FileLock(self.file, thread_local=False, fallback_to_soft=False)
 
     def __enter__(self) -> StoreLock:
         try:
             with storing(self.file):
-                try:
-                    self._lock.acquire(blocking=False)
-                except Timeout:
-                    busy = f"another process is writing {self.path}; wait until it ends, or stop it"
-                    raise StoreBusyError(busy) from None
+                self._acquire()
                 remove(new_path(self.path))
         except BaseException:
             self.release()
             raise
         return self
+
+    def _acquire(self) -> None:
+        busy = f"another process is writing {self.path}; wait until it ends, or stop it"
+        try:
+            try:
+                self._lock.acquire(blocking=False)
+                if not self.held_file.exists():
+                    return
+                self._lock.release()
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+            self._lock = SoftFileLock(self.held_file, thread_local=False)
+            self.file.touch()
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            if isinstance(self._lock, SoftFileLock):
+                busy += f"; its file system has no locks: if process {self._lock.pid} on the machine where it runs has "
+                busy += f"ended, remove {self.held_file}"
+            raise StoreBusyError(busy) from None
 
     @property
     def is_held(self) -> bool:

@@ -244,7 +244,8 @@ class ObjectStorage(Storage):
             raise StoreDamagedError(f"{self.url(key)} is cut short: {error}; {REPAIR_HINT}") from None
         except (raised.BaseError, FileNotFoundError, NotImplementedError) as error:
             if any(sign in str(error) for sign in _LOST):
-                raise ConnectionLostError(f"cannot {verb} {self.url(key)}: the connection was lost") from None
+                lost = f"cannot {verb} {self.url(key)}: the connection was lost; run the same command again"
+                raise ConnectionLostError(lost) from None
             known = translated(error, verb, self.path, key)
             if isinstance(error, FileNotFoundError) and not isinstance(known, StoreNotFoundError):
                 known = KeyNotFoundError(f"{self.url(key)} does not exist")
