@@ -120,7 +120,7 @@ def test_sizes_that_no_store_has(tmp_path: Path, change: Callable[[dict[str, Any
 
 
 def test_chunks_that_are_left_out_take_no_memory(tmp_path: Path) -> None:
-    """A shard whose every chunk is left out stands for terabytes; only the requested rows are made."""
+    """A shard whose every chunk is left out would fill terabytes; only the requested rows are made."""
     made = example(rows=300)
     path = made.make(tmp_path / "s.zarr").path
     assert isinstance(path, Path)
