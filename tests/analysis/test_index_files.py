@@ -25,8 +25,8 @@ from embstore.errors import EmbstoreError, InvalidValueError, SearchIndexError, 
 from embstore.store import Store, StoreWriter, open_store, verify
 from embstore.store.check.repair import repair_layout
 from tests.analysis.index_store import LAYER, hard_store
+from tests.resilience.calls import killed_at_each_step
 from tests.store.example import all_files, example
-from tests.store.killed import killed_at_each_step
 
 SUFFIXES = (".zarr", ".h5")
 KINDS = ("flat", "ivf", "ivfpq", "hnsw")

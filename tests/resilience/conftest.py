@@ -1,16 +1,18 @@
-"""Small partitions, and the stores of uninterrupted runs."""
+"""Small partitions, the stores of uninterrupted runs, and how much of a campaign is run."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.resilience.scene")
+pytest.register_assert_rewrite("tests.resilience.scene", "tests.resilience.scenes")
 
 from tests.resilience.scene import Reference, make_reference  # noqa: E402
+from tests.resilience.scenes import SCENES, Whole  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +32,21 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Referen
             return make_reference(path, dtype=dtype)
 
     return made
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, reference: Callable[..., Reference]) -> Callable[[str], Whole]:
+    """Gives the folder of a scene before and after its work."""
+
+    @cache
+    def made(scene: str) -> Whole:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+            return SCENES[scene].whole(tmp_path_factory.mktemp("whole"), reference)
+
+    return made
+
+
+def campaign(full: int, sample: int) -> int:
+    """How many trials are made: all of a campaign with EMBSTORE_CAMPAIGN=full, else a sample."""
+    return full if os.environ.get("EMBSTORE_CAMPAIGN") == "full" else sample

@@ -17,6 +17,7 @@ from embstore.errors import StorageError, StoreBusyError, StoreMismatchError
 from embstore.store import StoreWriter, create_store
 from tests.forked_command import ForkedCommand
 from tests.models.tiny import save
+from tests.resilience.running import Running
 from tests.resilience.scene import (
     BACKENDS,
     CountingEncoder,
@@ -28,16 +29,17 @@ from tests.resilience.scene import (
     tree,
     write_tree,
 )
-from tests.resilience.steps import Running
+from tests.resilience.scenes import damage
 
 Get = Callable[..., Reference]
+SCENE = {".zarr": "extraction to Zarr", ".h5": "extraction to HDF5"}
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_the_second_writer_is_refused_and_the_first_finishes(tmp_path: Path, reference: Get, suffix: str) -> None:
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
-    first = Running(path, pause=0.01)
+    first = Running(SCENE[path.suffix], path.parent, pause=0.01)
     first.wait_for("created")
     for repair in (False, True):
         encoder = CountingEncoder()
@@ -59,7 +61,7 @@ def test_a_reader_sees_what_is_committed_and_more_on_refresh(tmp_path: Path, ref
     whole = reference(suffix)
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
-    running = Running(path, pause=0.01)
+    running = Running(SCENE[path.suffix], path.parent, pause=0.01)
     running.wait_for("created")
     store, warned = open_quietly(path)
     assert len(warned) == 1
@@ -86,7 +88,7 @@ def test_a_reader_from_before_the_end_reads_on(tmp_path: Path, reference: Get, s
     whole = reference(suffix)
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
-    running = Running(path, pause=0.005)
+    running = Running(SCENE[path.suffix], path.parent, pause=0.005)
     running.wait_for("created")
     store, _ = open_quietly(path)
     assert running.wait_for("ended") is not None
@@ -100,7 +102,7 @@ def test_a_reader_from_before_the_end_reads_on(tmp_path: Path, reference: Get, s
 def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path, reference: Get, suffix: str) -> None:
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
-    first = Running(path, pause=0.01)
+    first = Running(SCENE[path.suffix], path.parent, pause=0.01)
     first.wait_for("created")
     with pytest.raises(StoreBusyError):
         StoreWriter(path)
@@ -116,7 +118,7 @@ def test_many_writers_at_once_make_one_store(tmp_path: Path, reference: Get, suf
     """A writer that is refused changes nothing, at whatever moment it comes."""
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
-    running = [Running(path, pause=0.001) for _ in range(4)]
+    running = [Running(SCENE[path.suffix], path.parent, pause=0.001) for _ in range(4)]
     statuses = [writer.join() for writer in running]
     failures = [writer.failure() for writer in running]
     assert statuses.count(0) >= 1
@@ -214,8 +216,6 @@ def test_a_finished_store_in_a_read_only_folder(closed: Path, reference: Get, su
 
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_a_damaged_store_in_a_read_only_folder_is_not_changed(closed: Path, reference: Get, suffix: str) -> None:
-    from tests.resilience.test_kill import damage
-
     path = closed / f"store{suffix}"
     write_tree(reference(suffix).tree, path)
     damage(path)

@@ -6,19 +6,21 @@ import gc
 import os
 import tempfile
 from pathlib import Path
-from unittest import mock
 
-import embstore as es
-from tests.resilience import steps  # noqa: F401  a forked process looks for its function there
-from tests.resilience.scene import BACKENDS, make_plan
+import embstore.store.layout
+from tests.resilience import running  # noqa: F401  a forked process looks for its function there
+from tests.resilience.scene import make_reference
+from tests.resilience.scenes import SCENES
 
-with (
-    tempfile.TemporaryDirectory() as _folder,
-    mock.patch("embstore.store.layout.SHARD_NBYTES", 1),
-    mock.patch.object(os, "fsync", os.fstat),
-):
-    for _suffix in BACKENDS:
-        for _dtype in ("float32", "int8"):
-            for _repair in (False, True):
-                es.extract(make_plan(dtype=_dtype), Path(_folder, f"{_dtype}{_suffix}"), repair=_repair)
+embstore.store.layout.SHARD_NBYTES = 1
+os.fsync = os.fstat  # what is written outlasts a kill anyway
+with tempfile.TemporaryDirectory() as _folder:
+
+    def _reference(suffix: str, dtype: str = "float32") -> object:
+        return make_reference(Path(tempfile.mkdtemp(dir=_folder), f"store{suffix}"), dtype=dtype)
+
+    for _scene in [scene for scene in SCENES.values() if scene.warm]:
+        _path = Path(tempfile.mkdtemp(dir=_folder))
+        _scene.before(_path, _reference)  # type: ignore[arg-type]
+        _scene.work(_path, False)
 gc.freeze()

@@ -28,7 +28,6 @@ from embstore.store import Index, Metadata, StoreWriter, Strings, create_store, 
 from embstore.store.arrays import commit_record, committed, record_crc32c
 from embstore.store.writer import PartitionWriter
 from tests.store.example import SUFFIXES, all_files, example
-from tests.store.killed import killed_at_each_step
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -222,33 +221,6 @@ def test_discarding_in_a_finished_store(tmp_path: Path, suffix: str) -> None:
     assert all_files(store.path) == before
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_record_is_written_after_its_rows_are_durable(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows, fsync, (the name, fsync of the folder,) the record of 16 bytes in place, fsync."""
-    made = example()
-    path = made.create(tmp_path / f"s{suffix}")
-    calls: list[str] = []
-    for name in ("pwrite", "fsync", "link"):
-        real = getattr(os, name)
-
-        def noted(*arguments: Any, name: str = name, real: Any = real) -> Any:
-            calls.append(f"{name} {len(arguments[1])}" if name == "pwrite" else name)
-            return real(*arguments)
-
-        monkeypatch.setattr(os, name, noted)
-    with StoreWriter(path) as writer:
-        calls.clear()
-        writer.write(0, made.partition(0))
-        expected = ["fsync", "pwrite 16", "fsync"]
-        named = ["fsync", "link", "fsync"] if suffix == ".zarr" else ["fsync"]
-        steps = [call for call in calls if not call.startswith("pwrite") or call == "pwrite 16"]
-        assert [step for step in steps if step != "fsync"] == [*named[1:2], "pwrite 16"]
-        assert calls[-3:] == expected
-        assert "fsync" in calls[: calls.index("link")] if suffix == ".zarr" else len(calls) > 3
-
-
 def test_a_shard_without_a_record_is_written_again(tmp_path: Path) -> None:
     """What an interrupted writer left on a disk is removed, whatever its bytes are."""
     made = example()
@@ -314,66 +286,6 @@ def test_written_from_another_thread(tmp_path: Path, suffix: str) -> None:
             thread.join()
         writer.finish()
     np.testing.assert_array_equal(open_store(path).gather(np.arange(700), 0), made.values[0])
-
-
-@pytest.mark.parametrize(("suffix", "stride"), [(".zarr", 37), (".h5", 3)])
-def test_killed_in_creation(tmp_path: Path, suffix: str, stride: int) -> None:
-    made = example(rows=300, dtype="int8")
-    whole = all_files(made.create(tmp_path / f"whole{suffix}"))
-    path = tmp_path / f"s{suffix}"
-    steps = 0
-    for steps in killed_at_each_step(lambda: made.create(path), stride=stride):
-        if path.exists():
-            assert all_files(path) == whole
-            StoreWriter(path).close()  # removes the lock file of the killed process
-            path.rename(tmp_path / f"done{steps}")
-        else:
-            with pytest.raises(StoreNotFoundError):
-                open_store(path)
-    assert steps > 3
-    assert all_files(path) == whole
-    assert not [item for item in tmp_path.iterdir() if item.name.startswith(".") or item.suffix == ".lock"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_killed_at_each_step_of_filling(tmp_path: Path, suffix: str) -> None:
-    """Each time the store opens, what is committed reads right, and resuming ends in the same bytes."""
-    made = example(rows=300, dtype="int8")
-    whole = all_files(made.make(tmp_path / f"whole{suffix}").path)
-    path = made.create(tmp_path / f"s{suffix}")
-    committed = 0
-    for _ in killed_at_each_step(lambda: made.fill(path)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnfinishedStoreWarning)
-            store = open_store(path)
-        there = np.flatnonzero(np.repeat(store.committed, 256)[:300])
-        np.testing.assert_array_equal(store.gather(there, 3), made.values[1][there])
-        assert verify(path).ok
-        assert not (store.finished and suffix == ".zarr" and all_files(path) != whole)
-        committed += store.n_committed_rows == 300
-    assert committed  # some were killed after the last commit
-    assert all_files(path) == whole
-    assert sorted(item.name for item in tmp_path.iterdir()) == [f"s{suffix}", f"whole{suffix}"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_killed_at_each_step_of_rewriting_a_partition(tmp_path: Path, suffix: str) -> None:
-    """A finished store of which one partition is discarded and written again."""
-    made = example(rows=600)
-    path = made.make(tmp_path / f"s{suffix}").path
-    whole = all_files(path)
-
-    def rewrite() -> None:
-        with StoreWriter(path) as writer:
-            writer.discard([1])
-        made.fill(path)
-
-    for _ in killed_at_each_step(rewrite):
-        assert verify(path).ok
-        assert set(verify(path).missing) <= {1}
-    assert all_files(path) == whole
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -1,0 +1,279 @@
+"""Everything that writes: what exists before, the work, and what must hold wherever the work is cut off."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import embstore as es
+from embstore.extraction.encoder_spec import EncoderSpec
+from embstore.plot.drawing import save as save_figure
+from embstore.plot.drawing import subplots
+from embstore.probes.base import SavedProbe, read_probe, write_probe
+from embstore.probes.result import ProbeResult
+from embstore.progress import Progress
+from embstore.studies.study import StudyFolder
+from embstore.vectors import WordVectors, write_vectors
+from tests.extraction.fake import FakeEncoder
+from tests.resilience.faults import chunk, flip
+from tests.resilience.scene import Reference, assert_honest, make_plan, tree, write_tree
+
+Tree = dict[str, bytes | None]
+Get = Callable[..., Reference]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A folder before and after the uninterrupted work."""
+
+    before: Tree
+    after: Tree
+    reference: Reference | None = None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Work in a folder that is done again after it was cut off.
+
+    `state(folder, whole)`: asserts that what is there is whole, or says what it lacks, and names it. `done`: of what
+    `work` reports as progress, the rows whose loss would be a fault. `volatile`: names of files that differ each time.
+    `warm`: whether it may be done once before processes are forked, which the threads of Polars do not survive.
+    """
+
+    work: Callable[[Path, Progress], object]
+    state: Callable[[Path, Whole], str]
+    before: Callable[[Path, Get], object] = lambda folder, get: None
+    store: tuple[str, str] | None = None
+    volatile: tuple[str, ...] = ()
+    warm: bool = True
+
+    def tree(self, folder: Path) -> Tree:
+        return {name: data for name, data in tree(folder).items() if Path(name).name not in self.volatile}
+
+    def whole(self, folder: Path, get: Get) -> Whole:
+        """Do the work without interruption."""
+        self.before(folder, get)
+        before = tree(folder)
+        self.work(folder, False)
+        return Whole(before, self.tree(folder), get(*self.store) if self.store else None)
+
+    def assert_resumes(self, folder: Path, whole: Whole) -> None:
+        """The same call again ends in the same bytes, and leaves nothing else."""
+        self.work(folder, False)
+        found = self.tree(folder)
+        assert sorted(found) == sorted(whole.after)
+        assert [name for name in found if found[name] != whole.after[name]] == []
+
+
+def _extraction(suffix: str, dtype: str = "float32", *, workers: int = 0) -> Scene:
+    def work(folder: Path, progress: Progress) -> None:
+        with ExitStack() as stack:
+            options: dict[str, Any] = {}
+            if workers:
+                stack.enter_context(mock.patch.object(EncoderSpec, "load", return_value=FakeEncoder()))
+                options["executor"] = stack.enter_context(ThreadPoolExecutor(workers))
+            es.extract(make_plan(dtype=dtype), folder / f"store{suffix}", progress=progress, **options)
+
+    return Scene(work, _honest(suffix), store=(suffix, dtype))
+
+
+def _honest(suffix: str) -> Callable[[Path, Whole], str]:
+    def state(folder: Path, whole: Whole) -> str:
+        assert whole.reference is not None
+        return assert_honest(folder / f"store{suffix}", whole.reference)
+
+    return state
+
+
+def _repair(suffix: str) -> Scene:
+    def before(folder: Path, get: Get) -> None:
+        path = folder / f"store{suffix}"
+        write_tree(get(suffix).tree, path)
+        damage(path)
+
+    def state(folder: Path, whole: Whole) -> str:
+        path = folder / f"store{suffix}"
+        if es.verify(path).ok:
+            return _honest(suffix)(folder, whole)
+        with pytest.raises(es.errors.StoreDamagedError):
+            es.open(path)
+        return "damaged"
+
+    def work(folder: Path, progress: Progress) -> None:
+        es.extract(make_plan(), folder / f"store{suffix}", repair=True, progress=progress)
+
+    return Scene(work, state, before, store=(suffix, "float32"))
+
+
+def damage(path: Path) -> None:
+    """Flip a bit in the metadata and one in the first partition's vectors."""
+    if path.is_dir():
+        flip(path / "zarr.json", (path / "zarr.json").read_bytes().index(b'"pooling"') + 3)
+        flip(path / "hidden_states/c/0/0/0", 1000)
+        return
+    flip(path, chunk(path, 0, 0) + 1000)
+    flip(path, path.read_bytes().index(b'"pooling"') + 3)
+
+
+def _export() -> Scene:
+    def before(folder: Path, get: Get) -> None:
+        write_tree(get(".zarr").tree, folder / "source.zarr")
+
+    def work(folder: Path, progress: Progress) -> None:
+        es.export(folder / "source.zarr", folder / "store.h5", progress=progress)
+
+    return Scene(work, _honest(".h5"), before, store=(".h5", "float32"))
+
+
+INDEX = "hidden_states/.index/x"
+
+
+def _index(*, stale: bool) -> Scene:
+    """An index is built; with `stale`, over that of a store which had been at the same path."""
+
+    def before(folder: Path, get: Get) -> None:
+        write_tree(get(".zarr").tree, folder / "store.zarr")
+        if stale:
+            write_tree(get(".zarr", "bfloat16").tree, folder / "other.zarr")
+            es.build_index(es.open(folder / "other.zarr"), layer=1, kind="flat", name="x", threads=1)
+            shutil.move(folder / "other.zarr" / INDEX, folder / "store.zarr" / INDEX)
+            shutil.rmtree(folder / "other.zarr")
+
+    def work(folder: Path, progress: Progress) -> None:
+        store = es.open(folder / "store.zarr")
+        es.build_index(store, layer=1, kind="flat", name="x", threads=1, checkpoint_seconds=0, progress=progress)
+
+    def state(folder: Path, whole: Whole) -> str:
+        """The index is that of before or after, but for the progress of its building, or it is absent."""
+        assert es.verify(folder / "store.zarr").ok
+        found, *others = (
+            {name: data for name, data in _below(each, f"store.zarr/{INDEX}").items() if "progress.json" not in name}
+            for each in (tree(folder), whole.before, whole.after, {})
+        )
+        assert found in others
+        return ("old", "new", "absent")[others.index(found)]
+
+    return Scene(work, state, before)
+
+
+def _either(target: str) -> Callable[[Path, Whole], str]:
+    """A file or folder is whole as before or as after the work, or absent where it was absent before."""
+
+    def state(folder: Path, whole: Whole) -> str:
+        found = _below(tree(folder), target)
+        for name, expected in (("old", _below(whole.before, target)), ("new", _below(whole.after, target))):
+            if found == expected:
+                return name
+        raise AssertionError(f"{target} is neither what it was nor what it becomes: {sorted(found)}")
+
+    return state
+
+
+def _below(found: Tree, target: str) -> Tree:
+    return {name: data for name, data in found.items() if name == target or name.startswith(f"{target}/")}
+
+
+def _replacement(name: str, write: Callable[[Path, int], object], *, warm: bool = True) -> Scene:
+    """`write(path, version)` replaces version 1 by version 2."""
+
+    def before(folder: Path, get: Get) -> None:
+        write(folder / name, 1)
+
+    return Scene(lambda folder, progress: write(folder / name, 2), _either(name), before, warm=warm)
+
+
+def _probe(version: int) -> SavedProbe:
+    return SavedProbe("edge", {"version": version}, {}, {}, {"w": torch.full((300, 8), float(version))})
+
+
+def _probes() -> Scene:
+    def state(folder: Path, whole: Whole) -> str:
+        """Loading finds all of the old probes or all of the new ones."""
+        saved = read_probe(folder / "probes", lambda saved: saved)
+        version = saved.settings["version"]
+        assert version in (1, 2)
+        assert torch.equal(saved.tensors["w"], _probe(version).tensors["w"])
+        return f"version {version}"
+
+    def work(folder: Path, progress: Progress) -> None:
+        write_probe(folder / "probes", _probe(2))
+
+    return Scene(work, state, lambda folder, get: write_probe(folder / "probes", _probe(1)))
+
+
+def _frame(version: int) -> pl.DataFrame:
+    return pl.DataFrame({"item": [f"w{number}" for number in range(200)], "value": np.full(200, float(version))})
+
+
+class _Missing(Exception):
+    pass
+
+
+def _table() -> Scene:
+    def write(folder: Path, version: int) -> None:
+        StudyFolder(folder / "study", progress=False).table("scores", {"version": version}, lambda: _frame(version))
+
+    def state(folder: Path, whole: Whole) -> str:
+        """A table that a study takes as made is the whole table of its settings."""
+        for version in (1, 2):
+
+            def missing() -> pl.DataFrame:
+                raise _Missing
+
+            try:
+                found = StudyFolder(folder / "study", progress=False).table("scores", {"version": version}, missing)
+            except _Missing:
+                continue
+            assert found.equals(_frame(version))
+            return f"version {version}"
+        return "to be made again"
+
+    def before(folder: Path, get: Get) -> None:
+        write(folder, 1)
+
+    return Scene(lambda folder, progress: write(folder, 2), state, before, volatile=("seconds.json",), warm=False)
+
+
+def _figure(path: Path, version: int) -> None:
+    figure, axes = subplots(1, 1, figsize=(2, 2))
+    axes[0, 0].plot([0, version])
+    save_figure(figure, path)
+
+
+def _result(path: Path, version: int) -> None:
+    ProbeResult(_frame(version).with_columns(task=pl.lit("t"), metric=pl.lit("m"))).save(path)
+
+
+def _vectors(path: Path, version: int) -> None:
+    write_vectors(WordVectors(("a", "b"), np.full((2, 50), version, np.float32)), path)
+
+
+SCENES: dict[str, Scene] = {
+    "extraction to Zarr": _extraction(".zarr"),
+    "extraction to HDF5": _extraction(".h5"),
+    "extraction of int8 to Zarr": _extraction(".zarr", "int8"),
+    "extraction of int8 to HDF5": _extraction(".h5", "int8"),
+    "extraction by two workers to Zarr": _extraction(".zarr", workers=2),
+    "extraction by two workers to HDF5": _extraction(".h5", workers=2),
+    "repair of Zarr": _repair(".zarr"),
+    "repair of HDF5": _repair(".h5"),
+    "export": _export(),
+    "index": _index(stale=False),
+    "index over a stale one": _index(stale=True),
+    "saved probes": _probes(),
+    "table of a study": _table(),
+    "result": _replacement("result.csv", _result, warm=False),
+    "figure": _replacement("figure.png", _figure),
+    "word vectors": _replacement("vectors.txt", _vectors, warm=False),
+}

@@ -1,0 +1,84 @@
+"""SIGKILL at any call that changes the disk, or at any moment: the last whole state, or the same call resumes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGALRM, SIGKILL
+
+import numpy as np
+import pytest
+
+import embstore as es
+from tests.resilience.conftest import campaign
+from tests.resilience.running import Running, steps_of
+from tests.resilience.scene import CountingEncoder, Reference, make_plan, write_tree
+from tests.resilience.scenes import SCENES, Whole
+
+GetWhole = Callable[[str], Whole]
+SEED = 7
+
+
+def begin(scene: str, whole: Whole, folder: Path) -> Path:
+    folder.mkdir()
+    write_tree(whole.before, folder)
+    return folder
+
+
+def kill(scene: str, whole: Whole, folder: Path, **when: float) -> str:
+    """Kill the work, look at what is left, and do it again to its end; returns the state between."""
+    status = Running(scene, begin(scene, whole, folder), **when).join()  # type: ignore[arg-type]
+    assert status in (-SIGKILL, -SIGALRM, 0)
+    state = SCENES[scene].state(folder, whole) if status else "it had ended"
+    SCENES[scene].assert_resumes(folder, whole)
+    return state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", SCENES)
+def test_killed_anywhere(tmp_path: Path, whole: GetWhole, scene: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three kills of four come at a random call, the others at a random moment, which may be inside a library."""
+    uninterrupted = whole(scene)
+    names, seconds = steps_of(scene, begin(scene, uninterrupted, tmp_path / "steps"))
+    rng = np.random.default_rng(SEED)
+    states: Counter[str] = Counter()
+    for number in range(campaign(64, 4)):
+        when = {"kill_after": rng.random() * seconds} if number % 4 == 3 else {"kill_at": int(rng.integers(len(names)))}
+        states[kill(scene, uninterrupted, tmp_path / str(number), **when)] += 1
+    with capsys.disabled():
+        print(f"\n{scene}: {sum(states.values())} kills, seed {SEED}, over {len(names)} calls: {dict(states)}")
+
+
+@pytest.mark.parametrize("suffix", ["Zarr", "HDF5"])
+def test_nothing_that_is_committed_is_encoded_again(tmp_path: Path, whole: GetWhole, suffix: str) -> None:
+    """Around the creation of the store, half way through, and at the end; again and again in one folder."""
+    scene = f"extraction to {suffix}"
+    uninterrupted = whole(scene)
+    names, _ = steps_of(scene, begin(scene, uninterrupted, tmp_path / "steps"))
+    store = next(name for name in uninterrupted.after if "/" not in name)
+    created = names.index(f"rename {store}") + 1
+    assert kill(scene, uninterrupted, tmp_path / "early", kill_at=created - 1) == "no store"
+    folder = begin(scene, uninterrupted, tmp_path / "later")
+    for step in (created, (len(names) - created) // 2, 12):
+        assert Running(scene, folder, kill_at=step).join() == -SIGKILL
+        state = SCENES[scene].state(folder, uninterrupted)
+        assert state.endswith("of 5 partitions")
+    encoder = CountingEncoder()
+    done = int(state[0])
+    es.extract(make_plan(encoder=encoder), folder / store)
+    assert encoder.rows == 1199 - 256 * done
+    SCENES[scene].assert_resumes(folder, uninterrupted)
+
+
+@pytest.mark.parametrize("suffix", ["Zarr", "HDF5"])
+def test_a_repair_killed_around_its_end(
+    tmp_path: Path, whole: GetWhole, suffix: str, reference: Callable[..., Reference]
+) -> None:
+    scene = f"repair of {suffix}"
+    uninterrupted = whole(scene)
+    names, _ = steps_of(scene, begin(scene, uninterrupted, tmp_path / "steps"))
+    done = " zarr.json" if suffix == "Zarr" else " store.h5"
+    last = max(number for number, name in enumerate(names) if name.startswith("re") and name.endswith(done))
+    states = [kill(scene, uninterrupted, tmp_path / str(step), kill_at=step) for step in (last // 2, last, last + 1)]
+    assert states == ["damaged", "damaged", "4 of 5 partitions"]

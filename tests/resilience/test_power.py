@@ -1,0 +1,118 @@
+"""Power failures: the order of write, fsync and rename, and every state of the disk that it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.store import StoreWriter
+from tests.resilience.conftest import campaign
+from tests.resilience.disk import Disk, Recorder, Synced, recorded, replayed
+from tests.resilience.scene import write_tree
+from tests.resilience.scenes import SCENES, Tree, Whole
+
+GetWhole = Callable[[str], Whole]
+GetRecord = Callable[[str], Recorder]
+SEED = 11
+TRACED = [scene for scene in SCENES if "two workers" not in scene]
+
+
+@pytest.fixture(scope="session")
+def record(tmp_path_factory: pytest.TempPathFactory, whole: GetWhole) -> GetRecord:
+    """Gives what the work of a scene does to the disk."""
+
+    @cache
+    def made(scene: str) -> Recorder:
+        folder = tmp_path_factory.mktemp("recorded")
+        write_tree(whole(scene).before, folder)
+        with pytest.MonkeyPatch.context() as patch, recorded(folder) as recorder:
+            patch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+            patch.setattr(StoreWriter, "_commit", noting(recorder, StoreWriter._commit))
+            SCENES[scene].work(folder, False)
+        return recorder
+
+    return made
+
+
+def noting(recorder: Recorder, commit: Callable[..., None]) -> Callable[..., None]:
+    """Note how many partitions are committed once a commit has returned."""
+
+    def commit_and_note(self: StoreWriter, *arguments: Any) -> None:
+        commit(self, *arguments)
+        recorder.note(self.metadata.layout.n_partitions - len(np.flatnonzero(~self._committed)))
+
+    return commit_and_note
+
+
+def distinct(disks: Iterator[Disk], *, count: int, seed: int = SEED) -> Iterator[tuple[int, Tree]]:
+    """Yield (what was reported as done, the tree) of every power failure, each different one once."""
+    rng = np.random.default_rng(seed)
+    seen: set[tuple[tuple[str, bytes | None], ...]] = set()
+    for disk in disks:
+        for found in disk.states(rng, count):
+            key = tuple(sorted(found.items()))
+            if key not in seen:
+                seen.add(key)
+                yield disk.done, found
+
+
+def require_survives(scene: str, whole: Whole, folder: Path, done: int, found: Tree, *, resume: bool) -> str:
+    """What a power failure left is whole or honest, has all that was reported as done, and the work can go on."""
+    folder.mkdir()
+    write_tree(found, folder)
+    state = SCENES[scene].state(folder, whole)
+    if done and whole.reference is not None:
+        assert es.open(folder / whole.reference.path.name).committed.sum() >= done
+    if resume:
+        SCENES[scene].assert_resumes(folder, whole)
+    return state
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::embstore.errors.UnfinishedStoreWarning")
+@pytest.mark.parametrize("scene", TRACED)
+def test_no_power_failure_loses_anything(
+    tmp_path: Path, whole: GetWhole, record: GetRecord, scene: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = list(distinct(replayed(record(scene).start, record(scene).events), count=campaign(3, 1)))
+    rng = np.random.default_rng(SEED)
+    chosen = rng.permutation(len(states))[: campaign(len(states), 25)].tolist()
+    found = {
+        require_survives(scene, whole(scene), tmp_path / str(number), *states[number], resume=number % 4 == 0)
+        for number in chosen
+    }
+    with capsys.disabled():
+        print(f"\n{scene}: {len(chosen)} of {len(states)} states of the disk, seed {SEED}: {sorted(found)}")
+
+
+@pytest.mark.filterwarnings("ignore::embstore.errors.UnfinishedStoreWarning")
+@pytest.mark.parametrize("scene", TRACED)
+def test_every_fsync_is_needed(tmp_path: Path, whole: GetWhole, record: GetRecord, scene: str) -> None:
+    """Without any one of them, some power failure loses or damages something."""
+    run = record(scene)
+    sites = sorted({event.site for event in run.events if isinstance(event, Synced) and event.site})
+    assert sites
+    harmless = []
+    for number, site in enumerate(sites):
+        disks = replayed(run.start, run.events, without=lambda event, site=site: event.site == site)  # type: ignore[misc]
+        if not any_is_lost(scene, whole(scene), tmp_path / str(number), disks):
+            harmless.append(site)
+    assert harmless == []
+
+
+def any_is_lost(scene: str, whole: Whole, folder: Path, disks: Iterator[Disk]) -> bool:
+    folder.mkdir()
+    for number, (done, found) in enumerate(distinct(reversed(list(disks)), count=0)):
+        try:
+            require_survives(scene, whole, folder / str(number), done, found, resume=True)
+        except Exception:
+            return True
+        except AssertionError:
+            return True
+    return False
