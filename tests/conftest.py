@@ -17,7 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers, two cores
 
 
-LONGEST = ("test_ewt.py", "test_kill.py", "test_full_disk.py")
+LONGEST = ("test_ewt.py", "test_kills.py", "test_power.py", "test_full_disk.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
@@ -23,6 +22,7 @@ from embstore.errors import (
     check_choice,
     check_whole,
 )
+from embstore.store.storage.files import replacing
 from embstore.vectors.fasttext import MAGIC, FastTextTable
 from embstore.vectors.mapped import MappedFile, header_counts, sha256_of_files
 from embstore.vectors.word2vec import open_binary, open_text
@@ -173,20 +173,19 @@ def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "a
             raise InvalidValueError(f"the word {word!r} cannot be written: a line break, NUL or half a surrogate pair")
     if format == "npy":
         vocabulary = "".join(f"{word}\n" for word in vectors.words).encode()
-        try:
-            path.unlink()  # so that an array never has the words of another
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
-        _replace(vocabulary_path(path), lambda file: file.write(vocabulary))
-        _replace(path, lambda file: np.save(file, vectors.vectors))
+        with _replacing(path) as array:
+            with array.open("wb") as file:
+                np.save(file, vectors.vectors)
+            path.unlink(missing_ok=True)  # so that an array never has the words of another
+            with _replacing(vocabulary_path(path)) as partial:
+                partial.write_bytes(vocabulary)
         return
     words = _without_spaces(vectors.words, path)
-    if format == "binary":
-        _replace(path, lambda file: _write_binary(words, vectors, file))
-    else:
-        _replace(path, lambda file: _write_text(words, vectors, file, header=format == "text"))
+    with _replacing(path) as partial, partial.open("wb") as file:
+        if format == "binary":
+            _write_binary(words, vectors, file)
+        else:
+            _write_text(words, vectors, file, header=format == "text")
 
 
 def _without_spaces(words: tuple[str, ...], path: Path) -> Sequence[str]:
@@ -223,19 +222,8 @@ def _write_binary(words: Sequence[str], vectors: WordVectors, file: BinaryIO) ->
         file.write(b"".join(word.encode() + b" " + row.tobytes() + b"\n" for word, row in block))
 
 
-def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file under a temporary name and rename it, so that the old file stays until the new one is complete."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with partial.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except FileNotFoundError as error:
-        raise StorageError(f"{path} cannot be written: the folder {path.parent} does not exist") from error
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+def _replacing(path: Path) -> AbstractContextManager[Path]:
+    """Let the old file stay until the new one, written to the path that this gives, is complete."""
+    if not path.absolute().parent.is_dir():
+        raise StorageError(f"{path} cannot be written: the folder {path.parent} does not exist")
+    return replacing(path)

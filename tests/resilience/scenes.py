@@ -20,8 +20,8 @@ import embstore as es
 from embstore.extraction.encoder_spec import EncoderSpec
 from embstore.plot.drawing import save as save_figure
 from embstore.plot.drawing import subplots
-from embstore.probes.base import SavedProbe, read_probe, write_probe
 from embstore.probes.result import ProbeResult
+from embstore.probes.saved import write_tensors
 from embstore.progress import Progress
 from embstore.studies.study import StudyFolder
 from embstore.vectors import WordVectors, write_vectors
@@ -193,23 +193,8 @@ def _replacement(name: str, write: Callable[[Path, int], object], *, warm: bool 
     return Scene(lambda folder, progress: write(folder / name, 2), _either(name), before, warm=warm)
 
 
-def _probe(version: int) -> SavedProbe:
-    return SavedProbe("edge", {"version": version}, {}, {}, {"w": torch.full((300, 8), float(version))})
-
-
-def _probes() -> Scene:
-    def state(folder: Path, whole: Whole) -> str:
-        """Loading finds all of the old probes or all of the new ones."""
-        saved = read_probe(folder / "probes", lambda saved: saved)
-        version = saved.settings["version"]
-        assert version in (1, 2)
-        assert torch.equal(saved.tensors["w"], _probe(version).tensors["w"])
-        return f"version {version}"
-
-    def work(folder: Path, progress: Progress) -> None:
-        write_probe(folder / "probes", _probe(2))
-
-    return Scene(work, state, lambda folder, get: write_probe(folder / "probes", _probe(1)))
+def _probes(path: Path, version: int) -> None:
+    write_tensors(path, {"version": version}, {"w": torch.full((300, 8), float(version))})
 
 
 def _frame(version: int) -> pl.DataFrame:
@@ -271,7 +256,7 @@ SCENES: dict[str, Scene] = {
     "export": _export(),
     "index": _index(stale=False),
     "index over a stale one": _index(stale=True),
-    "saved probes": _probes(),
+    "saved probes": _replacement("probes", _probes),
     "table of a study": _table(),
     "result": _replacement("result.csv", _result, warm=False),
     "figure": _replacement("figure.png", _figure),
