@@ -23,7 +23,7 @@ Hook = Callable[[str, Call, tuple[Any, ...], dict[str, Any]], Any]
 
 @contextmanager
 def watched(hook: Hook, *, reads: bool = False) -> Iterator[None]:
-    """Let `hook(name, call, arguments, options)` stand in for each call of `os` that changes the disk.
+    """Let `hook(name, call, arguments, options)` replace each call of `os` that changes the disk.
 
     `reads`: also for those that only look, and for opening a file to read it. Files opened by `open` count as "open".
     """

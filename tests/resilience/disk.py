@@ -241,7 +241,7 @@ def _site() -> str:
 def replayed(
     start: Disk, events: Sequence[Event], *, without: Callable[[Synced], bool] = lambda event: False
 ) -> Iterator[Disk]:
-    """Yield the disk after each event; fsyncs that `without` names are left out, as in a program that lacks them."""
+    """Yield the disk after each event; fsyncs that `without` names are left out, as in a program without them."""
     disk = start
     for event in events:
         if not (isinstance(event, Synced) and without(event)):

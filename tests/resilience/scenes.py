@@ -46,8 +46,8 @@ class Whole:
 class Scene:
     """Work in a folder that is done again after it was cut off.
 
-    `state(folder, whole)`: asserts that what is there is whole, or says what it lacks, and names it. `done`: of what
-    `work` reports as progress, the rows whose loss would be a fault. `volatile`: names of files that differ each time.
+    `state(folder, whole)`: asserts that what is there is whole, or says what is missing, and names it.
+    `volatile`: names of files that differ each time.
     `warm`: whether it may be done once before processes are forked, which the threads of Polars do not survive.
     """
 
