@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 
 from embstore.devices import choose_device
-from embstore.errors import InvalidValueError
-from embstore.probes.reading import Layers, require_distinct, store_of
+from embstore.errors import InvalidValueError, check_whole, quoted
+from embstore.probes.reading import MAX_SEED, Layers, check_choice, check_path, require_distinct, store_of
 from embstore.probes.saved import is_saved, write_tensors
 from embstore.probes.training import Schedule, Trained, Training
 from embstore.sizes import parse_nbytes
@@ -63,11 +62,21 @@ class Probe(ABC, Generic[F]):
     _fitted: F | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.seeds = tuple(self.seeds)
-        for each in (*self.seeds, self.seed):
-            if each < 0:
-                raise InvalidValueError(f"seed {each} is not allowed: give 0 or more")
+        if not isinstance(self.seeds, Iterable) or isinstance(self.seeds, str | bytes):
+            raise InvalidValueError(f"seeds {quoted(self.seeds)} are not allowed: give a list of whole numbers")
+        self.seeds = tuple(check_whole("seed", each, 0, MAX_SEED) for each in self.seeds)
         require_distinct("seeds", self.seeds)
+        self.seed = check_whole("seed", self.seed, 0, MAX_SEED)
+        if not isinstance(self.training, Training):
+            raise InvalidValueError(f"training {quoted(self.training)} is not allowed: give a Training")
+        if not isinstance(self.device, str) or not isinstance(self.memory, int | str):
+            raise InvalidValueError(
+                f"device {quoted(self.device)} or memory {quoted(self.memory)} is not allowed: give texts such as auto "
+                "and 4GiB"
+            )
+        for each in fields(self):
+            if each.type == "bool":
+                check_choice(each.name, getattr(self, each.name), (True, False))
         self.memory = parse_nbytes(self.memory, name="memory")
         self.schedule()
 
@@ -114,9 +123,10 @@ class Probe(ABC, Generic[F]):
         the path, StorageError.
         """
         learned, tensors = self._saved()
-        require_free(path)
+        file = check_path("path", path)
+        require_free(file)
         document = {"probe": self.name, "settings": self.settings, "fitted": learned, "store": dict(self.fitted.store)}
-        write_tensors(Path(path), document, tensors)
+        write_tensors(file, document, tensors)
 
     @classmethod
     def loaded(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
@@ -160,7 +170,7 @@ def fitting_store(data: Store | Selection | None, layers: Sequence[int], width: 
 
 def require_free(path: str | os.PathLike[str]) -> None:
     """Raise InvalidValueError where saving would overwrite anything but saved probes."""
-    file = Path(path)
+    file = check_path("path", path)
     if file.exists() and not is_saved(file):
         raise InvalidValueError(f"{file} exists and is not a file of saved probes: give another name")
     if file.parent.exists() and not file.parent.is_dir():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from embstore.errors import SavedProbesError, SavedProbesNotFoundError
 from embstore.probes.classes.probe import ClassProbe
 from embstore.probes.edges.probe import EdgeProbe
+from embstore.probes.reading import check_path
 from embstore.probes.saved import read_tensors
 from embstore.probes.structure.probe import StructuralProbe
 
@@ -21,7 +21,7 @@ def load(path: str | os.PathLike[str]) -> ClassProbe | EdgeProbe | StructuralPro
 
     Raises SavedProbesNotFoundError if there are none, SavedProbesError if they are damaged or of a newer version.
     """
-    file = Path(path)
+    file = check_path("path", path)
     if not file.is_file():
         raise SavedProbesNotFoundError(f"{file} is not a file of saved probes: give one that save or --save wrote")
     try:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, quoted
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeBatch
 from embstore.probes.edges.model import EdgeBank
@@ -20,7 +20,7 @@ from embstore.probes.edges.probe import EdgeProbe
 from embstore.probes.edges.scores import ProbeGrid
 from embstore.probes.edges.tasks import Edges, EdgeTask, control_task, join_task
 from embstore.probes.edges.training import EdgeStream, iter_logits, train_edges
-from embstore.probes.reading import store_of
+from embstore.probes.reading import layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
@@ -67,35 +67,34 @@ def code_length(
     Raises InvalidValueError for fractions that do not ascend to 100, and as `EdgeProbe.fit`.
     """
     probe = EdgeProbe() if probe is None else probe
+    if not isinstance(probe, EdgeProbe):
+        raise InvalidValueError(f"probe {quoted(probe)} is not allowed: give an EdgeProbe")
     schedule, store = probe.schedule(has_dev=dev is not None), store_of(data)
+    grid = replace(probe.grid(layers_of(data, probe.layers)), layerwise=True)
+    kinds = (grid.by_layer, grid.cumulative) if cumulative else (grid.by_layer,)
+    chosen = np.unique(np.concatenate([numbers(seed) for numbers in kinds for seed in grid.seeds]))
     block_ends(fractions, 10**9)
     task = join_task(store, train, dev, name=name, sample=probe.sample())
-    grid = replace(probe.grid(data), layerwise=True)
-    numbers = [grid.by_layer(seed) for seed in grid.seeds]
-    numbers += [grid.cumulative(seed) for seed in grid.seeds if cumulative]
-    chosen = np.unique(np.concatenate(numbers))
+    shape, stream = probe.shape(task.labels, grid, store.hidden_size), EdgeStream(store, grid.layers, schedule)
     kind = CodeBank if task.labels.single else EdgeBank
-    bank = kind.initial(probe.shape(task.labels, grid, store.hidden_size), grid.allowed[chosen], grid.seed_of[chosen])
+    bank = stream.untrained(kind, shape, grid.allowed[chosen], grid.seed_of[chosen], task)
     ends = block_ends(fractions, task.train.n_sentences)
     order = np.random.default_rng((probe.seed, task.train.n_sentences)).permutation(int(ends[-1]))
     tasks = [task]
     if probe.control:
         tasks.append(control_task(task, store, ControlTask.of(task.train.gold, probe.seed)))
-    coder = OnlineCoder(bank, EdgeStream(store, grid.layers, schedule), order, ends, task.labels.single)
+    coder = OnlineCoder(bank, stream, order, ends, task.labels.single)
     total, label = len(tasks) * coder.n_steps, f"code {task.labels.name}"
     with reporting(progress, total=total, unit="sentences", label=label) as report:
         codes = [
             coder.code(each, lambda done, before=number * coder.n_steps: report(before + done))  # type: ignore[misc]
             for number, each in enumerate(tasks)
         ]
-    count, uniform = len(task.train), uniform_bits(len(task.train), len(task.labels.labels), single=task.labels.single)
-    rows = [
-        {"metric": "uniform_length", "value": uniform},
-        {"metric": "frequency_length", "value": codes[0][1]},
-        *_rows(grid, chosen, [bits for bits, _ in codes], uniform, cumulative=cumulative),
-    ]
+    uniform = uniform_bits(len(task.train), len(task.labels.labels), single=task.labels.single)
+    rows = _rows(grid, chosen, codes, uniform, cumulative=cumulative)
     notes = (*task.notes, f"{task.labels.name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
-    return ProbeResult.of(rows, notes, store=store.path.stem, task=task.labels.name, split="train", count=count)
+    common = {"store": store.path.stem, "task": task.labels.name, "split": "train", "count": len(task.train)}
+    return ProbeResult.of(rows, notes, **common)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +177,11 @@ def block_ends(fractions: Sequence[float], n_sentences: int) -> NDArray[np.int64
 
     Raises InvalidValueError unless the fractions (in percent) ascend to 100 and make two blocks.
     """
-    shown = ",".join(f"{each:g}" for each in fractions)
-    values = np.asarray(fractions, np.float64)
+    try:
+        values = np.asarray(fractions, np.float64)
+    except (TypeError, ValueError):
+        raise InvalidValueError(f"fractions {quoted(fractions)} are not allowed: give percent in a list") from None
+    shown = ",".join(f"{each:g}" for each in values.ravel().tolist())
     ascends = values.ndim == 1 and len(values) and np.isfinite(values).all() and values[0] > 0
     if not ascends or (np.diff(values) <= 0).any():
         raise InvalidValueError(f"fractions {shown} are not allowed: give percent above 0, ascending to 100")
@@ -202,12 +204,14 @@ def _n_read(n_sentences: int) -> int:
 def _rows(
     grid: ProbeGrid,
     chosen: NDArray[np.int64],
-    bits: Sequence[NDArray[np.float64]],
+    codes: Sequence[tuple[NDArray[np.float64], float]],
     uniform: float,
     *,
     cumulative: bool,
 ) -> Iterator[Row]:
-    for names, own in zip((("code_length", ""), ("control_length", "control_")), bits, strict=False):
+    yield {"metric": "uniform_length", "value": uniform}
+    yield {"metric": "frequency_length", "value": codes[0][1]}
+    for names, (own, _) in zip((("code_length", ""), ("control_length", "control_")), codes, strict=False):
         lengths = dict(zip(chosen.tolist(), own.tolist(), strict=True))
         kinds = [(*names, grid.by_layer)]
         if cumulative:

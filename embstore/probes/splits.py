@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole, quoted
+from embstore.probes.reading import MAX_SEED, check_number
 from embstore.store.metadata import canonical
 
 Words = Mapping[str, Iterable[str]]
@@ -58,7 +59,7 @@ class WordSplit:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Mapping[str, Any]]) -> WordSplit:
-        return cls(*(_sorted(document[split]) for split in SPLITS))
+        return cls(*(_sorted(split, document[split]) for split in SPLITS))
 
 
 def split_words(
@@ -70,14 +71,14 @@ def split_words(
     those of the store. The draw depends on the words and on `seed`, not on their order. Raises InvalidValueError for
     words in two splits, empty lists and a share that is not allowed.
     """
-    words = _sorted(train)
-    for name, given in (("train", words), ("test", test)):
+    check_whole("seed", seed, 0, MAX_SEED)
+    check_number("dev_share", dev_share, 0, 1)
+    words, tested = _sorted("train", train), _sorted("test", test)
+    for name, given in (("train", words), ("test", tested)):
         if not given:
             raise InvalidValueError(f"there are no {name} words: give some")
     if dev is not None:
-        return WordSplit(words, _sorted(dev), _sorted(test))
-    if not 0 <= dev_share < 1:
-        raise InvalidValueError(f"dev_share {dev_share} is not allowed: give 0 or more, less than 1")
+        return WordSplit(words, _sorted("dev", dev), tested)
     n_dev = round(dev_share * len(words))
     if dev_share and not 0 < n_dev < len(words):
         raise InvalidValueError(
@@ -89,9 +90,11 @@ def split_words(
     return WordSplit(
         {word: classes for word, classes in words.items() if word not in drawn},
         {word: classes for word, classes in words.items() if word in drawn},
-        _sorted(test),
+        tested,
     )
 
 
-def _sorted(words: Words) -> dict[str, tuple[str, ...]]:
+def _sorted(split: str, words: Words) -> dict[str, tuple[str, ...]]:
+    if not isinstance(words, Mapping) or any(isinstance(classes, str) for classes in words.values()):
+        raise InvalidValueError(f"{split} words {quoted(words)} are not allowed: give a mapping of words to classes")
     return {word: tuple(sorted(set(classes))) for word, classes in words.items()}

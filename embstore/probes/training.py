@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, NonFiniteError, StorageError
-from embstore.probes.reading import VERIFY
+from embstore.errors import InvalidValueError, NonFiniteError, StorageError, check_whole
+from embstore.probes.reading import VERIFY, check_number, check_path
 from embstore.probes.result import Row
 from embstore.probes.saved import Tensors, read_tensors, write_tensors
 from embstore.progress import Progress, reporting
@@ -49,10 +49,9 @@ class Training:
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 1), ("patience", 0)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InvalidValueError(f"{name} {value} is not allowed: give {least} or more")
-        if not self.learning_rate > 0:
-            raise InvalidValueError(f"learning_rate {self.learning_rate} is not allowed: give more than 0")
+            if value is not None:
+                check_whole(name, value, least)
+        check_number("learning_rate", self.learning_rate, 0, above=True)
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ def train(
             def advance(done: int, before: int = number * n_steps, total: int = len(groups) * n_steps) -> None:
                 report(before + done, total)
 
-            path = None if checkpoint is None else Path(checkpoint)
+            path = None if checkpoint is None else check_path("checkpoint", checkpoint)
             if path is not None and len(groups) > 1:
                 path = path.with_name(f"{path.stem}.{members[0]}-{members[-1]}{path.suffix}")
             run = _Run(trainer, schedule, path)

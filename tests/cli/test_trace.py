@@ -108,7 +108,7 @@ def test_bad_input_is_one_line(saved: Work) -> None:
         (("trace", "made.zarr", "saved", "--targets", "none"), "no targets at none"),
         (("trace", "made.zarr", "saved", "--targets", "saved"), "there are no dev targets of colours at saved"),
         (("trace", "made.zarr", "saved", *targets, "--split", "x"), "there are no x targets of colours at tasks"),
-        (("trace", "made.zarr", "saved", *targets, "--sentence", "99"), "there is no sentence 99"),
+        (("trace", "made.zarr", "saved", *targets, "--sentence", "99"), "sentence 99 is not allowed: give 0 to"),
         (("trace", "made.zarr", "saved", *targets, "--sentence", "a b"), "no sentence of the 4 is or contains 'a-b'"),
         (("trace", "made.zarr", "saved", *targets, "--sentence", "1", "--most", "2"), "are both given"),
         (("trace", "made.zarr", "saved", *targets, *settings(seed=3)), "the probes of colours have no seed 3"),

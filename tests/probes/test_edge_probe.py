@@ -185,7 +185,7 @@ def test_other_stores_are_noted_or_refused(tmp_path: Path) -> None:
         probe.predict(pair, data=other)
     with pytest.raises(InvalidValueError, match="the probes of edges have no seed 1: they have 0"):
         probe.predict(test, seed=1)
-    with pytest.raises(InvalidValueError, match=r"^resamples -1 is not allowed: give 0 \(no intervals\) or more$"):
+    with pytest.raises(InvalidValueError, match=r"^resamples -1 is not allowed: give 0 or more$"):
         probe.score(test, resamples=-1)
 
 

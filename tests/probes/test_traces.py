@@ -166,8 +166,8 @@ def test_a_sentence_is_found_by_number_text_or_words(traces: Traces) -> None:
         word for word in {w for s in traces.sentences for w in s} if sum(word in s for s in traces.sentences) > 1
     )
     for wrong, message in (
-        (99, "there is no sentence 99: give 0 to 4"),
-        (-1, "there is no sentence -1"),
+        (99, "sentence 99 is not allowed: give 0 to 4"),
+        (-1, "sentence -1 is not allowed"),
         ("nothing here", "no sentence of the 5 is or contains 'nothing here'"),
         ("", "no sentence of the 5 is or contains ''"),
         (common, r"\d sentences contain '" + common),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod, sqrt
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -43,13 +43,6 @@ class Shape:
     hidden_size: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise InvalidValueError(f"unknown kind {self.kind!r} of probe; allowed are {', '.join(get_args(Kind))}")
-        if (self.kind == "mlp") != (self.hidden_size > 0):
-            raise InvalidValueError(
-                f"hidden_size {self.hidden_size} is not allowed for {self.kind} probes: "
-                + ("give 1 or more" if self.kind == "mlp" else "they have no hidden layer")
-            )
         for what, values in (("layers", self.layers), ("seeds", self.seeds), ("outputs", self.outputs)):
             require_distinct(what, values)
 

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.static import static_vectors
-from embstore.errors import InvalidValueError
-from embstore.probes.reading import READ_AHEAD, read_ahead
+from embstore.errors import InvalidValueError, check_whole
+from embstore.probes.reading import READ_AHEAD, check_choice, read_ahead
 from embstore.probes.splits import SPLITS, WordSplit
 from embstore.probes.training import digest_of
 from embstore.store import Selection, Store
@@ -101,7 +101,7 @@ def iter_batches(
 
     `order` is cut into batches; within a batch the numbers ascend. The columns are overwritten by the next batch.
     """
-    size = len(layers) * batch_size
+    size = len(layers) * min(batch_size, len(order))
     pinned = device.type == "cuda"
     stored = torch.from_numpy(np.empty(0, examples.dtype)).dtype
     buffers = [torch.empty(size * examples.width, dtype=stored, pin_memory=pinned) for _ in range(READ_AHEAD + 1)]
@@ -139,10 +139,9 @@ class ExampleOptions:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise InvalidValueError(f"unknown level {self.level!r}; allowed are {', '.join(LEVELS)}")
-        if self.max_contexts is not None and self.max_contexts < 1:
-            raise InvalidValueError(f"max_contexts {self.max_contexts} is not allowed: give 1 or more")
+        check_choice("level", self.level, LEVELS)
+        if self.max_contexts is not None:
+            check_whole("max_contexts", self.max_contexts, 1)
 
 
 @dataclass(frozen=True, eq=False)

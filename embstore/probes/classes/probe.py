@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import polars as pl
@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.probes.base import Fitted, Probe, fitting_store, made_by
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
 from embstore.probes.classes.examples import ClassExamples, ExampleOptions, SplitExamples
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
 from embstore.probes.classes.training import train_bank
 from embstore.probes.control import CONTROL, ControlTask
-from embstore.probes.reading import Layers, layers_of, store_of
+from embstore.probes.reading import Layers, check_choice, check_names, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
 from embstore.probes.training import Schedule, Trained
@@ -83,9 +83,12 @@ class ClassProbe(Probe[FittedClasses]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.classes = None if self.classes is None else tuple(self.classes)
+        if not isinstance(self.label, str) or not self.label:
+            raise InvalidValueError(f"label {quoted(self.label)} is not allowed: give the name of a label column")
+        self.classes = None if self.classes is None else check_names("classes", self.classes)
+        check_choice("kind", self.kind, get_args(Kind))
+        check_whole("hidden_size", self.hidden_size, 1)
         self._examples()
-        Shape(self.kind, (0,), (0,), (Output("", ""),), 1, self._hidden_size)
 
     @property
     def _hidden_size(self) -> int:
@@ -110,6 +113,8 @@ class ClassProbe(Probe[FittedClasses]):
         occurrences, early stopping without dev words or a checkpoint of another training; MissingRowsError,
         NonFiniteError, StorageError.
         """
+        if not isinstance(words, WordSplit):
+            raise InvalidValueError(f"words {quoted(words)} are not a WordSplit: make one with split_words")
         schedule = self.schedule(has_dev=bool(words.dev))
         source = ClassExamples(selected(data, layers_of(data, self.layers)), words, self._examples())
         classes, notes = self._chosen_classes(source)

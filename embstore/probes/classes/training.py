@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.errors import InvalidValueError
 from embstore.probes.classes.bank import Shape, blocks_of, initial_weights, logits_of
 from embstore.probes.classes.examples import LabelledExamples, iter_batches
 from embstore.probes.training import Schedule, Trained, Trainer, digest_of, train
@@ -48,7 +49,13 @@ def train_bank(
 
 def _groups(shape: Shape, memory: int) -> Iterator[tuple[range, range]]:
     """Yield the layers and probes that are trained together: whole layers if they fit, else parts of a layer."""
-    most = max(1, memory // (4 * COPIES * shape.n_parameters))
+    each = 4 * COPIES * shape.n_parameters
+    if memory < each:
+        raise InvalidValueError(
+            f"memory {memory / 1e6:,.1f} MB is not enough: one probe takes {each / 1e6:,.1f} MB; give more, or a "
+            "smaller hidden_size"
+        )
+    most = memory // each
     layers = max(1, most // shape.n_probes)
     probes = min(most, shape.n_probes)
     for first in range(0, len(shape.layers), layers):
@@ -83,7 +90,8 @@ class ClassTrainer(Trainer):
         self._outputs = torch.arange(probes.start, probes.stop, device=device) % len(shape.outputs)
         initial = initial_weights(shape, self._layers, probes)
         self._weights = {name: tensor.to(device) for name, tensor in initial.items()}
-        self._blocks = blocks_of(self._weights, batch_size=schedule.batch_size, gradients=True)
+        longest = max(len(data), 0 if dev is None else len(dev))
+        self._blocks = blocks_of(self._weights, batch_size=min(schedule.batch_size, longest), gradients=True)
         self.optimizers = [
             torch.optim.Adam(list(block.parameters.values()), lr=schedule.learning_rate, fused=True)
             for block in self._blocks

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from embstore.errors import InvalidValueError
+from embstore.errors import check_whole
 from embstore.probes.edges.batches import EdgeBatch, SpanColumns
-from embstore.probes.reading import seeded
+from embstore.probes.reading import check_choice, seeded
 
 MIXING = ("mix", "scale")
 Kind = Literal["mlp", "linear"]
@@ -37,11 +37,9 @@ class EdgeShape:
     kind: Kind = "mlp"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise InvalidValueError(f"kind {self.kind!r} is not allowed: choose {' or '.join(get_args(Kind))}")
+        check_choice("kind", self.kind, get_args(Kind))
         for name in ("projection", "hidden_size"):
-            if getattr(self, name) < 1:
-                raise InvalidValueError(f"{name} {getattr(self, name)} is not allowed: give 1 or more")
+            check_whole(name, getattr(self, name), 1)
 
     @property
     def n_read(self) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole
 from embstore.probes.base import Fitted, Probe, fitting_store, made_by
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
@@ -37,7 +36,7 @@ from embstore.probes.edges.tasks import (
     require_unit,
 )
 from embstore.probes.edges.training import EdgeSchedule, EdgeStream, iter_logits, train_edges
-from embstore.probes.reading import layers_of, store_of
+from embstore.probes.reading import check_choice, check_path, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.training import Schedule, Trained
 from embstore.progress import Progress, reporting
@@ -102,12 +101,13 @@ class EdgeProbe(Probe[FittedEdges]):
     mixing_rate: float = 1e-2
 
     def __post_init__(self) -> None:
+        check_choice("kind", self.kind, get_args(Kind))
         super().__post_init__()
         EdgeShape(1, 1, 1, 2, self.projection, self.hidden_size, self.kind)
         self.sample()
 
     def schedule(self, *, has_dev: bool = True) -> EdgeSchedule:
-        dropout = DROPOUT.get(self.kind, 0.0) if self.dropout is None else self.dropout
+        dropout = DROPOUT[self.kind] if self.dropout is None else self.dropout
         schedule = super().schedule(has_dev=has_dev)
         return EdgeSchedule(**vars(schedule), mixing_rate=self.mixing_rate, dropout=dropout)
 
@@ -137,12 +137,15 @@ class EdgeProbe(Probe[FittedEdges]):
         another training; MissingRowsError, NonFiniteError, StorageError.
         """
         schedule, store = self.schedule(has_dev=dev is not None), store_of(data)
+        layers = layers_of(data, self.layers)
+        path = None if checkpoint is None else check_path("checkpoint", checkpoint)
         task = join_task(store, train, dev, name=name, sample=self.sample())
         drawn = ControlTask.of(task.train.gold, self.seed) if self.control else None
         tasks = {"": task} if drawn is None else {"": task, ".control": control_task(task, store, drawn)}
-        grid = self.grid(data)
+        grid = self.grid(layers)
         shape = self.shape(task.labels, grid, store.hidden_size)
-        bank, stream = EdgeBank.initial(shape, grid.allowed, grid.seed_of), EdgeStream(store, grid.layers, schedule)
+        stream = EdgeStream(store, grid.layers, schedule)
+        bank = stream.untrained(EdgeBank, shape, grid.allowed, grid.seed_of, task)
         trained: list[Trained] = []
         with reporting(progress, unit="sentences", label=task.labels.name) as report:
             for suffix, each in tasks.items():
@@ -150,9 +153,8 @@ class EdgeProbe(Probe[FittedEdges]):
                 def part(done: int, total: int | None, before: int = len(trained)) -> None:
                     report(before * (total or 0) + done, len(tasks) * (total or 0))
 
-                path = None if checkpoint is None else Path(checkpoint)
-                path = path and path.with_name(f"{path.stem}{suffix}{path.suffix}")
-                trained.append(train_edges(bank, stream, each.train, each.dev, checkpoint=path, progress=part))
+                file = path and path.with_name(f"{path.stem}{suffix}{path.suffix}")
+                trained.append(train_edges(bank, stream, each.train, each.dev, checkpoint=file, progress=part))
         self._fitted = FittedEdges(
             trained=trained[0],
             labels=task.labels,
@@ -166,11 +168,8 @@ class EdgeProbe(Probe[FittedEdges]):
         )
         return self
 
-    def grid(self, data: Store | Selection) -> ProbeGrid:
-        """The probes that are trained on a store."""
-        return self._grid(layers_of(data, self.layers))
-
-    def _grid(self, layers: Sequence[int]) -> ProbeGrid:
+    def grid(self, layers: Sequence[int]) -> ProbeGrid:
+        """The probes of some layers."""
         return ProbeGrid(tuple(layers), tuple(self.seeds), self.layerwise or self.kind == "linear")
 
     def shape(self, labels: EdgeLabels, grid: ProbeGrid, width: int) -> EdgeShape:
@@ -205,8 +204,7 @@ class EdgeProbe(Probe[FittedEdges]):
 
         Raises InvalidValueError for a store that does not fit the probes and as `fit` does for targets.
         """
-        if resamples < 0:
-            raise InvalidValueError(f"resamples {resamples} is not allowed: give 0 (no intervals) or more")
+        check_whole("resamples", resamples, 0)
         fitted, store = self.fitted, self._store(data)
         rows: list[Row] = list(mixing_rows(fitted.grid, fitted.bank(), fitted.trained))
         notes = list(fitted.notes) if data is None else []
@@ -305,7 +303,7 @@ class EdgeProbe(Probe[FittedEdges]):
         self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]
     ) -> FittedEdges:
         labels = EdgeLabels(learned["task"], tuple(learned["labels"]), learned["single"], learned["pairs"])
-        grid = self._grid(learned["layers"])
+        grid = self.grid(learned["layers"])
         shape, control = self.shape(labels, grid, learned["width"]), None
         sizes = (len(grid.seed_of),)
         if learned["control"] is not None:

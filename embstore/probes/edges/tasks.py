@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.corpus import EdgeSentence, EdgeTarget, read_edges
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
+from embstore.probes.reading import MAX_SEED
 from embstore.store import Store
 
 N_TEXTS = 4096  # texts read at a time
@@ -134,8 +135,9 @@ class Sample:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.count is not None and self.count < 1:
-            raise InvalidValueError(f"sentences {self.count} is not allowed: give 1 or more")
+        if self.count is not None:
+            check_whole("sentences", self.count, 1)
+        check_whole("seed", self.seed, 0, MAX_SEED)
 
     def draw(self, sentences: Sequence[EdgeSentence]) -> list[EdgeSentence]:
         """Return the sample in the order of the sentences.
@@ -261,7 +263,11 @@ class _Found:
 
 def _drawn(edges: Edges, what: str, sample: Sample, notes: list[str]) -> list[EdgeSentence]:
     """Read and sample the sentences of a split that have targets, and check their spans."""
-    every = list(read_edges(edges) if isinstance(edges, str | os.PathLike) else edges)
+    if isinstance(edges, str | os.PathLike):
+        edges = read_edges(edges)
+    every = list(edges) if isinstance(edges, Iterable) else [edges]
+    if not all(isinstance(each, EdgeSentence) for each in every):
+        raise InvalidValueError(f"{what}: {quoted(edges)} are no targets: give a file, or sentences of read_edges")
     drawn = [each for each in sample.draw(every) if each.targets]
     if not drawn:
         raise InvalidValueError(f"{what} has no target: give sentences with labelled spans")

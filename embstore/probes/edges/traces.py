@@ -11,11 +11,11 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.probes.edges.probe import EdgeProbe, FittedEdges
 from embstore.probes.edges.tasks import Edges, JoinedEdges, Sample, shown
 from embstore.probes.edges.training import iter_logits
-from embstore.probes.reading import store_of
+from embstore.probes.reading import check_choice, check_number, store_of
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
@@ -79,9 +79,8 @@ class SentenceTrace:
 
     def ambiguous(self, limit: float = LIMIT, rule: Rule = "right") -> SentenceTrace:
         """Return the trace with its ambiguous annotations only; raises InvalidValueError for a wrong limit or rule."""
-        if rule not in get_args(Rule):
-            raise InvalidValueError(f"rule {rule!r} is not allowed: choose {' or '.join(get_args(Rule))}")
-        if not 0 <= limit <= 1:
+        check_choice("rule", rule, get_args(Rule))
+        if check_number("limit", limit, 0) > 1:
             raise InvalidValueError(f"limit {limit} is not allowed: give a probability, 0 to 1")
         return replace(self, annotations=tuple(each for each in self.annotations if each.is_ambiguous(limit, rule)))
 
@@ -131,10 +130,8 @@ class Traces:
     def find(self, sentence: int | str) -> int:
         """Return the number of a sentence given by its number, its text, or consecutive words that only it has."""
         last = len(self.of_sentences) - 1
-        if isinstance(sentence, int):
-            if not 0 <= sentence <= last:
-                raise InvalidValueError(f"there is no sentence {sentence}: give 0 to {last}")
-            return sentence
+        if not isinstance(sentence, str):
+            return check_whole("sentence", sentence, 0, last)
         texts = [" ".join(words) for words in self.sentences]
         wanted = " ".join(sentence.split())
         if wanted in texts:
@@ -179,8 +176,13 @@ def trace(
     Raises InvalidValueError for no tasks, tasks over other layers or with equal names, no edge at all, and as
     `EdgeProbe.score` does.
     """
+    if not isinstance(tasks, list | tuple):
+        raise InvalidValueError(f"tasks {quoted(tasks)} are not allowed: give a list of (probe, targets)")
     if not tasks:
         raise InvalidValueError("there are no probes to trace: give one or more tasks")
+    for each in tasks:
+        if not isinstance(each, tuple) or len(each) != 2 or not isinstance(each[0], EdgeProbe):
+            raise InvalidValueError(f"task {quoted(each)} is not allowed: give a fitted EdgeProbe and its targets")
     layers = tasks[0][0].fitted.grid.layers
     _require_same_layers([probe.fitted for probe, _ in tasks])
     sample = Sample(sentences, sample_seed)
@@ -266,8 +268,7 @@ def ambiguous_sentences(
     right and best wrong label), of all `edges`, the `tasks` with ambiguous edges, and `text`. With equal numbers, more
     turned edges come first, then the order of the sentences.
     """
-    if more_than < 0:
-        raise InvalidValueError(f"more_than {more_than} is not allowed: give 0 or more")
+    check_whole("more_than", more_than, 0)
     rows = []
     for own in traces.of_sentences:
         ambiguous = own.ambiguous(limit, rule).annotations

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.batches import GROUP_NBYTES, EdgeBatch, EdgeSplit, LargestBatch, iter_batches
 from embstore.probes.edges.model import MIXING, EdgeBank, EdgeShape, dropout_factors
-from embstore.probes.reading import READ_AHEAD
+from embstore.probes.edges.tasks import EdgeTask
+from embstore.probes.reading import READ_AHEAD, check_number
 from embstore.probes.training import Schedule, Trained, Trainer, digest_of, train
 from embstore.progress import Progress
 from embstore.store import Store
 
+B = TypeVar("B", bound=EdgeBank)
 FLOAT = 4
 STORED = 2  # copies of the weights of every probe: the initial ones and the result
 TRAINED = 5  # copies for a probe in training: its own, its gradient, two of Adam, those of its best epoch
@@ -33,10 +36,8 @@ class EdgeSchedule(Schedule):
     dropout: float = 0.2
 
     def __post_init__(self) -> None:
-        if not self.mixing_rate > 0:
-            raise InvalidValueError(f"mixing_rate {self.mixing_rate} is not allowed: give more than 0")
-        if not 0 <= self.dropout < 1:
-            raise InvalidValueError(f"dropout {self.dropout} is not allowed: give 0 or more, below 1")
+        check_number("mixing_rate", self.mixing_rate, 0, above=True)
+        check_number("dropout", self.dropout, 0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,16 @@ class EdgeStream:
         chosen = np.arange(split.n_sentences) if order is None else order
         size, device = self.schedule.batch_size, self.schedule.device
         return iter_batches(self.store, split, chosen, self.layers, batch_size=size, device=device)
+
+    def untrained(
+        self, kind: type[B], shape: EdgeShape, allowed: NDArray[np.bool_], seeds: NDArray[np.int64], task: EdgeTask
+    ) -> B:
+        """Return untrained probes of a task, one for each seed; see `EdgeBank`.
+
+        Raises InvalidValueError for probes that do not fit the memory, before any is made.
+        """
+        self.training_groups(shape, seeds, task.train, task.dev)
+        return kind.initial(shape, allowed, seeds)
 
     def training_groups(
         self, shape: EdgeShape, seeds: NDArray[np.int64], *splits: EdgeSplit | None

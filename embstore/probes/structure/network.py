@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 
 from embstore.errors import InvalidValueError
-from embstore.probes.reading import require_distinct, seeded
+from embstore.probes.reading import check_choice, require_distinct, seeded
 from embstore.probes.structure.examples import TreeBatch
 
 Task = Literal["distance", "depth"]
@@ -30,8 +30,7 @@ class StructureShape:
 
     def __post_init__(self) -> None:
         for task in self.tasks:
-            if task not in TASKS:
-                raise InvalidValueError(f"unknown task {task!r} of a structural probe; allowed are {', '.join(TASKS)}")
+            check_choice("task", task, TASKS)
         for what, values in (("layers", self.layers), ("tasks", self.tasks), ("seeds", self.seeds)):
             require_distinct(what, values)
         if not 1 <= self.rank <= self.width:

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.corpus.trees import Tree
-from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.errors import InvalidValueError, NonFiniteError, check_whole, quoted
 from embstore.probes.base import Fitted, Probe, fitting_store, made_by
-from embstore.probes.reading import VERIFY, layers_of, store_of
+from embstore.probes.reading import VERIFY, check_names, check_number, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.structure.examples import SentenceFinder, Treebank, iter_tree_batches
 from embstore.probes.structure.network import TASKS, Projected, StructureShape, Task
@@ -102,13 +102,12 @@ class StructuralProbe(Probe[FittedStructure]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.tasks = tuple(self.tasks)
-        StructureShape((0,), self.tasks, (0,), 1, 1)
-        if self.rank is not None and self.rank < 1:
-            raise InvalidValueError(f"rank {self.rank} is not allowed: give 1 or more")
-        if self.sentences is not None and self.sentences < 1:
-            raise InvalidValueError(f"sentences {self.sentences} is not allowed: give 1 or more")
-        if not 0 < self.decay <= 1:
+        self.tasks = check_names("tasks", self.tasks)  # type: ignore[assignment]  # StructureShape checks them
+        StructureShape((0,), tuple(self.tasks), (0,), 1, 1)
+        for name in ("rank", "sentences"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 1)
+        if check_number("decay", self.decay, 0, above=True) > 1:
             raise InvalidValueError(f"decay {self.decay} is not allowed: give more than 0, 1 at most")
 
     def fit(
@@ -244,6 +243,8 @@ class StructuralProbe(Probe[FittedStructure]):
 
     def _treebank(self, finder: SentenceFinder, split: str, trees: Sequence[Tree], notes: list[str]) -> Treebank:
         """Sample the trees of a split and find them in a store."""
+        if not isinstance(trees, Sequence) or not all(isinstance(each, Tree) for each in trees):
+            raise InvalidValueError(f"{split}: {quoted(trees)} are no trees: give what read_trees returns")
         chosen = trees
         if self.sentences is not None and self.sentences < len(trees):
             numbers = np.sort(np.random.default_rng(self.seed).permutation(len(trees))[: self.sentences])

@@ -38,10 +38,11 @@ def train_structure(
     Raises InvalidValueError (memory that one layer does not fit, a checkpoint of another training), MissingRowsError,
     NonFiniteError, StorageError.
     """
-    n_words = int(np.sort(data.lengths)[-schedule.batch_size :].sum())
+    batch_size = min(schedule.batch_size, len(data))
+    n_words = int(np.sort(data.lengths)[-batch_size:].sum())
     longest = int(data.lengths.max())
     n_probes = len(shape.tasks) * len(shape.seeds)
-    projected = 4 * n_words * shape.rank + 4 * schedule.batch_size * longest**2
+    projected = 4 * n_words * shape.rank + 4 * batch_size * longest**2
     each = 4 * (COPIES * n_probes * shape.rank * shape.width + READ * n_words * shape.width + n_probes * projected)
     most = schedule.memory // each
     if most < 1:
