@@ -24,6 +24,8 @@ from embstore.analysis.neighbors.index_files import building_folder, folder_of
 from embstore.errors import EmbstoreError, InvalidValueError, SearchIndexError, StorageError, StoreBusyError
 from embstore.store import Store, StoreWriter, open_store, verify
 from embstore.store.check.repair import repair_layout
+from embstore.store.metadata import document_crc32c
+from embstore.store.storage.files import crc32c_of_file
 from tests.analysis.index_store import LAYER, hard_store
 from tests.resilience.calls import killed_at_each_step
 from tests.store.example import all_files, example
@@ -259,6 +261,70 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
         (folder / "index.json").read_text().replace('"layer": 2', '"layer": 1')
     ),
 }
+
+
+def crafted(folder: Path, change: Callable[[dict[str, Any]], object] | None = None) -> None:
+    """Change the metadata of an index, and give it and its files the checksums that they should have."""
+    document = json.loads((folder / "index.json").read_text())
+    for name, file in document["files"].items():
+        crc, nbytes = crc32c_of_file(folder / name)
+        file |= {"crc32c": crc, "nbytes": nbytes}
+    if change is not None:
+        change(document)
+    document["crc32c"] = document_crc32c(document)
+    (folder / "index.json").write_text(json.dumps(document))
+
+
+def rewritten_space(folder: Path, **arrays: np.ndarray) -> None:
+    np.savez(folder / "space.npz", **arrays)
+    crafted(folder)
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+# What nobody but a person would make: the checksums are right.
+CRAFTED: dict[str, Callable[[Path], object]] = {
+    "pipe for the index": lambda folder: piped(folder / "index.faiss"),
+    "pipe for the metadata": lambda folder: piped(folder / "index.json"),
+    "index not vouched for": lambda folder: crafted(folder, lambda fields: fields["files"].pop("index.faiss")),
+    "no files": lambda folder: crafted(folder, lambda fields: fields.update(files={})),
+    "file elsewhere": lambda folder: crafted(folder, lambda fields: fields["files"].update({"../x": {}})),
+    "parameters as text": lambda folder: crafted(folder, lambda fields: fields.update(parameters={"nlist": "x"})),
+    "rows as text": lambda folder: crafted(folder, lambda fields: fields["settings"].update(n_rows="many")),
+    "layer as a list": lambda folder: crafted(folder, lambda fields: fields["settings"].update(layer=[2])),
+    "longest as text": lambda folder: crafted(folder, lambda fields: fields.update(longest="x")),
+    "mean of another size": lambda folder: rewritten_space(folder, mean=np.zeros(5)),
+    "mean of objects": lambda folder: rewritten_space(folder, mean=np.array([{}] * 12, object)),
+    "mean with NaN": lambda folder: rewritten_space(folder, mean=np.full(12, np.nan)),
+    "no mean": lambda folder: rewritten_space(folder, other=np.zeros(12)),
+    "space is no archive": lambda folder: ((folder / "space.npz").write_bytes(b"x" * 99), crafted(folder)),
+    "index is no index": lambda folder: ((folder / "index.faiss").write_bytes(b"x" * 99), crafted(folder)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_a_crafted_index_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    store = fresh(tmp_path / "s.zarr")
+    index = build_index(store, layer=LAYER, kind="flat", centered=True, threads=1)
+    CRAFTED[name](index.path)
+    with pytest.raises(EmbstoreError) as raised:
+        open_index(store, name=index.name)
+    assert "\n" not in str(raised.value)
+    assert [state.name for state in list_indexes(store)] == [index.name]
+
+
+def test_a_large_index_is_checked_before_faiss_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = fresh(tmp_path / "s.zarr")
+    index = build_index(store, layer=LAYER, kind="flat", threads=1)
+    content = bytearray((index.path / "index.faiss").read_bytes())
+    content[-1] ^= 1
+    (index.path / "index.faiss").write_bytes(content)
+    monkeypatch.setattr(index_kinds, "read_index", lambda *arguments, **options: pytest.fail("read"))
+    with pytest.raises(SearchIndexError, match="was changed"):
+        open_index(store, name=index.name)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -11,6 +11,7 @@ import pytest
 
 from embstore.analysis.bench import measure_recall
 from embstore.analysis.neighbors import index as index_module
+from embstore.analysis.neighbors import index_kinds
 from embstore.analysis.neighbors.exact import Exclusion
 from embstore.analysis.neighbors.index import LayerIndex, build_index, open_index
 from embstore.analysis.neighbors.index_files import list_indexes, remove_index
@@ -20,6 +21,7 @@ from embstore.errors import (
     MissingPackageError,
     MissingRowsError,
     NonFiniteError,
+    SearchIndexError,
     SearchIndexNotFoundError,
 )
 from tests.analysis.index_store import LAYER, hard_store, require_nearest, require_space, scores_by_hand
@@ -196,6 +198,15 @@ def test_removing_the_last_leaves_nothing(tmp_path: Path) -> None:
         ({"kind": "IVF0"}, "unknown kind 'IVF0'"),
         ({"kind": "LSH"}, "unknown kind 'LSH'.*cosine"),
         ({"kind": "IVF5000,Flat"}, "rows are too few to train"),
+        ({"kind": "HNSW0"}, "kind 'HNSW0' is not allowed: faiss ends with status -6 in building such an index"),
+        ({"kind": "IVF4(HNSW0),Flat"}, "faiss ends with status -6"),
+        ({"kind": "IVF0,Flat"}, "kind 'IVF0,Flat' is not allowed"),
+        ({"kind": "IDMap,Flat"}, "faiss cannot add rows to an index of this kind"),
+        ({"kind": "ZnLattice3x10_4"}, "is not allowed: faiss cannot build such an index"),
+        ({"kind": "Flat\0"}, "embedded null byte"),
+        ({"kind": "IVF99999999999999999999,Flat"}, "unknown kind"),
+        ({"threads": 99999}, "threads 99999 is not allowed: give 1 to 1,024"),
+        ({"seed": 2**64}, "seed 18446744073709551616 is not allowed"),
         ({"kind": "IVF64,PQ4x10"}, "rows are too few to train"),
         ({"metric": "jaccard"}, "unknown metric 'jaccard'; allowed are cosine, ip, l2"),
         ({"n_components": 12}, "n_components 12 is not allowed: give 0 to 11"),
@@ -238,6 +249,24 @@ def test_bad_searches_are_one_line(made: Written) -> None:
             with pytest.raises(InvalidValueError, match=device):
                 open_index(made.store, name=index.name, device=device)
     assert open_index(made.store, name=index.name, device="auto").search(query, k=1).rows.shape == (2, 1)
+
+
+def test_an_index_that_lacks_rows_is_not_put_in_place(made: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_kinds, "add", lambda index, vectors, seed: index.add(vectors[1:]))
+    with pytest.raises(InvalidValueError, match=r"kind 'Flat' is not allowed: such an index holds \d+ of 809 rows"):
+        build_index(made.store, layer=LAYER, kind="Flat", name="short", threads=1)
+    assert "short" not in [state.name for state in list_indexes(made.store)]
+
+
+def test_an_index_that_faiss_cannot_search_is_one_line(made: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = build_index(made.store, layer=LAYER, kind="flat", threads=1)
+
+    def search(*arguments: object, **options: object) -> None:
+        raise RuntimeError("Error in faiss\nError: 'nprobe > 0' failed")
+
+    monkeypatch.setattr(index._faiss, "search", search)
+    with pytest.raises(SearchIndexError, match=r"faiss cannot search the index layer2-flat-cosine .*build it again"):
+        index.search(made.values[0][:2], k=1)
 
 
 def test_too_few_rows_for_ivfpq(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.analysis.neighbors import index_kinds as kinds
 from embstore.analysis.neighbors.exact import MAX_K, Exclusion, Hits, Search, checked_queries, exact_search
 from embstore.analysis.neighbors.index_files import (
-    CHECKED_NBYTES,
     FAISS,
     SPACE,
     IndexInfo,
@@ -90,7 +89,7 @@ def build_index(
         name = ensure_index(
             data, settings, name, threads=threads, checkpoint_seconds=checkpoint_seconds, progress=report
         )
-    return open_index(data, name=name, device=device)
+    return open_index(data, name=name, check=False, device=device)  # checked as it was built or found
 
 
 def _settings_of(
@@ -145,12 +144,15 @@ def open_index(
     kind: str | None = None,
     metric: str | None = None,
     device: str = "cpu",
-    check: bool | None = None,
+    check: bool = True,
 ) -> LayerIndex:
     """Open an index by name, or the only one with this layer, kind and metric; it is mapped into memory.
 
-    `check`: compare its file with its checksum (by default if it has a GiB or less). `device`: cpu, auto, cuda or
-    cuda:N. Raises SearchIndexNotFoundError, SearchIndexError (stale, damaged, of another store).
+    `check`: compare its files with their checksums before faiss reads them; False saves reading a large index that was
+    checked before. An index is trusted data: one that was made by hand can stop or crash the process even so.
+    `device`: cpu, auto, cuda or cuda:N.
+
+    Raises SearchIndexNotFoundError, SearchIndexError (stale, damaged, of another store).
     """
     number = None if layer is None else resolve_layer(layer, data.layers)
     wanted = {
@@ -171,7 +173,7 @@ def open_index(
                 f"the index {name} has {option} {getattr(settings, option)}, not {value}: give another name"
             )
     require_fresh(data, info)
-    check_files(folder, info, checksums=info.nbytes <= CHECKED_NBYTES if check is None else check)
+    check_files(folder, info, checksums=check)
     index = kinds.on_device(kinds.read_index(str(folder / FAISS), mapped=True), device)
     if (index.ntotal, index.d) != (settings.n_rows, settings.hidden_size):
         raise SearchIndexError(f"the index {folder} is damaged: it holds {index.ntotal:,} vectors of {index.d}")

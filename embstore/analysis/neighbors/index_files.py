@@ -6,18 +6,22 @@ checkpoint.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as fields_of
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -27,22 +31,21 @@ from embstore.analysis.neighbors import index_kinds as kinds
 from embstore.analysis.neighbors.space import Space, space_of
 from embstore.arguments import checked
 from embstore.errors import (
-    EmbstoreError,
     InvalidValueError,
     NonFiniteError,
     SearchIndexError,
     SearchIndexNotFoundError,
     StoreBusyError,
     StoreDamagedError,
+    quoted,
 )
 from embstore.store import Store
 from embstore.store.metadata import canonical, document_crc32c
-from embstore.store.storage.files import crc32c_of_file, fsync, fsync_folder, remove, storing, write_file
+from embstore.store.storage.files import crc32c_of_file, fsync_folder, remove, replacing, storing
 from embstore.store.zarr.format import INDEXES
 from embstore.vectors.kmeans import unit_rows
 
 FORMAT_VERSION = 1
-CHECKED_NBYTES = 2**30  # files up to this size are checked against their checksum whenever they are opened
 METADATA, SPACE, FAISS = "index.json", "space.npz", "index.faiss"
 PROGRESS = "progress.json"  # while the index is built
 BLOCK_ROWS = 8192  # rows added at a time; blocks always begin at a multiple of it
@@ -193,7 +196,7 @@ def not_found(store: Store, name: str) -> SearchIndexNotFoundError:
 def read_info(folder: Path) -> IndexInfo:
     """Read the metadata of an index; raises SearchIndexError if it is damaged or of a newer format."""
     try:
-        fields = json.loads((folder / METADATA).read_bytes())
+        fields = json.loads(_regular(folder / METADATA).read_bytes())
         if fields["format_version"] > FORMAT_VERSION:
             raise SearchIndexError(
                 f"the index {folder} has format {fields['format_version']}; this version reads up to "
@@ -202,12 +205,36 @@ def read_info(folder: Path) -> IndexInfo:
         if document_crc32c(fields) != fields.pop("crc32c"):
             raise ValueError("its checksum differs")
         files = {name: StoredFile(**file) for name, file in fields.pop("files").items()}
-        return IndexInfo(settings=IndexSettings(**fields.pop("settings")), files=files, **fields)
+        info = IndexInfo(settings=IndexSettings(**fields.pop("settings")), files=files, **fields)
+        for each in (info, info.settings, *files.values()):
+            require_types(each)
+        if not all(isinstance(value, int) for value in info.parameters.values()):
+            raise ValueError(f"parameters are {quoted(info.parameters)}")
+        if set(files) != {FAISS, *([SPACE] if info.settings.centered else [])}:
+            raise ValueError(f"its files are {', '.join(files) or 'none'}")
+        return info
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, SearchIndexError):
             raise
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise SearchIndexError(f"the index {folder} is damaged ({METADATA}: {reason}): {remedy(folder)}") from None
+
+
+def _regular(path: Path) -> Path:
+    """A path that can be read without waiting, which is not so for a pipe; raises OSError."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return path
+
+
+def require_types(document: Any) -> None:
+    """Raise ValueError if a member of a dataclass that was read from JSON is not of the type of its annotation."""
+    kinds: dict[str, Any] = {"str": str, "int": int, "float": (float, int), "bool": bool}
+    for each in fields_of(document):
+        value = getattr(document, each.name)
+        kind = kinds.get(str(each.type), object)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{each.name} is {quoted(value)}")
 
 
 def remedy(folder: Path) -> str:
@@ -233,7 +260,7 @@ def check_files(folder: Path, info: IndexInfo, *, checksums: bool) -> None:
     """Check the sizes of the files of an index and, with `checksums`, their bytes. Raises SearchIndexError."""
     for name, expected in info.files.items():
         try:
-            nbytes = (folder / name).stat().st_size
+            nbytes = _regular(folder / name).stat().st_size
             crc = crc32c_of_file(folder / name)[0] if checksums and nbytes == expected.nbytes else expected.crc32c
         except OSError as error:
             what = f"{name}: {os.strerror(error.errno or 0)}"
@@ -244,11 +271,20 @@ def check_files(folder: Path, info: IndexInfo, *, checksums: bool) -> None:
 
 
 def read_space(path: Path, settings: IndexSettings) -> Space:
-    """Read the mean and components of an index."""
+    """Read the mean and components of an index; raises SearchIndexError for anything else."""
     if not settings.centered and not settings.n_components:
         return Space(settings.metric)
-    with np.load(path) as arrays:
-        return Space(settings.metric, arrays["mean"], arrays["components"] if settings.n_components else None)
+    size = settings.hidden_size
+    shapes = {"mean": (size,)} | ({"components": (settings.n_components, size)} if settings.n_components else {})
+    try:
+        with np.load(_regular(path), allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in shapes}
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, AttributeError, TypeError, BadZipFile) as error:
+        raise SearchIndexError(f"{path} cannot be read ({quoted(error)}): {remedy(path.parent)}") from None
+    for name, shape in shapes.items():
+        if found[name].shape != shape or found[name].dtype != np.float64 or not np.isfinite(found[name]).all():
+            raise SearchIndexError(f"{path} is damaged: {name} is not {shape} of finite float64; {remedy(path.parent)}")
+    return Space(settings.metric, **found)
 
 
 def write_space(path: Path, space: Space) -> None:
@@ -270,11 +306,9 @@ def write_info(folder: Path, info: IndexInfo) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, sync it to disk, and rename it."""
-    partial = path.with_name(f".{path.name}")
-    write_file(partial, [data])
-    os.replace(partial, path)
-    fsync_folder(path.parent)
+    """Write a small file atomically and durably."""
+    with replacing(path) as partial:
+        partial.write_bytes(data)
 
 
 @contextmanager
@@ -354,7 +388,7 @@ def _exists(store: Store, folder: Path, settings: IndexSettings) -> bool:
     try:
         info = read_info(folder)
         require_fresh(store, info)
-        check_files(folder, info, checksums=info.nbytes <= CHECKED_NBYTES)
+        check_files(folder, info, checksums=True)
     except SearchIndexError:
         return False
     existing = asdict(info.settings)
@@ -480,15 +514,8 @@ class _Build:
 
     def _checkpoint(self, index: Any) -> None:
         """Write the index atomically."""
-        partial = self.new / f".{FAISS}"
-        try:
+        with replacing(self.new / FAISS) as partial:
             kinds.write_index(index, str(partial))
-        except EmbstoreError:
-            remove(partial)
-            raise
-        fsync(partial)
-        os.replace(partial, self.new / FAISS)
-        fsync_folder(self.new)
 
 
 def as_compared(space: Space, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
