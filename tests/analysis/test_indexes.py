@@ -251,7 +251,7 @@ def test_bad_searches_are_one_line(made: Written) -> None:
     assert open_index(made.store, name=index.name, device="auto").search(query, k=1).rows.shape == (2, 1)
 
 
-def test_an_index_that_lacks_rows_is_not_put_in_place(made: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_with_missing_rows_is_not_put_in_place(made: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_kinds, "add", lambda index, vectors, seed: index.add(vectors[1:]))
     with pytest.raises(InvalidValueError, match=r"kind 'Flat' is not allowed: such an index holds \d+ of 809 rows"):
         build_index(made.store, layer=LAYER, kind="Flat", name="short", threads=1)
