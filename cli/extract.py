@@ -125,7 +125,16 @@ class Extraction:
             **computing,
         )
 
+    def paths(self, store: str) -> dict[int | None, str]:
+        """Return the path of each window's store. Raises StorageError where none can be created."""
+        paths = _paths(store, self.kind, self.windows)
+        for path in paths.values():
+            _require_rights(path)
+        return paths
+
     def plan(self, model: str, *, store: str | None, device: str) -> es.Plan | WindowPlan:
+        if store is not None and len(paths := self.paths(store)) == 1:
+            (store,) = paths.values()
         where: dict[str, Any] = {"device": device, "store": store, "options": self.options}
         if self.compute_dtype is not None:
             where["compute_dtype"] = self.compute_dtype
@@ -175,13 +184,11 @@ def extract(
     file; workers=N of the cluster.
     """
     extraction = Extraction(corpus, extracting)
-    paths = _paths(store, extraction.kind, extraction.windows)
-    for path in paths.values():
-        _require_rights(path)
+    paths = extraction.paths(store)
     executor = opt.executor_of(cluster, extraction.workers, devices)
     device = devices.split(",")[0] if devices is not None and extracting.device == "auto" else extracting.device
     device = f"cuda:{device}" if device.isdecimal() else device
-    made = extraction.plan(model, store=next(iter(paths.values())) if len(paths) == 1 else store, device=device)
+    made = extraction.plan(model, store=store, device=device)
     if not as_json:
         print(made, flush=True)
     try:

@@ -7,15 +7,17 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 from embstore.corpus.formats import common_format, format_named, format_of
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.formats.conll import parse_columns
+from embstore.corpus.formats.edge import EDGE
 from embstore.corpus.formats.text import SPLITTERS
 from embstore.corpus.lines import Lines, codec_name
-from embstore.corpus.sentence import Item, Sentence, read_items
+from embstore.corpus.sentence import Item, Sentence, distinct_sentences, read_items
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, check_type, one_line, quoted
 
 SENTENCES = "sentences"
@@ -71,11 +73,12 @@ def open_corpus(
     """Open a corpus for reading; every function that takes a corpus accepts the result.
 
     `source`: a path; a list of `Path` objects (or of strings, if `format` is given); or an iterable of `Sentence`, of
-    sequences of words, or of strings. The files of a folder are read in the order of their names. A Corpus is returned
-    unchanged. `format`: text, conllu, conll, pse, edge or sts; by default that of the suffix. `split`: "space" or
-    "punctuation", how text, sts and Python strings are split into words. `normalize`: nfc, nfkc, lower or several
-    joined by commas, applied to the words; by default none. `columns`: the names of the columns of a conll file.
-    `encoding`: the encoding of files, by default utf-8.
+    sequences of words, or of strings. The files of a folder are read in the order of their names; if it has none, those
+    of its folders. A folder with a folder of edge probing files for each task is read as the sentences of all tasks,
+    each text once and without labels. A Corpus is returned unchanged. `format`: text, conllu, conll, pse, edge or sts;
+    by default that of the suffix. `split`: "space" or "punctuation", how text, sts and Python strings are split into
+    words. `normalize`: nfc, nfkc, lower or several joined by commas, applied to the words; by default none. `columns`:
+    the names of the columns of a conll file. `encoding`: the encoding of files, by default utf-8.
 
     Raises InvalidValueError for an option that is not allowed, CorpusNotFoundError for a missing path, CorpusError for
     files of unknown or different formats.
@@ -104,6 +107,9 @@ def open_corpus(
         options["columns"] = ",".join(form.columns if columns is None else parse_columns(columns))
     else:
         _refuse(form.name, columns=columns)
+    tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)
+    if form is EDGE and tasks:
+        options["tasks"] = list(tasks)
     name = paths[0].name or str(paths[0])
     name = name if len(paths) == 1 else f"{name} and {len(paths) - 1} more"
     return Corpus(name, form.name, options, files, lambda: _read_files(form, files, options))
@@ -138,8 +144,8 @@ def _normalized(sentences: Iterable[Sentence], steps: tuple[str, ...]) -> Iterat
 def _read_files(form: Format, files: Sequence[Path], options: dict[str, Any]) -> Iterator[Sentence]:
     columns = tuple(str(options.get("columns", "")).split(","))
     read_options = ReadOptions(split=SPLITTERS[options.get("split", "space")], columns=columns)
-    for path in files:
-        yield from form.read(Lines(path, options["encoding"]), read_options)
+    sentences = chain.from_iterable(form.read(Lines(path, options["encoding"]), read_options) for path in files)
+    yield from distinct_sentences(each.words for each in sentences) if "tasks" in options else sentences
 
 
 def _open_items(items: Iterable[Item], *, split: str, normalize: str | None) -> Corpus:
@@ -176,7 +182,7 @@ def _paths(source: object, format: str | None) -> tuple[Path, ...] | None:
 
 
 def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
-    """Return the files at the paths; in a folder those with a known suffix, or all if the format is given."""
+    """Return the files at the paths; in a folder, or else in its folders, those with a known suffix (or any format)."""
     files: list[Path] = []
     for path in paths:
         try:
@@ -187,17 +193,22 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
                     raise CorpusError(f"{one_line(path)}: is a device, not a file: give a file, a folder or a pipe")
                 files.append(path)
                 continue
-            inside = sorted(item for item in path.iterdir() if item.is_file() and not item.name.startswith("."))
+            inside = next(filter(None, (_readable(path, each, format) for each in ("*", "*/*"))), [])
         except CorpusError:
             raise
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise CorpusError(f"{one_line(path)}: cannot be read: {reason}") from None
-        readable = [item for item in inside if format or format_of(item)]
-        if not readable:
+        if not inside:
             raise CorpusError(f"{one_line(path)}: no file of a known format in this folder")
-        files.extend(readable)
+        files.extend(inside)
     return tuple(files)
+
+
+def _readable(folder: Path, pattern: str, format: str | None) -> list[Path]:
+    """Return the files that match a pattern and are not hidden, sorted."""
+    found = (item for item in folder.glob(pattern) if item.is_file() and (format or format_of(item)))
+    return sorted(item for item in found if not any(part[0] == "." for part in item.relative_to(folder).parts))
 
 
 def _check_split(split: str | None, default: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,6 +99,16 @@ def read_items(items: Iterable[Item], split: Callable[[str], list[str]]) -> Iter
                 raise InvalidValueError(f"{quoted(item)} is neither a Sentence, nor a sequence of words, nor a string")
         except InvalidValueError as error:
             raise CorpusError(f"sentence {number}: {error}") from None
+
+
+def distinct_sentences(texts: Iterable[Sequence[str]]) -> Iterator[Sentence]:
+    """Yield a sentence for each sequence of words, the same words only once."""
+    seen: set[bytes] = set()
+    for words in texts:
+        key = hashlib.blake2b(" ".join(words).encode(), digest_size=16).digest()
+        if key not in seen:
+            seen.add(key)
+            yield Sentence(words)
 
 
 def _checked(sentence: Sentence) -> Sentence:

@@ -91,6 +91,11 @@ class Plan:
         return self.reading.survey.n_subwords
 
     @property
+    def tasks(self) -> list[str]:
+        """The edge probing tasks whose sentences are joined, if the corpus is a folder of them."""
+        return list(self.metadata.corpus["options"].get("tasks", ()))
+
+    @property
     def text(self) -> TextOptions:
         """How the rows become passages of text."""
         return text_options(self.reading, self.options, self.contexts)
@@ -112,6 +117,7 @@ class Plan:
             "architecture": self.encoder.info.architecture,
             "batching": self.encoder.batching,
             "corpus": self.metadata.corpus["name"],
+            **({"tasks": self.tasks} if self.tasks else {}),
             "sentences": self.n_sentences,
             "words": self.n_words,
             "subwords": self.n_subwords,
@@ -154,6 +160,7 @@ class Plan:
         return [
             ("model", f"{info.name} ({info.architecture}, {self.encoder.batching})"),
             ("corpus", f"{self.metadata.corpus['name']} ({self.metadata.corpus['format']})"),
+            *([("tasks", f"{len(self.tasks)}: {', '.join(self.tasks)}; each sentence once")] if self.tasks else []),
             ("sentences", f"{self.n_sentences:,}"),
             ("words", f"{self.n_words:,}"),
             ("subwords", f"{self.n_subwords:,}"),

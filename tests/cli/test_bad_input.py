@@ -283,6 +283,24 @@ STORES = {
     "other model": Bad(
         AGAIN, ("store.zarr", "model"), lambda work: _changed(lambda weights: weights.popitem())(work / "model")
     ),
+    "plan for a store in no folder": Bad(
+        "plan corpus.txt --model model --store gone/x.zarr", ("gone/x.zarr", "no folder gone")
+    ),
+    "plan for a store of no format": Bad("plan corpus.txt --model model --store x.txt", ("x.txt", ".zarr or .h5")),
+    "plan for a store of another corpus": Bad(
+        "plan corpus.txt --model gone --store store.zarr",
+        ("store.zarr", "corpus"),
+        lambda work: work.write("corpus.txt", "b\n"),
+    ),
+    "plan for another pooling": Bad("plan corpus.txt -m gone --store store.zarr --pooling max", ("pooling", "mean")),
+    "plan for windows in no folder": Bad(
+        "plan corpus.txt --model gone --store gone/x.zarr --context-window 0,full", ("gone/x-k0.zarr", "no folder gone")
+    ),
+    "endless context window": Bad(
+        "plan corpus.txt -m gone --context-window 99999999999999999999",
+        ("context window 99999999999999999999", "1,000,000"),
+    ),
+    "endless batch": option("--set batch_subwords=99999999999999999999", "99999999999999999999", "16,777,216"),
     "plan for a store in a file": Bad("plan corpus.txt --model gone/x/y", ("'gone/x/y'", "config.json")),
     "lookup of an unknown word": Bad("lookup store.zarr bnak", ("'bnak'", "'bank'")),
     "lookup of a word like none": Bad("lookup store.zarr 0123456789", ("'0123456789'", "spelled")),

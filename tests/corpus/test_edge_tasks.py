@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
-from embstore.corpus import EdgeSentence, EdgeTarget, derivable_tasks, derived_edges, read_edges
-from embstore.errors import CorpusError, InvalidValueError
+import embstore as es
+from embstore.corpus import EdgeSentence, EdgeTarget, derivable_tasks, derived_edges, open_corpus, read_edges
+from embstore.errors import CorpusError, InvalidValueError, StoreMismatchError
+from tests.extraction.fake import FakeEncoder
+from tests.extraction.plans import plan_of
 
 CONLLU = """# text = Don't go to New York .
 1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
@@ -121,6 +125,35 @@ def test_corpora_without_targets_are_refused(conllu: Path, tmp_path: Path) -> No
     assert derivable_tasks("a.conllu.gz") == ("pos", "upos", "dependencies")
     assert derivable_tasks("a.conll") == ("entities",)
     assert derivable_tasks("a.jsonl") == derivable_tasks("a.txt") == derivable_tasks("a") == ()
+
+
+def test_a_folder_of_tasks_is_the_sentences_of_all_once(tmp_path: Path) -> None:
+    texts = {"pos": {"train": ["a b", "c"], "dev": ["d"]}, "roles": {"train": ["c", "e f"], "dev": ["a b"]}}
+    for task, parts in texts.items():
+        (tmp_path / "tasks" / task).mkdir(parents=True)
+        for part, sentences in parts.items():
+            lines = [json.dumps({"text": text, "targets": [{"span1": [0, 1], "label": task}]}) for text in sentences]
+            (tmp_path / "tasks" / task / f"{part}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "tasks" / ".cache").mkdir()
+    (tmp_path / "tasks" / ".cache" / "x.jsonl").write_text("nothing")
+    corpus = open_corpus(tmp_path / "tasks")
+    assert (corpus.format, corpus.options["tasks"]) == ("edge", ["pos", "roles"])
+    for _ in range(2):
+        assert [" ".join(sentence.words) for sentence in corpus] == ["d", "a b", "c", "e f"]
+    assert not any(sentence.labels for sentence in corpus)
+    plan = plan_of(tmp_path / "tasks", model=FakeEncoder(), store=tmp_path / "s.zarr")
+    assert (plan.n_sentences, plan.as_json()["tasks"]) == (4, ["pos", "roles"])
+    assert "tasks        2: pos, roles; each sentence once" in str(plan)
+    schema = json.loads((Path(__file__).parents[2] / "schemas" / "plan.schema.json").read_text())
+    jsonschema.validate(plan.as_json(), schema)
+    es.extract(plan, tmp_path / "s.zarr")
+    assert es.extract(plan_of(tmp_path / "tasks", model=FakeEncoder(), store=tmp_path / "s.zarr"), tmp_path / "s.zarr")
+    (tmp_path / "tasks" / "roles").rename(tmp_path / "roles")
+    with pytest.raises(StoreMismatchError, match=r"corpus\.options\.tasks"):
+        plan_of(tmp_path / "tasks", model=FakeEncoder(), store=tmp_path / "s.zarr")
+    one = open_corpus(tmp_path / "tasks" / "pos")  # a folder with files of its own: as they are, with their labels
+    assert "tasks" not in one.options
+    assert [sentence.labels["label"][0] for sentence in one] == ["pos"] * 3
 
 
 def test_dependencies_and_tags_of_gum_equal_the_published_targets(data: Path, tmp_path: Path) -> None:

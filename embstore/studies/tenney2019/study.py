@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +14,7 @@ import polars as pl
 import embstore.probes as probes
 from embstore import plot
 from embstore.corpus import Sentence, read_edges
+from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
 from embstore.extraction import ExtractionOptions
 from embstore.models import encoder_from_shorthand, model_kind, save_untrained
@@ -128,14 +130,9 @@ class Sentences:
     sample: Sample
 
     def __iter__(self) -> Iterator[Sentence]:
-        seen: set[bytes] = set()
-        for files in self.tasks.values():
-            for path in files.values():
-                for sentence in self.sample.draw(list(read_edges(path))):
-                    key = hashlib.blake2b(" ".join(sentence.words).encode(), digest_size=16).digest()
-                    if key not in seen:
-                        seen.add(key)
-                        yield Sentence(sentence.words)
+        paths = [path for files in self.tasks.values() for path in files.values()]
+        drawn = (self.sample.draw(list(read_edges(path))) for path in paths)
+        return distinct_sentences(sentence.words for sentence in chain.from_iterable(drawn))
 
 
 def extract_all(run: Run, name: str) -> dict[str, Store]:
