@@ -161,6 +161,8 @@ def _config(folder: Path) -> Any:
         raise ModelError(f"the folder {str(folder)!r} cannot be read: permission denied")
     if not (folder / "config.json").is_file():
         raise ModelError(f"the folder {str(folder)!r} has no config.json; give the folder of a Hugging Face model")
+    if (folder / "adapter_config.json").exists():  # transformers would load the model that it names instead
+        raise ModelError(f"the folder {str(folder)!r} is an adapter: give a model with the adapter merged into it")
     try:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:

@@ -187,6 +187,7 @@ NESTED = b'{"a":' * 200_000
         (lambda folder: edit_config(folder, intermediate_size=52), "cannot be loaded"),
         (own_code, "is not of a known model"),
         (without_tokenizer, "has no tokenizer"),
+        (replaced("adapter_config.json", b"{}"), "is an adapter: give a model with the adapter merged"),
         (lambda folder: (folder / "tokenizer.json").write_text("{", "utf-8"), "tokenizer of .* cannot be loaded"),
         (weights(0), "are damaged"),
         (weights(4), "are damaged"),
