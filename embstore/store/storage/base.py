@@ -32,7 +32,8 @@ class KeyNotFoundError(StoreNotFoundError):
 class Expected:
     """The bytes that some keys must hold: the first `sizes` bytes of `keys`, one after the other, have this CRC32C.
 
-    `what` names them in error messages. `version` distinguishes them from what the same keys held earlier.
+    `what` names them in error messages. `version` distinguishes them from what the same keys held earlier. `ends`: the
+    last bytes of each key, for shards, whose checksum does not depend on their index.
     """
 
     what: str
@@ -40,6 +41,7 @@ class Expected:
     sizes: tuple[int, ...]
     crc32c: int
     version: str
+    ends: tuple[bytes, ...] = ()
 
 
 class Storage(ABC):

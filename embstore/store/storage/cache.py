@@ -12,10 +12,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embstore.errors import StoreDamagedError
 from embstore.store.storage.base import Expected, KeyNotFoundError
 from embstore.store.storage.client import setting
-from embstore.store.storage.files import REPAIR_HINT, clean_up, crc32c, opened, storing, write_at
+from embstore.store.storage.files import REPAIR_HINT, clean_up, crc32c, opened, read_at, storing, write_at
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
 
@@ -128,7 +130,12 @@ class CachedStorage(ObjectStorage):
                 for part in self.iter_parts(key, size):
                     offset = write_at(descriptor, part, offset)
                     crc = crc32c(part, crc)
-            if crc != expected.crc32c:
+            is_whole = crc == expected.crc32c
+            for size, end, descriptor in zip(expected.sizes, expected.ends, descriptors, strict=bool(expected.ends)):
+                stored = np.empty(len(end), np.uint8)
+                read_at(descriptor, stored, size - len(end))
+                is_whole &= stored.tobytes() == end
+            if not is_whole:
                 raise StoreDamagedError(f"{expected.what} of {self.path} was changed: {REPAIR_HINT}")
 
         try:

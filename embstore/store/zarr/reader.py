@@ -235,9 +235,9 @@ class ZarrReader:
         records = self.commits() if self._records is None else self._records
         start, stop = self.metadata.layout.span(partition)
         keys = tuple(shard_key(each, partition) for each in self.specs.values())
-        sizes = tuple(shard_end(each, stop - start)[0] for each in self.specs.values())
+        sizes, ends = zip(*(shard_end(each, stop - start) for each in self.specs.values()), strict=True)
         crc, version = record_crc32c(records[partition]), self.metadata.fingerprint
-        files = self.storage.files(Expected(f"partition {partition}", keys, sizes, crc, version))
+        files = self.storage.files(Expected(f"partition {partition}", keys, sizes, crc, version, ends))
         return files[keys.index(key)]
 
     def _open_shard(self, spec: ArraySpec, partition: int) -> list[RowSource]:
