@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embstore.errors import StoreDamagedError
+from embstore.errors import StorageError, StoreDamagedError
 from embstore.store.storage.base import MAX_GET_NBYTES, Expected, KeyNotFoundError, Parts, Storage, Version
 from embstore.store.storage.files import (
     REPAIR_HINT,
@@ -42,6 +42,7 @@ class LocalStorage(Storage):
 
     def __init__(self, path: Path, *, temporary: str = ".tmp") -> None:
         self.path: Path = path
+        self._name = str(path)
         self._temporary = path / temporary
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
@@ -53,11 +54,13 @@ class LocalStorage(Storage):
             return data[: read_at(descriptor, data, 0)].tobytes(), _version(status)
 
     def version(self, key: str) -> Version | None:
+        name = f"{self._name}/{key}"
         try:
-            with self._reading(key):
-                return _version(os.stat(self.path / key))
-        except KeyNotFoundError:
+            return _version(os.stat(name))  # every gather looks at a store's root: no context managers here
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise StorageError(f"cannot read {name}: {error.strerror}") from error
 
     def get_range(self, key: str, start: int, stop: int, version: Version | None = None) -> Bytes:
         out = np.empty(stop - start, np.uint8)
