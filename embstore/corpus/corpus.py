@@ -193,7 +193,10 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
                     raise CorpusError(f"{one_line(path)}: is a device, not a file: give a file, a folder or a pipe")
                 files.append(path)
                 continue
-            inside = next(filter(None, (_readable(path, each, format) for each in ("*", "*/*"))), [])
+            inside = _readable(path, format)
+            if not inside:
+                folders = sorted(item for item in path.iterdir() if item.is_dir() and item.name[0] != ".")
+                inside = [file for folder in folders for file in _readable(folder, format)]
         except CorpusError:
             raise
         except (OSError, ValueError) as error:
@@ -205,10 +208,10 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _readable(folder: Path, pattern: str, format: str | None) -> list[Path]:
-    """Return the files that match a pattern and are not hidden, sorted."""
-    found = (item for item in folder.glob(pattern) if item.is_file() and (format or format_of(item)))
-    return sorted(item for item in found if not any(part[0] == "." for part in item.relative_to(folder).parts))
+def _readable(folder: Path, format: str | None) -> list[Path]:
+    """Return the files of a folder that are not hidden and have a known suffix (or any), sorted."""
+    shown = (item for item in folder.iterdir() if item.name[0] != "." and (format or format_of(item)))
+    return sorted(item for item in shown if item.is_file())
 
 
 def _check_split(split: str | None, default: str) -> str:
