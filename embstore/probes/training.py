@@ -341,10 +341,16 @@ class _Run:
         try:
             self._epoch = int(document["epoch"])
             for name in _ARRAYS:
-                setattr(self, name, state[name].numpy())
+                own, found = getattr(self, name), state[name].numpy()
+                if found.shape != own.shape or found.dtype != own.dtype:
+                    raise wrong
+                setattr(self, name, found)
+            weights = {name: state[f"weights/{name}"] for name in self.best_weights}
+            n_probes = {len(self.running), int(self.running.sum())}
             for name, tensor in self.best_weights.items():
+                if weights[name].shape[1:] != tensor.shape[1:] or len(weights[name]) not in n_probes:
+                    raise wrong
                 tensor.copy_(state[f"best_weights/{name}"])
-            weights = {name: state[f"weights/{name}"] for name in self._trainer.weights()}
             self._trainer.restore(weights, self.running)
             for number, optimizer in enumerate(self._trainer.optimizers):
                 _restore(optimizer, number, state)

@@ -118,6 +118,25 @@ def test_predictions_name_every_pair(made: Made, probe: ClassProbe, result: Prob
         probe.predict(layer=0, seed=7)
 
 
+def test_a_class_needs_two_words_and_one_of_them_in_train(made: Made) -> None:
+    """Words of one class in train, dev and test, by how many of each split there are."""
+    animals = [word for word in dict.fromkeys(made.words) if "animal" in made.lists[0].get(word, ())]
+    foods = [word for word in dict.fromkeys(made.words) if made.lists[0].get(word, ()) == ["food"]]
+    own, test = dict.fromkeys(foods[:4], ("food",)), {foods[4]: ["food"]}
+    for n_train, n_dev, fits in ((2, 0, True), (1, 1, True), (1, 0, False), (0, 2, False), (0, 0, None)):
+        dev = dict.fromkeys(animals[:n_dev], ("animal",)) | {foods[5]: ("food",)}
+        train = own | dict.fromkeys(animals[n_dev : n_dev + n_train], ("animal",))
+        options = ExampleOptions("class", "context", None, 0)
+        fit, unfit = ClassExamples(made.store.select(), split_words(train, test, dev=dev), options).classes()
+        assert (fit, unfit) == ((["animal"] if fits else []) + ["food"], ["animal"] if fits is False else [])
+
+
+def test_a_logit_of_zero_is_no(made: Made, probe: ClassProbe) -> None:
+    bank = probe.fitted.bank
+    zero = replace(bank, weights={name: tensor * 0 for name, tensor in bank.weights.items()})
+    assert not decide(zero, examples(made).of("test", CLASSES)).positives.any()
+
+
 @pytest.mark.parametrize("level", ["context", "type"])
 def test_no_word_is_in_two_splits(made: Made, level: str) -> None:
     split = split_words(*made.lists)

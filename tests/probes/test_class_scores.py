@@ -93,5 +93,11 @@ def test_nothing_to_find_and_nothing_found_has_no_score() -> None:
     values = values_of(made, np.ones(1))
     assert (values["f1", ""], values["precision", ""], values["recall", ""]) == (0.0, None, 0.0)
     assert (values["class_f1", "a"], values["class_f1", "b"]) == (0.0, None)
+    first = {1: "1", 2: "2-4", 4: "2-4", 5: "5-9", 9: "5-9", 10: "10-29", 29: "10-29", 30: "30-99", 99: "30-99"}
+    for frequency, name in (
+        first | {100: "100-299", 299: "100-299", 300: "300-999", 999: "300-999", 1000: "1000-"}
+    ).items():
+        found = scored(made, 0, 0, np.array([frequency]), CLASSES)
+        assert [row["item"] for row in found if row["metric"] == "frequency_f1"] == [name]
     names = ["1", "2-4", "5-9", "10-29", "30-99", "100-299", "300-999", "1000-"]
     assert [bin_name(number) for number in range(len(BINS))] == names

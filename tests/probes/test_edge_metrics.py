@@ -130,7 +130,9 @@ def test_expected_layers_of_resamples_equal_those_of_single_rows() -> None:
     assert kl_from_uniform([0.2, -0.1, 0.6]) == pytest.approx(0.25 * log(0.25) + 0.75 * log(0.75) + log(3))
     assert kl_from_uniform([0.0, -1.0]) is kl_from_uniform([]) is None
     assert interval(np.array([1.0] * 18 + [np.nan] * 2)) == (None, None), "one in ten is undefined"
-    assert interval(np.array([1.0] * 96 + [np.nan] * 4)) == (1.0, 1.0)
+    assert interval(np.array([1.0] * 95 + [np.nan] * 5)) == (1.0, 1.0), "one in twenty may be"
+    assert interval(np.array([1.0] * 94 + [np.nan] * 6)) == (None, None)
+    assert np.isnan(expected_layers(np.array([[0.5, 0.7, 0.5]]), (0, 1, 2))).all(), "nothing is gained in all"
 
 
 def test_resamples_do_not_depend_on_the_size_of_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

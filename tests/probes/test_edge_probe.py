@@ -94,6 +94,16 @@ def test_scores_are_those_of_the_probabilities(tmp_path: Path, several: bool) ->
     assert set(found.frame.filter(split="test")["count"]) == {sum(map(len, gold))}
 
 
+def test_a_probability_of_one_half_is_enough(tmp_path: Path) -> None:
+    made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1)
+    probe = fit(made, Training(epochs=1, patience=0))
+    for name in ("output", "output_bias"):
+        probe.fitted.trained.weights[name].zero_()  # every probability is one half
+    found = score(made, probe)
+    assert value(found, "half_f1", layer=1) == pytest.approx(2 / 4), "all 3 labels are said, 1 is right"
+    assert (probe.predict(made.splits["test"]) == 0.5).all()
+
+
 def test_seeds_are_reproducible_and_trained_together(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1, 2), planted=1)
     training = Training(2, 4)

@@ -119,6 +119,18 @@ def test_averages_by_hand(tmp_path: Path) -> None:
     assert scores["root_accuracy"] == Score("depth", "root_accuracy", [0.5], 4)  # e and p are first and roots
 
 
+@pytest.mark.parametrize(("n_words", "counts"), [(4, False), (5, True), (50, True), (51, False)])
+def test_correlations_are_of_sentences_of_5_to_50_words(tmp_path: Path, n_words: int, counts: bool) -> None:
+    made = random_tree(np.random.default_rng(n_words), [f"w{place}" for place in range(n_words)])
+    bank = bank_of(tmp_path / "s.zarr", [made])
+    scores = {score.metric: score for score in score_structure(bank, linear_order(bank), probes=1)}
+    for metric in ("dspr", "nspr"):
+        assert scores[metric].count == counts
+        assert (scores[metric].values != [None]) == counts
+    assert scores["uuas"].count == n_words - 1 - made.punctuation.sum(), "edges of all sentences count"
+    assert scores["root_accuracy"].count == 1
+
+
 def test_nothing_to_correlate_is_none(tmp_path: Path) -> None:
     bank = bank_of(tmp_path / "s.zarr", [tree("a b", [0, 1]), tree(". !", [0, 1], ". !")])
     scores = {score.metric: score for score in score_structure(bank, linear_order(bank), probes=1)}

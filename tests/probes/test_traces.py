@@ -147,6 +147,8 @@ def test_the_default_rule_finds_what_the_rule_of_the_paper_finds(traces: Traces)
     assert not (both[1] & ~both[0]).any()
     assert (both[0] != both[1]).any()
     assert both[0, -1].all()
+    assert all(each.is_ambiguous(each.average) for each in annotations), "the limit itself is ambiguous"
+    assert not any(each.is_ambiguous(np.nextafter(each.average, 0)) for each in annotations)
 
 
 def test_tasks_share_their_sentences(single: Made, traces: Traces) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, split_words
+from embstore.probes.saved import read_tensors, write_tensors
 from embstore.probes.training import Schedule, Trainer, digest_of, train
 from tests.probes import class_store, edge_store, tree_store
 
@@ -86,9 +88,23 @@ def test_an_interrupted_training_resumes_to_the_same_weights(tmp_path: Path, fam
     assert finished == [total], "nothing is left to train"
     with pytest.raises(InvalidValueError, match="is of another training"):
         fit(seed=1, checkpoint=path)
-    path.write_bytes(b"something")
-    with pytest.raises(InvalidValueError, match=r"is not a checkpoint of (class|edge|structural) probes"):
-        fit(checkpoint=path)
+    data = path.read_bytes()
+    document, state = read_tensors(path)
+    wrong = [b"something", b"", data[:-8], data[: len(data) // 2], bytes([*data[:-1], data[-1] ^ 1])]
+    for name in ("rates/0", "running", next(iter(each for each in state if each.startswith("weights/")))):
+        write_tensors(path, document, state | {name: torch.zeros(3, 7)})
+        wrong.append(path.read_bytes())
+    for each in wrong:
+        path.write_bytes(each)
+        with pytest.raises(
+            InvalidValueError, match=r"is not a checkpoint of (class|edge|structural) probes"
+        ) as refused:
+            fit(checkpoint=path)
+        assert "\n" not in str(refused.value)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(InvalidValueError, match="pipe is not a checkpoint"):
+            fit(checkpoint=tmp_path / "pipe")
 
 
 def test_a_checkpoint_that_could_not_be_written_is_refused_at_once(tmp_path: Path) -> None:
