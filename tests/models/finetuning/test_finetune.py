@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from embstore.errors import EmbstoreError, NonFiniteError
 from embstore.models import FineTuned, FineTuneSettings, finetune, load_encoder
 from embstore.models.encoder import Spans
-from embstore.models.finetuning.record import RECORD, TRAINING, last_checkpoint
+from embstore.models.finetuning.record import RECORD, TRAINING, finish, last_checkpoint
 from embstore.models.finetuning.settings import TASKS
 from embstore.models.finetuning.training import FineTuneRun
 from tests.models.finetuning import planted
@@ -103,7 +103,37 @@ def test_a_label_that_train_does_not_have_is_an_error(made: FineTuned, model: Pa
     assert n_unknown > 0
     assert test["accuracy"] - dev["accuracy"] == pytest.approx(n_unknown / n_labels, abs=0.02)
     assert dev["recall"] < test["recall"]
-    assert np.isfinite(dev["loss"])
+    changed.write_text(text.replace("B-ANIMATE", "B-PET").replace("\tO", "\tB-THING"))  # no batch has a known label
+    none = tune("ner", data, dev=changed, model=model, out=tmp_path / "none", **{**QUICK, "epochs": 1})
+    (epoch,) = none.record["epochs"]
+    assert (epoch["dev"]["accuracy"], epoch["dev"]["f1"]) == (0, 0)
+    assert np.isfinite([dev["loss"], epoch["dev"]["loss"]]).all()
+
+
+def test_files_are_on_disk_before_the_record_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, model = tmp_path / "out", tmp_path / "out" / TRAINING / "model"
+    model.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_text(name)
+    calls: list[tuple[str, ...]] = []
+    replace = os.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda file: calls.append(("fsync", Path(os.readlink(f"/proc/self/fd/{file}")).name))
+    )
+    monkeypatch.setattr(os, "replace", lambda old, new: calls.append(("name", Path(new).name)) or replace(old, new))
+    monkeypatch.setattr(shutil, "rmtree", lambda path: calls.append(("remove", Path(path).name)))
+    finish(out, model, {"task": "pos"})
+    assert sorted(calls[:2]) == [("fsync", "config.json"), ("fsync", "model.safetensors")]
+    assert calls[2:] == [
+        ("fsync", "model"),
+        ("name", "config.json"),
+        ("name", "model.safetensors"),
+        ("fsync", "out"),
+        ("fsync", f".{RECORD}.new"),
+        ("name", RECORD),
+        ("fsync", "out"),
+        ("remove", TRAINING),
+    ]
 
 
 def test_files_name_no_folders_and_have_usual_rights(made: FineTuned, model: Path, data: Path) -> None:
@@ -187,12 +217,12 @@ def test_an_interrupted_training_is_resumed(
         if done == after < 18:
             raise Stopped
 
-    def finish(*_: object) -> None:
+    def unfinished(*_: object) -> None:
         raise Stopped
 
     arguments = {"test": data / "dev.conll", "model": model, "out": out, **QUICK}
     with monkeypatch.context() as patch:
-        patch.setattr("embstore.models.finetuning.finetune.finish", finish)
+        patch.setattr("embstore.models.finetuning.finetune.finish", unfinished)
         with pytest.raises(Stopped):
             tune("ner", data, progress=stop, **arguments)
     assert not (out / RECORD).exists()
