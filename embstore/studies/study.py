@@ -84,7 +84,7 @@ class StudyFolder:
         path = self.path / "tables" / f"{name}.parquet"
         origin = path.with_suffix(".json")
         wanted = json.loads(canonical(made_from))
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError):
             stored = json.loads(origin.read_text("utf-8"))
             data = path.read_bytes()
             if stored["made_from"] == wanted and stored["crc32c"] == crc32c(data) and (needs is None or needs.exists()):
