@@ -150,7 +150,7 @@ def run() -> None:
     except BrokenPipeError:
         _end_silently()
     except MemoryError:
-        _fail("out of memory: choose a smaller batch, fewer layers or a smaller dtype", 1, debug)
+        _fail("out of memory: free some, or raise the limit of this process; fewer layers or words need less", 1, debug)
     except OSError as error:
         _fail(f"{error.filename or 'the output'}: {error.strerror or error}", 1, debug)
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -291,6 +293,31 @@ def test_subwords_beyond_the_limit_are_not_counted() -> None:
     plan = plan_of([Sentence(["abc"] * 9)], model=FakeEncoder(), max_length=6)
     assert (plan.n_words, plan.n_subwords, plan.layout.n_rows) == (9, 4, 4)
     assert plan.estimate.subwords_to_run == 4
+
+
+def test_a_word_of_more_subwords_than_are_counted_is_dropped() -> None:
+    endless = Sentence(["a", "abc" * 40_000, "b"])
+    plan = plan_of([endless, Sentence(["c"])], model=FakeEncoder(max_subwords=None), max_length=100_000)
+    assert list(plan.index.words) == ["a", "b", "c"]
+    assert plan.index.subwords.tolist() == [1, 1, 1]
+    assert [(drop.reason, drop.count) for drop in plan.metadata.dropped] == [("beyond the length limit", 1)]
+
+
+def test_a_pipe_is_read_once_and_whole(tmp_path: Path) -> None:
+    row = "{}\t{}\tl\tNOUN\tX\t_\t0\tdep\t_\t_\n"
+    text = "\n".join(row.format(1, f"word{number}") for number in range(50))
+    (tmp_path / "a.conllu").write_text(text)
+    pipe = tmp_path / "pipe.conllu"
+    os.mkfifo(pipe)
+    for _ in range(2):  # the second time the store exists
+        writer = threading.Thread(target=lambda: pipe.write_text(text), daemon=True)
+        writer.start()
+        options = {"model": FakeEncoder(), "keep": Keep(labelled="upos"), "store": tmp_path / "s.zarr"}
+        plan = plan_of(pipe, **options)
+        writer.join(timeout=10)
+        assert (plan.n_sentences, plan.layout.n_rows) == (50, 50)
+        assert es.extract(plan, tmp_path / "s.zarr").finished
+    assert es.extract(plan_of(tmp_path / "a.conllu", **options), tmp_path / "s.zarr").finished
 
 
 def test_layers_mean_the_same_in_an_extraction_and_in_a_selection(tmp_path: Path) -> None:
