@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from embstore.errors import InvalidValueError, check_whole
+from embstore.errors import InvalidValueError, check_whole, quoted
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +30,8 @@ def choose_device(device: str = "auto", *, float64: bool = False) -> torch.devic
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise InvalidValueError(f"unknown device {device!r}; allowed are {ALLOWED}") from None
+    except (RuntimeError, TypeError, ValueError):
+        raise InvalidValueError(f"unknown device {quoted(device)}; allowed are {ALLOWED}") from None
     if chosen.type not in ("cpu", "cuda", "mps", "xpu"):
         raise InvalidValueError(f"device {device!r} is not supported; allowed are {ALLOWED}")
     accelerator = torch.accelerator.current_accelerator(check_available=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 
 class EmbstoreError(Exception):
@@ -145,9 +146,9 @@ class UnfinishedStoreWarning(EmbstoreWarning):
 
 
 def quoted(value: object) -> str:
-    """Return the repr of a value for an error message, at most 80 characters long."""
+    """Return the repr of a value for an error message, in one line of at most 80 characters."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).splitlines())
     except ValueError:  # a number of more digits than Python converts
         text = f"<{type(value).__name__}>"
     text = " ".join(text.split()) if "\n" in text else text
@@ -182,3 +183,13 @@ def check_choice(name: str, value: object, allowed: Iterable[str]) -> None:
     allowed = list(allowed)
     if not isinstance(value, str) or value not in allowed:
         raise InvalidValueError(f"unknown {name} {quoted(value)}; allowed are {', '.join(allowed)}")
+
+
+def check_columns(frame: Any, names: Iterable[str], what: str) -> None:
+    """Raise InvalidValueError for anything but a frame with all these columns; `what`: its name for the message."""
+    columns = getattr(frame, "columns", None)
+    if columns is None:
+        raise InvalidValueError(f"{what} is {quoted(frame)}: give a Polars frame")
+    for name in names:
+        if name not in columns:
+            raise InvalidValueError(f"{what} has no column {name!r}: it has {', '.join(columns) or 'none'}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole, quoted
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -13,8 +13,8 @@ def parse_nbytes(size: int | str, *, name: str) -> int:
     Raises InvalidValueError, which names the option `name`, for anything else and for less than one byte.
     """
     nbytes = 0
-    if isinstance(size, int):
-        nbytes = size
+    if not isinstance(size, str):
+        nbytes = check_whole(name, size, 1, unit='bytes, or a text such as "2GiB"')
     else:
         compact = size.replace(" ", "").lower().removesuffix("b")
         digits = compact.rstrip("kmgti")
@@ -24,6 +24,6 @@ def parse_nbytes(size: int | str, *, name: str) -> int:
             nbytes = 0
     if nbytes < 1:
         raise InvalidValueError(
-            f"{name} {size!r} is not a size: give bytes, or a number with a unit such as 500MB or 2GiB"
+            f"{name} {quoted(size)} is not a size: give bytes, or a number with a unit such as 500MB or 2GiB"
         )
     return nbytes

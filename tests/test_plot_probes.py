@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -251,6 +253,35 @@ def test_a_figure_is_saved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         plot.save(figure, path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["a.svg"]
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [], object(), pl.DataFrame()])
+def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path) -> None:
+    drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|curve|scores|lengths|plane)$")
+    calls: list[Any] = [getattr(plot, name) for name in plot.__all__ if drawn.match(name) and name != "sense_map"]
+    assert len(calls) == 15
+    calls += [partial(plot.sense_map, layers=[0]), partial(plot.save, path=tmp_path / "a.png")]
+    for call in calls:
+        with pytest.raises(InvalidValueError) as error:
+            call(value)
+        assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [3, "x", b"x", object()])
+def test_wrong_options_of_figures_are_refused_in_one_line(value: Any) -> None:
+    cka = pl.DataFrame({"layer": [0], "other_layer": [0], "value": [1.0]})
+    for call in (
+        partial(plot.cka_map, cka, names=value),
+        partial(plot.edge_layers, edge_frame(), split=value),
+        partial(plot.edge_summary, edge_frame(), names=value),
+        partial(plot.probe_scores, frame([{}]), metric=value),
+        partial(plot.probe_scores, frame([{}]), split=value),
+        partial(plot.save, plot.mixing_layers(edge_frame()), value),
+    ):
+        with pytest.raises(InvalidValueError) as error:
+            call()
+        assert "\n" not in str(error.value)
 
 
 def test_figures_are_saved_only_with_known_suffixes(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.index import LayerIndex
 from embstore.analysis.neighbors.space import Space, StoreVectors
-from embstore.errors import InvalidValueError
+from embstore.analysis.scan import require_store
+from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 GATHERED_ROWS = (50, 1_000, 100_000)
 N_QUERIES = (1, 32, 1_000)
 REST_SECONDS = 0.3
+MAX_REPEATS, MAX_QUERIES = 10_000, 10**7
 EFFORTS = (0.25, 0.5, 1, 2, 4)  # of the default effort of an index
 _EQUAL = 1e-12  # scores that differ by less are equal up to rounding
 
@@ -33,8 +35,9 @@ def bench_query(data: Store, *, layer: int | str = -1, repeats: int = 7, seed: i
     `ms` is the median of the repeats, `peer_ms` that of NumPy doing the same on the layer in memory (indexing for a
     gather, a copy for a scan). All but the first opening is in the page cache.
     """
-    if repeats < 1:
-        raise InvalidValueError(f"repeats {repeats} is not allowed: give 1 or more")
+    require_store(data)
+    check_whole("repeats", repeats, 1, MAX_REPEATS)
+    check_whole("seed", seed, 0)
     vectors = StoreVectors(data, layer)
     opening = median(_ms(lambda: open_store(data.path)) for _ in range(repeats))
     copy = np.array(data.gather(np.arange(data.n_rows), vectors.layer))
@@ -66,10 +69,14 @@ def bench_neighbors(
     `ms` is the median of the repeats. The peer is a flat index of faiss over a float32 copy of the layer in memory, or
     a product in NumPy if faiss is not installed; both run in turn. The queries are rows of the layer.
     """
-    if repeats < 1:
-        raise InvalidValueError(f"repeats {repeats} is not allowed: give 1 or more")
-    if not queries or min(queries) < 1:
-        raise InvalidValueError(f"queries {list(queries)} are not allowed: give numbers of 1 or more")
+    require_store(data)
+    check_whole("repeats", repeats, 1, MAX_REPEATS)
+    check_whole("k", k, 1, data.n_rows)
+    check_whole("seed", seed, 0)
+    if not isinstance(queries, Sequence) or not len(queries):
+        raise InvalidValueError(f"queries {quoted(queries)} are not allowed: give one number or more")
+    for n_queries in queries:
+        check_whole("queries", n_queries, 1, MAX_QUERIES)
     vectors = StoreVectors(data, layer)
     copy = data.gather(np.arange(data.n_rows), vectors.layer).astype(np.float32)
     peer, search_copy = _peer(copy, k)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.devices import choose_device, thread_count, torch_threads
-from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError
+from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError, check_choice, check_whole, quoted
 from embstore.executors import iter_results
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
@@ -153,12 +153,11 @@ class Reduction:
         device: str = "auto",
         block_rows: int | None = None,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise InvalidValueError(f"unknown precision {precision!r}; allowed are {', '.join(PRECISIONS)}")
-        if block_rows is not None and block_rows < 1:
-            raise InvalidValueError(f"block_rows {block_rows} is not allowed: give 1 or more")
+        check_choice("precision", precision, PRECISIONS)
+        if block_rows is not None:
+            check_whole("block_rows", block_rows, 1)
         self.selection = selection
-        self.reducers = dict(reducers)
+        self.reducers = _checked_reducers(reducers)
         self.dtype = PRECISIONS[precision]
         self.device = choose_device(device, float64=True)
         self.block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * selection.store.hidden_size))
@@ -185,6 +184,17 @@ class Reduction:
         return {name: reducer.finish(states[name], scope) for name, reducer in self.reducers.items()}
 
 
+def _checked_reducers(reducers: Any) -> dict[str, Reducer[Any]]:
+    """The reducers by name; raises InvalidValueError for anything that is not a mapping of reducers."""
+    if not isinstance(reducers, Mapping):
+        raise InvalidValueError(f"reducers {quoted(reducers)} are not understood: give a dict of reducers by name")
+    for name, reducer in reducers.items():
+        for method in ("init", "update", "merge", "finish"):
+            if isinstance(reducer, type) or not callable(getattr(reducer, method, None)):
+                raise InvalidValueError(f"the reducer {name!r} is {quoted(reducer)}, an object without {method}()")
+    return dict(reducers)
+
+
 def _reduce_rows(
     store: Store,
     *,
@@ -198,7 +208,7 @@ def _reduce_rows(
     layer, n_rows, dtype, device = scope
     whole = Scope(store, layer, n_rows, dtype, choose_device(device, float64=True))
     states = {name: reducer.init(whole) for name, reducer in reducers.items()}
-    buffer = torch.empty(size, store.hidden_size, dtype=dtype, device=whole.device)
+    buffer = torch.empty(min(size, len(rows)), store.hidden_size, dtype=dtype, device=whole.device)
     for block in Selection(store, layers=layer, rows=rows).iter_blocks(block_rows=size):
         batch = Batch(store, layer, start, block.rows, block.vectors, buffer)
         for name, reducer in reducers.items():
@@ -221,6 +231,8 @@ def map_store(
     for each worker.
     """
     if executor is not None:
+        if not isinstance(executor, Executor):
+            raise InvalidValueError(f"executor {quoted(executor)} is not a concurrent.futures.Executor")
         identity = pickle.dumps(store), store.metadata.fingerprint, store.n_committed_rows
         yield from iter_results(executor, (partial(_on_worker, *identity, call) for call in calls), in_flight=in_flight)
         return
@@ -289,8 +301,10 @@ def reduce(
     local = device if executor is None else "cpu"
     reduction = Reduction(selection, reducers, precision=precision, device=local, block_rows=block_rows)
     n_rows = len(selection.rows)
+    if max_states is not None:
+        check_whole("max_states", max_states, 3)
     spans = part_spans(n_rows, reduction.block_rows, selection.store.hidden_size, parts)
-    in_flight = None if max_states is None else max(1, max_states - 2)  # one is merged into another
+    in_flight = None if max_states is None else max_states - 2  # one is merged into another
     n_threads = min(thread_count(threads), len(spans) * len(selection.layers), in_flight or MAX_PARTS)
     calls = (reduction.part(layer, *span, device) for layer in selection.layers for span in spans)
     results, done = {}, 0
@@ -311,8 +325,8 @@ def reduce(
 
 def part_spans(n_rows: int, block_rows: int, hidden_size: int, parts: int | None) -> list[tuple[int, int]]:
     """Cut `n_rows` occurrences into parts of whole blocks; the same parts for any number of threads and workers."""
-    if parts is not None and parts < 1:
-        raise InvalidValueError(f"parts {parts} is not allowed: give 1 or more")
+    if parts is not None:
+        check_whole("parts", parts, 1)
     n_parts = min(max(4 * n_rows * hidden_size // PART_NBYTES, MIN_PARTS), MAX_PARTS)
     n_parts = n_parts if parts is None else min(n_parts, parts)
     n_blocks = -(-n_rows // block_rows)
@@ -346,6 +360,7 @@ class Counter:
 
 def selected(data: Store | Selection, layers: int | str | Sequence[int] | None = None) -> Selection:
     """A selection of `data` at some layers (-1 and "last": the last one); raises InvalidValueError if it is empty."""
+    require_store(data)
     if isinstance(data, Store):
         selection = data.select(layers=layers)
     elif layers is None:
@@ -357,6 +372,12 @@ def selected(data: Store | Selection, layers: int | str | Sequence[int] | None =
     return selection
 
 
+def require_store(data: object) -> None:
+    """Raise InvalidValueError for anything but a store or a selection of one."""
+    if not isinstance(data, Store | Selection):
+        raise InvalidValueError(f"{quoted(data)} is not a store: give what es.open or a store's select returns")
+
+
 def rows_of(store: Store, rows: NDArray[np.int64], layers: int | str | Sequence[int]) -> Selection:
     """The selection of these rows, in their order, at one or several layers."""
     return Selection(store, layers=layers, rows=rows)
@@ -364,5 +385,6 @@ def rows_of(store: Store, rows: NDArray[np.int64], layers: int | str | Sequence[
 
 def layer_of(data: Store | Selection, layer: int | str) -> int:
     """The number of a stored layer; -1 and "last" are the last layer of `data`. Raises InvalidValueError."""
-    from_end = isinstance(layer, str) or layer < 0
+    require_store(data)
+    from_end = isinstance(layer, str) or (isinstance(layer, int) and layer < 0)
     return resolve_layer(layer, data.layers if from_end or isinstance(data, Store) else data.store.layers)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.store import Selection
 from embstore.store.table import label_column
 
@@ -51,9 +51,12 @@ class TorchDataset(IterableDataset[Examples]):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not isinstance(selection, Selection):
+            raise InvalidValueError(f"{quoted(selection)} is not a selection: give what a store's select returns")
         for name, value in (("block_rows", block_rows), ("window_blocks", window_blocks), ("batch_size", batch_size)):
-            if value is not None and value < 1:
-                raise InvalidValueError(f"{name} must be at least 1, not {value}")
+            if value is not None or name != "batch_size":
+                check_whole(name, value, 1)
+        check_whole("seed", seed, 0, 2**63 - 1)
         self._selection = selection
         self._labels = _labels(selection, label)
         self._batch_size = batch_size

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from embstore.analysis.scan import PRECISIONS, map_store
+from embstore.analysis.scan import PRECISIONS, map_store, require_store
 from embstore.devices import choose_device, thread_count
-from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.errors import InvalidValueError, NonFiniteError, check_choice, check_whole
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store, Strings
 
@@ -89,9 +89,8 @@ def eligible_types(
     data: Store | Selection, min_contexts: int = 5, max_contexts: int | None = None
 ) -> NDArray[np.int64]:
     """The types that occur in `min_contexts` to `max_contexts` different sentences, ascending; int64 [n]."""
-    if min_contexts < 1:
-        raise InvalidValueError(f"min_contexts {min_contexts} is not allowed: give 1 or more")
-    if max_contexts is not None and max_contexts < min_contexts:
+    check_whole("min_contexts", min_contexts, 1)
+    if max_contexts is not None and check_whole("max_contexts", max_contexts, 1) < min_contexts:
         raise InvalidValueError(f"max_contexts {max_contexts} is less than min_contexts {min_contexts}: no word fits")
     contexts = distinct_contexts(data)
     most = np.inf if max_contexts is None else max_contexts
@@ -131,6 +130,7 @@ def rows_of_words(data: Store | Selection, types: ArrayLike) -> WordRows:
 
 def _store_and_rows(data: Store | Selection) -> tuple[Store, NDArray[np.int64] | slice]:
     """The store and the selected rows, ascending and each once; a slice for all rows."""
+    require_store(data)
     if isinstance(data, Store):
         return data, slice(None)
     rows = data.rows
@@ -140,7 +140,7 @@ def _store_and_rows(data: Store | Selection) -> tuple[Store, NDArray[np.int64] |
 
 
 def _checked_types(store: Store, types: ArrayLike) -> NDArray[np.int64]:
-    chosen = np.asarray(types)
+    chosen = np.asarray(list(types) if isinstance(types, set | frozenset) else types)
     if not chosen.size:
         raise InvalidValueError(f"no word of {store.path} is chosen: allow fewer contexts, or choose other words")
     if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
@@ -165,8 +165,7 @@ class Resources:
     @classmethod
     def of(cls, precision: str = "float32", device: str = "auto", memory: int | str | None = None) -> Resources:
         """Check the options of an analysis; raises InvalidValueError. `memory`: None for 1 GiB."""
-        if precision not in PRECISIONS:
-            raise InvalidValueError(f"unknown precision {precision!r}; allowed are {', '.join(PRECISIONS)}")
+        check_choice("precision", precision, PRECISIONS)
         nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
         return cls(PRECISIONS[precision], choose_device(device, float64=True), nbytes)
 

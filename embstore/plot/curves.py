@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_choice, check_columns
 from embstore.plot.drawing import (
     GRID,
     add_legend,
+    check_drawable,
+    choose_split,
     draw_line,
     floats,
     literal,
     look,
     panels,
-    require_columns,
     style,
     subplots,
 )
@@ -54,8 +55,9 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
     or `adjusted` (selfsim, intrasim, mev), one row a metric and layer. If `low, high` or `adjusted_low, adjusted_high`
     exist the interval is shaded. Raises InvalidValueError if no metric can be drawn.
     """
+    check_drawable(frames, ("items",), "frames of summarize_geometry by the name of the store")
     for name, frame in frames.items():
-        require_columns(frame, ("metric", "layer"), f"the frame of {name}")
+        check_columns(frame, ("metric", "layer"), f"the frame of {name}")
     metrics = {metric for frame in frames.values() for metric in frame["metric"].unique().to_list()}
     drawn = [panel for panel in GEOMETRY_PANELS if panel[0] in metrics]
     if not drawn:
@@ -66,7 +68,7 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
         for number, (name, frame) in enumerate(frames.items()):
             part = frame.filter(frame["metric"].cast(str) == metric)
             if len(part):
-                require_columns(part, columns[:1], f"the frame of {name}, metric {metric},")
+                check_columns(part, columns[:1], f"the frame of {name}, metric {metric},")
                 draw_line(axis, part, number=number, label=name, columns=columns)
         axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
         style(axis, title=title, x="layer", y=label)
@@ -76,11 +78,12 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
 
 def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
     """Draw recall against queries per second from `measure_recall`, a line for each index; exact search is dashed."""
+    check_drawable(frames, ("items",), "frames of measure_recall by the name of the index")
     figure, axes = subplots(figsize=(5.6, 3.8))
     axis = axes[0, 0]
     exact = []
     for number, (name, frame) in enumerate(frames.items()):
-        require_columns(frame, ("setting", "recall", "queries_per_second"), f"the frame of {name}")
+        check_columns(frame, ("setting", "recall", "queries_per_second"), f"the frame of {name}")
         settings = frame.filter(frame["setting"] != "exact search").sort("recall")
         rates, recalls = floats(settings, "queries_per_second"), floats(settings, "recall")
         axis.plot(recalls, rates, markersize=4.5, linewidth=1.6, label=literal(name), **look(number))
@@ -103,9 +106,10 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
 
     The band is one standard deviation over the seeds; control tasks are dashed. `split`: by default test, if it exists.
     """
-    require_columns(summary, ("store", "task", "layer", "split", "metric", "value"), "the frame of scores")
+    check_columns(summary, ("store", "task", "layer", "split", "metric", "item", "value"), "the frame of scores")
+    check_choice("metric", metric, summary["metric"].unique(maintain_order=True).to_list())
     scores = summary.filter((summary["metric"] == metric) & (summary["item"] == ""))
-    chosen = split or ("test" if "test" in scores["split"] else scores["split"][0])
+    chosen = choose_split(scores["split"], split)
     scores = scores.filter(scores["split"] == chosen)
     figure, axes = subplots(figsize=(5.6, 3.8))
     stores = scores["store"].unique(maintain_order=True).to_list()
@@ -128,7 +132,7 @@ def code_lengths(summary: pl.DataFrame) -> Figure:
 
     The band is one standard deviation over the seeds; the dashed line is the code by label frequencies.
     """
-    require_columns(summary, ("task", "layer", "metric", "value"), "the frame of code lengths")
+    check_columns(summary, ("task", "layer", "metric", "value"), "the frame of code lengths")
     tasks = summary.filter(summary["metric"].is_in(list(CODE_LENGTHS)))["task"].unique(maintain_order=True).to_list()
     if not tasks:
         raise InvalidValueError("there are no code lengths to draw: give the summary of a description length probe")
@@ -156,8 +160,8 @@ def structure_figure(summary: pl.DataFrame, *, split: str | None = None) -> Figu
     A panel for each metric and a line for each store, with a band of one standard deviation over the seeds; the
     baseline that links neighboring words is dashed. `split`: by default test, if it exists.
     """
-    require_columns(summary, ("store", "layer", "split", "metric", "value"), "the frame of scores")
-    chosen = split or next((name for name in ("test", "dev", "train") if name in summary["split"]), "test")
+    check_columns(summary, ("store", "layer", "split", "metric", "value"), "the frame of scores")
+    chosen = choose_split(summary["split"], split)
     scores = summary.filter(summary["split"] == chosen)
     metrics = [metric for metric in STRUCTURE_PANELS if metric in scores["metric"]]
     if not metrics:

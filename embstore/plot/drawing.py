@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, MissingPackageError
+from embstore.errors import InvalidValueError, MissingPackageError, check_choice, quoted
 from embstore.store.storage.files import replacing
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def save(figure: Figure, path: str | Path) -> None:
 
     Raises InvalidValueError for another suffix and StorageError if the file cannot be written.
     """
+    check_drawable(figure, ("savefig",), "a figure")
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidValueError(f"{quoted(path)} is not the path of a file")
     target = Path(path)
     if target.suffix not in SUFFIXES:
         raise InvalidValueError(f"figure {path} has no known suffix: choose {', '.join(SUFFIXES)}")
@@ -71,9 +75,9 @@ def save(figure: Figure, path: str | Path) -> None:
         figure.savefig(partial, format=target.suffix[1:], dpi=160, bbox_inches="tight")
 
 
-def literal(text: str) -> str:
+def literal(text: object) -> str:
     """Return text that matplotlib draws as it is, without formulas between dollars."""
-    return text.replace("$", r"\$")
+    return str(text).encode(errors="replace").decode().replace("$", r"\$")
 
 
 def layer_name(layer: int) -> str:
@@ -88,11 +92,19 @@ def floats(frame: pl.DataFrame, name: str) -> NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in frame[name].to_list()], np.float64)
 
 
-def require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> None:
-    """Raise InvalidValueError if a frame, called `what` in the message, has not all these columns."""
-    for name in names:
-        if name not in frame.columns:
-            raise InvalidValueError(f"{what} has no column {name!r}: it has {', '.join(frame.columns) or 'none'}")
+def check_drawable(value: object, names: Sequence[str], what: str) -> None:
+    """Raise InvalidValueError for an object without all these attributes; `what`: what can be drawn."""
+    if not all(hasattr(value, name) for name in names):
+        raise InvalidValueError(f"{quoted(value)} cannot be drawn: give {what}")
+
+
+def choose_split(splits: Iterable[str], split: str | None) -> str:
+    """Return the split whose scores are drawn: the given one, else test, dev or the first one that exists."""
+    known = list(dict.fromkeys(splits))
+    if split is None or not known:
+        return next((name for name in ("test", "dev", *known) if name in known), "")
+    check_choice("split", split, known)
+    return split
 
 
 def style(axis: Any, *, title: str = "", x: str = "", y: str = "", layers: Sequence[int] = ()) -> None:

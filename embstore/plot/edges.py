@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
-from embstore.plot.drawing import PALETTE, add_legend, floats, literal, require_columns, subplots
+from embstore.errors import InvalidValueError, check_columns
+from embstore.plot.drawing import PALETTE, add_legend, check_drawable, choose_split, floats, literal, subplots
 
 if TYPE_CHECKING:
     import polars as pl
@@ -73,6 +73,7 @@ def edge_summary(
     of mixing weights and differential scores from uniform.
     """
     frames, tasks = _frames(summary)
+    check_drawable(names or {}, ("get",), "names of tasks in a dict")
     figure, axes = subplots(1, len(frames), figsize=(1.2 + 4.6 * len(frames), 0.9 + 0.62 * len(tasks)))
     position = np.arange(len(tasks))
     for axis, (model, frame) in zip(axes[0], frames.items(), strict=True):
@@ -138,7 +139,7 @@ def _frames(summary: pl.DataFrame | Frames) -> tuple[dict[str, pl.DataFrame], li
     frames = dict(summary) if isinstance(summary, Mapping) else {"": summary}
     tasks: dict[str, None] = {}
     for frame in frames.values():
-        require_columns(frame, COLUMNS, "the frame of edge probes")
+        check_columns(frame, COLUMNS, "the frame of edge probes")
         tasks |= dict.fromkeys(frame.filter(frame["metric"] == "mixing")["task"].unique(maintain_order=True).to_list())
     if not tasks:
         raise InvalidValueError("there are no mixing weights to draw: give the summary of edge probes")
@@ -156,9 +157,8 @@ def _draw_mixing(axis: Any, rows: pl.DataFrame) -> int:
 
 
 def _split(rows: pl.DataFrame, split: str | None) -> str:
-    """Return the split whose scores are drawn: the given one, else test if it exists, else the first."""
-    splits = rows.filter(rows["metric"] == "f1")["split"].unique(maintain_order=True).to_list()
-    return split or ("test" if "test" in splits else str((splits or [""])[0]))
+    """Return the split whose scores are drawn."""
+    return choose_split(rows.filter(rows["metric"] == "f1")["split"], split)
 
 
 def _known(rows: pl.DataFrame, split: str | None) -> dict[str, dict[str, Any]]:

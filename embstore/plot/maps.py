@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
-from embstore.plot.drawing import PALETTE, layer_name, literal, look, panels, require_columns, subplots
+from embstore.errors import InvalidValueError, check_choice, check_columns, quoted
+from embstore.plot.drawing import PALETTE, check_drawable, layer_name, literal, look, panels, subplots
+from embstore.store.layout import resolve_layers
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,6 +33,12 @@ def sense_map(words: Sequence[LabelledOccurrences], *, layers: Sequence[int]) ->
     Each panel shows the first two principal components of the word's vectors in that layer; colors and shapes are
     labels.
     """
+    what = "a list of what labelled_occurrences returns"
+    if not isinstance(words, Sequence) or not words:
+        raise InvalidValueError(f"{quoted(words)} cannot be drawn: give {what}")
+    for word in words:
+        check_drawable(word, ("word", "vectors", "labels", "layers"), what)
+        layers = resolve_layers(layers, word.layers)
     size = (2.6 * len(layers) + 1.6, 2.4 * len(words))
     figure, axes = subplots(len(words), len(layers), figsize=size)
     for word, row in zip(words, axes, strict=True):
@@ -58,7 +65,10 @@ def principal_plane(vectors: NDArray[Any]) -> NDArray[np.float64]:
 
     The sign of each component makes the entry of largest magnitude positive.
     """
-    centered = np.asarray(vectors, np.float64) - np.mean(vectors, axis=0, dtype=np.float64)
+    given = np.asarray(vectors)
+    if given.dtype.kind not in "iuf" or given.ndim != 2 or not given.size:
+        raise InvalidValueError(f"vectors must be numbers [n, dimensions], not {given.dtype} of shape {given.shape}")
+    centered = given.astype(np.float64) - np.mean(given, axis=0, dtype=np.float64)
     left, values, _ = np.linalg.svd(centered, full_matrices=False)
     plane = left[:, :2] * values[:2]
     if plane.shape[1] < 2:
@@ -73,8 +83,8 @@ def cluster_map(clusters: Clusters, *, method: str = "pca", seed: int = 0) -> Fi
     `method`: pca, the first two principal components, or umap (the extra `umap`), for which `seed` is used. Raises
     InvalidValueError for another method.
     """
-    if method not in MAPS:
-        raise InvalidValueError(f"unknown method {method!r} of a map; allowed are {', '.join(MAPS)}")
+    check_choice("method of a map", method, MAPS)
+    check_drawable(clusters, ("vectors", "occurrences"), "what senses returns")
     project, x, y = MAPS[method]
     points = project(clusters.vectors, seed)
     numbers, labels = (clusters.occurrences[name].to_list() for name in ("cluster", "label"))
@@ -130,6 +140,7 @@ MAPS: dict[str, tuple[Callable[[NDArray[Any], int], NDArray[np.float64]], str, s
 
 def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Figure:
     """Draw the cosine similarity of the words of a sentence to each other, a panel for each layer."""
+    check_drawable(similarity, ("words", "layers", "values"), "what sentence_similarity returns")
     words, layers = similarity.words, similarity.layers
     if not words or not layers:
         raise InvalidValueError("there is no word or no layer to draw: choose a sentence and layers that have some")
@@ -174,7 +185,7 @@ def _colorbar(figure: Any, image: Any, axes: Any, *, label: str = "cosine simila
 
 def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Figure:
     """Draw linear CKA, as `linear_cka` returns it, between the layers of one store or of two with `names`."""
-    require_columns(frame, ("layer", "other_layer", "value"), "the frame of a CKA map")
+    check_columns(frame, ("layer", "other_layer", "value"), "the frame of a CKA map")
     layers, others = (frame[name].unique(maintain_order=True).to_list() for name in ("layer", "other_layer"))
     if not layers:
         raise InvalidValueError("the frame of a CKA map has no row: give what linear_cka returns")
@@ -191,6 +202,8 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
         for (row, column), value in np.ndenumerate(values):
             text, color = "–" if np.isnan(value) else f"{value:.2f}", "black" if value > 0.6 else "white"
             axis.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
+    if names is not None and (not isinstance(names, tuple | list) or len(names) != 2):
+        raise InvalidValueError(f"names {quoted(names)} are not allowed: give two names, of the stores")
     first, second = map(literal, names or ("", ""))
     _cells(axis, layers, others, x=f"{first} layer".strip(), y=f"{second} layer".strip())
     axis.set_title("Linear CKA between layers", fontsize=11)
@@ -201,7 +214,7 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
 
 def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
     """Draw the cosine similarities of `attention_similarity` by head and layer; darker is less similar."""
-    require_columns(frame, ("layer", "head", "value"), "the frame of an attention map")
+    check_columns(frame, ("layer", "head", "value"), "the frame of an attention map")
     if frame.is_empty():
         raise InvalidValueError("the frame of an attention map has no row: give what attention_similarity returns")
     layers, heads = (sorted(frame[name].unique().to_list()) for name in ("layer", "head"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embstore.errors import InvalidValueError
-from embstore.plot.drawing import PALETTE, literal, subplots
+from embstore.plot.drawing import PALETTE, check_drawable, literal, subplots
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -39,6 +39,7 @@ def trace_figure(trace: SentenceTrace, *, title: str | None = None) -> Figure:
     probability. Above is the sentence; the spans of the annotations have numbered lines under them, dashed for the
     second of two spans. Raises InvalidValueError for a trace without annotations.
     """
+    check_drawable(trace, ("annotations", "words", "layers"), "a sentence of a trace")
     if not trace.annotations:
         raise InvalidValueError(f"sentence {trace.number} has no annotation to draw: give a trace with some")
     numbers = _span_numbers(trace)
@@ -210,6 +211,7 @@ def tree_figure(tree: RecoveredTree, *, title: str | None = None) -> Figure:
     Edges in both trees are blue and solid, the others orange and dashed. The roots (the recovered one is the word of
     least depth) have a stem; punctuation marks, which are not scored, are grey.
     """
+    check_drawable(tree, ("words", "gold", "found"), "a tree that a structural probe has recovered")
     widths = np.array([TREE_LETTER * max(len(word), 2) + TREE_GAP for word in tree.words])
     width = max(4.0, float(widths.sum()))
     middle = np.cumsum(widths) - widths / 2
@@ -235,7 +237,7 @@ def tree_figure(tree: RecoveredTree, *, title: str | None = None) -> Figure:
     axis.set_ylim(-down - 0.7, up + 0.7)
     axis.set_aspect("equal")
     axis.axis("off")
-    axis.set_title(title or f"{len(tree.right)} of {len(tree.gold)} edges found", fontsize=11)
+    axis.set_title(literal(title or f"{len(tree.right)} of {len(tree.gold)} edges found"), fontsize=11)
     return figure  # type: ignore[no-any-return]
 
 

@@ -185,7 +185,7 @@ def test_bad_input_is_refused(written: Written, tmp_path: Path) -> None:
         linear_cka(store.select(rows=[]))
     with pytest.raises(InvalidValueError, match="unknown precision 'half'"):
         linear_cka(store, precision="half")
-    with pytest.raises(InvalidValueError, match="memory 0 is not a size"):
+    with pytest.raises(InvalidValueError, match="memory 0 is not allowed: give 1 or more bytes"):
         linear_cka(store, memory=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnfinishedStoreWarning)

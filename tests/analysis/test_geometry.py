@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
+import embstore as es
+from embstore.analysis.geometry.cka import linear_cka
 from embstore.analysis.geometry.cosine import Cosines, Groups
 from embstore.analysis.geometry.measure import METRICS, geometry
 from embstore.analysis.geometry.moments import Moments
+from embstore.analysis.geometry.separability import sense_separability
 from embstore.analysis.geometry.summary import bootstrap_means, extreme_words, summarize_geometry
 from embstore.analysis.scan import Reduction, reduce, selected
 from embstore.analysis.words import all_types
@@ -231,6 +236,18 @@ def test_bad_input_is_refused_in_one_line(written: Written) -> None:
         ({"threads": 0}, ["threads 0"]),
         ({"block_rows": 0}, ["block_rows 0"]),
         ({"device": "abacus"}, ["'abacus'"]),
+        ({"baseline": "sample", "seed": -1}, ["seed -1", "0 to"]),
+        ({"baseline": "sample", "seed": 2**64}, ["seed 18446744073709551616"]),
+        ({"baseline": "sample", "sample": 2.5}, ["sample 2.5"]),
+        ({"metrics": 3}, ["metrics 3", "selfsim"]),
+        ({"min_contexts": "2"}, ["min_contexts '2'"]),
+        ({"min_contexts": None}, ["min_contexts None"]),
+        ({"precision": ["float32"]}, ["precision ['float32']"]),
+        ({"memory": 2.5}, ["memory 2.5 is not allowed: give 1 or more bytes"]),
+        ({"memory": ["1GiB"]}, ["memory ['1GiB']"]),
+        ({"block_rows": "7"}, ["block_rows '7'"]),
+        ({"device": 2**70}, ["unknown device"]),
+        ({"executor": 3}, ["executor 3", "Executor"]),
     ):
         one_line(lambda options=options: geometry(store, **options), InvalidValueError, *parts)  # type: ignore[misc]
     one_line(lambda: geometry(store.select(rows=[])), InvalidValueError, "is selected")
@@ -241,6 +258,38 @@ def test_bad_input_is_refused_in_one_line(written: Written) -> None:
     one_line(lambda: extreme_words(table, layer=1), InvalidValueError, "layer 1")
     one_line(lambda: summarize_geometry(table, resamples=0), InvalidValueError, "resamples 0")
     one_line(lambda: summarize_geometry(table, level=95), InvalidValueError, "level 95")
+    one_line(lambda: summarize_geometry(table, seed=2**64), InvalidValueError, "seed 18446744073709551616")
+    one_line(lambda: summarize_geometry(table.drop("item")), InvalidValueError, "no column 'item'")
+    one_line(lambda: extreme_words(table, metric=3), InvalidValueError, "no words for 3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("data", [None, 3, "store.zarr", [], object()])
+def test_what_is_not_a_store_is_refused(data: Any) -> None:
+    for call in (
+        geometry,
+        linear_cka,
+        es.analysis.maximum_explainable_variance,
+        es.analysis.eligible_types,
+        partial(reduce, reducers={}),
+        partial(sense_separability, label="upos"),
+    ):
+        one_line(partial(call, data), InvalidValueError, "is not a store")
+    one_line(lambda: es.TorchDataset(data), InvalidValueError, "is not a selection")
+
+
+def test_reducers_of_wrong_types_are_refused(written: Written) -> None:
+    for reducers, part in (
+        (Moments(), "give a dict of reducers by name"),
+        ({"m": 3}, "the reducer 'm' is 3"),
+        ({"m": Moments}, "without init()"),
+    ):
+        one_line(partial(reduce, written.store, reducers), InvalidValueError, part)
+    for options, part in (
+        ({"parts": 1.5}, "parts 1.5"),
+        ({"max_states": 2}, "max_states 2 is not allowed: give 3 or more"),
+        ({"threads": "2"}, "threads '2'"),
+    ):
+        one_line(partial(reduce, written.store, {"m": Moments()}, **options), InvalidValueError, part)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -293,7 +293,7 @@ def test_a_map_of_more_labels_than_colours(tmp_path: Path) -> None:
 
 
 def test_an_unknown_map_is_refused(store: Store) -> None:
-    with pytest.raises(InvalidValueError, match="unknown method 'tsne' of a map; allowed are pca, umap"):
+    with pytest.raises(InvalidValueError, match="unknown method of a map 'tsne'; allowed are pca, umap"):
         es.plot.cluster_map(clusters_of(store), method="tsne")
 
 

@@ -127,7 +127,7 @@ def test_selections_of_few_rows_and_of_none(made: Made) -> None:
 
 def test_bad_options_are_refused(made: Made) -> None:
     for option, value in product(("batch_size", "block_rows", "window_blocks"), (0, -3)):
-        with pytest.raises(InvalidValueError, match=f"{option} must be at least 1, not {value}"):
+        with pytest.raises(InvalidValueError, match=f"{option} {value} is not allowed: give 1 or more"):
             es.TorchDataset(made.store.select(), **{option: value})
     with pytest.raises(InvalidValueError, match="no label column 'ner': the store has upos"):
         es.TorchDataset(made.store.select(), label="ner")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from embstore.analysis.geometry.cosine import Cosines, Groups, mean_cosine
 from embstore.analysis.geometry.moments import Moments, MomentSums
 from embstore.analysis.geometry.spectra import explained_shares, sample_mev
+from embstore.analysis.geometry.summary import MAX_SEED
 from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Scope, reduce, selected
 from embstore.analysis.words import MEMORY, compute_per_word, eligible_types, rows_of_words
 from embstore.devices import thread_count
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
 from embstore.progress import Progress, Report, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store
@@ -75,8 +76,7 @@ def geometry(
 
     Raises InvalidValueError, MissingRowsError for rows not yet written, NonFiniteError, ExecutorError.
     """
-    if baseline not in BASELINES:
-        raise InvalidValueError(f"unknown baseline {baseline!r}; allowed are {', '.join(BASELINES)}")
+    check_choice("baseline", baseline, BASELINES)
     nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
     inputs = _Inputs.of(selected(data, layers), _checked_metrics(metrics), min_contexts, centered)
     if baseline == "sample":
@@ -89,10 +89,11 @@ def geometry(
 
 
 def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(metrics, Iterable):
+        raise InvalidValueError(f"metrics {quoted(metrics)} are not names: give one or more of {', '.join(METRICS)}")
     chosen = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for metric in chosen:
-        if metric not in METRICS:
-            raise InvalidValueError(f"unknown metric {metric!r}; allowed are {', '.join(METRICS)}")
+        check_choice("metric", metric, METRICS)
     if not chosen:
         raise InvalidValueError(f"no metric is chosen: name one or more of {', '.join(METRICS)}")
     return tuple(metric for metric in METRICS if metric in chosen)
@@ -100,8 +101,8 @@ def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
 
 def _draw(selection: Selection, sample: int, seed: int) -> NDArray[np.int64]:
     """Draw the rows of the sampled baseline."""
-    if sample < 2:
-        raise InvalidValueError(f"sample {sample} is not allowed: give 2 or more")
+    check_whole("sample", sample, 2)
+    check_whole("seed", seed, 0, MAX_SEED)
     n_drawn = min(sample, len(selection.rows))
     chosen = np.random.default_rng(seed).choice(len(selection.rows), n_drawn, replace=False)
     return np.asarray(selection.rows[np.sort(chosen)])
@@ -199,10 +200,10 @@ class _Limits:
     def of(self, part: Selection, reducers: dict[str, Cosines | Moments]) -> dict[str, Any]:
         """Half of the memory is for states and half for blocks; parts are large compared with the sums of a state."""
         size = part.store.hidden_size
-        block_rows = self.block_rows
-        if block_rows is None:
-            block_rows = max(1, min(BLOCK_NBYTES, self.memory // 64) // (4 * size))
-        threads = min(thread_count(self.threads), self.memory // (8 * THREAD_BLOCKS * max(1, block_rows) * size))
+        block_rows = max(1, min(BLOCK_NBYTES, self.memory // 64) // (4 * size))
+        if self.block_rows is not None:
+            block_rows = check_whole("block_rows", self.block_rows, 1)
+        threads = min(thread_count(self.threads), self.memory // (8 * THREAD_BLOCKS * block_rows * size))
         state_nbytes = sum(reducer.state_nbytes(size) for reducer in reducers.values())
         return {
             "block_rows": block_rows,

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.scan import Batch, Scope, reduce, selected
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
@@ -42,10 +42,7 @@ def sense_separability(
     `progress(done, total)` counts vectors, each of which is read twice.
     Raises InvalidValueError (no such column or layer, no word with two labels), MissingRowsError, NonFiniteError.
     """
-    if min_occurrences < 2:
-        raise InvalidValueError(
-            f"min_occurrences {min_occurrences} is not allowed: give 2 or more, as each occurrence is left out once"
-        )
+    check_whole("min_occurrences", min_occurrences, 2, unit="(each occurrence is left out once)")
     selection = selected(data, layers)
     senses = labelled_senses(selection, label=label, min_occurrences=min_occurrences)
     chosen = Selection(selection.store, rows=senses.rows, layers=selection.layers)
@@ -86,7 +83,7 @@ class Senses:
 def labelled_senses(selection: Selection, *, label: str, min_occurrences: int) -> Senses:
     """Find the words with two or more labels that have enough occurrences; raises InvalidValueError for none."""
     index = selection.store.index
-    if label not in index.labels:
+    if not isinstance(label, str) or label not in index.labels:
         known = ", ".join(index.labels) or "none"
         raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
     rows = np.unique(selection.rows)

@@ -8,8 +8,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_columns, check_whole, quoted
+from embstore.store.layout import resolve_layer
 
+COLUMNS = ("layer", "metric", "item", "value", "count", "baseline", "adjusted")
+MAX_SEED = 2**63 - 1  # a column of 64 bits has the seeds
 _N_DRAWN = 2**22  # values drawn at a time
 
 
@@ -22,10 +25,11 @@ def summarize_geometry(
     metric, value, low, high, count, baseline, adjusted, adjusted_low, adjusted_high, seed`; the baseline is treated as
     exact. Metrics with one value per layer have no interval.
     """
-    if resamples < 1:
-        raise InvalidValueError(f"resamples {resamples} is not allowed: give 1 or more")
-    if not 0 < level < 1:
-        raise InvalidValueError(f"level {level} is not allowed: give a share such as 0.95")
+    check_columns(table, COLUMNS, "the table of geometry")
+    check_whole("resamples", resamples, 1, 10**6)
+    check_whole("seed", seed, 0, MAX_SEED)
+    if type(level) is not float or not 0 < level < 1:
+        raise InvalidValueError(f"level {quoted(level)} is not allowed: give a share such as 0.95")
     intervals = pl.DataFrame(
         list(_intervals(table, resamples, level, seed)),
         schema={"metric": table.schema["metric"], "layer": pl.Int64, "low": pl.Float64, "high": pl.Float64},
@@ -83,9 +87,12 @@ def extreme_words(
     Columns: `end` ("most" or "least" context-specific), then those of the table; the lowest values first for "most",
     the highest first for "least", equal values in alphabetical order.
     """
-    if layer in (-1, "last"):
-        layer = max(table["layer"].to_list())
-    words = table.filter((pl.col("metric") == metric) & (pl.col("layer") == layer) & (pl.col("item") != ""))
+    check_whole("count", count, 1, 2**31 - 1)
+    check_columns(table, COLUMNS, "the table of geometry")
+    layer = resolve_layer(layer, sorted(set(table["layer"].to_list())))
+    words = table.filter(
+        (pl.col("metric").cast(pl.String) == str(metric)) & (pl.col("layer") == layer) & (pl.col("item") != "")
+    )
     words = words.filter(pl.col("value").is_not_null())
     if not len(words):
         raise InvalidValueError(f"the table has no words for {metric!r} at layer {layer}: measure that first")
