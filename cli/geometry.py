@@ -72,7 +72,7 @@ def geometry(
     with executor or nullcontext():
         for name, path in names.items():
             opened = es.open(path)
-            tables[name] = es.geometry(opened, layers=opt.layers_of(layers, opened.layers), **options)
+            tables[name] = es.geometry(opened, layers=opt.layers_of(layers), **options)
     summaries = {name: es.analysis.summarize_geometry(table, **resampling) for name, table in tables.items()}
     output.draw(lambda: es.plot.geometry_figure(summaries))
     if output.deliver(_concatenated(tables)):
@@ -144,9 +144,8 @@ def cka(
     Centered kernel alignment (Kornblith et al. 2019) is 1 for layers that differ only in rotation, shift and scale.
     """
     one, two = es.open(store), None if other is None else es.open(other)
-    chosen: dict[str, Any] = opt.read_settings(settings, CKA)
-    chosen |= {"other_layers": None if two is None else opt.layers_of(layers, two.layers)}
-    table = es.analysis.linear_cka(one, two, layers=opt.layers_of(layers, one.layers), **chosen)
+    chosen = opt.read_settings(settings, CKA) | {"layers": opt.layers_of(layers)}
+    table = es.analysis.linear_cka(one, two, other_layers=None if two is None else chosen["layers"], **chosen)
     left, right = ("", "") if other is None else _names([store, other])
     output.draw(lambda: es.plot.cka_map(table, names=(left, right)))
     if output.deliver(table):
@@ -173,7 +172,7 @@ def separability(
     opened = es.open(store)
     chosen = opt.read_settings(settings, SEPARABILITY)
     top = chosen.pop("top", 5)
-    table = es.analysis.sense_separability(opened, label=label, layers=opt.layers_of(layers, opened.layers), **chosen)
+    table = es.analysis.sense_separability(opened, label=label, layers=opt.layers_of(layers), **chosen)
     if output.deliver(table):
         means = [_row(row | {"low": None}) for row in table.to_dicts() if not row["item"]]
         print_table(means, title=f"occurrences closest to the centroid of their own {label}")

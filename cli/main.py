@@ -30,6 +30,7 @@ from embstore_cli import (
 )
 from embstore_cli.options import SETTINGS, Command, Group, grouped
 
+MAX_WORD = 200  # characters of a word in a message
 START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models and speed"
 
 
@@ -188,15 +189,20 @@ def _fail_usage(error: Any) -> NoReturn:
     unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     if unknown in SETTINGS:
         message = f"--{unknown.replace('_', '-')} is a setting: give --set {unknown}=VALUE"
-    print(f"embstore: {' '.join(message.split())}; see {command} --help", file=sys.stderr)
+    print(f"embstore: {_shortened(message)}; see {command} --help", file=sys.stderr)
     sys.exit(2)
 
 
 def _fail(message: str, status: int, debug: bool) -> NoReturn:
     if debug:
         raise
-    print("embstore: " + " ".join(message.split()), file=sys.stderr)
+    print("embstore: " + _shortened(message), file=sys.stderr)
     sys.exit(status)
+
+
+def _shortened(message: str) -> str:
+    """Return a message in one line, with long words cut: what was typed may be a whole file."""
+    return re.sub(rf"\S{{{MAX_WORD},}}", lambda found: f"{found[0][: MAX_WORD // 2]}...", " ".join(message.split()))
 
 
 def _show_warning(

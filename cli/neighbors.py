@@ -307,7 +307,7 @@ def label(
     frame = es.analysis.knn_scores(
         opened,
         label=label,
-        layers=opt.layers_of(layers, opened.layers),
+        layers=opt.layers_of(layers),
         k=k,
         split=split,
         centered=centered,
@@ -353,7 +353,7 @@ def hubness(
     if not _is_store(source) and layers != "all":
         raise InvalidValueError(f"--layers {layers}: {source} holds word vectors, which have no layers")
     data: Any = es.open(source) if _is_store(source) else es.vectors.read_vectors(source)
-    numbers = opt.layers_of(layers, data.layers) if _is_store(source) else None
+    numbers = opt.layers_of(layers)
     frame = pl.concat(
         [
             es.analysis.hubness(

@@ -128,7 +128,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise InvalidValueError(f"--config {path} cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
         raise InvalidValueError(f"--config {path} is not TOML: {error}") from None
 
 
@@ -138,7 +138,7 @@ def _parsed(text: str) -> Any:
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # TOMLDecodeError, or a number of more digits than Python reads
         return [_parsed(part) for part in text.split(",")] if "," in text else text
 
 
@@ -187,28 +187,26 @@ def _described(kind: Any) -> str:
 
 def layer_of(text: str, stored: Sequence[int] = ()) -> int:
     """Return the number of a layer of `--layer`; -1 and last are the last of `stored`, if that is given."""
-    if not re.fullmatch(r"last|-?\d{1,9}", text.strip()):
+    if not re.fullmatch(r"last|-?[0-9]{1,9}", text.strip()):
         raise InvalidValueError(f"--layer {text!r} is not a layer: give a number, -1 or last")
     number = -1 if text.strip() == "last" else int(text)
     return stored[number] if number < 0 and -number <= len(stored) else number
 
 
-def layers_of(text: str, stored: Sequence[int] = ()) -> list[int] | None:
-    """Return the layers of `--layers`, such as 0,3,6-12, last or -1, as `layer_of` does; None for all."""
+def layers_of(text: str) -> str | None:
+    """Return the layers of `--layers`, such as 0,3,6-12, last or -1, which every function takes; None for all."""
     if text.strip() == "all":
         return None
-    layers: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(last|-?\d{1,9})|(\d{1,6})-(\d{1,6})", part.strip())
-        if found is None or (found[2] and int(found[2]) > int(found[3])):
+        found = re.fullmatch(r"last|-?[0-9]{1,9}|([0-9]{1,9})-([0-9]{1,9})", part.strip())
+        if found is None or (found[1] and int(found[1]) > int(found[2])):
             raise InvalidValueError(f"--layers {text!r} is not a list of layers: give all, last, or such as 0,3,6-12")
-        layers += range(int(found[2]), int(found[3]) + 1) if found[2] else [layer_of(found[1], stored)]
-    return list(dict.fromkeys(layers))
+    return text
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
     """Return the seeds of `--seeds`, numbers joined by commas."""
-    if not re.fullmatch(r"\d{1,20}(,\d{1,20})*", text.replace(" ", "")):
+    if not re.fullmatch(r"[0-9]{1,18}(,[0-9]{1,18})*", text.replace(" ", "")):
         raise InvalidValueError(f"--seeds {text!r} is not allowed: give numbers, such as 0 or 1,2,3")
     return tuple(int(each) for each in text.split(","))
 
