@@ -28,15 +28,25 @@ _TEXTS: dict[Any, str] = {
     Path: "a path",
 }
 _LISTED = (Iterable, Sequence, Collection)
+# Classes that annotations name without loading them; an argument must be an instance of a class of this name.
+_BY_NAME = {
+    name: type(name, (), {})
+    for name in ("Corpus", "DataFrame", "Executor", "Figure", "Plan", "Selection", "Store", "WindowPlan", "WordVectors")
+}
 _TEXTS |= {Path: "a path", NoneType: "None", Callable: "a function"}
 
 
 def checked(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Decorate a function to raise InvalidValueError for an argument that does not fit its annotation.
+    """Decorate a function or a class to raise InvalidValueError for an argument that does not fit its annotation.
 
     A whole number may be any integer but a bool, within 64 bits; text must be valid Unicode, and a path must not hold
     NUL. An annotation that is more than a type, a union or a container of types, such as `ArrayLike`, allows anything.
     """
+    if isinstance(function, type):
+        made: Any = function
+        made.__init__.__checked_class__ = made
+        made.__init__ = checked(made.__init__)
+        return function
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -58,12 +68,16 @@ def checked(function: Callable[P, Result]) -> Callable[P, Result]:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """The annotations that can be evaluated: those of packages that are not loaded yet cannot."""
     hints: dict[str, Any] = {}
+    checked_class: Any = getattr(function, "__checked_class__", object)
+    modules = [each.__module__ for each in reversed(checked_class.__mro__)] + [function.__module__]
+    known = _BY_NAME | {name: value for module in modules for name, value in vars(sys.modules[module]).items()}
     for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if variable or parameter.annotation is parameter.empty:
             continue
         try:
             alone = type("_", (), {"__annotations__": {name: parameter.annotation}})
-            hints |= get_type_hints(alone, vars(sys.modules[function.__module__]))
+            hints |= get_type_hints(alone, known)
         except (NameError, AttributeError):
             continue
     return hints
@@ -94,12 +108,16 @@ def _arms(hint: Any) -> list[Any] | None:
         return None if None in parts else [arm for part in parts if part is not None for arm in part]
     if origin is Literal:
         return list({type(value): None for value in get_args(hint)})
-    if isinstance(origin or hint, type) and not getattr(origin or hint, "_is_protocol", False):
+    if isinstance(origin or hint, type):
         return [hint]
     return None
 
 
 def _fits(value: object, kind: type) -> bool:
+    if kind is _BY_NAME.get(kind.__name__):
+        return any(each.__name__ == kind.__name__ for each in type(value).__mro__)
+    if getattr(kind, "_is_protocol", False):
+        return all(hasattr(value, name) for name in dir(kind) if not name.startswith("_"))
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if kind is bool:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from embstore.arguments import checked
 from embstore.corpus.formats import format_of
 from embstore.corpus.formats.conll import DEFAULT_COLUMNS, WORD, column_blocks
 from embstore.corpus.formats.conllu import DEPREL, FORM, UPOS, XPOS, word_blocks
@@ -16,11 +17,13 @@ from embstore.corpus.trees import ROOT, word_heads
 from embstore.errors import InvalidValueError, quoted
 
 
+@checked
 def read_edges(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Iterator[EdgeSentence]:
     """Read the sentences of an edge probing file (JSON lines) one by one. Raises CorpusError with file and line."""
     return iter_edges(Lines.of(path, encoding, "file of targets"))
 
 
+@checked
 def derived_edges(
     path: str | os.PathLike[str], task: str, *, repair: bool = False, encoding: str = "utf-8"
 ) -> list[EdgeSentence]:
@@ -44,6 +47,7 @@ def derived_edges(
     return sentences
 
 
+@checked
 def derivable_tasks(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Return the tasks that `derived_edges` can make of a file with this suffix, for example entities of .conll."""
     form = format_of(Path(path))

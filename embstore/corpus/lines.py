@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from embstore.arguments import checked
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, check_type, one_line, quoted
 
 BLOCK_NBYTES = 2**18
@@ -197,6 +198,7 @@ def _damaged(path: Path, kind: str, error: Exception) -> CorpusError:
     return CorpusError(f"{one_line(path)}: damaged {kind} data ({reason}); download or compress the file again")
 
 
+@checked
 def read_word_list(path: str | Path, *, encoding: str = "utf-8") -> frozenset[str]:
     """Read words or phrases, one a line, for example for `Keep(words=...)`.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arguments import checked
 from embstore.corpus.formats.conllu import FORM, HEAD, UPOS, word_blocks
 from embstore.corpus.lines import Lines
 from embstore.errors import quoted
@@ -38,6 +39,7 @@ class Tree:
         return int(np.flatnonzero(self.heads == ROOT)[0])
 
 
+@checked
 def read_trees(path: str | Path, *, encoding: str = "utf-8") -> list[Tree]:
     """Read the dependency trees of a CoNLL-U file; multiword ranges and empty nodes are skipped.
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError
 from embstore.extraction.extract import extract
@@ -113,6 +114,7 @@ def per_second(rate: float, unit: str) -> str:
     return f"{rate / size:,.3g} {letter}{between}{unit}/s"
 
 
+@checked
 def bench_extract(
     corpus: str | Path | Corpus | Iterable[Any],
     *,

@@ -18,6 +18,7 @@ from types import NoneType
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arguments import checked
 from embstore.errors import (
     EmbstoreError,
     ExecutorError,
@@ -48,6 +49,7 @@ MAX_DETAILED_FAILURES = 4
 MAX_TASKS_PER_CALL = 4  # partitions that a worker is sent at once: one is written as the next is encoded
 
 
+@checked
 def extract(
     plan: Plan,
     path: str | Path | ObjectPath,

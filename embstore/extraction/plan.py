@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError, check_type
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
@@ -183,6 +184,7 @@ def as_text(lines: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
 
+@checked
 def plan(
     corpus: str | Path | Corpus | Iterable[Any],
     *,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError, check_type, quoted
 from embstore.extraction.estimate import Estimate
@@ -79,6 +80,7 @@ def store_path(path: str | Path | ObjectPath, *, kind: str, window: Window) -> P
     return place.with_name(f"{place.stem}-{letter}{window_name(window)}{place.suffix}")
 
 
+@checked
 def plan_windows(
     corpus: str | Path | Corpus | Iterable[Any],
     *,

@@ -19,6 +19,7 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from embstore.arguments import checked
 from embstore.errors import ModelError, StorageError
 from embstore.models.memory import memory_needed
 from embstore.models.static.shorthand import require_name
@@ -224,6 +225,7 @@ def read_network(
     return network, report
 
 
+@checked
 def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> Path:
     """Save the architecture and the tokenizer of a model with random weights, as its own training began.
 

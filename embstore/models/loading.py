@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from embstore.arguments import checked
 from embstore.devices import choose_device, choose_dtype
 from embstore.errors import InvalidValueError, ModelError, WordVectorsError, check_whole, quoted
 from embstore.models.checkpoint import load, open_checkpoint
@@ -42,6 +43,7 @@ def load_encoder(
     return TransformerEncoder(load(model, device=chosen, dtype=dtype, revision=revision), device=chosen, dtype=dtype)
 
 
+@checked
 def vector_encoder(
     vectors: WordVectors | VectorTable | str | Path,
     *,
@@ -74,6 +76,7 @@ def vector_encoder(
     return _word_encoder(table, name, missing=missing, seed=seed, device=device, compute_dtype=compute_dtype)
 
 
+@checked
 def random_encoder(
     n_dimensions: int, *, seed: int = 0, device: str = "auto", compute_dtype: str = "auto"
 ) -> StaticEncoder:
@@ -107,6 +110,7 @@ def subword_encoder(
     return StaticEncoder(SubwordTable(loaded), name=f"subwords:{model}")
 
 
+@checked
 def bag_encoder(encoder: StaticEncoder) -> StaticEncoder:
     """Make an encoder that gives every word the mean vector of its sentence, from an encoder without context.
 
@@ -122,6 +126,7 @@ def _device_and_dtype(device: str, compute_dtype: str) -> tuple[torch.device, to
     return chosen, torch.float32 if compute_dtype == "auto" else choose_dtype(compute_dtype, chosen)
 
 
+@checked
 def encoder_from_shorthand(
     model: str | Path, *, device: str = "auto", compute_dtype: str = "auto", revision: str | None = None
 ) -> Encoder:
@@ -154,6 +159,7 @@ def encoder_from_shorthand(
     return bag_encoder(encoder) if parsed.bag else encoder
 
 
+@checked
 def model_kind(model: str | Path) -> Literal["static", "elmo", "transformer"]:
     """Return what a name of `encoder_from_shorthand` means, without loading weights.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from embstore.arguments import checked
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress
 from embstore.studies.settings import STUDIES, Tenney2019, Zhao2020
 from embstore.studies.study import StudyResult
 
 
+@checked
 def reproduce(
     study: str | Zhao2020 | Tenney2019,
     data: str | Path,

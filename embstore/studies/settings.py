@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from embstore.arguments import checked
 from embstore.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class StudySettings:
                     raise InvalidValueError(f"{name} {value!r} is not allowed: give whole numbers of {least} or more")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Zhao2020(StudySettings):
     """Settings of the study: semantic classes by representation, layer and context, before and after fine-tuning.
@@ -167,6 +169,7 @@ class Zhao2020(StudySettings):
         )
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Tenney2019(StudySettings):
     """Settings of the study: in which layers of a model each task of the NLP pipeline is solved.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from embstore.arguments import checked
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines, read_word_list
 from embstore.corpus.sentence import Sentence, as_phrase
@@ -45,6 +46,7 @@ def read_pse(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
         yield Sentence(words, {"class": classes}, targets)
 
 
+@checked
 def read_word_classes(
     path: str | Path, *, optional: bool = False, encoding: str = "utf-8"
 ) -> dict[str, dict[str, int]]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
 from embstore.devices import choose_device, torch_threads
 from embstore.errors import InvalidValueError, ModelError, check_whole
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 BATCH_SUBWORDS = {"cpu": 2048, "cuda": 8192}
 
 
+@checked
 def attention_similarity(
     corpus: str | Path | Corpus | Sequence[Any],
     *,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arguments import checked
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.progress import Progress
 from embstore.store.backend import open_reader
@@ -35,6 +36,7 @@ BATCH_NBYTES = 2 * 2**20
 Rows = NDArray[np.int64]
 
 
+@checked
 def export(
     data: str | os.PathLike[str] | ObjectPath | Store | Selection,
     out: str | os.PathLike[str] | ObjectPath,

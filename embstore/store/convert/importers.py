@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arguments import checked
 from embstore.errors import CorpusError, StorageError
 from embstore.progress import Progress
 from embstore.store.convert.filling import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Words = Sequence[str]
 
 
+@checked
 def import_store(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str] | ObjectPath,

@@ -18,6 +18,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.arguments import checked
 from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 partial.unlink(missing_ok=True)
 
 
+@checked
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
     """Write a frame to a .csv, .parquet or .json file, atomically and durably.
 
