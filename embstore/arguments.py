@@ -10,12 +10,12 @@ from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
-
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from embstore.errors import InvalidValueError, quoted
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
 
 MAX_WHOLE = 2**63 - 1  # as arrays and tables hold it
 P = ParamSpec("P")
@@ -135,17 +135,21 @@ def _check_content(name: str, value: object, arm: Any, arms: list[Any]) -> None:
     if isinstance(value, Integral) and abs(int(value)) > MAX_WHOLE:
         raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give a number within 64 bits")
     if isinstance(value, str):
-        if any("\ud800" <= sign <= "\udfff" for sign in value):
-            raise InvalidValueError(f"{name} {quoted(value)} is not text: it holds half a surrogate pair")
-        if Path in arms and ("\0" in value or not value):
+        is_path = any(isinstance(each, type) and issubclass(each, PathLike) for each in arms)
+        try:
+            value.encode("utf-8", "surrogateescape" if is_path else "strict")  # paths may hold any byte
+        except UnicodeEncodeError:
+            raise InvalidValueError(f"{name} {quoted(value)} is not text: it holds half a surrogate pair") from None
+        if is_path and ("\0" in value or not value):
             raise InvalidValueError(f"{name} {quoted(value)} is not a path: it {'holds NUL' if value else 'is empty'}")
     hints = get_args(arm)
     if isinstance(value, Mapping) and len(hints) == 2:
         for key, member in value.items():
             _check(f"a key of {name}", key, hints[0])
             _check(f"{name}[{quoted(key)}]", member, hints[1])
-    elif hints and get_origin(arm) in _LISTED and isinstance(value, list | tuple | set | frozenset | np.ndarray):
-        for member in value.ravel()[:1].tolist() if isinstance(value, np.ndarray) else value:
+    elif hints and get_origin(arm) in _LISTED:
+        first = value.ravel()[:1].tolist() if hasattr(value, "ravel") else ()  # of an array
+        for member in value if isinstance(value, list | tuple | set | frozenset) else first:
             _check(f"a member of {name}", member, hints[0])
 
 
@@ -154,6 +158,8 @@ def as_matrix(name: str, values: ArrayLike, *, single: bool = False) -> NDArray[
 
     Raises InvalidValueError for anything else, and for no number at all.
     """
+    import numpy as np
+
     try:
         array = np.asarray(values)
     except ValueError:
