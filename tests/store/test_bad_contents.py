@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 import pytest
 
-from embstore.errors import EmbstoreError, MissingRowsError, StoreDamagedError
-from embstore.store import open_store, verify
+from embstore.errors import EmbstoreError, MissingRowsError, StoreDamagedError, StoreFormatError
+from embstore.store import StoreWriter, open_store, verify
 from tests.store.example import SUFFIXES, example
 from tests.store.test_hostile import change_metadata
 
@@ -38,11 +38,8 @@ def rewrite_column(path: Path, name: str, change: Change) -> None:
         with h5py.File(path, "r+") as file:
             column = change(file[name][...])
             file[name][...] = column
-            attribute = json.loads(file.attrs["embstore"])
-            attribute["arrays"][name]["crc32c"] = google_crc32c.value(column.tobytes())
-            attribute.pop("crc32c")
-            text = json.dumps(attribute, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-            file.attrs["embstore"] = json.dumps({**attribute, "crc32c": google_crc32c.value(text.encode())})
+            crc = google_crc32c.value(column.tobytes())
+            change_attribute(file, lambda attribute: attribute["arrays"][name].update(crc32c=crc))
         return
     shard = path / name / "c/0"
     dtype = open_store(path).index.arrays().get(name, np.empty(0, np.int64)).dtype
@@ -50,6 +47,15 @@ def rewrite_column(path: Path, name: str, change: Change) -> None:
     shard.write_bytes(column.tobytes())
     crc = google_crc32c.value(column.tobytes())
     change_metadata(path, lambda attribute: attribute["arrays"][name].update(crc32c=crc))
+
+
+def change_attribute(file: h5py.File, change: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the metadata of an HDF5 store and make its checksum right again."""
+    attribute = json.loads(file.attrs["embstore"])
+    change(attribute)
+    attribute.pop("crc32c")
+    text = json.dumps(attribute, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    file.attrs["embstore"] = json.dumps({**attribute, "crc32c": google_crc32c.value(text.encode())})
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -143,6 +149,45 @@ def test_chunks_that_are_left_out_take_no_memory(tmp_path: Path) -> None:
     assert np.isnan(store.gather([0, rows - 1], 3)).all()
     assert np.isnan(next(iter(store.scan(0)))[1]).all()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_an_hdf5_file_without_its_chunks_takes_no_memory(tmp_path: Path) -> None:
+    path = example(rows=300).make(tmp_path / "s.h5").path
+    rows = 2**33
+    with h5py.File(path, "r+") as file:
+        for name in ("hidden_states", "commits", "occurrence/subwords"):
+            del file[name]
+        file.create_dataset("hidden_states", (3, rows, 16), "<f2", chunks=(1, 64, 16), fillvalue=np.nan)
+        file["commits"] = np.array([[rows, (2**32 - 1) << 32]], "<u8")
+        file.create_dataset("occurrence/subwords", (rows,), "<i2", chunks=(64,))
+        change_attribute(file, lambda a: a.update(n_rows=rows, partition_rows=rows))
+        change_attribute(file, lambda a: a["arrays"]["occurrence/subwords"].update(shape=[rows]))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    store = open_store(path)
+    assert np.isnan(store.gather([0, rows - 1], 3)).all()
+    with pytest.raises(StoreDamagedError, match=r"occurrence/subwords of .* expands 0 bytes to 17,179,869,184"):
+        store.table()
+    assert not verify(path).ok
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_an_hdf5_file_whose_every_array_was_compressed_is_read_and_not_written(tmp_path: Path) -> None:
+    """As by h5repack."""
+    made = example()
+    path = made.make(tmp_path / "s.h5").path
+    with h5py.File(path, "r+") as file:
+        names: list[str] = []
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        for name in names:
+            values = file[name][...]
+            if values.size:
+                del file[name]
+                file.create_dataset(name, data=values, chunks=values.shape, compression="gzip")
+    store = open_store(path)
+    np.testing.assert_array_equal(store.gather_layers(np.arange(700)), made.values)
+    assert store.table().equals(made.make(tmp_path / "t.h5").table())
+    with pytest.raises(StoreFormatError, match="was rewritten by another tool: it can be read, but not written"):
+        StoreWriter(path)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c, read_at
 
 CHECKSUM = "checksum"
 MAX_CHUNK_NBYTES = 2**27
+MAX_TABLE = 2**20  # chunks of an array of which only some are in the file
 _PART_NBYTES = 16 * 2**20
 
 
@@ -64,6 +65,7 @@ def find_addresses(file: h5py.File, metadata: Metadata, arrays: Mapping[str, Sto
             or shape[0] != 1
             or shape[2:] != spec.shape[2:]
             or dataset.id.get_create_plist().get_nfilters()
+            or _is_sparse(dataset, spec.shape[0] * -(-spec.shape[1] // shape[1]))
         ):
             continue
         chunks[spec.path] = _chunk_offsets(dataset, spec.shape, shape[1])
@@ -91,6 +93,11 @@ def get_dataset(file: h5py.File, spec: ArraySpec) -> h5py.Dataset:
     if found.chunks is not None and math.prod(found.chunks) * spec.dtype.itemsize > MAX_CHUNK_NBYTES:
         raise StoreDamagedError(f"{spec.path} of {file.filename} has chunks of {list(found.chunks)}: {REPAIR_HINT}")
     return found
+
+
+def _is_sparse(dataset: h5py.Dataset, n_chunks: int) -> bool:
+    """Return whether a table of all chunks would be large although most of them are not in the file."""
+    return n_chunks > MAX_TABLE and int(dataset.id.get_num_chunks()) < n_chunks // 2
 
 
 def _chunk_offsets(dataset: h5py.Dataset, shape: tuple[int, ...], rows: int) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError
-from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, Records, committed, frozen_spec, payload_specs
+from embstore.store.arrays import (
+    COMMIT_DTYPE,
+    COMMITS,
+    ArraySpec,
+    Records,
+    commits_spec,
+    committed,
+    frozen_spec,
+    payload_specs,
+)
 from embstore.store.hdf5.addresses import (
     Addresses,
     find_addresses,
@@ -24,7 +34,15 @@ from embstore.store.hdf5.addresses import (
     row_offsets,
 )
 from embstore.store.metadata import Metadata, StoredArray, parse
-from embstore.store.reading.mapped import ChunkedRows, LibraryRows, MappedRows, RowSource, TakeSource, runs_of_chunks
+from embstore.store.reading.mapped import (
+    MAX_EXPANSION,
+    ChunkedRows,
+    LibraryRows,
+    MappedRows,
+    RowSource,
+    TakeSource,
+    runs_of_chunks,
+)
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, opened, reading
 
 
@@ -46,6 +64,8 @@ class HDF5Reader:
 
     def commits(self) -> Records:
         """Read the commit records [partition, 2]."""
+        if COMMITS not in self.addresses.spans:
+            return self._column_by_library(commits_spec(self.metadata.layout.n_partitions))
         with self._file.reopened() as descriptor:
             records = read_span(descriptor, *self._span(COMMITS))
         if len(records) < self.metadata.layout.n_partitions * 2 * COMMIT_DTYPE.itemsize:
@@ -70,8 +90,7 @@ class HDF5Reader:
         """Return an array that is written once, mapped read-only."""
         spec = frozen_spec(name, self.arrays[name].shape)
         if name not in self.addresses.spans:
-            with self._library_array(spec) as array:
-                return np.asarray(array[...])
+            return self._column_by_library(spec)
         start, stop = self._span(name)
         return self._file.bytes[start:stop].view(spec.dtype).reshape(spec.shape)
 
@@ -136,6 +155,14 @@ class HDF5Reader:
         if stop > len(self._file.bytes):
             raise StoreDamagedError(f"{self.path} is cut short: {REPAIR_HINT}")
         return start, stop
+
+    def _column_by_library(self, spec: ArraySpec) -> NDArray[Any]:
+        nbytes = math.prod(spec.shape) * spec.dtype.itemsize
+        with self._library_array(spec) as array:
+            stored = array.id.get_storage_size()
+            if nbytes > MAX_EXPANSION * max(stored, 1024):
+                raise StoreDamagedError(f"{spec.path} of {self.path} expands {stored:,} bytes to {nbytes:,}")
+            return np.asarray(array[...])
 
     @contextmanager
     def _library_array(self, spec: ArraySpec) -> Iterator[Any]:

@@ -136,7 +136,9 @@ class HDF5Writer:
         self.metadata, _, self._addresses = read_addresses(path)
         self._specs = payload_specs(self.metadata)
         chunks = self._addresses.chunks
-        if any(spec.path not in chunks or (chunks[spec.path] < 0).any() for spec in self._specs):
+        if COMMITS not in self._addresses.spans or any(
+            spec.path not in chunks or (chunks[spec.path] < 0).any() for spec in self._specs
+        ):
             raise StoreFormatError(f"{path} was rewritten by another tool: it can be read, but not written")
         self._descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
 

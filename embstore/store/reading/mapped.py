@@ -22,6 +22,7 @@ from embstore.store.storage.files import REPAIR_HINT, MappedFile, read_at
 
 PAGE = mmap.PAGESIZE
 _NEAR_PAGES = 4
+MAX_EXPANSION = 100_000  # of a column that a library decompresses
 
 Read = Callable[[int, int, NDArray[Any]], None]
 

@@ -28,7 +28,7 @@ from embstore.store.arrays import (
     record_crc32c,
 )
 from embstore.store.metadata import parse
-from embstore.store.reading.mapped import LibraryRows, MappedRows, RowSource, TakeSource, runs_of_chunks
+from embstore.store.reading.mapped import MAX_EXPANSION, LibraryRows, MappedRows, RowSource, TakeSource, runs_of_chunks
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
 from embstore.store.storage.local import LocalStorage
@@ -36,7 +36,6 @@ from embstore.store.zarr.format import COMMITS_CHUNK, NODE, array_node, column_k
 from embstore.store.zarr.remote import RemoteLayer, RemoteRows
 
 MAX_CHUNK_NBYTES = 2**27  # of chunks that the zarr library decompresses
-MAX_EXPANSION = 100_000  # of columns that it decompresses, if larger than that
 
 _PAYLOAD = ("hidden_states", "scale")
 _COLUMNS_AT_ONCE = 8
