@@ -68,15 +68,17 @@ def geometry(
     `top_component` have one row per layer. `adjusted` is value minus baseline, which is the anisotropy for `selfsim`
     and `intrasim`, and the MEV of all occurrences for `mev`.
 
-    `baseline`: "exact" over all selected occurrences, or "sample" as in the paper: over `sample` of them, drawn with
-    `seed`. `centered`: subtract the mean before MEV, for words and baseline alike. `memory`: bytes or a text such as
-    "4GiB" (default 1 GiB); with less, words are processed in several passes. `device`: where products of vectors are
-    computed; cosines are always computed on the CPU. `executor`: compute in its workers, each within `memory` and with
-    one thread; the table is the same to the bit on processors of one kind. `progress(done, total)` counts vectors.
+    `baseline`: "exact" over all selected occurrences, or "sample": over `sample` of them, drawn with `seed` (1,000, as
+    in the paper, whose code draws sentences and then a word of each). Punctuation marks are words like all others.
+    `centered`: subtract the mean before MEV, for words and baseline alike. `memory`: bytes or a text such as "4GiB"
+    (default 1 GiB); with less, words are processed in several passes. `device`: where products of vectors are computed;
+    cosines are always computed on the CPU. `executor`: compute in its workers, each within `memory` and with one
+    thread; the table is the same to the bit on processors of one kind. `progress(done, total)` counts vectors.
 
     Raises InvalidValueError, MissingRowsError for rows not yet written, NonFiniteError, ExecutorError.
     """
     check_choice("baseline", baseline, BASELINES)
+    check_whole("seed", seed, 0, MAX_SEED)
     nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
     inputs = _Inputs.of(selected(data, layers), _checked_metrics(metrics), min_contexts, centered)
     if baseline == "sample":
@@ -102,7 +104,6 @@ def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
 def _draw(selection: Selection, sample: int, seed: int) -> NDArray[np.int64]:
     """Draw the rows of the sampled baseline."""
     check_whole("sample", sample, 2)
-    check_whole("seed", seed, 0, MAX_SEED)
     n_drawn = min(sample, len(selection.rows))
     chosen = np.random.default_rng(seed).choice(len(selection.rows), n_drawn, replace=False)
     return np.asarray(selection.rows[np.sort(chosen)])
