@@ -10,6 +10,7 @@ import pytest
 from embstore.probes.result import SCHEMA
 from tests.cli.conftest import Work, settings
 from tests.cli.test_output import valid
+from tests.drawn import svg_texts
 from tests.probes.edge_store import make
 
 ASK = ("--device", "cpu", *settings(epochs=2, batch_size=8, hidden_size=8, projection=8, patience=0))
@@ -43,7 +44,7 @@ def test_tasks_by_folder_and_by_file(folder: Work) -> None:
         " to ",
     ):
         assert text in ran.out
-    assert (folder / "layers.svg").stat().st_size > 1000
+    assert {"layer", "mixing weight", "share over the layers"} <= svg_texts(folder / "layers.svg")
     frame = pl.read_csv(folder / "scores.csv")
     assert frame.columns == list(SCHEMA)
     train, dev, test = (f"colours/{name}.jsonl" for name in ("train", "dev", "test"))

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from tests.cli.conftest import Work
+from tests.drawn import svg_texts
 from tests.models.finetuning import planted
 
 TUNE = ("--set", "batch_size=10", "--set", "learning_rate=2e-3", "--epochs", 2, "--device", "cpu")
@@ -36,12 +37,12 @@ def test_fine_tuned_extracted_and_compared(work: Work) -> None:
     assert "max length 128, this command has 64" in other.err
 
     assert work.run("extract", "corpus.txt", "tuned.zarr", "-m", "tuned", "--pooling", "last").status == 0
-    maps = work.run("attention", "model", "tuned", "corpus.txt", "--json", "--plot", "maps.png", "--out", "maps.csv")
+    maps = work.run("attention", "model", "tuned", "corpus.txt", "--json", "--plot", "maps.svg", "--out", "maps.csv")
     assert (maps.status, maps.err) == (0, "")
     rows = json.loads(maps.out)
     jsonschema.validate(rows, schema("attention"))
     assert len(rows) == 12
-    assert (work / "maps.png").read_bytes().startswith(b"\x89PNG")
+    assert {"head", "layer", "cosine similarity"} <= svg_texts(work / "maps.svg")
     assert pl.read_csv(work / "maps.csv").height == 12
     shown = work.run("attention", "model", "model", "corpus.txt")
     assert "cosine of self-attention weights" in shown.out

@@ -10,6 +10,7 @@ import pytest
 
 import embstore as es
 from tests.cli.conftest import Work
+from tests.drawn import svg_texts
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
 
@@ -63,7 +64,7 @@ def test_the_sentence_of_a_row_is_drawn(work: Work, drawn: list[Any]) -> None:
 def test_json_stays_json(work: Work) -> None:
     ran = work.run("lookup", "store.zarr", "river", "--json", "--plot", "map.svg")
     assert [row["word"] for row in json.loads(ran.out)] == ["river"]
-    assert (work / "map.svg").exists()
+    assert {"river", "cosine similarity", "layer 0 (no context)"} <= svg_texts(work / "map.svg")
 
 
 @pytest.mark.parametrize(
