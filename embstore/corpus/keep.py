@@ -81,11 +81,11 @@ class Keep:
         if self.words is not None:
             wanted = {as_phrase(word) for word in self.words}
             is_wanted = np.fromiter((as_phrase(form) in wanted for form in forms), bool, len(forms))
-            for block in _blocks(len(types)):
+            for block in blocks_of(len(types), BLOCK_ROWS):
                 mask[block] &= is_wanted[types[block]]
         if self.labelled is not False:
             columns = list(labels.values()) if self.labelled is True else [labels[self.labelled]]
-            for block in _blocks(len(mask)):
+            for block in blocks_of(len(mask), BLOCK_ROWS):
                 has_label = np.zeros(len(mask[block]), bool)
                 for values in columns:
                     has_label |= values[block] >= 0
@@ -151,19 +151,20 @@ def _drop_rare(
         pairs.sort()
         n_contexts = np.bincount(pairs[_rank_in_run(pairs) == 0] // len(contexts))
         frequent[first : first + len(n_contexts)] |= n_contexts >= least
-    for block in _blocks(len(types)):
+    for block in blocks_of(len(types), BLOCK_ROWS):
         mask[block] &= frequent[types[block]]
 
 
-def _blocks(n_rows: int) -> Iterator[slice]:
-    for start in range(0, n_rows, BLOCK_ROWS):
-        yield slice(start, min(start + BLOCK_ROWS, n_rows))
+def blocks_of(length: int, size: int) -> Iterator[slice]:
+    """Yield slices of up to `size` that cover `length` entries."""
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
 
 
 def _type_counts(mask: NDArray[np.bool_], types: NDArray[np.int32], n_types: int) -> IntArray:
     """Return the number of rows of each type in the mask."""
     counts = np.zeros(n_types, np.int64)
-    for block in _blocks(len(types)):
+    for block in blocks_of(len(types), BLOCK_ROWS):
         counts += np.bincount(types[block][mask[block]], minlength=n_types)
     return counts
 
@@ -181,7 +182,7 @@ def _passes(mask: NDArray[np.bool_], types: NDArray[np.int32], counts: IntArray,
         last = max(int(np.searchsorted(ends, done + pass_rows, side="right")), first + 1)
         if int(ends[last - 1]) > done:
             parts = []
-            for block in _blocks(len(types)):
+            for block in blocks_of(len(types), BLOCK_ROWS):
                 words = types[block]
                 chosen = mask[block] & (words >= first) & (words < last)
                 chosen[chosen] = wanted[words[chosen]]

@@ -46,6 +46,7 @@ from embstore.store.writer import place_mark, remove_store
 CENTER_ROWS = 4096  # whose mean is taken from vectors that are stored as int8
 MAX_FAILURES = 8  # failed partitions after which no more are submitted
 MAX_DETAILED_FAILURES = 4
+CALLS_PER_WORKER = 8  # or more, so that all end at about the same time
 MAX_TASKS_PER_CALL = 4  # partitions that a worker is sent at once: one is written as the next is encoded
 
 
@@ -305,7 +306,7 @@ def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, adv
     Raises one error that names the partitions that could not be written, after the others are committed.
     """
     n_partitions = len({partition for store in stores for partition in store.missing})
-    size = max(1, min(MAX_TASKS_PER_CALL, n_partitions // (8 * n_workers_of(executor))))
+    size = max(1, min(MAX_TASKS_PER_CALL, n_partitions // (CALLS_PER_WORKER * n_workers_of(executor))))
     submitted: dict[int, Task] = {}
     failed: list[tuple[Task, Exception]] = []
     warned: set[str] = set()

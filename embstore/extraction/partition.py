@@ -141,7 +141,7 @@ class Part:
         tokenized = encoder.tokenize([text.split(" ") for text in index.texts.slice(first, last)])
         sentence = np.asarray(index.sentence[rows]) - first
         targets = self._targets(rows, sentence, tokenized, widths)
-        self._check(rows, targets, options.limit)
+        self._check(rows, targets)
         start, stop = self.start - self.first_row, self.stop - self.first_row
         own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
         targets, cut = targets[own], truncated(tokenized, options.limit)
@@ -167,10 +167,10 @@ class Part:
         after = np.searchsorted(tokenized.word_indptr, base + begin + counts, "left")
         return Targets(sentence, begin + places, begin + places + 1, word, after)
 
-    def _check(self, rows: slice, targets: Targets, limit: int) -> None:
+    def _check(self, rows: slice, targets: Targets) -> None:
         """Check that the tokenizer still returns the subword counts recorded by the plan."""
         found, recorded = targets.stop - targets.start, self.index.subwords[rows]
-        wrong = np.flatnonzero((found != recorded) | (targets.stop > limit))
+        wrong = np.flatnonzero(found != recorded)
         if len(wrong):
             row = rows.start + int(wrong[0])
             raise StoreDamagedError(

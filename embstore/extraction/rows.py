@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.corpus import Keep
-from embstore.extraction.survey import BLOCK, NOT_CHOSEN, Spool, Survey, blocks_of
+from embstore.corpus.keep import blocks_of
+from embstore.extraction.survey import BLOCK, NOT_CHOSEN, Spool, Survey
 from embstore.models.encoder import Encoder, ragged_indices
 from embstore.store import Dropped, Index, Labels, Strings
 

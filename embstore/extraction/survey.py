@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.corpus import Sentence
+from embstore.corpus.keep import blocks_of
 from embstore.errors import StorageError
 from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
 from embstore.store import Dropped
@@ -254,9 +255,3 @@ def _count_dropped(found: Survey, units: _Units, forms: Sequence[str], mask: NDA
     ]
     before = found.dropped.get(reason, Dropped(reason, 0, ()))
     found.dropped[reason] = Dropped(reason, before.count + n_dropped, (*before.examples, *examples)[:MAX_EXAMPLES])
-
-
-def blocks_of(length: int, size: int) -> Iterator[slice]:
-    """Yield slices of up to `size` that cover `length` entries."""
-    for start in range(0, length, size):
-        yield slice(start, min(start + size, length))

@@ -11,8 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from queue import Full, Queue
-from threading import Event, Lock, Thread
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -228,45 +227,21 @@ def iter_encoded(encoder: Encoder, passage: Passage, job: Job) -> Iterator[Poole
         )
 
 
-def prefetched(items: Iterable[T], *, ahead: int = 2) -> Generator[T]:
+def prefetched(items: Iterable[T], *, ahead: int = 3) -> Generator[T]:
     """Yield items that another thread produces up to `ahead` in advance; its errors are raised here.
 
-    Closing the generator ends the thread.
+    Closing the generator ends the thread once it has produced the item at hand.
     """
-    queue: Queue[tuple[T | None, BaseException | None]] = Queue(ahead)
-    closed = Event()
-
-    def put(item: T | None, error: BaseException | None) -> bool:
-        while not closed.is_set():
-            try:
-                queue.put((item, error), timeout=0.1)
-            except Full:
-                continue
-            return True
-        return False
-
-    def produce() -> None:
+    iterator, end = iter(items), object()
+    with ThreadPoolExecutor(1, "embstore-prefetch") as thread:
+        pending = deque(thread.submit(next, iterator, end) for _ in range(ahead))
         try:
-            for item in items:
-                if not put(item, None):
-                    return
-            put(None, StopIteration())
-        except BaseException as error:
-            put(None, error)
-
-    thread = Thread(target=produce, name="embstore-prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = queue.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            yield item  # type: ignore[misc]
-    finally:
-        closed.set()
-        thread.join()
+            while (item := pending.popleft().result()) is not end:
+                pending.append(thread.submit(next, iterator, end))
+                yield item  # type: ignore[misc]
+        finally:
+            for future in pending:
+                future.cancel()
 
 
 @dataclass(frozen=True)

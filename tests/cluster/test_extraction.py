@@ -104,14 +104,17 @@ def partition_of(plan: es.Plan, word: str) -> int:
     return row // plan.layout.partition_rows
 
 
+@pytest.mark.parametrize(("n_workers", "calls_per_worker"), [(2, 8), (1, 1)], ids=["calls of one", "calls of all"])
 def test_a_partition_that_fails_is_named_and_the_others_are_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_workers: int, calls_per_worker: int
 ) -> None:
+    monkeypatch.setattr("embstore.extraction.extract.CALLS_PER_WORKER", calls_per_worker)
+    monkeypatch.setattr("embstore.extraction.extract.MAX_TASKS_PER_CALL", 100)
     es.extract(make_plan(poisoned()), tmp_path / "plain.zarr")
     plan = make_plan(poisoned())
     left, n_partitions = partition_of(plan, "zzz"), plan.layout.n_partitions
     use_fake_specs(monkeypatch, poison="zzz")
-    with ThreadPoolExecutor(2) as executor:
+    with ThreadPoolExecutor(n_workers) as executor:
         with pytest.raises(NonFiniteError) as caught:
             es.extract(plan, tmp_path / "s.zarr", executor=executor)
         message = str(caught.value)

@@ -246,6 +246,15 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
             np.testing.assert_array_equal(vectors[:, row], np.stack(expected))
 
 
+def test_int8_windows_are_those_of_each_alone(tmp_path: Path) -> None:
+    plan = window_plan_of(FAKE_SENTENCES, model=FakeEncoder(), dtype="int8", context_windows=[0, 2, None])
+    for width, store in extract_windows(plan, tmp_path / "x.zarr").items():
+        alone = plan_of(FAKE_SENTENCES, model=FakeEncoder(), dtype="int8", context_window=width)
+        single = es.extract(alone, tmp_path / f"alone{width}.zarr")
+        np.testing.assert_array_equal(store.center, single.center)
+        np.testing.assert_array_equal(vectors_of(store), vectors_of(single))
+
+
 @pytest.mark.parametrize("name", ["xlnet", "deberta_v2"])
 def test_a_model_that_does_not_respect_a_mask_of_pairs_is_refused(scene: Callable[[str], Scene], name: str) -> None:
     encoder = scene(name).encoder
