@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.hubness import QUERY_CHUNK
-from embstore.analysis.neighbors.space import MAX_SEED, ArrayVectors, Space, StoreVectors, space_of
+from embstore.analysis.neighbors.space import MAX_SEED, ArrayVectors, Block, Space, Stored, StoreVectors, space_of
 from embstore.analysis.scan import Counter, layer_of, selected
 from embstore.analysis.words import distinct_texts
 from embstore.arguments import checked
@@ -21,6 +21,9 @@ from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
 Split = Literal["words", "leave-one-word-out", "within-word"]
+SPARE = 8  # neighbours beyond k that are fetched to see whether they are as near
+MAX_HITS = 2**22  # of a search
+TIE = 1e-12
 BATCH_ROWS = 2**15  # occurrences gathered at a time, of words that are searched one by one
 SCHEMA = {
     "task": pl.String,
@@ -58,6 +61,8 @@ def knn_scores(
     """Measure how well the k nearest labelled occurrences predict the label of an occurrence, by layer and label.
 
     The most frequent label of the k neighbours is predicted; of equally frequent labels, that of the nearest one.
+    Occurrences that are as near as the k-th neighbour, as equal vectors are, share its votes, and labels that are equal
+    in everything share the credit, so that the result does not depend on the order of the store.
     `split` defines the test occurrences and their possible neighbours:
     `words`: occurrences of `test_words`, and those of `train_words` (by default all other words); the default if words
     are given. `leave-one-word-out`: all occurrences, and those of all other words; the default otherwise.
@@ -109,8 +114,8 @@ def knn_predictions(
     """Predict the label of each test occurrence from its nearest labelled occurrences in one layer.
 
     The options are those of `knn_scores`. One row per occurrence: `occurrence, word, label, predicted, nearest,
-    nearest_word, score`; `nearest` is the row of the nearest neighbour with the predicted label, `score` its score in
-    the metric.
+    nearest_word, score`; `nearest` is the row of the nearest neighbour with the predicted label (the lowest of equally
+    near ones), `score` its score in the metric. Of labels that are equal in everything, `predicted` is the first.
     """
     number = layer_of(data, layer)
     task = _task_of(data, label, number, k, split, train_words, test_words, sample, seed)
@@ -288,44 +293,88 @@ def groups_of(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 @dataclass(frozen=True, eq=False)
 class _Predictions:
-    """The label predicted for each query (-1: it has no neighbour), the nearest row with that label, and its score."""
+    """The label predicted for each query (-1: it has no neighbour), the nearest row with that label, and its score.
+
+    `credit`: 1 if the prediction is right, a share of 1 if equal labels include the right one, or else 0.
+    """
 
     predicted: NDArray[np.int64]
     nearest: NDArray[np.int64]
     scores: NDArray[np.float64]
+    credit: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class _Distinct:
+    """Candidates that no query can tell apart, because vector and group are equal, as one: `rows` int64 [n], ascending.
+
+    `counts`: int64 [n], how many each stands for. Their labels are `codes[indptr[i]:indptr[i + 1]]`, each on
+    `n_labelled` of them, of which `first` is the lowest row.
+    """
+
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    indptr: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    n_labelled: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, blocks: Iterable[Block], task: _Task, rows: NDArray[np.int64]) -> _Distinct:
+        hashes = [hash(vector.tobytes()) for _, vectors in blocks for vector in vectors]
+        keys = np.stack([np.array(hashes, np.int64), task.groups[rows]])
+        _, first, numbers = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        order = np.argsort(first)  # the lowest row of each is ascending
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        numbers = rank[numbers.reshape(-1)]
+        n_codes = int(task.codes.max()) + 1
+        pairs, place, n_labelled = np.unique(
+            numbers * n_codes + task.codes[rows], return_index=True, return_counts=True
+        )
+        indptr = np.searchsorted(pairs // n_codes, np.arange(len(order) + 1))
+        counts = np.bincount(numbers)
+        return cls(rows[first[order]], counts, indptr, pairs % n_codes, n_labelled, rows[place])
 
 
 def _predict(
     task: _Task, layer: int, k: int, space: Space, device: str, advance: Callable[[int], object]
 ) -> _Predictions:
     n_queries = len(task.queries)
-    found = _Predictions(np.full(n_queries, -1), np.full(n_queries, -1), np.full(n_queries, np.nan))
+    none = np.full(n_queries, -1)
+    found = _Predictions(none.copy(), none.copy(), np.full(n_queries, np.nan), np.zeros(n_queries))
     search = _search_by_word if task.split == "within-word" else _search_all
-    for numbers, hits in search(task, layer, k, space, device):
-        predicted, first = _vote(np.where(hits.rows < 0, -1, task.codes[hits.rows]))
-        winner = np.arange(len(numbers)), first
-        found.predicted[numbers] = predicted
-        found.nearest[numbers], found.scores[numbers] = hits.rows[winner], hits.scores[winner]
+    for numbers, hits, distinct in search(task, layer, k, space, device):
+        true = task.codes[task.queries[numbers]].astype(np.int64)
+        voted = _vote(hits, distinct, k, true, ascending=space.ascending)
+        for whole, part in zip(vars(found).values(), vars(voted).values(), strict=True):
+            whole[numbers] = part
         advance(len(numbers))
     return found
 
 
-def _search_all(task: _Task, layer: int, k: int, space: Space, device: str) -> Iterator[tuple[NDArray[np.int64], Hits]]:
-    """Yield numbers of queries and their neighbours among all candidates."""
+Found = Iterator[tuple[NDArray[np.int64], Hits, _Distinct]]
+
+
+def _search_all(task: _Task, layer: int, k: int, space: Space, device: str) -> Found:
+    """Yield numbers of queries, their neighbours among all candidates, and what these stand for."""
     vectors = StoreVectors(task.selection.store, layer)
-    for start in range(0, len(task.queries), QUERY_CHUNK):
-        rows = task.queries[start : start + QUERY_CHUNK]
+    distinct = _Distinct.of(vectors.blocks(task.candidates, BATCH_ROWS), task, task.candidates)
+
+    def search(numbers: NDArray[np.int64], n_fetched: int) -> Hits:
+        rows = task.queries[numbers]
+        options: dict[str, Any] = {"space": space, "rows": distinct.rows, "device": device}
         exclude = [Exclusion(task.groups, task.groups[rows])]
-        hits = exact_search(
-            vectors, vectors.gather(rows), k=k, space=space, rows=task.candidates, exclude=exclude, device=device
-        )
-        yield np.arange(start, start + len(rows)), hits
+        return exact_search(vectors, vectors.gather(rows), k=n_fetched, exclude=exclude, **options)
+
+    for start in range(0, len(task.queries), QUERY_CHUNK):
+        numbers = np.arange(start, min(start + QUERY_CHUNK, len(task.queries)))
+        for part, hits in _with_ties(search, numbers, k, len(distinct.rows)):
+            yield part, hits, distinct
 
 
-def _search_by_word(
-    task: _Task, layer: int, k: int, space: Space, device: str
-) -> Iterator[tuple[NDArray[np.int64], Hits]]:
-    """Yield numbers of queries and their neighbours in their own pool, which is small."""
+def _search_by_word(task: _Task, layer: int, k: int, space: Space, device: str) -> Found:
+    """Yield numbers of queries, their neighbours in their own pool, which is small, and what these stand for."""
     store = task.selection.store
     is_query = np.zeros(store.n_rows, bool)
     is_query[task.queries] = True
@@ -336,25 +385,85 @@ def _search_by_word(
         vectors = store.gather(np.concatenate(together), layer)
         edges = np.cumsum([len(rows) for rows in together])[:-1]
         for rows, own in zip(together, np.split(vectors, edges), strict=True):
-            chosen = np.flatnonzero(is_query[rows])
-            if not len(chosen):
-                continue
-            groups = task.groups[rows]
-            exclude = [Exclusion(groups, groups[chosen])]
-            hits = exact_search(
-                ArrayVectors(own), own[chosen], k=k, space=space, exclude=exclude, device=device, threads=1
-            )
-            numbers = np.searchsorted(task.queries, rows[chosen])
-            yield numbers, Hits(np.where(hits.rows < 0, -1, rows[hits.rows]), hits.scores)
+            distinct = _Distinct.of([(rows, own)], task, rows)
+            places, groups = np.searchsorted(rows, distinct.rows), task.groups[rows]
+
+            def search(
+                chosen: NDArray[np.int64],
+                n_fetched: int,
+                rows: NDArray[np.int64] = rows,
+                own: Stored = own,
+                places: NDArray[np.int64] = places,
+                groups: NDArray[np.int64] = groups,
+            ) -> Hits:
+                options: dict[str, Any] = {"space": space, "rows": places, "device": device, "threads": 1}
+                exclude = [Exclusion(groups, groups[chosen])]
+                hits = exact_search(ArrayVectors(own), own[chosen], k=n_fetched, exclude=exclude, **options)
+                return Hits(np.where(hits.rows < 0, -1, rows[hits.rows]), hits.scores)
+
+            for chosen, hits in _with_ties(search, np.flatnonzero(is_query[rows]), k, len(places)):
+                yield np.searchsorted(task.queries, rows[chosen]), hits, distinct
 
 
-def _vote(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The most frequent code of each row [q, k] (-1: none), the first of equals, and its first position."""
-    if codes.shape[1] == 1:
-        return codes[:, 0].astype(np.int64), np.zeros(len(codes), np.int64)
-    votes = np.stack([(codes == codes[:, position, None]).sum(1) for position in range(codes.shape[1])], 1)
-    first = np.where(codes < 0, 0, votes).argmax(1)
-    return codes[np.arange(len(codes)), first].astype(np.int64), first
+def _with_ties(
+    search: Callable[[NDArray[np.int64], int], Hits], queries: NDArray[np.int64], k: int, n_candidates: int
+) -> Iterator[tuple[NDArray[np.int64], Hits]]:
+    """Yield queries and their k nearest with all that are as near as the k-th, searched for further where needed."""
+    n_fetched = min(k + SPARE, n_candidates)
+    while len(queries):
+        pending = []
+        step = max(1, MAX_HITS // n_fetched)
+        for start in range(0, len(queries), step):
+            part = queries[start : start + step]
+            hits = search(part, n_fetched)
+            kth, last = hits.scores[:, min(k, n_fetched) - 1], hits.scores[:, -1]
+            whole = (np.abs(last - kth) > _tolerance(kth)) | np.isnan(last) | (n_fetched == n_candidates)
+            yield part[whole], Hits(hits.rows[whole], hits.scores[whole])
+            pending.append(part[~whole])
+        queries = np.concatenate(pending)
+        n_fetched = min(4 * n_fetched, n_candidates)
+
+
+def _tolerance(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How much scores of equal vectors can differ by rounding."""
+    return np.asarray(TIE * np.maximum(1, np.abs(scores)))
+
+
+def _vote(hits: Hits, distinct: _Distinct, k: int, true: NDArray[np.int64], *, ascending: bool) -> _Predictions:
+    """Predict the labels of queries [q] from their neighbours [q, n]; those as near as the k-th share its votes."""
+    n_queries, n_codes = len(hits.rows), int(max(distinct.codes.max(), true.max(initial=0))) + 1
+    is_hit = hits.rows >= 0
+    own = np.where(is_hit, np.searchsorted(distinct.rows, hits.rows), 0)
+    distance = np.where(is_hit, hits.scores if ascending else -hits.scores, np.inf)
+    counts = np.where(is_hit, distinct.counts[own], 0)
+    kth_place = (np.cumsum(counts, 1) < k).sum(1).clip(max=distance.shape[1] - 1)
+    kth = distance[np.arange(n_queries), np.minimum(kth_place, np.maximum(is_hit.sum(1) - 1, 0))][:, None]
+    nearer = distance < kth - _tolerance(kth)
+    tied = ~nearer & (distance <= kth + _tolerance(kth)) & is_hit
+    n_nearer, n_tied = (counts * nearer).sum(1, keepdims=True), (counts * tied).sum(1, keepdims=True)
+    share = np.minimum(k - n_nearer, n_tied) / np.maximum(n_tied, 1)
+    weight = np.where(nearer, 1.0, np.where(tied, share, 0.0))
+    query, place = np.nonzero(weight > 0)
+    width = np.diff(distinct.indptr)[own[query, place]]
+    query, place = np.repeat(query, width), np.repeat(place, width)
+    offset = np.arange(len(query)) - np.repeat(np.cumsum(width) - width, width)
+    label = distinct.indptr[own[query, place]] + offset
+    code = distinct.codes[label]
+    votes, least = np.zeros((n_queries, n_codes)), np.full((n_queries, n_codes), np.inf)
+    np.add.at(votes, (query, code), weight[query, place] * distinct.n_labelled[label])
+    np.minimum.at(least, (query, code), distance[query, place])
+    best = votes >= votes.max(1, keepdims=True) - 1e-9
+    least = np.where(best & (votes > 0), least, np.inf)
+    nearest = least.min(1, keepdims=True)
+    wins = np.isfinite(least) & (least <= nearest + _tolerance(nearest))
+    has_any = wins.any(1)
+    predicted = np.where(has_any, wins.argmax(1), -1)
+    row = np.full(n_queries, np.iinfo(np.int64).max)
+    mine = (code == predicted[query]) & (distance[query, place] <= least[query, predicted[query]] + TIE)
+    np.minimum.at(row, query[mine], distinct.first[label[mine]])
+    score = np.where(has_any, least[np.arange(n_queries), predicted] * (1 if ascending else -1), np.nan)
+    right = wins[np.arange(n_queries), true]
+    return _Predictions(predicted, np.where(has_any, row, -1), score, right / np.maximum(wins.sum(1), 1))
 
 
 def _score(task: _Task, found: _Predictions, columns: dict[str, object]) -> pl.DataFrame:
@@ -363,8 +472,8 @@ def _score(task: _Task, found: _Predictions, columns: dict[str, object]) -> pl.D
     true = task.codes[task.queries[mask]]
     counts = np.bincount(true, minlength=len(names))
     n_right, n_right_usual = (
-        np.bincount(true, weights=guessed == true, minlength=len(names))
-        for guessed in (found.predicted[mask], task.usual[mask])
+        np.bincount(true, weights=credit, minlength=len(names))
+        for credit in (found.credit[mask], task.usual[mask] == true)
     )
     recall, usual_recall = n_right / np.maximum(counts, 1), n_right_usual / np.maximum(counts, 1)
     known = np.flatnonzero(counts)

@@ -22,7 +22,7 @@ from embstore.errors import (
     check_choice,
     check_whole,
 )
-from embstore.store import Selection, Store
+from embstore.store import Selection, Store, write_frame
 from embstore.vectors.kmeans import spherical_kmeans, unit_rows
 
 Method = Literal["kmeans", "hdbscan"]
@@ -73,13 +73,11 @@ class Clusters:
         return None if labels.is_empty() else float(labels.value_counts()["count"].to_numpy().max() / len(labels))
 
     def save(self, path: str | Path) -> None:
-        """Write `occurrences` to a .csv, .parquet or .json file."""
-        writers = {".csv": "write_csv", ".parquet": "write_parquet", ".json": "write_json"}
-        suffix = Path(path).suffix
-        if suffix not in writers:
-            raise InvalidValueError(f"cannot save clusters as {suffix or 'a file without suffix'}: use .csv, .parquet "
-                                    "or .json")  # fmt: skip
-        getattr(self.occurrences, writers[suffix])(path)
+        """Write `occurrences` to a .csv, .parquet or .json file, atomically and durably.
+
+        Raises InvalidValueError for another suffix, StorageError.
+        """
+        write_frame(self.occurrences, Path(path))
 
     def __repr__(self) -> str:
         silhouette = "" if self.silhouette is None else f", silhouette {self.silhouette:.2f}"
