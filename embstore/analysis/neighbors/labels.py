@@ -306,9 +306,9 @@ class _Predictions:
 
 @dataclass(frozen=True, eq=False)
 class _Distinct:
-    """Candidates that no query can tell apart, because vector and group are equal, as one: `rows` int64 [n], ascending.
+    """Candidates with equal vectors in one group, taken as one: `rows` int64 [n], ascending.
 
-    `counts`: int64 [n], how many each stands for. Their labels are `codes[indptr[i]:indptr[i + 1]]`, each on
+    `counts`: int64 [n], how many candidates each one is. Their labels are `codes[indptr[i]:indptr[i + 1]]`, each on
     `n_labelled` of them, of which `first` is the lowest row.
     """
 
@@ -357,7 +357,7 @@ Found = Iterator[tuple[NDArray[np.int64], Hits, _Distinct]]
 
 
 def _search_all(task: _Task, layer: int, k: int, space: Space, device: str) -> Found:
-    """Yield numbers of queries, their neighbours among all candidates, and what these stand for."""
+    """Yield numbers of queries, their neighbours among all candidates, and the distinct candidates."""
     vectors = StoreVectors(task.selection.store, layer)
     distinct = _Distinct.of(vectors.blocks(task.candidates, BATCH_ROWS), task, task.candidates)
 
@@ -374,7 +374,7 @@ def _search_all(task: _Task, layer: int, k: int, space: Space, device: str) -> F
 
 
 def _search_by_word(task: _Task, layer: int, k: int, space: Space, device: str) -> Found:
-    """Yield numbers of queries, their neighbours in their own pool, which is small, and what these stand for."""
+    """Yield numbers of queries, their neighbours in their own pool, which is small, and the distinct candidates."""
     store = task.selection.store
     is_query = np.zeros(store.n_rows, bool)
     is_query[task.queries] = True
