@@ -29,10 +29,6 @@ class InvalidValueError(InputError, ValueError):
     """An option or argument has a value that is not allowed."""
 
 
-class InvalidTypeError(InvalidValueError, TypeError):
-    """An argument is of a type that is not allowed."""
-
-
 class CorpusError(InputError, ValueError):
     """A corpus, or a file of words or labels, cannot be read; the message names file and line."""
 
@@ -161,9 +157,9 @@ def one_line(path: str | Path) -> str:
 
 
 def check_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
-    """Raise InvalidTypeError for a value of another type; `expected`: what to give instead, for the message."""
+    """Raise InvalidValueError for a value of another type; `expected`: what to give instead, for the message."""
     if not isinstance(value, kinds):
-        raise InvalidTypeError(f"{name} {quoted(value)} is not allowed: give {expected}")
+        raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {expected}")
 
 
 def check_whole(name: str, value: object, least: int, most: int | None = None, *, unit: str = "") -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.errors import InvalidTypeError, InvalidValueError, check_whole, quoted
+from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.store.index import Index, TypeIndex
 
 if TYPE_CHECKING:
@@ -37,14 +37,12 @@ def parse_conditions(
     """
     conditions: list[Condition] = []
     if words is not None:
-        types_of_words = _types_of(type_index, _strings("words", words))
+        types_of_words = _types_of(type_index, [words] if isinstance(words, str) else list(words))
         conditions.append(partial(type_index.rows_of_all, types_of_words))
     if types is not None:
         conditions.append(partial(type_index.rows_of_all, _integers("types", types)))
-    if labels is not None and not isinstance(labels, Mapping):
-        raise InvalidTypeError(f"labels must be a dictionary of a column and its labels, not {quoted(labels)}")
     for column, names in (labels or {}).items():
-        codes = _codes(index, column, _strings(f"the labels of {column!r}", names))
+        codes = _codes(index, column, [names] if isinstance(names, str) else list(names))
         conditions.append(partial(_rows_with_labels, index, column, codes))
     if sentences is not None:
         chosen = _integers("sentences", sentences)
@@ -59,7 +57,7 @@ def parse_conditions(
         expressions = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
         for expression in expressions:
             if not hasattr(expression, "meta"):
-                raise InvalidTypeError(
+                raise InvalidValueError(
                     f"where must be a Polars expression, such as pl.col('word') == 'the', not {quoted(expression)}"
                 )
         conditions.append(partial(_rows_where, index, expressions))
@@ -100,20 +98,12 @@ def _as_array(rows: ArrayLike) -> NDArray[Any]:
     try:
         return np.asarray(rows)
     except (ValueError, TypeError, OverflowError):
-        raise InvalidTypeError(f"rows must be a list of integers, not {quoted(rows)}") from None
+        raise InvalidValueError(f"rows must be a list of integers, not {quoted(rows)}") from None
 
 
 def _integers(name: str, values: Any) -> list[int]:
     several = isinstance(values, Iterable) and not isinstance(values, str | bytes)
     return [check_whole(name, value, 0) for value in (values if several else [values])]
-
-
-def _strings(name: str, values: Any) -> list[str]:
-    found: list[Any] = [values] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
-    for value in found:
-        if not isinstance(value, str):
-            raise InvalidTypeError(f"{name} must be a string or several, not {quoted(value)}")
-    return found
 
 
 def _types_of(type_index: TypeIndex, words: list[str]) -> list[int]:

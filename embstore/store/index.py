@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidTypeError, InvalidValueError, quoted
+from embstore.errors import InvalidValueError, quoted
 
 _LOOKUPS_BEFORE_TABLE = 8
 _SORT_ROWS = 1 << 22
@@ -206,7 +206,7 @@ class TypeIndex:
     def find(self, form: str) -> int | None:
         """Return the type with this spelling, None where there is none."""
         if not isinstance(form, str):
-            raise InvalidTypeError(f"a word must be a string, not {quoted(form)}")
+            raise InvalidValueError(f"a word must be a string, not {quoted(form)}")
         if self._table is None:
             self._lookups += 1
             if self._lookups <= _LOOKUPS_BEFORE_TABLE:

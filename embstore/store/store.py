@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from embstore.arguments import checked
 from embstore.errors import (
-    InvalidTypeError,
     InvalidValueError,
     MissingRowsError,
     StoreDamagedError,
@@ -193,6 +193,7 @@ class Store:
         """Return the type with this spelling, None where the store has no such word."""
         return self._type_index.find(form)
 
+    @checked
     def table(self, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the occurrence table of all rows; see `Selection.table`."""
         return Selection(self).table(columns=columns)
@@ -220,6 +221,7 @@ class Store:
         store._added_labels = {**self._added_labels, name: label_column(name, values, rows, self.n_rows)}
         return store
 
+    @checked
     def select(
         self,
         *,
@@ -417,11 +419,12 @@ class Selection:
         try:
             kind = self.store.vector_dtype if dtype is None else np.dtype(dtype)
         except TypeError:
-            raise InvalidTypeError(
+            raise InvalidValueError(
                 f"dtype {quoted(dtype)} is not known: choose one of numpy's, such as 'float32'"
             ) from None
         return self.store.gather_layers(self.rows, self.layers, missing=missing).astype(kind, copy=False)
 
+    @checked
     def table(self, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the occurrence table, one line for each row: what to look at, filter and join.
 
@@ -481,7 +484,7 @@ def cache_folder(cache: str | os.PathLike[str] | None) -> Path | None:
     """Return the folder for local copies of remote shards: the one given, else EMBSTORE_CACHE, else None."""
     folder = os.environ.get("EMBSTORE_CACHE") if cache is None else cache
     if not isinstance(folder, str | os.PathLike | None):
-        raise InvalidTypeError(f"cache must be the path of a folder, not {quoted(cache)}")
+        raise InvalidValueError(f"cache must be the path of a folder, not {quoted(cache)}")
     return Path(folder) if folder else None
 
 

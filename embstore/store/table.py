@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidTypeError, InvalidValueError, quoted
+from embstore.errors import InvalidValueError, quoted
 from embstore.store.index import Index, Labels, Strings
 
 COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source")
@@ -23,7 +23,7 @@ def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: S
     """
     known = [*COLUMNS, *index.labels, TEXT]
     if isinstance(columns, str) or not isinstance(columns, Iterable | None):
-        raise InvalidTypeError(f"columns must be a list of names, not {quoted(columns)}")
+        raise InvalidValueError(f"columns must be a list of names, not {quoted(columns)}")
     for name in known if columns is None else columns:
         if name not in known:
             raise InvalidValueError(f"there is no column {name!r}: the occurrence table has {', '.join(known)}")
@@ -67,7 +67,7 @@ def label_column(name: str, values: Any, rows: NDArray[np.int64] | None, n_rows:
     try:
         labels = pl.Series(name, values if isinstance(values, pl.Series) else list(values), strict=False)
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
-        raise InvalidTypeError(f"{quoted(values)} are not labels of {name!r}: give a list of strings") from None
+        raise InvalidValueError(f"{quoted(values)} are not labels of {name!r}: give a list of strings") from None
     rows = np.arange(n_rows) if rows is None else rows
     if len(labels) != len(rows):
         raise InvalidValueError(f"{len(labels):,} values of {name!r} do not fit {len(rows):,} rows: give one for each")

@@ -24,7 +24,6 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from embstore.analysis.neighbors import index_kinds as kinds
@@ -35,13 +34,13 @@ from embstore.errors import (
     NonFiniteError,
     SearchIndexError,
     SearchIndexNotFoundError,
-    StoreBusyError,
     StoreDamagedError,
     quoted,
 )
 from embstore.store import Store
 from embstore.store.metadata import canonical, document_crc32c
 from embstore.store.storage.files import crc32c_of_file, fsync_folder, remove, replacing, storing
+from embstore.store.storage.lock import ProcessLock
 from embstore.store.zarr.format import INDEXES
 from embstore.vectors.kmeans import unit_rows
 
@@ -315,22 +314,14 @@ def write_durably(path: Path, data: bytes) -> None:
 def building(folder: Path) -> Iterator[Path]:
     """Create or find the folder in which an index is built, locked by one process. Raises StoreBusyError."""
     new = building_folder(folder)
-    lock = FileLock(lock_file(folder), thread_local=False)
+    busy = f"another process is building the index {folder.name}; wait until it ends, or stop it"
     with storing(new):
         new.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise StoreBusyError(
-                f"another process is building the index {folder.name}; wait until it ends, or stop it"
-            ) from None
-        try:
-            new.mkdir(parents=True, exist_ok=True)
-            yield new
+            with ProcessLock(lock_file(folder), busy):
+                new.mkdir(parents=True, exist_ok=True)
+                yield new
         finally:
-            if os.name != "nt":  # Windows removes the file itself and does not allow removing an open one
-                lock_file(folder).unlink(missing_ok=True)
-            lock.release()
             if folder.parent.is_dir() and not os.listdir(folder.parent):
                 folder.parent.rmdir()
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from embstore.errors import InvalidTypeError, InvalidValueError, quoted
+from embstore.errors import InvalidValueError, quoted
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 
@@ -75,7 +75,7 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
     if isinstance(location, ObjectPath):
         return location
     if not isinstance(location, str | os.PathLike):
-        raise InvalidTypeError(f"a store is named by its path or URL, not by {quoted(location)}")
+        raise InvalidValueError(f"a store is named by its path or URL, not by {quoted(location)}")
     text = os.fsdecode(location)
     if not text or "\0" in text:
         raise InvalidValueError(f"{quoted(text)} cannot be the path of a store")

@@ -14,35 +14,33 @@ from embstore.store.storage.files import remove, storing
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
-class StoreLock:
-    """An exclusive lock on the store at `path`, held by one process; a context manager.
+class ProcessLock:
+    """A lock on `file` that one process holds at a time; a context manager.
 
-    Entering raises StoreBusyError where another process holds the lock, and removes what an interrupted creation
-    left behind. The operating system releases the lock when the process ends. The lock file is removed on release.
+    Entering raises StoreBusyError with the message `busy` where another process holds it. The operating system
+    releases the lock when the process ends. The file is removed on release.
 
     A file system without locks (some NFS and Lustre mounts) has a second file instead, whose existence is the lock
     and which names the process and machine that hold it. After a crash the next process on that machine removes it;
     a process on another machine says which file to remove.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file = path.with_name(f"{path.name}.lock")
-        self.held_file = path.with_name(f"{path.name}.lock.held")
-        self._lock: BaseFileLock = FileLock(self.file, thread_local=False, fallback_to_soft=False)
+    def __init__(self, file: Path, busy: str) -> None:
+        self.file = file
+        self.held_file = file.with_name(f"{file.name}.held")
+        self._busy = busy
+        self._lock: BaseFileLock = FileLock(file, thread_local=False, fallback_to_soft=False)
 
-    def __enter__(self) -> StoreLock:
+    def __enter__(self) -> ProcessLock:
         try:
             with storing(self.file):
                 self._acquire()
-                remove(new_path(self.path))
         except BaseException:
             self.release()
             raise
         return self
 
     def _acquire(self) -> None:
-        busy = f"another process is writing {self.path}; wait until it ends, or stop it"
         try:
             try:
                 self._lock.acquire(blocking=False)
@@ -56,6 +54,7 @@ class StoreLock:
             self.file.touch()
             self._lock.acquire(blocking=False)
         except Timeout:
+            busy = self._busy
             if isinstance(self._lock, SoftFileLock):
                 busy += f"; its file system has no locks: if process {self._lock.pid} on the machine where it runs has "
                 busy += f"ended, remove {self.held_file}"
@@ -74,6 +73,19 @@ class StoreLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+class StoreLock(ProcessLock):
+    """The exclusive lock on the store at `path`; entering also removes what an interrupted creation left behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        busy = f"another process is writing {path}; wait until it ends, or stop it"
+        super().__init__(path.with_name(f"{path.name}.lock"), busy)
+
+    def _acquire(self) -> None:
+        super()._acquire()
+        remove(new_path(self.path))
 
 
 def new_path(path: Path) -> Path:
