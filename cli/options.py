@@ -168,7 +168,7 @@ def _converted(value: Any, kind: Any) -> Any:
         return Path(value)
     if kind in (bool, str) and type(value) is kind:
         return value
-    if kind is int and type(value) is int and value >= 0:
+    if kind is int and type(value) is int and 0 <= value < 2**63:
         return value
     raise ValueError
 

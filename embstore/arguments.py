@@ -9,7 +9,7 @@ from functools import lru_cache, wraps
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from embstore.errors import InvalidValueError, quoted
@@ -70,7 +70,12 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     checked_class: Any = getattr(function, "__checked_class__", object)
     modules = [each.__module__ for each in reversed(checked_class.__mro__)] + [function.__module__]
-    known = _BY_NAME | {name: value for module in modules for name, value in vars(sys.modules[module]).items()}
+    polars = SimpleNamespace(DataFrame=_BY_NAME["DataFrame"])
+    known = (
+        {"pl": polars}
+        | _BY_NAME
+        | {name: value for module in modules for name, value in vars(sys.modules[module]).items()}
+    )
     for name, parameter in inspect.signature(function).parameters.items():
         variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if variable or parameter.annotation is parameter.empty:

@@ -7,15 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
+import torch
+import transformers
 
 import embstore as es
 from embstore.corpus import read_word_classes
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, ProbeResult, Training, load, split_words
 from embstore.studies import StudyResult, Zhao2020, published
-from embstore.studies.zhao2020 import report
+from embstore.studies.study import StudyFolder
+from embstore.studies.zhao2020 import figures, report
 from tests.models import tiny
 from tests.models.finetuning import planted
 
@@ -92,7 +96,6 @@ def _directly(
     return ProbeResult.concat(results).summary()
 
 
-@pytest.mark.slow
 def test_every_table_is_that_of_its_parts(study: StudyResult, corpus: Path) -> None:
     types = _directly(study, corpus, {"BERTw": "bertw", "AVG": "bert-full"}, level="type")
     own = study.frames["types"].filter((pl.col("vocabulary") == "own") & pl.col("store").is_in(["BERTw", "AVG"]))
@@ -103,7 +106,6 @@ def test_every_table_is_that_of_its_parts(study: StudyResult, corpus: Path) -> N
     assert study.frames["windows"].filter(pl.col("window") == 2).drop("vocabulary", "window").equals(window)
 
 
-@pytest.mark.slow
 def test_a_table_of_vectors_is_compared_on_its_own_words_and_left_out_for_too_few(study: StudyResult) -> None:
     few = study.frames["types"].filter(pl.col("vocabulary") == "few")
     assert set(few["store"]) == {"Rand", "BERTw", "skip-gram", "AVG", "few"}
@@ -115,7 +117,6 @@ def test_a_table_of_vectors_is_compared_on_its_own_words_and_left_out_for_too_fe
     assert "too few words" in (study.folder / "report.md").read_text()
 
 
-@pytest.mark.slow
 def test_the_words_pairs_and_contexts_of_each_split(study: StudyResult, corpus: Path) -> None:
     pairs: dict[tuple[str, str], int] = {}
     for line in corpus.read_text().splitlines():
@@ -130,7 +131,6 @@ def test_the_words_pairs_and_contexts_of_each_split(study: StudyResult, corpus: 
     assert animals["pairs"] == sum(label == "animal" for _, label in held)
 
 
-@pytest.mark.slow
 def test_the_same_call_finds_its_work_done(
     study: StudyResult, corpus: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,20 +144,100 @@ def test_the_same_call_finds_its_work_done(
         assert again.frames[name].equals(study.frames[name])
     with pytest.raises(AssertionError, match="done already"):  # other probes are other tables
         es.reproduce(with_vectors(corpus, epochs=4), corpus, model=model, out=study.folder)
+    es.reproduce(with_vectors(corpus), corpus, model=model, out=study.folder)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "no origin"])
+def test_a_damaged_table_is_made_again(damage: str, tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    made: list[int] = []
+
+    def make() -> pl.DataFrame:
+        made.append(1)
+        return pl.DataFrame({"value": [0.5, 0.25]})
+
+    whole = folder.table("scores", {"seed": 0}, make)
+    table, origin = (tmp_path / "tables" / f"scores.{suffix}" for suffix in ("parquet", "json"))
+    data = table.read_bytes()
+    place = data.index(b"\x00\x00\x00\x00\x00\x00\xe0\x3f")  # 0.5
+    flipped = data[: place + 6] + bytes([data[place + 6] ^ 1]) + data[place + 7 :]
+    table.write_bytes({"flipped": flipped, "cut": data[:-9], "empty": b"", "no origin": data}[damage])
+    if damage == "no origin":
+        origin.write_text("{")
+    assert folder.table("scores", {"seed": 0}, make).equals(whole)
+    assert (len(made), table.read_bytes()) == (2, data)
+    assert folder.table("scores", {"seed": 0}, make).equals(whole)
+    assert len(made) == 2
+    assert folder.table("scores", {"seed": 1}, make).equals(whole)
+    assert len(made) == 3
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(
+    study: StudyResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = study.report.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(es.errors.StorageError, match=r"report\.md"):
+        replace(study, title="Another").save()
+    assert study.report.read_bytes() == before
+    assert not list(study.folder.glob(".*"))
+
+
+def test_scores_are_those_of_numpy(study: StudyResult, corpus: Path) -> None:
+    """Micro F1 by the rule of half: logits of the saved probes, decided and counted without embstore."""
+    probe = load(study.folder / "probes" / "pretrained")
+    assert isinstance(probe, ClassProbe)
+    store = es.open(study.folder / "stores" / "bert-full.zarr")
+    weights = {name: tensor.numpy() for name, tensor in probe.fitted.bank.weights.items()}
+    test = read_word_classes(corpus.parent / "test.tsv")
+    rows: dict[tuple[str, str], list[int]] = {}
+    for row in store.table().to_dicts():
+        if row["word"] in test:
+            rows.setdefault((row["word"], row["class"]), []).append(row["occurrence"])
+    for layer in store.layers:
+        vectors = store.select(layers=layer).vectors(dtype="float64")[0]
+        inputs = np.concatenate([vectors, np.ones((len(vectors), 1))], 1)
+        hidden = np.maximum(np.einsum("nd,pud->pnu", inputs, weights["hidden"][layer]), 0)
+        logits = np.einsum("pnu,pu->pn", hidden, weights["output"][layer]) + weights["bias"][layer][:, None]
+        pairs = [
+            (bool((logits[number, own] > 0).mean() >= 0.5), label == name)
+            for number, name in enumerate(probe.fitted.classes)
+            for (_, label), own in rows.items()
+        ]
+        both, either = pairs.count((True, True)), sum(yes + is_right for yes, is_right in pairs)
+        found = report.f1(study.frames["contexts"], split="test", task="class", store="BERT", layer=layer)
+        assert found["value"].item() == pytest.approx(2 * both / either, abs=1e-9)
+
+
+def hidden_states(model: Path, store: es.Store) -> np.ndarray:
+    """The last layer at the words of the first kept row's sentence, mean over subwords, by transformers alone."""
+    network = transformers.AutoModel.from_pretrained(model).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    first = store.table().row(0, named=True)
+    encoded = tokenizer(first["text"].split(" "), is_split_into_words=True, return_tensors="pt")
+    with torch.no_grad():
+        states = network(**encoded).last_hidden_state[0].numpy()
+    count = len(first["word"].split(" "))
+    words = range(first["position"], first["position"] + count)
+    return states[[place for place, word in enumerate(encoded.word_ids()) if word in words]].mean(0)
+
+
 def test_the_report_holds_every_table_and_figure(study: StudyResult) -> None:
     text = (study.folder / "report.md").read_text()
     for table in study.sections:
         assert f"## {table.title}" in text
     for number in (3, 4, 5):
-        assert (study.folder / "figures" / f"figure{number}.png").stat().st_size > 5000
+        assert (study.folder / "figures" / f"figure{number}.png").read_bytes().startswith(b"\x89PNG")
         assert f"figures/figure{number}.png" in text
+    few = next(section for section in study.sections if section.title == "Table 5 on the words of few")
+    assert set(few.rows[0]) == {"representation", "dev", "test"}, "the paper has no scores of these words"
     assert "at most 3 contexts a word-class pair (100)" in text
 
 
-@pytest.mark.slow
 def test_published_layers_are_shown_only_for_a_model_with_as_many(study: StudyResult) -> None:
     def paper(n_layers: int) -> dict[str, str]:
         table = report.contexts(report.Scores(SETTINGS, n_layers, study.frames))
@@ -172,10 +252,15 @@ def test_published_layers_are_shown_only_for_a_model_with_as_many(study: StudyRe
     assert as_deep["BERT, layer 2"] == "0.688"
 
 
-@pytest.mark.slow
 def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tmp_path: Path) -> None:
     data = {task: planted.folder(tmp_path / task, task, train=24, dev=8) for task in ("pos", "ner")}
     study = es.reproduce(replace(SETTINGS, tuning=data), corpus, model=model, out=tmp_path / "study")
+    for task in data:
+        store = es.open(study.folder / "stores" / f"tuned-{task}.zarr")
+        own, pretrained = (hidden_states(each, store) for each in (study.folder / "models" / task, model))
+        stored = store.gather([0], store.layers[-1]).astype(np.float64)[0]
+        np.testing.assert_allclose(stored, own, atol=4e-3)
+        assert np.abs(own - pretrained).max() > 4e-2, "the store holds the tuned weights, not those it began with"
     store = es.open(study.folder / "stores" / "tuned-pos.zarr")
     probe = load(study.folder / "probes" / "pretrained")
     assert isinstance(probe, ClassProbe)
@@ -216,6 +301,111 @@ def test_missing_word_lists_and_a_file_as_folder_are_refused(corpus: Path, model
         es.reproduce(SETTINGS, corpus, model=model, out=alone)
     with pytest.raises(es.errors.EmbstoreError, match=r"nowhere\.tsv"):
         es.reproduce(replace(SETTINGS, train="nowhere.tsv"), corpus, model=model, out=tmp_path / "out")
+
+
+REFUSED = {
+    "epochs": ({"epochs": 0}, "epochs 0 is not allowed"),
+    "hidden units": ({"hidden_size": 0}, "hidden"),
+    "contexts": ({"max_contexts": 0}, "max_contexts 0 is not allowed"),
+    "seeds": ({"seeds": (-1,)}, "-1"),
+    "windows": ({"context_windows": (-2, None)}, "context_windows"),
+    "tuning epochs": ({"tuning_epochs": 0}, "epochs"),
+    "skip-gram": ({"skipgram_size": 0}, "size 0 is not allowed"),
+    "sentences": ({"similarity_sentences": 0}, "similarity_sentences 0 is not allowed"),
+    "kind": ({"kind": "deep"}, "deep"),
+    "vectors": ({"vectors": {"GloVe": "gone.txt"}}, r"gone\.txt"),
+    "vectors of text": ({"vectors": {"GloVe": "corpus.txt"}}, r"corpus\.txt"),
+    "tuning": ({"tuning": {"pos": "gone"}}, "no data at gone"),
+    "tuning file": ({"tuning": {"pos": "corpus.txt"}}, r"corpus\.txt is a file"),
+    "tuning of one label": ({"tuning": {"pos": "one"}}, "every label is 'X'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_used_is_refused_before_anything_is_extracted(
+    case: str, corpus: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text(corpus.read_text())
+    (tmp_path / "one").mkdir()
+    for split in ("train", "dev"):
+        (tmp_path / "one" / f"{split}.conll").write_text("a\tX\nb\tX\n\n")
+    changes, message = REFUSED[case]
+    with pytest.raises(es.errors.InputError, match=message) as refused:
+        es.reproduce(replace(SETTINGS, **changes), corpus, model=model, out=tmp_path / "out")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def scores_of(n_layers: int) -> report.Scores:
+    """Scores that count: layer l of the model has 0.01 l, and so on, on every split."""
+    rows: list[dict[str, Any]] = []
+    for store, layers in (("AVG", range(n_layers + 1)), ("Rand", [0]), ("BERT", range(n_layers + 1)), ("P-BERT", [0])):
+        rows += [{"store": store, "layer": layer, "value": 0.01 * layer} for layer in layers]
+    frame = pl.DataFrame(rows).with_columns(
+        task=pl.lit("class"), metric=pl.lit("f1"), item=pl.lit(""), deviation=pl.lit(None, pl.Float64),
+        vocabulary=pl.lit("own"), count=pl.lit(7),
+    )  # fmt: skip
+    frame = pl.concat([frame.with_columns(split=pl.lit(split)) for split in ("dev", "test")])
+    types, contexts = (frame.filter(pl.col("store").is_in(each)) for each in (["AVG", "Rand"], ["BERT", "P-BERT"]))
+    windows = contexts.with_columns(window=pl.lit(2, pl.Int64), value=pl.col("value") / 2)
+    tuned = contexts.filter(store="BERT").drop("store").with_columns(model=pl.lit("pos"))
+    both = pl.concat([tuned.with_columns(setup=pl.lit(each), value=pl.col("value") / 4) for each in "ab"])
+    maps = [
+        {"task": "pos", "layer": layer, "head": head, "value": 1 - 0.1 * head} for layer in (1, 2) for head in (0, 1)
+    ]
+    frames = {
+        "types": types,
+        "contexts": contexts,
+        "windows": windows,
+        "finetuned": both,
+        "attention": pl.DataFrame(maps),
+    }
+    return report.Scores(replace(SETTINGS, context_windows=(2, None)), n_layers, frames)
+
+
+def lines_of(axis: Any) -> dict[str, list[tuple[float, float]]]:
+    return {line.get_label(): list(zip(*map(list, line.get_data()), strict=True)) for line in axis.get_lines()}
+
+
+def test_the_figures_show_the_scores_and_the_paper_s_layers_where_they_belong() -> None:
+    scores, own = scores_of(12), [(layer, pytest.approx(0.01 * layer)) for layer in range(13)]
+    (axis,) = figures.word_scores(scores).axes
+    heights = dict(zip([text.get_text() for text in axis.get_xticklabels()], axis.patches, strict=True))
+    assert heights["Rand"].get_height() == 0
+    assert heights["AVG 12"].get_height() == pytest.approx(0.12)
+    paper = dict(lines_of(axis)["paper"])
+    assert (paper[0], paper[2], paper[13]) == (0.267, 0.744, 0.806)  # Rand, AVG 1 and AVG 12; AVG 0 has none
+    assert np.isnan(paper[1])
+    (axis,) = figures.layer_scores(scores).axes
+    drawn = lines_of(axis)
+    assert drawn["BERT"] == own
+    assert drawn["paper"] == list(enumerate(published.CONTEXTUAL["test"], 1))
+    assert [y for _, y in drawn["P-BERT"]] == [0, 0]
+    (axis,) = figures.context_sizes(scores).axes
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["2", "all"]
+    assert lines_of(axis)["BERT, layer 12"] == [(0, pytest.approx(0.06)), (1, pytest.approx(0.12))]
+    (axis,) = figures.finetuned(scores).axes
+    drawn = lines_of(axis)
+    assert (drawn["pretrained"], len(drawn["pos (a)"])) == (own, 13)
+    assert drawn["paper"] == [(12, 0.835), (12, 0.072), (12, 0.735)]
+    (axis, _) = figures.attention(scores).axes
+    np.testing.assert_allclose(axis.get_images()[0].get_array(), [[1, 0.9], [1, 0.9]])
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["1", "2"]
+    (axis,) = figures.layer_scores(scores_of(6)).axes
+    assert "paper" not in lines_of(axis), "another model's layers are not the paper's"
+
+
+def test_the_tables_show_the_paper_s_layers_where_they_belong() -> None:
+    rows = {row["representation"]: row for row in report.contexts(scores_of(12)).rows}
+    assert (rows["BERT, layer 0"]["paper test"], rows["BERT, layer 1"]["paper test"]) == ("", "0.645")
+    assert (rows["BERT, layer 12"]["paper test"], rows["P-BERT"]["paper test"]) == ("0.831", "0.670")
+    (table,) = report.types(scores_of(12))
+    averaged = {row["representation"]: row["paper dev"] for row in table.rows}
+    assert (averaged["AVG, layer 0"], averaged["AVG, layer 1"], averaged["AVG, layer 12"]) == ("", "0.746", "0.809")
+    last = report.finetuned(scores_of(12)).rows[-1]
+    assert (last["paper"], last["paper pos (a)"], last["paper pos (b)"]) == ("0.835", "0.072", "0.735")
+    assert "paper" not in report.finetuned(scores_of(6)).rows[-1]
 
 
 def test_the_figures_of_the_paper() -> None:

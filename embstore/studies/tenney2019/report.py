@@ -11,6 +11,7 @@ import polars as pl
 
 from embstore import plot
 from embstore.probes import summary
+from embstore.studies import published
 from embstore.studies.published import ORDER, TASKS
 from embstore.studies.settings import Tenney2019
 from embstore.studies.study import Row, Section, decimals
@@ -100,6 +101,7 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
         }
         if random.layers:
             row["random weights"] = decimals(random.value("f1", random.layers[-1]))
+        row["paper"] = f"P(0) {decimals(published.POS_AT_LAYER_0)}" if task == "pos" else ""
         if scores.settings.control:
             row["selectivity"] = decimals(own.value("selectivity", last))
         for metric, name in WHERE.items():
@@ -110,8 +112,9 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
     note = (
         "Micro F1 of P(0) and P(L) and expected layer on test; in brackets 95 % intervals over sentences; ±: deviation "
         "over the seeds. dev: F1 of P(0) and P(L) on dev, which early stopping uses too. Majority: the "
-        "best constant answer. Random weights: P(L) on an untrained network. The paper's figures are of other models "
-        "and data, and are not in its text. No expected layer is given where too little is gained from P(0) to P(L)."
+        "best constant answer. Random weights: P(L) on an untrained network. Paper: BERT-large on OntoNotes, dev, as "
+        "far as the text states it; its Figure 1 has the other numbers. No expected layer is given where too little is "
+        "gained from P(0) to P(L)."
     )
     return Section(f"Figure 1. Tasks by metric{suffix}", note, rows)
 
@@ -173,9 +176,16 @@ def layers_table(scores: Scores, model: str, suffix: str) -> Section:
     for task in scores.tasks:
         own = TaskScores(means, task)
         for metric, name in kinds.items():
-            values = {str(layer): decimals(own.value(metric, layer)) for layer in own.layers}
-            rows.append({"task": title_of(task), "": name, **values})
-    return Section(f"Figure 2. By layer{suffix}", "Columns are layers.", rows)
+            values = [(own.value(metric, layer), layer) for layer in own.layers]
+            known = [(value, layer) for value, layer in values if value is not None]
+            row: Row = {"task": title_of(task), "": name, **{str(layer): decimals(value) for value, layer in values}}
+            rows.append(row | {"highest": f"{max(known)[1]} of {own.layers[-1]}" if known else ""})
+    (low, high), (first, last), depth = published.HIGHEST_WEIGHTS, published.HIGHEST_GAINS, published.TENNEY_LAYERS
+    note = (
+        "Columns are layers; highest: the layer of the greatest value. The paper, of BERT-large and most tasks: mixing "
+        f"weights are highest in layers {low}-{high} of {depth}, differentials in layers {first}-{last}."
+    )
+    return Section(f"Figure 2. By layer{suffix}", note, rows)
 
 
 def draw(scores: Scores, folder: Path) -> dict[str, str]:

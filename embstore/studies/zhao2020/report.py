@@ -12,6 +12,7 @@ from embstore.studies import published
 from embstore.studies.settings import Zhao2020
 from embstore.studies.study import Row, Section, decimals
 
+OURS = ("representation", "dev", "test")
 PUBLISHED_NAMES = {"skip-gram": "PSE"}  # our name: the paper's
 PAPER = (
     "Paper: BERT-base-uncased on Wiki-PSE; its layers are shown only for a model with as many. Layer 0 is the "
@@ -56,7 +57,7 @@ def sections(scores: Scores) -> list[Section]:
     if len(frames.get("pos_windows", ())):
         found.append(pos_windows(frames["pos_windows"]))
     if "finetuned" in frames:
-        found.append(finetuned(frames["contexts"], frames["finetuned"]))
+        found.append(finetuned(scores))
     return found
 
 
@@ -81,7 +82,7 @@ def score_rows(
     rows = []
     for (name, layer), group in f1(frame, task="class").group_by("store", "layer", maintain_order=True):
         known: dict[str, float] = table.get(PUBLISHED_NAMES.get(str(name), str(name)), {})
-        if name == layered and scores.has_published_layers and isinstance(layer, int) and layer > 0:
+        if by_layer and name == layered and scores.has_published_layers and isinstance(layer, int) and layer > 0:
             known = {split: values[layer - 1] for split, values in by_layer.items()}
         rows.append(
             {
@@ -97,9 +98,13 @@ def score_rows(
 
 def types(scores: Scores) -> Iterable[Section]:
     for (vocabulary,), frame in scores.frames["types"].group_by("vocabulary", maintain_order=True):
-        rows = score_rows(scores, frame, "AVG", published.UNCONTEXTUAL, dict(published.AVERAGED))
-        words = "" if vocabulary == "own" else f", words of {vocabulary} only"
-        yield Section(f"Table 5. One vector per word{words}", PAPER, rows)
+        if vocabulary == "own":
+            rows = score_rows(scores, frame, "AVG", published.UNCONTEXTUAL, dict(published.AVERAGED))
+            yield Section("Table 5. One vector per word", PAPER, rows)
+        else:
+            rows = [{name: row[name] for name in OURS} for row in score_rows(scores, frame, "AVG", {}, {})]
+            note = f"On the words of {vocabulary} alone, which the paper has no scores for."
+            yield Section(f"Table 5 on the words of {vocabulary}", note, rows)
 
 
 def contexts(scores: Scores) -> Section:
@@ -157,13 +162,21 @@ def pos_windows(frame: pl.DataFrame) -> Section:
     return Section("Table 7. POS accuracy by attention window", "A word attends to this many words on each side.", rows)
 
 
-def finetuned(contexts: pl.DataFrame, frame: pl.DataFrame) -> Section:
+def finetuned(scores: Scores) -> Section:
     rows = []
-    for layer, value in f1(contexts, split="dev", task="class", store="BERT").select("layer", "value").iter_rows():
+    frame, pretrained = scores.frames["finetuned"], f1(scores.frames["contexts"], split="dev", task="class")
+    for layer, value in pretrained.filter(store="BERT").select("layer", "value").iter_rows():
         row: Row = {"layer": layer, "pretrained": decimals(value)}
         after = f1(frame, split="dev", task="class", layer=layer)
         for task, setup, found in after.select("model", "setup", "value").iter_rows():
             row[f"{task} ({setup})"] = decimals(found)
+        stated = published.TUNED_POS
+        if scores.has_published_layers and layer == stated["layer"]:
+            names = {"paper": "pretrained", "paper pos (a)": "a", "paper pos (b)": "b"}
+            row |= {name: decimals(stated[key]) for name, key in names.items()}
         rows.append(row)
-    note = "(a) the probes of the pretrained model, (b) new probes, both on the vectors of the fine-tuned model."
+    note = (
+        "(a) the probes of the pretrained model, (b) new probes, both on the vectors of the fine-tuned model. Of the "
+        "paper's Figure 6 the text states the last layer after POS alone."
+    )
     return Section("Figure 6. Before and after fine-tuning (dev)", note, rows)
