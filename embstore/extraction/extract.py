@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import NoneType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from embstore.errors import (
     StoreDamagedError,
     StoreFormatError,
     WorkerWarning,
-    check_type,
 )
 from embstore.executors import iter_completed, n_workers_of, one_line
 from embstore.extraction.partition import Part
@@ -94,12 +92,12 @@ def extract(
     ExecutorError
         If workers were lost, or could not write some partitions. All that was committed stays.
     """
-    check_type("plan", plan, Plan, "a plan of embstore.plan")
     return extract_together(
         [plan], [parse_location(path)], repair=repair, executor=executor, progress=progress, timings=timings
     )[0]
 
 
+@checked
 def extract_windows(
     plan: WindowPlan,
     path: str | Path | ObjectPath,
@@ -114,7 +112,6 @@ def extract_windows(
     Returns the stores by window; see `WindowPlan.paths` for their paths. The other arguments, and the errors, are
     those of `extract`; nothing is begun if one of the stores that exist was made by another plan.
     """
-    check_type("plan", plan, WindowPlan, "a plan of plan_windows")
     paths = plan.paths(path)
     if len(set(paths.values())) < len(paths):
         raise InvalidValueError(f"{path} names one store for several windows: put {WINDOW_FIELD} in the name")
@@ -153,8 +150,6 @@ def extract_together(
     A partition that is missing in any of the stores is encoded for all of them, so that the batches, and with them
     the bits, are those of a run that was never interrupted.
     """
-    check_type("executor", executor, (Executor, NoneType), "a concurrent.futures.Executor")
-    check_type("timings", timings, (Timings, NoneType), "a Timings")
     targets = [_Target(plan, path, repair=repair) for plan, path in zip(plans, paths, strict=True)]
     timings = timings or Timings()
     began = time.perf_counter()

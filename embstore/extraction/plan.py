@@ -11,7 +11,7 @@ from typing import Any
 
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
-from embstore.errors import CorpusError, EmbstoreError, InvalidValueError, check_type
+from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, estimate
 from embstore.extraction.options import ExtractionOptions, Window, model_layers, window_name
@@ -221,8 +221,7 @@ def plan(
     CorpusError, ModelError, InvalidValueError, StoreMismatchError
         If an input cannot be used.
     """
-    options = ExtractionOptions() if options is None else options
-    check_type("options", options, ExtractionOptions, "ExtractionOptions")
+    options = options or ExtractionOptions()
     source, contexts = open_corpus(corpus), (options.context_window,)
     check_labels(source, options)
     if store is not None:
@@ -246,7 +245,6 @@ def read(
     A store that exists at `store` is resumed with its recorded batch size, if the size would otherwise depend on the
     memory that is free now.
     """
-    check_type("model", model, (str, Path, Encoder), "a model folder, the name of a hub model, or an encoder")
     encoder = model
     if isinstance(encoder, str | Path):
         encoder = load_encoder(encoder, device=device, compute_dtype=compute_dtype)

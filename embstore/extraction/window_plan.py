@@ -9,7 +9,7 @@ from typing import Any
 
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
-from embstore.errors import InvalidValueError, check_type, quoted
+from embstore.errors import InvalidValueError
 from embstore.extraction.estimate import Estimate
 from embstore.extraction.options import ExtractionOptions, Window, check_window, sorted_windows, window_name
 from embstore.extraction.plan import Plan, as_text, make_plan, read
@@ -101,8 +101,7 @@ def plan_windows(
     `plan`. Raises InvalidValueError if neither or both kinds are given, and what `plan` raises.
     """
     kind, windows = _one_kind(context_windows, attention_windows)
-    options = ExtractionOptions() if options is None else options
-    check_type("options", options, ExtractionOptions, "ExtractionOptions")
+    options = options or ExtractionOptions()
     if options.context_window is not None or options.attention_window is not None:
         raise InvalidValueError(f"the options name a window too: give {kind} windows alone")
     source = open_corpus(corpus)
@@ -137,9 +136,7 @@ def _one_kind(contexts: Iterable[Window] | None, attentions: Iterable[Window] | 
     if (contexts is None) == (attentions is None):
         raise InvalidValueError("give several context windows or several attention windows, one of the two")
     kind, given = ("context", contexts) if contexts is not None else ("attention", attentions)
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidValueError(f"{kind} windows {quoted(given)} are not allowed: give a list, such as [0, 2, None]")
-    windows = list(given)
+    windows = [] if given is None else list(given)
     if not windows:
         raise InvalidValueError(f"no {kind} window is given: name one or more, such as 0, 2, 4 and full")
     return kind, sorted_windows(check_window(kind, window) for window in windows)
