@@ -205,6 +205,7 @@ def test_probes_score_other_stores_of_their_width(
     made: Made, probe: ClassProbe, result: ProbeResult, tmp_path: Path
 ) -> None:
     assert probe.score(data=made.store, splits=SPLITS).frame.equals(result.frame)
+    assert probe.score(splits=SPLITS, layers=[4]).frame.equals(result.frame.filter(layer=4))
     fewer = make(tmp_path / "fewer.zarr", words=90, layers=(0, 1))
     assert value(probe.score(data=fewer.store, layers=[1]), 1) == value(result, 1)
     narrow = make(tmp_path / "narrow.zarr", words=90, width=5)

@@ -130,7 +130,7 @@ def test_a_digest_depends_on_values_shapes_and_dtypes() -> None:
 
 def test_settings_have_the_defaults_of_each_probe() -> None:
     given = ClassProbe(training=Training(batch_size=7), seed=2, device="cpu", memory="1GiB").schedule()
-    expected = Schedule(epochs=100, batch_size=7, learning_rate=1e-3, patience=3, seed=2, min_steps=100, memory=2**30)
+    expected = Schedule(epochs=50, batch_size=7, learning_rate=1e-3, patience=3, seed=2, min_steps=100, memory=2**30)
     assert given == expected
     assert EdgeProbe(training=Training(patience=0)).schedule(has_dev=False).patience == 0
     assert sorted(given.order(1, 5).tolist()) == list(range(5))

@@ -63,14 +63,14 @@ class ClassProbe(Probe[FittedClasses]):
     "linear", or "mlp" with one hidden layer of `hidden_size` rectified units. classes: those that get probes; all with
     two train words by default. max_contexts: occurrences of a word-class pair at most, drawn with `seed`; None for all.
     balance: positive examples weigh as much as negative ones. control: also train the control task of Hewitt & Liang
-    2019, in the same model. training: defaults are 100 epochs (of 100 steps or more), batches of 256 examples and
+    2019, in the same model. training: defaults are 50 epochs (of 100 steps or more), batches of 256 examples and
     patience 3. The other settings are those of `Probe`.
 
     Raises InvalidValueError for a setting that is not allowed.
     """
 
     name: ClassVar[str] = "class"
-    defaults: ClassVar[Schedule] = Schedule(epochs=100, batch_size=256, patience=3, min_steps=100)
+    defaults: ClassVar[Schedule] = Schedule(epochs=50, batch_size=256, patience=3, min_steps=100)
     dev_data: ClassVar[str] = "words"
     label: str = "class"
     level: Literal["context", "type"] = "context"
