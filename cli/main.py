@@ -57,6 +57,16 @@ class Application(Group):
             raise Interrupted(str(error) or "interrupted", status) from None
 
 
+OUT_OF_MEMORY = "out of memory: free some, or raise the limit of this process; fewer layers or words need less"
+SIGNS_OF_LITTLE_MEMORY = (
+    "failed to map segment",
+    "annot allocate memory",
+    "bad_alloc",
+    "out of memory",
+    "name 'PySeries' is not defined",  # of Polars, whose library could not be mapped
+    "libllvmlite",
+)
+
 app = typer.Typer(
     name="embstore",
     cls=Application,
@@ -151,13 +161,26 @@ def run() -> None:
     except BrokenPipeError:
         _end_silently()
     except MemoryError:
-        _fail("out of memory: free some, or raise the limit of this process; fewer layers or words need less", 1, debug)
+        _fail(OUT_OF_MEMORY, 1, debug)
     except OSError as error:
+        if is_out_of_memory(error):
+            _fail(OUT_OF_MEMORY, 1, debug)
         _fail(f"{error.filename or 'the output'}: {error.strerror or error}", 1, debug)
     except Exception as error:
         if hasattr(error, "format_message"):
             _fail_usage(error)
+        if is_out_of_memory(error):
+            _fail(OUT_OF_MEMORY, 1, debug)
         _fail(f"{type(error).__name__}: {error} (set EMBSTORE_DEBUG=1 for the traceback)", 1, debug)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error comes of a lack of memory, which packages report in their own ways as they are loaded."""
+    while error is not None:
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in SIGNS_OF_LITTLE_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _terminate(number: int, frame: object) -> NoReturn:

@@ -374,3 +374,29 @@ def test_bad_input_is_one_line_and_leaves_everything_as_it_was(name: str, work: 
     assert work.contents() == before
     gc.collect()
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        ImportError("_helperlib.so: failed to map segment from shared object"),
+        NameError("name 'PySeries' is not defined"),
+        OSError("Could not find/load shared object file 'libllvmlite.so'"),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
+def test_a_lack_of_memory_is_named_whatever_reports_it(
+    error: Exception, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        try:
+            raise error
+        except Exception as cause:
+            raise type(cause)(*cause.args) from cause
+
+    monkeypatch.setattr("embstore.open", fail)
+    ran = work.run("lookup", "store.zarr", "bank")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("embstore: out of memory: free some")
+    assert ran.err.count("\n") == 1
