@@ -175,7 +175,7 @@ def run() -> None:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error comes of a lack of memory, which packages report in their own ways as they are loaded."""
+    """Return whether an error means that there is too little memory, which each package reports in its own way."""
     while error is not None:
         if isinstance(error, MemoryError) or any(sign in str(error) for sign in SIGNS_OF_LITTLE_MEMORY):
             return True

@@ -386,7 +386,7 @@ def test_bad_input_is_one_line_and_leaves_everything_as_it_was(name: str, work: 
         RuntimeError("std::bad_alloc"),
     ],
 )
-def test_a_lack_of_memory_is_named_whatever_reports_it(
+def test_too_little_memory_is_named_whatever_reports_it(
     error: Exception, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object, **options: object) -> None:
