@@ -55,7 +55,7 @@ def open_store(
 ) -> Store:
     """Open a store for reading; an unfinished store is opened with an UnfinishedStoreWarning.
 
-    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://, hf://. `cache`: a folder for
+    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://. `cache`: a folder for
     local copies of a remote store's shards, each downloaded whole when it is first needed. The default is the
     environment variable EMBSTORE_CACHE; without either, rows are requested one by one and not kept. `verify`: with
     "lazy" the index, and each partition before a row of it is first read, are compared with their checksums; a remote

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.errors import InvalidValueError, MissingRowsError, StorageError, UnfinishedStoreWarning
 from embstore.store import Store, StoreWriter, open_store
 from tests.store.example import DTYPES, SUFFIXES, Example, example
 
@@ -223,3 +225,24 @@ def test_no_rows(tmp_path: Path) -> None:
     assert store.gather([], 0).shape == (0, 16)
     assert store.gather_layers([], None).shape == (3, 0, 16)
     assert list(store.scan(0, 5, 5)) == []
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_disk_that_fails_during_a_scan_or_as_a_lock_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    made = example()
+    store = made.make(tmp_path / f"s{suffix}")
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail)
+        with pytest.raises(StorageError, match=r"cannot read .*: Input/output error"):
+            list(store.scan(0))
+    with StoreWriter(store.path) as writer:
+        monkeypatch.setattr(os, "unlink", fail)
+        writer.finish()
+    monkeypatch.undo()
+    assert StoreWriter(store.path).missing() == []  # a lock file that stays is not a lock

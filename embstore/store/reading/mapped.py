@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
-from embstore.store.storage.files import REPAIR_HINT, MappedFile, read_at
+from embstore.store.storage.files import REPAIR_HINT, MappedFile, read_at, reading
 
 PAGE = mmap.PAGESIZE
 _NEAR_PAGES = 4
@@ -119,7 +119,9 @@ class MappedRows:
                 target[...] = self._fill
             else:
                 flat = target.reshape(-1).view(np.uint8)
-                if read_at(descriptor, flat, run.offset + (row - run.start) * run.rows[0].nbytes) < len(flat):
+                with reading(self._file.path):
+                    count = read_at(descriptor, flat, run.offset + (row - run.start) * run.rows[0].nbytes)
+                if count < len(flat):
                     raise StoreDamagedError(f"{self._file.path} is cut short: {REPAIR_HINT}")
             row = end
             number += 1

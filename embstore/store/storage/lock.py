@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from embstore.errors import StoreBusyError
-from embstore.store.storage.files import remove, storing
+from embstore.store.storage.files import clean_up, remove, storing
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 
@@ -68,8 +68,9 @@ class ProcessLock:
         """Release the lock; a second call does nothing."""
         if self.is_held:
             if os.name != "nt":  # Windows removes the file itself and does not allow removing an open one
-                self.file.unlink(missing_ok=True)
-            self._lock.release()
+                clean_up(self.file)  # one that stays is harmless
+            with storing(self.file):
+                self._lock.release()
 
     def __exit__(self, *exception: object) -> None:
         self.release()
