@@ -102,6 +102,9 @@ def test_every_table_is_that_of_its_parts(study: StudyResult, corpus: Path) -> N
     assert own.drop("vocabulary").equals(types)
     contexts = _directly(study, corpus, {"BERT": "bert-full"}, control=True)
     assert study.frames["contexts"].filter(pl.col("store") == "BERT").drop("vocabulary").equals(contexts)
+    unfinished = contexts.filter((pl.col("metric") == "converged") & (pl.col("value") < 1))
+    noted = [note for note in study.notes if note.startswith("bert: early stopping ended")]
+    assert len(noted) == (len(unfinished) > 0) == 1, "few epochs are noted"
     window = _directly(study, corpus, {"BERT": "bert-k2", "P-BERT": "p-bert-k2"}, splits=("dev",))
     assert study.frames["windows"].filter(pl.col("window") == 2).drop("vocabulary", "window").equals(window)
 

@@ -297,7 +297,14 @@ def probe_stores(
         "probes": wanted,
         "splits": list(splits),
     }
-    return run.folder.table(table, made_from, make, needs=needs)
+    frame = run.folder.table(table, made_from, make, needs=needs)
+    share = frame.filter(pl.col("metric") == "converged")["value"].mean()
+    if isinstance(share, float) and share < 1:
+        run.notes.append(
+            f"{table}: early stopping ended the training of {share:.0%} of the probes, the last epoch that of the "
+            "others: scores depend on the number of epochs"
+        )
+    return frame
 
 
 def apply_pretrained(run: Run, name: str, store: Store) -> pl.DataFrame:
