@@ -149,20 +149,25 @@ def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple | range) else value
 
 
-def fitting_store(data: Store | Selection | None, layers: Sequence[int], width: int) -> Store:
-    """Return the store to predict on; raises InvalidValueError for none, or one that does not fit the probes."""
+def fitting_store(
+    data: Store | Selection | None, layers: Sequence[int], width: int, *, what: str = "the probes"
+) -> Store:
+    """Return the store to predict on; raises InvalidValueError for none, or one that does not fit the probes.
+
+    `what`: how the message names the probes.
+    """
     if data is None:
         raise InvalidValueError("loaded probes have no store: give data")
     store = store_of(data)
     if store.hidden_size != width:
         raise InvalidValueError(
-            f"{store.path} has vectors of {store.hidden_size} numbers, the probes were trained on {width}: give a "
+            f"{store.path} has vectors of {store.hidden_size} numbers, {what} were trained on {width}: give a "
             "store of the same width"
         )
     missing = [layer for layer in layers if layer not in store.layers]
     if missing:
         raise InvalidValueError(
-            f"{store.path} has no layer {', '.join(map(str, missing))}, of which there are probes: choose layers among "
+            f"{store.path} has no layer {', '.join(map(str, missing))}, which {what} read: choose layers among "
             f"{', '.join(map(str, store.layers))}"
         )
     return store

@@ -211,7 +211,7 @@ def test_probes_score_other_stores_of_their_width(
     narrow = make(tmp_path / "narrow.zarr", words=90, width=5)
     for options, message in (
         ({"data": narrow.store}, r"narrow\.zarr has vectors of 5 numbers, the probes were trained on 8"),
-        ({"data": fewer.store}, r"fewer\.zarr has no layer 4, of which there are probes"),
+        ({"data": fewer.store}, r"fewer\.zarr has no layer 4, which the probes read"),
         ({"data": fewer.store, "layers": 2}, "layer 2 is not stored"),
         ({"words": made.lists[0]}, "the train and the test words must not overlap"),
         ({"splits": []}, "no split is given to score: give some of train, dev, test"),

@@ -181,11 +181,11 @@ def test_other_stores_are_noted_or_refused(tmp_path: Path) -> None:
         f"edges: the probes were fitted on vectors made otherwise than those of {other.path}: none (now another)",
     )
     for wrong, message in (
-        (store("a.zarr", width=8), "a.zarr has vectors of 8 numbers, the probes were trained on 12"),
+        (store("a.zarr", width=8), "a.zarr has vectors of 8 numbers, the probes of edges were trained on 12"),
         (store("b.zarr", unit="subword"), "the probes of edges read rows of unit word, .*b.zarr has those of unit sub"),
         (
             store("c.zarr", layers=(0, 3)),
-            r"c.zarr has no layer 1, of which there are probes: .* 0, 3$",
+            r"c.zarr has no layer 1, which the probes of edges read: .* 0, 3$",
         ),
     ):
         with pytest.raises(InvalidValueError, match=message):

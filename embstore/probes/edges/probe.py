@@ -273,11 +273,13 @@ class EdgeProbe(Probe[FittedEdges]):
     def _store(self, data: Store | Selection | None) -> Store:
         """Return the store to predict on; raises InvalidValueError if it does not fit the probes."""
         fitted = self.fitted
-        store = fitting_store(fitted.data if data is None else data, fitted.grid.layers, fitted.shape.width)
+        own = fitted.data if data is None else data
+        what = f"the probes of {fitted.labels.name}"
+        store = fitting_store(own, fitted.grid.layers, fitted.shape.width, what=what)
         unit = require_unit(store)
         if unit != fitted.unit:
             raise InvalidValueError(
-                f"the probes of {fitted.labels.name} read rows of unit {fitted.unit}, {store.path} has those of unit "
+                f"{what} read rows of unit {fitted.unit}, {store.path} has those of unit "
                 f"{unit}: extract one with --unit {fitted.unit}"
             )
         return store
