@@ -208,6 +208,13 @@ def test_a_summary_has_an_interval_about_each_mean(written: Written) -> None:
     own = summary.filter(pl.col("metric").cast(pl.String).is_in(["selfsim", "intrasim", "mev"]))
     assert ((own["low"] < own["value"]) & (own["value"] < own["high"])).all()
     np.testing.assert_allclose(own["adjusted_low"], own["low"] - own["baseline"])
+    words = table.filter(pl.col("metric").cast(str) == "selfsim", pl.col("item") != "")
+    wide = words.pivot("layer", index="item", values="value", maintain_order=True).drop("item").to_numpy()
+    for level in (0.95, 0.5):
+        found = summarize_geometry(table, resamples=200, seed=1, level=level)
+        edges = found.filter(pl.col("metric").cast(str) == "selfsim").select("low", "high").to_numpy()
+        means = bootstrap_means(wide, resamples=200, seed=1)
+        np.testing.assert_allclose(edges.T, np.nanquantile(means, [0.5 - level / 2, 0.5 + level / 2], axis=0))
     assert summary.filter(pl.col("metric") == "anisotropy")["low"].null_count() == 2
 
 

@@ -114,6 +114,10 @@ def test_cka_of_one_store_and_of_two(work: Work) -> None:
     store = es.open(work / "store.zarr")
     expected = es.analysis.linear_cka(store, layers=[0, store.layers[-1]])
     assert json.loads(ran.out) == expected.to_dicts()
+    ran = work.run("cka", "store.zarr", "other.h5", "--layers", "0,last", "--json")
+    assert [(row["layer"], row["other_layer"]) for row in json.loads(ran.out)] == [
+        (one, other) for one in (0, store.layers[-1]) for other in (0, store.layers[-1])
+    ]
     ran = work.run("cka", "store.zarr", "other.h5", "--out", "cka.csv", "--plot", "cka.svg", "--set", "memory=1MiB")
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.splitlines()[0] == "linear CKA with each store layer"
