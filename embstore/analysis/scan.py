@@ -290,7 +290,7 @@ def reduce(
     `precision`: float32 or float64, the dtype of the vectors that reducers are given. `parts`: the maximum number of
     parts of a layer (by default one for every 64 MiB of float32, between 2 and 256); the rounding of sums depends on
     `parts` and `block_rows` alone. `threads`: how many parts are reduced at a time (default: one per core; each has
-    states of its own). `max_states`: how many states of each reducer may exist at a time (at least 3), for reducers
+    states of its own). `max_states`: how many states of each reducer may exist at a time (at least 2), for reducers
     with large ones. `executor`: reduce the parts in the workers of a `concurrent.futures.Executor` instead.
     `progress(done, total)` counts occurrences times layers.
 
@@ -302,9 +302,9 @@ def reduce(
     reduction = Reduction(selection, reducers, precision=precision, device=local, block_rows=block_rows)
     n_rows = len(selection.rows)
     if max_states is not None:
-        check_whole("max_states", max_states, 3)
+        check_whole("max_states", max_states, 2)
     spans = part_spans(n_rows, reduction.block_rows, selection.store.hidden_size, parts)
-    in_flight = None if max_states is None else max_states - 2  # one is merged into another
+    in_flight = None if max_states is None else max_states - 1  # the others are merged into one
     n_threads = min(thread_count(threads), len(spans) * len(selection.layers), in_flight or MAX_PARTS)
     calls = (reduction.part(layer, *span, device) for layer in selection.layers for span in spans)
     results, done = {}, 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import threading
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -154,6 +156,36 @@ def test_a_reducer_of_a_user(small: Store) -> None:
         rows = source.rows if isinstance(source, Selection) else np.arange(small.n_rows)
         total = np.arange(len(rows)) @ small.gather(rows, 2)[:, 0].astype(np.float64)
         assert expected[2]["positions"] == [pytest.approx(total), len(rows)]
+
+
+class Living:
+    """A reducer that counts the states that exist at a time."""
+
+    def __init__(self) -> None:
+        self.lock, self.living, self.most = threading.Lock(), 0, 0
+
+    def init(self, scope: Scope) -> None:
+        with self.lock:
+            self.living += 1
+            self.most = max(self.most, self.living)
+        time.sleep(0.02)  # lets the other threads begin
+
+    def update(self, state: None, batch: Batch) -> None:
+        return state
+
+    def merge(self, state: None, other: None) -> None:
+        with self.lock:
+            self.living -= 1
+
+    def finish(self, state: None, scope: Scope) -> int:
+        return self.most
+
+
+@pytest.mark.parametrize("max_states", [2, 3])
+def test_no_more_states_exist_than_allowed(small: Store, max_states: int) -> None:
+    found = reduce(small, {"living": Living()}, block_rows=8, threads=5, max_states=max_states)
+    assert found[2]["living"] <= max_states
+    assert reduce(small, {"living": Living()}, block_rows=8, threads=5)[2]["living"] > max_states
 
 
 def test_parts_depend_on_the_selection_alone() -> None:

@@ -293,7 +293,7 @@ def test_reducers_of_wrong_types_are_refused(written: Written) -> None:
         one_line(partial(reduce, written.store, reducers), InvalidValueError, part)
     for options, part in (
         ({"parts": 1.5}, "parts 1.5"),
-        ({"max_states": 2}, "max_states 2 is not allowed: give 3 or more"),
+        ({"max_states": 1}, "max_states 1 is not allowed: give 2 or more"),
         ({"threads": "2"}, "threads '2'"),
     ):
         one_line(partial(reduce, written.store, {"m": Moments()}, **options), InvalidValueError, part)

@@ -210,7 +210,7 @@ class _Limits:
             "block_rows": block_rows,
             "threads": max(1, threads),
             "parts": max(MIN_PARTS, 8 * size * len(part.rows) // (PART_TIMES * state_nbytes)),
-            "max_states": max(3, self.memory // (2 * state_nbytes)),
+            "max_states": max(2, self.memory // (2 * state_nbytes)),
         }
 
 
