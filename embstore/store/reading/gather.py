@@ -14,7 +14,7 @@ from embstore.store.reading.mapped import TakeSource
 from embstore.store.reading.scan import Snapshot
 from embstore.store.storage.base import wait_all
 from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
-from embstore.store.zarr.remote import Part, RemoteRows
+from embstore.store.zarr.remote import Part, RemoteRows, parts_of
 
 RESUME = "resume the extraction by repeating the call or the `embstore extract` command that began it"
 
@@ -129,13 +129,7 @@ class Gatherer:
             inverse = np.empty(len(rows), np.int64)
             inverse[order] = np.arange(len(rows))
             rows, partitions = rows[order], partitions[order]
-        edges = ((partitions[1:] != partitions[:-1]).nonzero()[0] + 1).tolist()
-        parts = []
-        for first, last in zip([0, *edges], [*edges, len(rows)], strict=True):
-            partition = int(partitions[first])
-            local = rows[first:last] - partition * self._layout.partition_rows
-            parts.append(Part(partition, first, last, local))
-        return parts, inverse
+        return parts_of(rows, partitions, self._layout.partition_rows), inverse
 
     def _take_parts(self, array: str, layer: int, parts: list[Part], out: NDArray[Any]) -> None:
         """Take the rows of each partition at once; prefetch the others where the first few wait for the disk."""

@@ -17,9 +17,10 @@ from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader
 from embstore.store.layout import Layout
 from embstore.store.reading.mapped import Read
+from embstore.store.storage.base import wait_all
 from embstore.store.storage.files import REPAIR_HINT
 from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
-from embstore.store.zarr.remote import ReadAhead
+from embstore.store.zarr.remote import ReadAhead, parts_of
 
 BLOCK_NBYTES = 2 * 2**20
 DENSE = 0.1  # above this share of the rows, reading everything in order is faster than gathering
@@ -122,16 +123,16 @@ class SequentialReader:
             self.read(first, last, between)
             between.take(rows - first, 0, out, "clip")
         else:
-            partitions = rows // self._partition_rows
-            starts = np.flatnonzero(np.diff(partitions, prepend=-1)).tolist()
-            for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-                partition = int(partitions[start])
-                if self._checksums is not None:
-                    self._checksums.require([partition])
-                source = self._reader.rows(self._array, self._layer, partition)
-                local = rows[start:stop] - partition * self._partition_rows
-                source.prefetch(local)
-                source.take(local, out[start:stop])
+            parts = parts_of(rows, rows // self._partition_rows, self._partition_rows)
+            if self._checksums is not None:
+                self._checksums.require(part.partition for part in parts)
+            if self._remote is not None:
+                wait_all(self._remote.begin(self._array, [self._layer], parts, out[None]))
+                return
+            for part in parts:
+                source = self._reader.rows(self._array, self._layer, part.partition)
+                source.prefetch(part.local)
+                source.take(part.local, out[part.first : part.last])
 
 
 def scan_blocks(

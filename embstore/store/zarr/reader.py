@@ -33,7 +33,7 @@ from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
 from embstore.store.storage.local import LocalStorage
 from embstore.store.zarr.format import COMMITS_CHUNK, NODE, array_node, column_key, parse_index, shard_end, shard_key
-from embstore.store.zarr.remote import RemoteLayer, RemoteRows
+from embstore.store.zarr.remote import RemoteRows
 
 MAX_CHUNK_NBYTES = 2**27  # of chunks that the zarr library decompresses
 
@@ -187,9 +187,7 @@ class ZarrReader:
         return self.rows(array, position, 0)
 
     def rows(self, array: str, position: int, partition: int) -> RowSource:
-        """Return the rows of one layer (by its position among the stored ones) of a committed partition."""
-        if self.remote is not None:
-            return RemoteLayer(self.remote, array, position, partition)
+        """Return the rows of one layer (by its position) of a committed partition, whose shard is mapped."""
         key = (array, partition)
         with self._mutex:
             sources = self._shards.get(key)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from threading import Lock
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from embstore.errors import StoreDamagedError
 from embstore.store.arrays import ArraySpec
 from embstore.store.layout import Layout
-from embstore.store.reading.mapped import Read
 from embstore.store.storage.base import KeyNotFoundError, Storage, Version, run_now, wait_all
 from embstore.store.storage.client import setting
 from embstore.store.storage.files import REPAIR_HINT, Bytes
@@ -41,6 +39,16 @@ class Part(NamedTuple):
     first: int
     last: int
     local: NDArray[np.int64]
+
+
+def parts_of(rows: NDArray[np.int64], partitions: NDArray[np.integer], partition_rows: int) -> list[Part]:
+    """Group rows, of which each run has one partition."""
+    edges = ((partitions[1:] != partitions[:-1]).nonzero()[0] + 1).tolist()
+    parts = []
+    for first, last in zip([0, *edges], [*edges, len(rows)], strict=True):
+        partition = int(partitions[first])
+        parts.append(Part(partition, first, last, rows[first:last] - partition * partition_rows))
+    return parts
 
 
 class Shard(NamedTuple):
@@ -202,31 +210,6 @@ class RemoteRows:
             if len(self._shards) > MAX_SHARDS:
                 self._shards.popitem(last=False)
         return shard
-
-
-class RemoteLayer:
-    """A RowSource by requests: one layer of one partition."""
-
-    def __init__(self, rows: RemoteRows, array: str, position: int, partition: int) -> None:
-        self._rows = rows
-        self._array = array
-        self._position = position
-        self._partition = partition
-
-    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        part = Part(self._partition, 0, len(rows), rows)
-        wait_all(self._rows.begin(self._array, [self._position], [part], out[None]))
-
-    def prefetch(self, rows: NDArray[np.int64]) -> None:
-        """Does nothing: no row is requested twice."""
-
-    @contextmanager
-    def reading(self) -> Iterator[Read]:
-        def read(start: int, stop: int, out: NDArray[Any]) -> None:
-            body = self._rows.read_rows(self._array, self._position, self._partition, start, stop)
-            out.reshape(-1).view(np.uint8)[...] = body
-
-        yield read
 
 
 def runs_of(starts: NDArray[np.int64], row_nbytes: int, gap_nbytes: int) -> list[tuple[int, int]]:
