@@ -24,7 +24,7 @@ from embstore.errors import (
 )
 from embstore.store.storage.files import replacing
 from embstore.vectors.fasttext import MAGIC, FastTextTable
-from embstore.vectors.mapped import MappedFile, header_counts, sha256_of_files
+from embstore.vectors.mapped import MappedFile, header_counts, regular_file, sha256_of_files
 from embstore.vectors.word2vec import open_binary, open_text
 from embstore.vectors.word_vectors import RowTable, VectorTable, WordVectors, first_nonfinite, first_repeated
 
@@ -101,7 +101,7 @@ def vocabulary_path(path: Path) -> Path:
 
 def _open_npy(path: Path) -> RowTable:
     try:
-        stored = np.load(path, mmap_mode="r", allow_pickle=False)
+        stored = np.load(regular_file(path), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise WordVectorsNotFoundError(f"no word vectors at {path}: give an existing file") from None
     except (OSError, ValueError, EOFError) as error:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
+import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +27,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with regular_file(path).open("rb") as file:
                 if file.peek(4)[:4].startswith((GZIP_MAGIC, ZSTD_MAGIC)):
                     with tempfile.TemporaryFile() as plain:
                         for block in read_blocks(path):
@@ -70,6 +73,16 @@ class MappedFile:
             where = "" if line else f" (word {row + 1})"
             message = f"the vector of {words[row]!r}{where} has NaN or infinity in it"
             raise self.error(message, line=line + row if line else None)
+
+
+def regular_file(path: Path) -> Path:
+    """Return the path of a file; raises OSError for a folder, and for a pipe or device, which could be waited for."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe or device, not a file", str(path))
+    return path
 
 
 def _mapped(descriptor: int) -> mmap.mmap | bytes:

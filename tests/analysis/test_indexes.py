@@ -258,6 +258,19 @@ def test_an_index_with_missing_rows_is_not_put_in_place(made: Written, monkeypat
     assert "short" not in [state.name for state in list_indexes(made.store)]
 
 
+def test_each_block_of_a_graph_has_random_numbers_of_its_own_that_the_seed_fixes() -> None:
+    vectors = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
+    levels = []
+    for seed in (0, 0, 1):
+        index = index_kinds.new_index("HNSW8", 8, "l2")
+        for start in (0, 200):
+            index_kinds.add(index, vectors[start : start + 200], seed)
+        levels.append(faiss.vector_to_array(index.hnsw.levels))
+    assert (levels[0] == levels[1]).all()
+    assert (levels[0] != levels[2]).any()
+    assert (levels[0][:200] != levels[0][200:]).any()
+
+
 def test_an_index_that_faiss_cannot_search_is_one_line(made: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     index = build_index(made.store, layer=LAYER, kind="flat", threads=1)
 

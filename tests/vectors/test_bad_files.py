@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.errors import InvalidValueError, StorageError, WordVectorsError, WordVectorsNotFoundError
-from embstore.vectors import WordVectors, read_vectors, write_vectors
+from embstore.errors import BenchmarkError, InvalidValueError, StorageError, WordVectorsError, WordVectorsNotFoundError
+from embstore.vectors import WordVectors, open_vector_table, read_benchmarks, read_vectors, write_vectors
 
 
 def entry(word: bytes, *numbers: float) -> bytes:
@@ -127,6 +128,27 @@ def test_paths(tmp_path: Path) -> None:
         read_vectors(tmp_path / "v.gz")
     with pytest.raises(StorageError, match=r"the folder .*none does not exist"):
         write_vectors(WordVectors(("a",), np.ones((1, 1))), tmp_path / "none" / "v.txt")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    for name in ("v.txt", "v.npy", "similarity.txt"):
+        os.mkfifo(tmp_path / name)
+    for call in (
+        lambda: read_vectors(tmp_path / "v.txt"),
+        lambda: read_vectors(tmp_path / "v.npy", format="npy"),
+        lambda: open_vector_table(tmp_path / "v.txt"),
+        lambda: read_benchmarks(tmp_path / "similarity.txt"),
+    ):
+        with pytest.raises((WordVectorsError, BenchmarkError), match=r"a pipe or device|no benchmark in it"):
+            call()
+
+
+def test_a_benchmark_that_decompresses_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "similarity").mkdir()
+    (tmp_path / "similarity" / "s.gz").write_bytes(gzip.compress(b"a b 1\n" * 2**24, 1))
+    with pytest.raises(BenchmarkError, match=r"s\.gz: more than 67,108,864 bytes, too many for a benchmark"):
+        read_benchmarks(tmp_path)
 
 
 ONE = WordVectors(("a",), np.ones((1, 1)))

@@ -6,12 +6,10 @@ checkpoint.
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +41,7 @@ from embstore.store.storage.files import crc32c_of_file, fsync_folder, remove, r
 from embstore.store.storage.lock import ProcessLock
 from embstore.store.zarr.format import INDEXES
 from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.mapped import regular_file
 
 FORMAT_VERSION = 1
 METADATA, SPACE, FAISS = "index.json", "space.npz", "index.faiss"
@@ -195,7 +194,7 @@ def not_found(store: Store, name: str) -> SearchIndexNotFoundError:
 def read_info(folder: Path) -> IndexInfo:
     """Read the metadata of an index; raises SearchIndexError if it is damaged or of a newer format."""
     try:
-        fields = json.loads(_regular(folder / METADATA).read_bytes())
+        fields = json.loads(regular_file(folder / METADATA).read_bytes())
         if fields["format_version"] > FORMAT_VERSION:
             raise SearchIndexError(
                 f"the index {folder} has format {fields['format_version']}; this version reads up to "
@@ -217,13 +216,6 @@ def read_info(folder: Path) -> IndexInfo:
             raise
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise SearchIndexError(f"the index {folder} is damaged ({METADATA}: {reason}): {remedy(folder)}") from None
-
-
-def _regular(path: Path) -> Path:
-    """A path that can be read without waiting, which is not so for a pipe; raises OSError."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "not a regular file")
-    return path
 
 
 def require_types(document: Any) -> None:
@@ -259,7 +251,7 @@ def check_files(folder: Path, info: IndexInfo, *, checksums: bool) -> None:
     """Check the sizes of the files of an index and, with `checksums`, their bytes. Raises SearchIndexError."""
     for name, expected in info.files.items():
         try:
-            nbytes = _regular(folder / name).stat().st_size
+            nbytes = regular_file(folder / name).stat().st_size
             crc = crc32c_of_file(folder / name)[0] if checksums and nbytes == expected.nbytes else expected.crc32c
         except OSError as error:
             what = f"{name}: {os.strerror(error.errno or 0)}"
@@ -276,7 +268,7 @@ def read_space(path: Path, settings: IndexSettings) -> Space:
     size = settings.hidden_size
     shapes = {"mean": (size,)} | ({"components": (settings.n_components, size)} if settings.n_components else {})
     try:
-        with np.load(_regular(path), allow_pickle=False) as arrays:
+        with np.load(regular_file(path), allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in shapes}
     except (OSError, ValueError, KeyError, EOFError, MemoryError, AttributeError, TypeError, BadZipFile) as error:
         raise SearchIndexError(f"{path} cannot be read ({quoted(error)}): {remedy(path.parent)}") from None

@@ -16,10 +16,12 @@ from embstore.arguments import checked
 from embstore.corpus.lines import read_blocks
 from embstore.errors import BenchmarkError, CorpusError, InvalidValueError
 from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.mapped import regular_file
 from embstore.vectors.word_vectors import WordVectors
 
 Oov = Literal["skip", "mean"]
 BLOCK_ROWS = 2**14
+MAX_NBYTES = 2**26  # of a benchmark, decompressed
 IntArray = NDArray[np.int64]
 
 
@@ -142,7 +144,12 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
     Raises BenchmarkError if the file cannot be read or is not UTF-8.
     """
     try:
-        text = b"".join(read_blocks(path)).decode("utf-8-sig")
+        content = b""
+        for block in read_blocks(regular_file(path)):
+            content += block
+            if len(content) > MAX_NBYTES:
+                raise BenchmarkError(f"{path}: more than {MAX_NBYTES:,} bytes, too many for a benchmark")
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise BenchmarkError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
