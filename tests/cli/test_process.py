@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -171,6 +172,47 @@ def test_output_to_a_full_disk_is_a_failure_in_one_line(made: Path) -> None:
             [*COMMAND, "info", "store.zarr"], cwd=made, stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (done.returncode, done.stderr) == (1, "embstore: the output: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["lookup", "store.zarr", b"\xff"], "is not text"),
+        (["lookup", "store.zarr", b"\xed\xa0\x80"], "is not text"),
+        (["info", b"\xff.zarr"], "there is no store at"),
+        (["extract", b"\xff.txt", "new.zarr", "-m", "random:4"], "no corpus at"),
+        (["geometry", "store.zarr", "--set", "seed=-1"], "seed=-1 is not allowed: give a whole number"),
+        (["geometry", "store.zarr", "--metrics", b"\xff"], "metric"),
+        (["extract", "corpus.txt", "new.zarr", "-m", "random:4", "--context-window", "9" * 20], "context window 9"),
+        (["plan", "corpus.txt", "-m", "random:4", "--set", "batch_subwords=" + "9" * 20], "batch_subwords"),
+        (["train-vectors", "corpus.txt", "v.txt", "--seed", "-1"], "seed -1 is not allowed"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_no_text_or_too_large_end_in_one_line(
+    arguments: list[str | bytes], says: str, made: Path
+) -> None:
+    done = subprocess.run([*COMMAND, *arguments], cwd=made, env=environment(), capture_output=True, check=False)
+    err = done.stderr.decode("utf-8", "backslashreplace")
+    assert (done.returncode, done.stdout, err.count("\n")) == (2, b"", 1), err
+    assert err.startswith("embstore: "), err
+    assert says in err
+    assert "EMBSTORE_DEBUG" not in err
+
+
+def test_a_reader_that_stops_early_and_a_closed_output_end_quietly(made: Path) -> None:
+    command = shlex.join([*COMMAND, "geometry", "store.zarr", "--min-contexts", "1", "--json"])
+    piped = subprocess.run(f"{command} | head -n 1", shell=True, cwd=made, env=environment(), capture_output=True)
+    assert (piped.stdout, piped.stderr) == (b"[\n", b"")
+    closed = subprocess.run(f"{command} >&-", shell=True, cwd=made, env=environment(), capture_output=True)
+    assert b"Traceback" not in closed.stderr
+    assert closed.stderr.count(b"\n") <= 1
+
+
+@pytest.mark.parametrize("columns", [1, 20])
+def test_a_very_narrow_terminal(columns: int, made: Path) -> None:
+    for arguments in (("lookup", "store.zarr", "bank"), ("geometry", "store.zarr", "--min-contexts", "1"), ("--help",)):
+        ran = run_process(*arguments, cwd=made, env=environment(COLUMNS=str(columns)))
+        assert (ran.status, ran.err) == (0, "")
 
 
 def test_words_beyond_the_output_s_encoding_are_escaped(made: Path) -> None:
