@@ -37,6 +37,7 @@ from embstore.progress import Progress, reporting
 from embstore.store import Store, StoreWriter, create_store, open_store, verify
 from embstore.store.backend import exists, open_reader
 from embstore.store.check.repair import repair_layout
+from embstore.store.storage.files import storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
 from embstore.store.writer import place_mark, remove_store
@@ -245,7 +246,8 @@ class _Target:
         self.center = store.center
         self.window = plan.contexts.index(plan.options.context_window)
         # A leftover lock is tidied by a writer; without one a finished store may be on a read-only disk.
-        locked = isinstance(path, Path) and StoreLock(path).file.exists()
+        with storing(path):
+            locked = isinstance(path, Path) and StoreLock(path).file.exists()
         self.complete = store.finished and not self._damaged and not locked
 
     def open(self, writer: StoreWriter) -> None:

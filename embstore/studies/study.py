@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from embstore.errors import InvalidValueError, StorageError
 from embstore.progress import Progress
 from embstore.store.metadata import canonical
-from embstore.store.storage.files import crc32c, replacing, write_frame
+from embstore.store.storage.files import crc32c, replacing, storing, write_frame
 
 if TYPE_CHECKING:
     import polars as pl
@@ -41,9 +41,9 @@ class StudyFolder:
     n_done: int = 0
 
     def __post_init__(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise InvalidValueError(f"{self.path} is a file: give a folder for the study")
         try:
+            if self.path.exists() and not self.path.is_dir():
+                raise InvalidValueError(f"{self.path} is a file: give a folder for the study")
             for name in FOLDERS:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -90,10 +90,11 @@ class StudyFolder:
             if stored["made_from"] == wanted and stored["crc32c"] == crc32c(data) and (needs is None or needs.exists()):
                 return pl.read_parquet(data)
         frame = self.step(name, make)
-        origin.unlink(missing_ok=True)
-        for target in (path, path.with_suffix(".csv")):
-            write_frame(frame, target)
-        write_text(origin, json.dumps({"made_from": wanted, "crc32c": crc32c(path.read_bytes())}, indent=1))
+        with storing(path):
+            origin.unlink(missing_ok=True)
+            for target in (path, path.with_suffix(".csv")):
+                write_frame(frame, target)
+            write_text(origin, json.dumps({"made_from": wanted, "crc32c": crc32c(path.read_bytes())}, indent=1))
         return frame
 
 

@@ -22,7 +22,7 @@ from embstore.errors import (
     check_choice,
     check_whole,
 )
-from embstore.store.storage.files import replacing
+from embstore.store.storage.files import replacing, storing
 from embstore.vectors.fasttext import MAGIC, FastTextTable
 from embstore.vectors.mapped import MappedFile, header_counts, regular_file, sha256_of_files
 from embstore.vectors.word2vec import open_binary, open_text
@@ -224,6 +224,8 @@ def _write_binary(words: Sequence[str], vectors: WordVectors, file: BinaryIO) ->
 
 def _replacing(path: Path) -> AbstractContextManager[Path]:
     """Let the old file stay until the new one, written to the path that this gives, is complete."""
-    if not path.absolute().parent.is_dir():
+    with storing(path):
+        is_folder = path.absolute().parent.is_dir()
+    if not is_folder:
         raise StorageError(f"{path} cannot be written: the folder {path.parent} does not exist")
     return replacing(path)

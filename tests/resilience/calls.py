@@ -82,19 +82,24 @@ class Steps:
 
 
 class Failing:
-    """Lets call number `at`, counted from 0, fail with an errno. A hook; `name` is the call that failed."""
+    """Lets one call on a file in a folder, or on an open file, fail with an errno: number `at`, from 0. A hook.
 
-    def __init__(self, at: int | None, number: int = 0) -> None:
+    `name`: the call that failed.
+    """
+
+    def __init__(self, folder: Path, at: int | None = None, number: int = 0) -> None:
         self.count = 0
         self.name = ""
-        self._at, self._number = at, number
+        self._folder, self._at, self._number = str(folder), at, number
 
     def __call__(self, name: str, call: Call, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        self.count += 1
-        if self.count - 1 == self._at:
-            self.name = named(name, arguments)
-            path = arguments[0] if arguments and isinstance(arguments[0], str | os.PathLike) else None
-            raise OSError(self._number, os.strerror(self._number), path)
+        path = os.fspath(arguments[0]) if arguments and isinstance(arguments[0], str | os.PathLike) else None
+        is_here = str(path).startswith(self._folder) if path is not None else isinstance(arguments[0], int)
+        if is_here:
+            self.count += 1
+            if self.count - 1 == self._at:
+                self.name = named(name, arguments)
+                raise OSError(self._number, os.strerror(self._number), path)
         return call(*arguments, **options)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.resilience.calls import Call, named, watched
+from tests.resilience.calls import Call, watched
 
 ROOT = 0
 BLOCKS = (512, 4096)  # a disk writes a sector whole or not at all
@@ -153,7 +153,7 @@ class Recorder:
 
     def __init__(self, root: Path) -> None:
         self.events: list[Event] = []
-        self.calls: list[str] = []
+        self.calls: list[tuple[str, int]] = []  # each with the bytes that it wrote
         self._root = root
         self._nodes: dict[int, int] = {root.stat().st_ino: ROOT}
         self._count = ROOT
@@ -169,7 +169,7 @@ class Recorder:
         with self._mutex:
             self._look()
             result = call(*arguments, **options)
-            self.calls.append(named(name, arguments))
+            self.calls.append((name, len(arguments[1]) if name == "pwrite" else 0))
             if name == "fsync":
                 node = self._nodes.get(os.fstat(arguments[0]).st_ino)
                 if node is not None:

@@ -31,6 +31,7 @@ from tests.resilience.scene import Reference, assert_honest, make_plan, tree, wr
 
 Tree = dict[str, bytes | None]
 Get = Callable[..., Reference]
+FINISHED = ("finished",)
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Scene:
 
     `state(folder, whole)`: asserts that what is there is whole, or says what is missing, and names it.
     `volatile`: names of files that differ each time.
+    `final`: the states that are allowed once the work has ended, even if the power fails then.
     `warm`: whether it may be done once before processes are forked, which the threads of Polars do not survive.
     """
 
@@ -57,6 +59,7 @@ class Scene:
     store: tuple[str, str] | None = None
     volatile: tuple[str, ...] = ()
     warm: bool = True
+    final: tuple[str, ...] = ("new",)
 
     def tree(self, folder: Path) -> Tree:
         return {name: data for name, data in tree(folder).items() if Path(name).name not in self.volatile}
@@ -85,7 +88,7 @@ def _extraction(suffix: str, dtype: str = "float32", *, workers: int = 0) -> Sce
                 options["executor"] = stack.enter_context(ThreadPoolExecutor(workers))
             es.extract(make_plan(dtype=dtype), folder / f"store{suffix}", progress=progress, **options)
 
-    return Scene(work, _honest(suffix), store=(suffix, dtype))
+    return Scene(work, _honest(suffix), store=(suffix, dtype), final=FINISHED)
 
 
 def _honest(suffix: str) -> Callable[[Path, Whole], str]:
@@ -113,7 +116,7 @@ def _repair(suffix: str) -> Scene:
     def work(folder: Path, progress: Progress) -> None:
         es.extract(make_plan(), folder / f"store{suffix}", repair=True, progress=progress)
 
-    return Scene(work, state, before, store=(suffix, "float32"))
+    return Scene(work, state, before, store=(suffix, "float32"), final=FINISHED)
 
 
 def damage(path: Path) -> None:
@@ -131,9 +134,12 @@ def _export() -> Scene:
         write_tree(get(".zarr").tree, folder / "source.zarr")
 
     def work(folder: Path, progress: Progress) -> None:
-        es.export(folder / "source.zarr", folder / "store.h5", progress=progress)
+        try:
+            es.export(folder / "source.zarr", folder / "store.h5", progress=progress)
+        except es.errors.InvalidValueError:  # it is finished, and nothing is overwritten
+            assert es.open(folder / "store.h5").finished
 
-    return Scene(work, _honest(".h5"), before, store=(".h5", "float32"))
+    return Scene(work, _honest(".h5"), before, store=(".h5", "float32"), final=FINISHED)
 
 
 INDEX = "hidden_states/.index/x"
@@ -227,7 +233,14 @@ def _table() -> Scene:
     def before(folder: Path, get: Get) -> None:
         write(folder, 1)
 
-    return Scene(lambda folder, progress: write(folder, 2), state, before, volatile=("seconds.json",), warm=False)
+    return Scene(
+        lambda folder, progress: write(folder, 2),
+        state,
+        before,
+        volatile=("seconds.json",),
+        warm=False,
+        final=("version 2",),
+    )
 
 
 def _figure(path: Path, version: int) -> None:

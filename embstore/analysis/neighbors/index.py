@@ -46,6 +46,7 @@ from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Store
 from embstore.store.layout import resolve_layer
+from embstore.store.storage.files import reading
 
 FEW_NUMBERS = 2**18  # in vectors that are scored again: with fewer, loading the kernels takes longer than they save
 FEW_ROWS = 10_000  # up to this number of candidates, all are compared
@@ -161,8 +162,9 @@ def open_index(
     if name is None:
         name = _only_index(data, wanted)
     folder = folder_of(data) / checked_name(name)
-    if not folder.is_dir():
-        raise not_found(data, name)
+    with reading(folder):
+        if not folder.is_dir():
+            raise not_found(data, name)
     info = read_info(folder)
     if info.name != name:
         raise SearchIndexError(f"the index {folder} was built as {info.name}: rename its folder to that")

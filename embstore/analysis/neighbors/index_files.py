@@ -36,8 +36,9 @@ from embstore.errors import (
     quoted,
 )
 from embstore.store import Store
+from embstore.store.backend import is_file
 from embstore.store.metadata import canonical, document_crc32c
-from embstore.store.storage.files import crc32c_of_file, fsync_folder, remove, replacing, storing
+from embstore.store.storage.files import crc32c_of_file, fsync_folder, reading, remove, replacing, storing
 from embstore.store.storage.lock import ProcessLock
 from embstore.store.zarr.format import INDEXES
 from embstore.vectors.kmeans import unit_rows
@@ -107,7 +108,7 @@ def folder_of(store: Store) -> Path:
         raise InvalidValueError(
             f"{store.path} cannot have an index, which needs a store on a disk: search without one, or copy the store"
         )
-    return store.path / INDEXES if store.path.is_dir() else store.path.with_name(f"{store.path.name}.index")
+    return store.path.with_name(f"{store.path.name}.index") if is_file(store.path) else store.path / INDEXES
 
 
 def building_folder(folder: Path) -> Path:
@@ -366,8 +367,9 @@ def ensure_index(
 
 def _exists(store: Store, folder: Path, settings: IndexSettings) -> bool:
     """Whether a usable index exists; raises InvalidValueError if it was built with other settings."""
-    if not folder.is_dir():
-        return False
+    with reading(folder):
+        if not folder.is_dir():
+            return False
     try:
         info = read_info(folder)
         require_fresh(store, info)

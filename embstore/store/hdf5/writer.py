@@ -181,8 +181,7 @@ class HDF5Writer:
         """Does nothing: records are written at once."""
 
     def finish(self) -> None:
-        """Make everything durable."""
-        os.fsync(self._descriptor)
+        """Does nothing: rows and records are durable already."""
 
     def close(self) -> None:
         os.close(self._descriptor)
