@@ -71,7 +71,7 @@ def failed_at(
     return None, failing
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path: Path, whole: Callable[[str], Whole]) -> None:
+def test_a_full_disk_is_reported_in_one_line(tmp_path: Path, whole: Callable[[str], Whole]) -> None:
     for scene in ("extraction to Zarr", "repair of HDF5", "result"):
         caught, _ = failed_at(scene, whole(scene), tmp_path / scene, reads=False, at=2, number=errno.ENOSPC)
         assert isinstance(caught, StorageError)
