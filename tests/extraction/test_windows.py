@@ -18,8 +18,9 @@ from embstore.corpus import Sentence
 from embstore.errors import InvalidValueError, ModelError, StorageError, StoreMismatchError
 from embstore.extraction import WindowPlan, extract_windows, plan_windows, store_path
 from embstore.extraction.options import sorted_windows
+from embstore.extraction.windows import Targets, cut_windows
 from embstore.extraction.worker import Timings
-from embstore.models.encoder import Encoder
+from embstore.models.encoder import Encoder, Tokenized
 from embstore.store import Store, StoreWriter
 from tests.extraction.fake import FakeEncoder, span_vector
 from tests.extraction.plans import plan_of, window_plan_of
@@ -244,6 +245,14 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
                 for layer in range(3)
             ]
             np.testing.assert_array_equal(vectors[:, row], np.stack(expected))
+
+
+@pytest.mark.parametrize(("second", "n_windows"), [([0, 2, 3, 4], 2), ([0, 2, 4, 4], 1)])
+def test_windows_are_equal_if_their_subwords_and_words_are(second: list[int], n_windows: int) -> None:
+    two = Tokenized(np.array([5, 6, 5, 6], np.int32), np.array(second), np.array([0, 1, 3]))
+    words = [np.array(each) for each in ([0, 1], [0, 0], [2, 1], [0, 1], [1, 2])]
+    cut = cut_windows(two, Targets(*words), [None], causal=False)
+    assert len(cut.tokenized.sentence_indptr) - 1 == n_windows
 
 
 def test_int8_windows_are_those_of_each_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Values of wrong types in place of every argument of corpora and extraction: one line of an error, or accepted."""
+"""Values of wrong types within corpora and the options of extraction: one line of an error, or accepted."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.corpus import derived_edges, read_edges, read_trees, read_word_classes, read_word_list
 from embstore.errors import EmbstoreError
-from embstore.extraction import extract_windows, plan_windows
+from embstore.extraction import plan_windows
 from tests.extraction.fake import FakeEncoder
 
 WRONG = {
@@ -77,20 +76,7 @@ def calls(value: Any, folder: Path) -> Iterator[tuple[str, Callable[[], object]]
     for name in ("context_windows", "attention_windows"):
         yield call(name, swept, **{name: value})
         yield call(f"one of {name}", swept, **{name: [value]})
-    yield call("extract: plan", es.extract, value, folder / "s.zarr")
-    yield call("extract: path", es.extract, planned(), value, progress=False)
-    for name in ("executor", "timings", "progress"):
-        yield call(f"extract: {name}", es.extract, planned(), folder / "s.zarr", **{"progress": False, name: value})
-    yield call("extract_windows: plan", extract_windows, value, folder / "w.zarr")
     yield call("workers", es.executors.Processes, -1 if value is None else value)
-    for function in (read_edges, read_trees, read_word_list, read_word_classes):
-        yield f"{function.__name__}: path", lambda function=function: list(function(value))  # type: ignore[misc,operator]
-        yield (
-            f"{function.__name__}: encoding",
-            lambda function=function: list(function(folder / "a.txt", encoding=value)),  # type: ignore[misc,operator]
-        )
-    yield call("derived_edges: path", derived_edges, value, "pos")
-    yield call("derived_edges: task", derived_edges, folder / "a.txt", value)
 
 
 @pytest.mark.parametrize("kind", WRONG)
