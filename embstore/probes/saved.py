@@ -37,8 +37,11 @@ def write_tensors(path: Path, document: Mapping[str, Any], tensors: Tensors) -> 
     text = json.dumps(dict(sorted(whole.items())), ensure_ascii=False, allow_nan=False)
     with replacing(path) as partial:
         partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        rights = partial.stat().st_mode  # of any new file; safetensors lets only the owner read its files
         try:
             save_file(plain, partial, {KEY: text})
+            partial.chmod(rights)
         except SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]) if number else 0, str(error)) from error
@@ -67,6 +70,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 def is_saved(path: Path) -> bool:
     """Return whether there is a file of `write_tensors`, damaged or not."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
         with safe_open(path, "pt") as file:
             return KEY in (file.metadata() or {})
     except (OSError, SafetensorError):

@@ -151,6 +151,24 @@ def test_a_failed_save_leaves_the_old_probes(saved: Path, tmp_path: Path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["probes"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links and rights of files")
+def test_links_and_rights_of_files_are_those_of_any_file(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    target, link, plain = tmp_path / "disk" / "probes", tmp_path / "link", tmp_path / "plain"
+    shutil.copy(saved, target)
+    link.symlink_to(target)
+    plain.write_text("")
+    probe = load(link)
+    probe.seed = 9
+    probe.save(link)
+    assert link.is_symlink()
+    assert load(target).seed == 9
+    assert target.stat().st_mode == plain.stat().st_mode
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidValueError, match="pipe exists and is not a file of saved probes"):
+        probe.save(tmp_path / "pipe")
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

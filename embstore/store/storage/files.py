@@ -176,13 +176,14 @@ def replacing(path: Path) -> Iterator[Path]:
     The order is: the file's bytes to disk, rename, the folder's names to disk. Where the block or a step fails, the old
     file stays and the temporary one is removed. Raises StorageError.
     """
-    partial = path.with_name(f".{path.name}.new")
+    target = path.resolve()  # a link stays, and what it names is replaced
+    partial = target.with_name(f".{path.name}.new")
     with storing(path):
         try:
             yield partial
             fsync(partial)
-            os.replace(partial, path)
-            fsync_folder(path.absolute().parent)
+            os.replace(partial, target)
+            fsync_folder(target.parent)
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
