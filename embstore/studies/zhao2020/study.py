@@ -391,7 +391,7 @@ def compare_attention(run: Run, tuned: Mapping[str, FineTuned]) -> pl.DataFrame:
                 progress=run.folder.bars,
             )
 
-        made_from = {"model": run.model, "tuned": each.record, "sentences": count}
+        made_from = {"tuned": each.record, "sentences": count}  # the record has the hash of the model's weights
         frame = run.folder.table(f"attention-{task}", made_from, make)
         frames.append(frame.with_columns(pl.lit(task).alias("task")))
     return pl.concat(frames)
