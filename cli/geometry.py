@@ -10,7 +10,7 @@ import typer
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_whole
 from embstore_cli.output import Drawing, Output, print_table
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def geometry(
     chosen = opt.read_settings(settings, SETTINGS)
     top = chosen.pop("top", 5)
     resampling = {"resamples": chosen.pop("resamples", 1000), "seed": chosen.get("seed", 0)}
+    check_whole("resamples", resampling["resamples"], 1, 10**6)
     executor = opt.executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
     options = {"executor": executor, "min_contexts": min_contexts, "centered": centered, "device": device, **chosen}
     options["metrics"] = list(TITLES) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))

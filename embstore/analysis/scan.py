@@ -378,11 +378,6 @@ def require_store(data: object) -> None:
         raise InvalidValueError(f"{quoted(data)} is not a store: give what es.open or a store's select returns")
 
 
-def rows_of(store: Store, rows: NDArray[np.int64], layers: int | str | Sequence[int]) -> Selection:
-    """The selection of these rows, in their order, at one or several layers."""
-    return Selection(store, layers=layers, rows=rows)
-
-
 def layer_of(data: Store | Selection, layer: int | str) -> int:
     """The number of a stored layer; -1 and "last" are the last layer of `data`. Raises InvalidValueError."""
     require_store(data)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.find import mark_words
 from embstore.analysis.neighbors.space import MAX_SEED, space_of
-from embstore.analysis.scan import layer_of, rows_of
+from embstore.analysis.scan import layer_of
 from embstore.arguments import as_matrix, checked
 from embstore.errors import (
     InvalidValueError,
@@ -206,7 +206,7 @@ def _occurrences_of(data: Store | Selection, word: str, layer: int) -> Selection
     rows = np.intersect1d(chosen.rows, data.rows)
     if not len(rows):
         raise InvalidValueError(f"no occurrence of {word!r} is in this selection of {store.path}: choose others")
-    return rows_of(store, rows, chosen.layers)
+    return Selection(store, rows=rows, layers=chosen.layers)
 
 
 def _check(
