@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -173,6 +174,15 @@ def test_lookup_to_a_file(suffix: str, work: Work) -> None:
         {name: row[name] for name in ("occurrence", "word", "text")} for row in whole
     ]
     assert set(work.contents()) - before == {f"bank.{suffix}"}
+
+
+def test_a_table_that_cannot_be_written_leaves_the_old_one(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    work.write("bank.csv", "old\n")
+    monkeypatch.setattr("os.replace", refuse)
+    work.refuses("lookup store.zarr bank --out bank.csv", "bank.csv", "disk", status=1)
 
 
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
