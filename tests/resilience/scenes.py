@@ -139,7 +139,8 @@ def _export() -> Scene:
         except es.errors.InvalidValueError:  # it is finished, and nothing is overwritten
             assert es.open(folder / "store.h5").finished
 
-    return Scene(work, _honest(".h5"), before, store=(".h5", "float32"), final=FINISHED)
+    volatile = ("store.h5.lock",)  # stays where the copy is finished, since the next call only refuses
+    return Scene(work, _honest(".h5"), before, store=(".h5", "float32"), volatile=volatile, final=FINISHED)
 
 
 INDEX = "hidden_states/.index/x"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,26 @@ def test_an_export_is_recorded_in_the_metadata(made: Made, tmp_path: Path) -> No
     assert [item.count for item in fewer.metadata.dropped] == [len(made.table) - 3]
     other = export(made.store.select(words="river"), tmp_path / "other.zarr")
     assert other.metadata.provenance != first.metadata.provenance
+
+
+def test_folders_of_models_and_corpora_are_not_copied(tmp_path: Path) -> None:
+    """A store of an earlier version may name a user's folders; what was made by hand is the same store."""
+    made = make_store(tmp_path / "s.zarr")
+    names = {"model": "bag:/home/jane doe/wiki.vec", "corpus": "/home/jane doe/diary.txt"}
+    metadata = made.store.metadata
+    for part, name in names.items():
+        metadata = replace(metadata, **{part: {**getattr(metadata, part), "name": name}})
+    create_store(tmp_path / "named.zarr", metadata=metadata, index=made.store.index)
+    with StoreWriter(tmp_path / "named.zarr") as writer:
+        for partition in writer.missing():
+            start, stop = metadata.layout.span(partition)
+            writer.write(partition, {"hidden_states": np.ascontiguousarray(made.vectors[:, start:stop])})
+    copy = export(tmp_path / "named.zarr", tmp_path / "out.zarr")
+    assert (copy.metadata.model["name"], copy.metadata.corpus["name"]) == ("bag:wiki.vec", "diary.txt")
+    assert copy.metadata.fingerprint == metadata.fingerprint
+    assert not any(b"jane" in data for data in all_files(copy.path).values())
+    hub = export(made.store, tmp_path / "hub.zarr")
+    assert hub.metadata == made.store.metadata
 
 
 def test_all_words_named_is_the_whole_store(made: Made, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,8 @@ def export(
 
     `data`: a path, an open store, or a selection with ascending rows. `dtype`: that of the source by default; what is
     not converted is copied bit for bit, int8 codes included. `check`: compare everything that is read with its
-    checksums first. `progress`: a function of (rows written, rows in all), or False for no bar. The same call resumes
-    an interrupted copy.
+    checksums first. `progress`: a function of (rows written, rows in all), or False for no bar. Of a model or corpus
+    that was given by its path, the copy names the file without its folders. The same call resumes an interrupted copy.
 
     Raises MissingRowsError for a store that is not finished, InvalidValueError for a path that is taken and for rows
     that do not ascend, NonFiniteError for values beyond the dtype, StoreDamagedError, StorageError.
@@ -71,7 +72,7 @@ def export(
     require_dtype(dtype)
     rows = _copied_rows(data) if isinstance(data, Selection) else None
     require_free_path(path)
-    metadata = _metadata(source.metadata, positions, rows, dtype)
+    metadata = _metadata(_without_folders(source.metadata), positions, rows, dtype)
     copy = _Copy(source, metadata, positions, rows)
     return fill_store(
         path,
@@ -120,6 +121,16 @@ def _metadata(source: Metadata, layers: list[int], rows: Rows | None, dtype: str
         extraction={**source.extraction, "export": record},
         dropped=dropped,
     )
+
+
+def _without_folders(source: Metadata) -> Metadata:
+    """Return the metadata without the folders of a model or corpus, which say where and whose they were."""
+
+    def bare(part: Mapping[str, Any]) -> dict[str, Any]:
+        names = str(part["name"]).split(":")  # of a model it may be KIND:FILE
+        return {**part, "name": ":".join(name if name[:1] not in "/~" else PurePath(name).name for name in names)}
+
+    return replace(source, model=bare(source.model), corpus=bare(source.corpus))
 
 
 class _Copy:
