@@ -146,6 +146,23 @@ def test_replacing_a_stale_index_can_be_killed_at_any_step(tmp_path: Path) -> No
     assert os.listdir(folder_of(store)) == ["a"]
 
 
+def test_an_index_is_on_disk_under_its_name_before_the_old_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fresh(tmp_path / "s.zarr")
+    index = build_index(store, layer=LAYER, kind="flat", name="a")
+    shutil.copytree(index.path, building_folder(index.path))
+    steps: list[tuple[str, str]] = []
+    rename, sync, remove = os.rename, index_files.fsync_folder, index_files.remove
+    monkeypatch.setattr(os, "rename", lambda old, new: (steps.append(("rename", Path(new).name)), rename(old, new)))
+    monkeypatch.setattr(index_files, "fsync_folder", lambda path: (steps.append(("fsync", path.name)), sync(path)))
+    monkeypatch.setattr(index_files, "remove", lambda path: (steps.append(("remove", path.name)), remove(path)))
+    index_files.put_in_place(index.path)
+    assert [step for step in steps if step != ("remove", "progress.json")] == [
+        ("remove", ".a.old"), ("rename", ".a.old"), ("rename", "a"), ("fsync", ".index"), ("remove", ".a.old"),
+    ]  # fmt: skip
+
+
 def test_another_process_resumes_after_a_kill(tmp_path: Path) -> None:
     store = fresh(tmp_path / "s.zarr")
     code = (

@@ -87,6 +87,12 @@ def test_mean_and_medoid_are_those_of_loops(written: Written, memory: int | None
         np.testing.assert_array_equal(medoids.vectors[place], vectors[medoid_of(vectors)].astype(np.float32))
 
 
+def test_a_zero_vector_is_the_medoid_of_opposites(tmp_path: Path) -> None:
+    few = np.array([[1.0, 2, 0, 0], [-1, -2, 0, 0], [0, 0, 0, 0]])
+    store = write_words(tmp_path / "s.zarr", [("few", few), ("many", np.repeat(few, 3, 0))]).store
+    assert (static_vectors(store, layer=2, method="medoid").vectors == 0).all()
+
+
 def test_all_but_the_top_is_that_of_an_svd(written: Written) -> None:
     means = np.array([written.of(word, 4).mean(0) for word in written.store.index.words])
     rest = means - means.mean(0)

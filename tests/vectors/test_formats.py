@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 import warnings
 from pathlib import Path
@@ -192,3 +193,19 @@ def test_a_failed_write_keeps_the_old_files(
     assert found == before or (failing, suffix) == ("os.fsync", "npy")
     if path.exists():
         assert same(read_vectors(path), table())
+
+
+def test_an_old_array_never_has_the_new_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped between the two renames, there is no array rather than one with the words of another."""
+    write_vectors(table(), tmp_path / "v.npy")
+    replace = os.replace
+
+    def fail(source: Path, target: Path) -> None:
+        if Path(target).suffix == ".npy":
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(StorageError, match="Input/output error"):
+        write_vectors(table(ODD_WORDS[::-1]), tmp_path / "v.npy")
+    assert [path.name for path in tmp_path.iterdir()] == ["v.vocab"]
