@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,8 @@ class Estimate:
     counted: bool
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "store_nbytes": self.store_nbytes,
-            "memory_nbytes": self.memory_nbytes,
-            "free_nbytes": self.free_nbytes,
-            "subwords_per_second": self.subwords_per_second,
-            "seconds": self.seconds,
-            "subwords_to_run": self.subwords_to_run,
-            "subwords_counted": self.counted,
-        }
+        document = {**asdict(self), "subwords_counted": self.counted}
+        return {name: value for name, value in document.items() if name not in ("folder", "counted")}
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the estimate as lines of text, each a name and a value."""
