@@ -89,7 +89,8 @@ def test_mean_and_medoid_are_those_of_loops(written: Written, memory: int | None
 
 def test_a_zero_vector_is_the_medoid_of_opposites(tmp_path: Path) -> None:
     few = np.array([[1.0, 2, 0, 0], [-1, -2, 0, 0], [0, 0, 0, 0]])
-    store = write_words(tmp_path / "s.zarr", [("few", few), ("many", np.repeat(few, 3, 0))]).store
+    words = [(f"w{number}", np.repeat(few, 1 + number // 4, 0)) for number in range(12)]  # each in another order
+    store = write_words(tmp_path / "s.zarr", words).store
     assert (static_vectors(store, layer=2, method="medoid").vectors == 0).all()
 
 
