@@ -140,7 +140,7 @@ def cka(
     settings: Annotated[list[str] | None, opt.set_option(CKA)] = None,
     output: Drawing,
 ) -> None:
-    """Compare layers with each other, of one store or of two, by linear CKA.
+    """Compare the layers of one or two stores by linear CKA.
 
     Centered kernel alignment (Kornblith et al. 2019) is 1 for layers that differ only in rotation, shift and scale.
     """

@@ -14,7 +14,6 @@ import typer
 from embstore import __version__
 from embstore.errors import EmbstoreError, EmbstoreWarning
 from embstore_cli import (
-    bench,
     demo,
     edges,
     extract,
@@ -137,9 +136,9 @@ for _name, _command, _example in (
 _add("reproduce", reproduce.reproduce, PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study")
 
 _bench = _group("bench", "Measure extraction, reading and search on this machine.", MODELS)
-_add("extract", bench.extract, "Commands", "bench extract ewt.conllu --model bert-base-uncased", to=_bench)
-_add("query", bench.query, "Commands", "bench query ewt.zarr", to=_bench)
-_add("neighbors", bench.neighbors, "Commands", "bench neighbors ewt.zarr --queries 1,100", to=_bench)
+_add("extract", models.bench_extract, "Commands", "bench extract ewt.conllu --model bert-base-uncased", to=_bench)
+_add("query", models.bench_query, "Commands", "bench query ewt.zarr", to=_bench)
+_add("neighbors", models.bench_neighbors, "Commands", "bench neighbors ewt.zarr --queries 1,100", to=_bench)
 
 
 def run() -> None:
