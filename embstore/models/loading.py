@@ -111,7 +111,7 @@ def subword_encoder(
 
 
 @checked
-def bag_encoder(encoder: StaticEncoder) -> StaticEncoder:
+def bag_encoder(encoder: Encoder) -> StaticEncoder:
     """Make an encoder that gives every word the mean vector of its sentence, from an encoder without context.
 
     Raises InvalidValueError for any other encoder.

@@ -393,7 +393,7 @@ def test_an_encoder_is_named_by_the_shorthand_that_makes_it(file: Path, bert: Pa
     assert encoder_from_shorthand(bert).info == load_encoder(bert).info
     assert model_kind(bert) == "transformer"
     with pytest.raises(InvalidValueError, match="a bag needs an encoder without context"):
-        bag_encoder(load_encoder(bert))  # type: ignore[arg-type]
+        bag_encoder(load_encoder(bert))
     with pytest.raises(ModelError, match="no model folder"):
         load_encoder("random:12")
     with pytest.raises(InvalidValueError, match="model 'bert' is not in this folder: give the location"):
