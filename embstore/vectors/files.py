@@ -197,7 +197,7 @@ def _without_spaces(words: tuple[str, ...], path: Path) -> Sequence[str]:
         example = next(word for word in words if " " in word)
         phrases = "1 word" if count == 1 else f"{count} words"
         message = f"{path}: the spaces of {phrases} such as {example!r} are written as '_'"
-        warnings.warn(message, RenamedWordsWarning, stacklevel=3)
+        warnings.warn(message, RenamedWordsWarning, stacklevel=4)
     return renamed
 
 

@@ -49,7 +49,7 @@ def open_text(file: MappedFile, *, header: bool, limit: int | None = None) -> Ro
             raise file.error(f"the header says {n_promised} words, {len(words)} follow: the file is cut off", line=1)
         if len(words) > n_promised:
             message = f"{file.path}: {len(words)} words, but its header says {n_promised}: the others are ignored"
-            warnings.warn(message, SurplusWordsWarning, stacklevel=4)
+            warnings.warn(message, SurplusWordsWarning, stacklevel=5)
             words = words[:n_promised]
     if (pair := first_repeated(words)) is not None:
         at, again = (lines.first_line + row for row in pair)

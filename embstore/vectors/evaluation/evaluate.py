@@ -174,7 +174,7 @@ def read_benchmarks(folder: str | Path) -> tuple[Benchmark, ...]:
         names = ", ".join(str(path.relative_to(root)) for path in ignored[:5])
         more = f" and {len(ignored) - 5} more" if len(ignored) > 5 else ""
         count = "1 file is" if len(ignored) == 1 else f"{len(ignored)} files are"
-        warnings.warn(f"{root}: {count} not of a known format: {names}{more}", IgnoredFilesWarning, stacklevel=2)
+        warnings.warn(f"{root}: {count} not of a known format: {names}{more}", IgnoredFilesWarning, stacklevel=3)
     return tuple(benchmarks)
 
 
