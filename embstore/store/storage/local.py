@@ -125,10 +125,8 @@ class LocalStorage(Storage):
         return [self.path / key for key in expected.keys]
 
     def finish(self) -> None:
-        with storing(self.path):
-            if self._temporary.is_dir():
-                remove(self._temporary)
-                fsync_folder(self._temporary.parent)
+        with storing(self.path):  # a power failure may bring the folder back: the next writer removes it
+            remove(self._temporary)
 
     def is_tidy(self) -> bool:
         return not os.path.lexists(self._temporary)
