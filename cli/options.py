@@ -181,7 +181,12 @@ def _described(kind: Any) -> str:
         return " or ".join(map(str, parts))
     if origin is tuple:
         return f"{_described(parts[0])}, or several joined by commas"
-    names = {int: "a whole number of 0 or more", float: "a number", bool: "true or false", Path: "a path"}
+    names = {
+        int: "a whole number of 0 or more within 64 bits",
+        float: "a number",
+        bool: "true or false",
+        Path: "a path",
+    }
     return names.get(kind, "text")
 
 

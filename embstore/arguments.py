@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, wraps
+from itertools import islice
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 MAX_WHOLE = 2**63 - 1  # as arrays and tables hold it
+_CHECKED_MEMBERS = 1000  # of a list; the function itself checks the rest, and what is in a list of lists
 P = ParamSpec("P")
 Result = TypeVar("Result")
 _TEXTS: dict[Any, str] = {
@@ -136,7 +138,7 @@ def _fits(value: object, kind: type) -> bool:
 
 
 def _check_content(name: str, value: object, arm: Any, arms: list[Any]) -> None:
-    """Check the size of a number, the characters of a text, and the members of a list, a tuple, a set or a mapping."""
+    """Check the size of a number, the characters of a text, and the first members of a list or all of a mapping."""
     if isinstance(value, Integral) and abs(int(value)) > MAX_WHOLE:
         raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give a number within 64 bits")
     if isinstance(value, str):
@@ -152,9 +154,9 @@ def _check_content(name: str, value: object, arm: Any, arms: list[Any]) -> None:
         for key, member in value.items():
             _check(f"a key of {name}", key, hints[0])
             _check(f"{name}[{quoted(key)}]", member, hints[1])
-    elif hints and get_origin(arm) in _LISTED:
+    elif hints and get_origin(arm) in _LISTED and get_origin(hints[0]) not in _LISTED:
         first = value.ravel()[:1].tolist() if hasattr(value, "ravel") else ()  # of an array
-        for member in value if isinstance(value, list | tuple | set | frozenset) else first:
+        for member in islice(value, _CHECKED_MEMBERS) if isinstance(value, list | tuple | set | frozenset) else first:
             _check(f"a member of {name}", member, hints[0])
 
 

@@ -300,7 +300,7 @@ STORES = {
         "plan corpus.txt -m gone --context-window 99999999999999999999",
         ("context window 99999999999999999999", "1,000,000"),
     ),
-    "endless batch": option("--set batch_subwords=99999999999999999999", "99999999999999999999", "16,777,216"),
+    "endless batch": option("--set batch_subwords=99999999999999999999", "99999999999999999999", "64 bits"),
     "plan for a store in a file": Bad("plan corpus.txt --model gone/x/y", ("'gone/x/y'", "config.json")),
     "lookup of an unknown word": Bad("lookup store.zarr bnak", ("'bnak'", "'bank'")),
     "lookup of a word like none": Bad("lookup store.zarr 0123456789", ("'0123456789'", "spelled")),
