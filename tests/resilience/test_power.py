@@ -135,7 +135,6 @@ SYNCS: dict[str, dict[str, int]] = {
         f"{FOLDER} < files.make_folders": 7,
         f"{FOLDER} < local._written": 5,
         "local.write_at < writer.set < writer.commit": 5,
-        f"{FOLDER} < local.finish": 1,
     },
     "extraction to HDF5": {
         "writer.create < backend.create < writer.build": 1,
@@ -147,7 +146,6 @@ SYNCS: dict[str, dict[str, int]] = {
         "local.write_at < writer.set < writer.discard": 1,
         "files.write_file < local._written < local.put": 1,
         f"{FOLDER} < local._written": 2,
-        f"{FOLDER} < local.finish": 2,
         "files.write_file < local._written < local.put_new": 1,
         f"{FOLDER} < files.make_folders": 1,
         "local.write_at < writer.set < writer.commit": 1,
