@@ -125,8 +125,9 @@ class LocalStorage(Storage):
         return [self.path / key for key in expected.keys]
 
     def finish(self) -> None:
-        with storing(self.path):  # a power failure may bring the folder back: the next writer removes it
-            remove(self._temporary)
+        if not self.is_tidy():  # a power failure may bring the folder back: the next writer removes it
+            with storing(self.path):
+                remove(self._temporary)
 
     def is_tidy(self) -> bool:
         return not os.path.lexists(self._temporary)
