@@ -204,6 +204,7 @@ def test_bare_import_loads_nothing_heavy(statement: str) -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.slow
 def test_a_plan_loads_no_polars() -> None:
     """Once Polars is loaded, Ctrl-C no longer ends a blocking read of a corpus."""
     code = "import embstore.extraction.plan, embstore.models.loading, sys; print('polars' in sys.modules)"

@@ -109,6 +109,7 @@ def test_own_reducer(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"layer 2: features with the largest mean: {printed}\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["extract_and_select.py", "train_with_torch.py", "read_without_embstore.py", "own_reducer.py"]
 )

@@ -199,6 +199,7 @@ def test_arguments_that_are_no_text_or_too_large_end_in_one_line(
     assert "EMBSTORE_DEBUG" not in err
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_and_a_closed_output_end_quietly(made: Path) -> None:
     command = shlex.join([*COMMAND, "geometry", "store.zarr", "--min-contexts", "1", "--json"])
     piped = subprocess.run(f"{command} | head -n 1", shell=True, cwd=made, env=environment(), capture_output=True)
@@ -208,6 +209,7 @@ def test_a_reader_that_stops_early_and_a_closed_output_end_quietly(made: Path) -
     assert closed.stderr.count(b"\n") <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [1, 20])
 def test_a_very_narrow_terminal(columns: int, made: Path) -> None:
     for arguments in (("lookup", "store.zarr", "bank"), ("geometry", "store.zarr", "--min-contexts", "1"), ("--help",)):
@@ -276,6 +278,7 @@ def test_completion_of_commands_and_options(tmp_path: Path) -> None:
     assert "_EMBSTORE_COMPLETE=complete_bash" in run_process("--show-completion", "bash", cwd=tmp_path, env=named).out
 
 
+@pytest.mark.slow
 def test_no_color_sends_no_escapes(made: Path, tmp_path: Path) -> None:
     arguments = ["geometry", str(made / "store.zarr"), "--min-contexts", "2"]
     assert b"\x1b[" in on_a_terminal(arguments, tmp_path)

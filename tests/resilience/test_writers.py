@@ -35,6 +35,7 @@ Get = Callable[..., Reference]
 SCENE = {".zarr": "extraction to Zarr", ".h5": "extraction to HDF5"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_the_second_writer_is_refused_and_the_first_finishes(tmp_path: Path, reference: Get, suffix: str) -> None:
     path = tmp_path / "alone" / f"store{suffix}"

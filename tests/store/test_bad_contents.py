@@ -151,6 +151,7 @@ def test_chunks_that_are_left_out_take_no_memory(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 
+@pytest.mark.slow
 def test_an_hdf5_file_without_its_chunks_takes_no_memory(tmp_path: Path) -> None:
     path = example(rows=300).make(tmp_path / "s.h5").path
     rows = 2**33

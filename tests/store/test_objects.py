@@ -63,6 +63,7 @@ def test_invalid_urls_are_refused_without_repeating_credentials(text: str | Path
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_large_object_is_uploaded_in_parts(objects: ObjectStorage, bucket: Bucket) -> None:
     parts = [np.full(7_000_000, number, np.uint8) for number in range(3)]
     objects.put("large", parts)

@@ -255,6 +255,7 @@ def test_published_layers_are_shown_only_for_a_model_with_as_many(study: StudyRe
     assert as_deep["BERT, layer 2"] == "0.688"
 
 
+@pytest.mark.slow
 def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tmp_path: Path) -> None:
     data = {task: planted.folder(tmp_path / task, task, train=24, dev=8) for task in ("pos", "ner")}
     study = es.reproduce(replace(SETTINGS, tuning=data), corpus, model=model, out=tmp_path / "study")

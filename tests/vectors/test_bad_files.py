@@ -144,6 +144,7 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
             call()
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_decompresses_to_gigabytes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "similarity").mkdir()
     (tmp_path / "similarity" / "s.gz").write_bytes(gzip.compress(b"a b 1\n" * 2**24, 1))
