@@ -16,7 +16,7 @@ from tests import hostile
 from tests.documents import ROOT
 
 SEED = 15
-SAMPLE = 24
+SAMPLE = 16
 CAMPAIGN = 600
 
 

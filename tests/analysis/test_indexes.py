@@ -79,7 +79,10 @@ def test_vectors_that_are_equal_in_float16_are_distinguished(tmp_path: Path, met
     require_nearest(hits.rows, hits.scores, scores_by_hand(queries, made.values[0], metric), metric=metric)
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "hnsw", "OPQ4,IVF4,PQ4x4,RFlat", "PCA6,HNSW8"])
+SLOW_TO_TRAIN = pytest.param("OPQ4,IVF4,PQ4x4,RFlat", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "hnsw", SLOW_TO_TRAIN, "PCA6,HNSW8"])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("rescore", [True, False])
 def test_filters_hold_and_k_answers_come_where_there_are_k(

@@ -137,7 +137,8 @@ def test_many_failures_end_the_extraction(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "s.zarr").exists()  # nothing can be written into it
 
 
-@pytest.mark.parametrize("suffix", [".zarr", pytest.param(".h5", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 def test_a_killed_worker_ends_in_one_line_and_the_same_call_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
@@ -155,7 +156,8 @@ def test_a_killed_worker_ends_in_one_line_and_the_same_call_resumes(
     assert tree_bytes(tmp_path / f"s{suffix}") == tree_bytes(tmp_path / f"plain{suffix}")
 
 
-@pytest.mark.parametrize("suffix", [pytest.param(".zarr", marks=pytest.mark.slow), ".h5"])
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 def test_a_full_disk_on_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     es.extract(make_plan(poisoned()), tmp_path / f"plain{suffix}")
     use_fake_specs(monkeypatch, word="zzz", fault="full disk", folder=tmp_path)
