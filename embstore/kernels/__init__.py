@@ -1,0 +1,1 @@
+"""Compiled loops: rows out of memory maps, exact search, sums of cosines."""
