@@ -139,13 +139,14 @@ def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
     rows, sentences, types = layout.n_rows, -(-layout.n_rows // MEAN_WORDS), arguments.types
     sizes = {
         **dict.fromkeys(
-            [f"occurrence/{name}" for name in ("type", "sentence", "position", "subwords")] + ["type/occurrences"], rows
+            [f"occurrences/{name}" for name in ("type", "sentence", "position", "subwords")] + ["types/occurrences"],
+            rows,
         ),
-        **dict.fromkeys(["type/form_offsets", "type/indptr"], types + 1),
-        "type/form_bytes": types * TEXT_NBYTES,
-        **dict.fromkeys(["sentence/text_offsets", "sentence/indptr"], sentences + 1),
-        "sentence/text_bytes": rows * TEXT_NBYTES,
-        "sentence/source": sentences,
+        **dict.fromkeys(["types/form_offsets", "types/indptr"], types + 1),
+        "types/form_bytes": types * TEXT_NBYTES,
+        **dict.fromkeys(["sentences/text_offsets", "sentences/indptr"], sentences + 1),
+        "sentences/text_bytes": rows * TEXT_NBYTES,
+        "sentences/source": sentences,
         "layer": len(LAYERS),
     }
     arrays = {name: StoredArray((size,), 0) for name, size in sizes.items()}

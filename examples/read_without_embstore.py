@@ -30,11 +30,11 @@ def main(path: str, word: str) -> np.ndarray:
         print(xarray.open_zarr(path, consolidated=False)["hidden_states"].sizes)
 
     # The rows of a word: its number among the types, then the rows of each type in CSR form.
-    words = strings(root["type/form_bytes"][:], root["type/form_offsets"][:])
+    words = strings(root["types/form_bytes"][:], root["types/form_offsets"][:])
     if word not in words:
         sys.exit(f"the store has no word {word!r}")
-    start, stop = root["type/indptr"][words.index(word) : words.index(word) + 2]
-    rows = root["type/occurrences"][start:stop]
+    start, stop = root["types/indptr"][words.index(word) : words.index(word) + 2]
+    rows = root["types/occurrences"][start:stop]
 
     # Its vectors, layer by layer. Rows that are not written yet are NaN in Zarr; /commits lists the written partitions.
     layers = root["layer"][:]
@@ -42,7 +42,7 @@ def main(path: str, word: str) -> np.ndarray:
     print(f"{word!r}: {len(rows)} occurrences in layers {layers.tolist()}, vectors {vectors.shape} {vectors.dtype}")
     for row in rows[:5]:
         print(
-            f"  row {row}: sentence {root['occurrence/sentence'][row]}, word {root['occurrence/position'][row]} of it"
+            f"  row {row}: sentence {root['occurrences/sentence'][row]}, word {root['occurrences/position'][row]} of it"
         )
     return vectors
 

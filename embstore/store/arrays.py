@@ -29,18 +29,18 @@ _Kinds = Mapping[str, tuple[str, tuple[str, ...]]]
 _FROZEN: _Kinds = {
     "layer": ("<i4", ("layer",)),
     "center": ("<f4", ("layer", "feature")),
-    "occurrence/type": ("<i4", ("occurrence",)),
-    "occurrence/sentence": ("<i8", ("occurrence",)),
-    "occurrence/position": ("<i4", ("occurrence",)),
-    "occurrence/subwords": ("<i2", ("occurrence",)),
-    "type/form_offsets": ("<i8", ("type_bound",)),
-    "type/form_bytes": ("|u1", ("form_byte",)),
-    "type/indptr": ("<i8", ("type_bound",)),
-    "type/occurrences": ("<i8", ("occurrence",)),
-    "sentence/text_offsets": ("<i8", ("sentence_bound",)),
-    "sentence/text_bytes": ("|u1", ("text_byte",)),
-    "sentence/indptr": ("<i8", ("sentence_bound",)),
-    "sentence/source": ("<i8", ("sentence",)),
+    "occurrences/type": ("<i4", ("occurrence",)),
+    "occurrences/sentence": ("<i8", ("occurrence",)),
+    "occurrences/position": ("<i4", ("occurrence",)),
+    "occurrences/subwords": ("<i2", ("occurrence",)),
+    "types/form_offsets": ("<i8", ("type_bound",)),
+    "types/form_bytes": ("|u1", ("form_byte",)),
+    "types/indptr": ("<i8", ("type_bound",)),
+    "types/occurrences": ("<i8", ("occurrence",)),
+    "sentences/text_offsets": ("<i8", ("sentence_bound",)),
+    "sentences/text_bytes": ("|u1", ("text_byte",)),
+    "sentences/indptr": ("<i8", ("sentence_bound",)),
+    "sentences/source": ("<i8", ("sentence",)),
 }
 _LABEL: _Kinds = {
     "codes": ("<i4", ("occurrence",)),
@@ -67,9 +67,9 @@ def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
     name = path
     kinds = _FROZEN
     parts = path.split("/")
-    if path.startswith("occurrence/label/") and len(parts) == 3 and _is_name(parts[2]):
+    if path.startswith("occurrences/labels/") and len(parts) == 3 and _is_name(parts[2]):
         name, kinds = "codes", _LABEL
-    elif parts[0] == "label" and len(parts) == 3 and _is_name(parts[1]):
+    elif parts[0] == "labels" and len(parts) == 3 and _is_name(parts[1]):
         name, kinds = parts[2], _LABEL
     if name not in kinds:
         raise StoreDamagedError(f"the metadata names an unknown array {path!r}")
@@ -178,7 +178,7 @@ def frozen_arrays(
     """Return all arrays that are written once, in their stored dtypes; `words` is (indptr, occurrences)."""
     arrays = index.arrays()
     arrays["layer"] = np.array(metadata.layers, np.int32)
-    arrays["type/indptr"], arrays["type/occurrences"] = words
+    arrays["types/indptr"], arrays["types/occurrences"] = words
     if center is not None:
         arrays["center"] = center
     return {path: _as_stored(path, arrays[path]) for path in sorted(arrays)}

@@ -122,41 +122,41 @@ class Index:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the columns by the names that they have in a store."""
         arrays: dict[str, NDArray[Any]] = {
-            "occurrence/type": self.type,
-            "occurrence/sentence": self.sentence,
-            "occurrence/position": self.position,
-            "occurrence/subwords": self.subwords,
-            "type/form_offsets": self.words.offsets,
-            "type/form_bytes": self.words.data,
-            "sentence/text_offsets": self.texts.offsets,
-            "sentence/text_bytes": self.texts.data,
-            "sentence/indptr": self.indptr,
-            "sentence/source": self.source,
+            "occurrences/type": self.type,
+            "occurrences/sentence": self.sentence,
+            "occurrences/position": self.position,
+            "occurrences/subwords": self.subwords,
+            "types/form_offsets": self.words.offsets,
+            "types/form_bytes": self.words.data,
+            "sentences/text_offsets": self.texts.offsets,
+            "sentences/text_bytes": self.texts.data,
+            "sentences/indptr": self.indptr,
+            "sentences/source": self.source,
         }
         for column, labels in self.labels.items():
-            arrays[f"occurrence/label/{column}"] = labels.codes
-            arrays[f"label/{column}/name_offsets"] = labels.names.offsets
-            arrays[f"label/{column}/name_bytes"] = labels.names.data
+            arrays[f"occurrences/labels/{column}"] = labels.codes
+            arrays[f"labels/{column}/name_offsets"] = labels.names.offsets
+            arrays[f"labels/{column}/name_bytes"] = labels.names.data
         return arrays
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Index:
         """Return the index with these columns, the inverse of `arrays`; other names are ignored."""
-        prefix = "occurrence/label/"
+        prefix = "occurrences/labels/"
         columns = [path[len(prefix) :] for path in sorted(arrays) if path.startswith(prefix)]
         return cls(
-            type=arrays["occurrence/type"],
-            sentence=arrays["occurrence/sentence"],
-            position=arrays["occurrence/position"],
-            subwords=arrays["occurrence/subwords"],
-            words=Strings(arrays["type/form_offsets"], arrays["type/form_bytes"]),
-            texts=Strings(arrays["sentence/text_offsets"], arrays["sentence/text_bytes"]),
-            indptr=arrays["sentence/indptr"],
-            source=arrays["sentence/source"],
+            type=arrays["occurrences/type"],
+            sentence=arrays["occurrences/sentence"],
+            position=arrays["occurrences/position"],
+            subwords=arrays["occurrences/subwords"],
+            words=Strings(arrays["types/form_offsets"], arrays["types/form_bytes"]),
+            texts=Strings(arrays["sentences/text_offsets"], arrays["sentences/text_bytes"]),
+            indptr=arrays["sentences/indptr"],
+            source=arrays["sentences/source"],
             labels={
                 column: Labels(
                     arrays[prefix + column],
-                    Strings(arrays[f"label/{column}/name_offsets"], arrays[f"label/{column}/name_bytes"]),
+                    Strings(arrays[f"labels/{column}/name_offsets"], arrays[f"labels/{column}/name_bytes"]),
                 )
                 for column in columns
             },

@@ -179,7 +179,7 @@ class Store:
 
     @cached_property
     def _type_index(self) -> TypeIndex:
-        return TypeIndex(lambda: self.index.words, self._column("type/indptr"), self._column("type/occurrences"))
+        return TypeIndex(lambda: self.index.words, self._column("types/indptr"), self._column("types/occurrences"))
 
     def occurrences_of(self, type_id: int) -> NDArray[np.int64]:
         """Return the rows of a type (a position in `index.words`), ascending; int64 [n].

@@ -91,7 +91,7 @@ def test_repair_encodes_what_is_damaged(memory: MemoryBucket) -> None:
     sentences = many(150)
     es.extract(plan(sentences), URL)
     before = memory.files()
-    for name in ("hidden_states/c/0/1/0", "occurrence/type/c/0", "commits/c/0/0"):
+    for name in ("hidden_states/c/0/1/0", "occurrences/type/c/0", "commits/c/0/0"):
         memory.storage.put(name, [before[name][:-9] + bytes(9)])
         assert es.extract(plan(sentences), URL, repair=True).finished
         assert memory.files() == before

@@ -20,13 +20,13 @@ Inject = Callable[[Path], tuple[int, ...] | None]
 
 ALL = (0, 1, 2, 3, 4)
 NONE: tuple[int, ...] = ()
-GROUPS = ("", "label", "label/class", "label/upos", "occurrence", "occurrence/label", "sentence", "type")
+GROUPS = ("", "labels", "labels/class", "labels/upos", "occurrences", "occurrences/labels", "sentences", "types")
 COLUMNS = (
     "layer",
-    *(f"occurrence/{name}" for name in ("type", "sentence", "position", "subwords", "label/class", "label/upos")),
-    *(f"type/{name}" for name in ("form_offsets", "form_bytes", "indptr", "occurrences")),
-    *(f"sentence/{name}" for name in ("text_offsets", "text_bytes", "indptr", "source")),
-    *(f"label/{column}/{name}" for column in ("class", "upos") for name in ("name_offsets", "name_bytes")),
+    *(f"occurrences/{name}" for name in ("type", "sentence", "position", "subwords", "labels/class", "labels/upos")),
+    *(f"types/{name}" for name in ("form_offsets", "form_bytes", "indptr", "occurrences")),
+    *(f"sentences/{name}" for name in ("text_offsets", "text_bytes", "indptr", "source")),
+    *(f"labels/{column}/{name}" for column in ("class", "upos") for name in ("name_offsets", "name_bytes")),
 )
 CHUNK_NBYTES = 256 * 8 * 4  # rows, features, bytes of a float32
 NODES = tuple(f"{name}/zarr.json".lstrip("/") for name in (*GROUPS, *COLUMNS, "hidden_states", "commits"))
@@ -130,13 +130,13 @@ def zarr_injuries() -> Iterator[tuple[str, Injury]]:
     for name in COLUMNS:
         yield f"bit in {name}", Injury(at(chunk_of(name), middle))
         yield f"cut {name}", Injury(at(chunk_of(name), cut, -1))
-    for name in ("zarr.json", "hidden_states/zarr.json", "commits/zarr.json", "sentence/zarr.json"):
+    for name in ("zarr.json", "hidden_states/zarr.json", "commits/zarr.json", "sentences/zarr.json"):
         yield f"missing {name}", Injury(at(name, Path.unlink))
         yield f"half of {name}", Injury(at(name, half))
-    yield "missing text", Injury(at("sentence/text_bytes/c/0", Path.unlink))
-    yield "missing sentences", Injury(at("sentence", shutil.rmtree))
-    yield "missing label column", Injury(at("occurrence/label/class", shutil.rmtree))
-    columns = [f"occurrence/{name}/c/0" for name in ("position", "type")]
+    yield "missing text", Injury(at("sentences/text_bytes/c/0", Path.unlink))
+    yield "missing sentences", Injury(at("sentences", shutil.rmtree))
+    yield "missing label column", Injury(at("occurrences/labels/class", shutil.rmtree))
+    columns = [f"occurrences/{name}/c/0" for name in ("position", "type")]
     yield "swapped columns", Injury(lambda path: swap_files(path / columns[0], path / columns[1]))
     yield "edited pooling", Injury(at("zarr.json", lambda file: edit(file, b'"pooling": "mean"', b'"pooling": "last"')))
     yield "edited rows", Injury(at("zarr.json", lambda file: edit(file, b'"n_rows": 1199', b'"n_rows": 1198')))
@@ -151,7 +151,7 @@ def zarr_injuries() -> Iterator[tuple[str, Injury]]:
     yield "swapped commits", in_partition(at(records, lambda file: swap_records(file, 0, 1, 2)), 1, 2)
     yield "cut commits", Injury(at(records, cut, -1), ALL, ALL)
     yield "missing commits", Injury(at(records, Path.unlink), ALL, ALL)
-    yield "foreign file", Injury(lambda path: _write(path / "occurrence/notes.txt"))
+    yield "foreign file", Injury(lambda path: _write(path / "occurrences/notes.txt"))
     yield "shard past the last", Injury(lambda path: _write(path / "hidden_states/c/0/5/0"))
     yield "file next to the commits", Injury(lambda path: _write(path / "commits/c/1/0"))
 
@@ -219,7 +219,7 @@ def _hdf5_structure() -> Iterator[tuple[str, Injury]]:
     for offset in (0, 8, 9, 13, 16, 20, 24, 40, 60, 70):
         yield f"bit at {offset} of the superblock", Injury(lambda path, offset=offset: flip(path, offset))
     yield "superblock of zeros", Injury(lambda path: write_at(path, 0, bytes(96)))
-    for signature in (b"TREE", b"SNOD", b"HEAP"):
+    for signature in (b"TREE", b"SNOD", b"HEAP", b"GCOL"):
         for offset in (1, 10, 33):
             yield (
                 f"bit {offset} into the first {signature.decode()}",
@@ -229,7 +229,7 @@ def _hdf5_structure() -> Iterator[tuple[str, Injury]]:
             f"bit in the last {signature.decode()}",
             Injury(lambda path, mark=signature: flip(path, path.read_bytes().rindex(mark) + 8)),
         )
-    for name in ("/", "hidden_states", "commits", "occurrence", "sentence/text_bytes"):
+    for name in ("/", "hidden_states", "commits", "occurrences", "sentences/text_bytes"):
         for offset in (0, 4, 20):
             yield (
                 f"bit {offset} into the header of {name}",

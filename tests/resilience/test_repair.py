@@ -167,7 +167,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 HURT: dict[str, dict[str, Callable[[Path], object]]] = {
     ".zarr": {
         "nothing": lambda path: None,
-        "index": lambda path: flip(path / "occurrence/type/c/0", 9),
+        "index": lambda path: flip(path / "occurrences/type/c/0", 9),
         "vectors": lambda path: flip(path / "hidden_states/c/0/2/0", 9),
         "metadata": lambda path: edit(path / "zarr.json", b'"embstore": "', b'"embstorE": "'),
         "root": lambda path: half(path / "zarr.json"),
@@ -176,7 +176,7 @@ HURT: dict[str, dict[str, Callable[[Path], object]]] = {
     },
     ".h5": {
         "nothing": lambda path: None,
-        "index": INJURIES[".h5"]["bit in occurrence/type"].inject,
+        "index": INJURIES[".h5"]["bit in occurrences/type"].inject,
         "vectors": INJURIES[".h5"]["bit in layer 1 of partition 2"].inject,
         "metadata": lambda path: edit(path, b'"embstore":"', b'"embstorE":"'),
         "root": INJURIES[".h5"]["bit 4 into the header of /"].inject,

@@ -331,7 +331,7 @@ def test_damage_is_not_copied(made: Made, tmp_path: Path, what: str) -> None:
         file = source.path / "hidden_states/c/0/1/0" if folder else source.path
         _flip(file, np.ascontiguousarray(made.vectors[1, 300]).tobytes())
     else:
-        file = source.path / "sentence/text_bytes/c/0" if folder else source.path
+        file = source.path / "sentences/text_bytes/c/0" if folder else source.path
         _flip(file, "évident".encode(), 2)
     out = tmp_path / "out.zarr"
     with pytest.raises(StoreDamagedError, match="embstore verify"):

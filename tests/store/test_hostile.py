@@ -115,7 +115,7 @@ def change_metadata(path: Path, change: Callable[[dict[str, Any]], object]) -> N
         lambda a: a.update(dropped=[{}]),
         lambda a: a.update(model=None),
         lambda a: a.update(arrays=[]),
-        lambda a: a.update(arrays={"type/indptr": {}}),
+        lambda a: a.update(arrays={"types/indptr": {}}),
         lambda a: a.pop("corpus"),
     ],
 )
@@ -127,7 +127,7 @@ def test_metadata_that_no_writer_made(tmp_path: Path, change: Callable[[dict[str
 
 
 @pytest.mark.parametrize(
-    "name", ["../../secret", "label/../name_bytes", "occurrence/label/.x", "occurrence/nothing", "/etc/passwd", ""]
+    "name", ["../../secret", "labels/../name_bytes", "occurrences/labels/.x", "occurrences/nothing", "/etc/passwd", ""]
 )
 def test_arrays_that_no_store_has(tmp_path: Path, name: str) -> None:
     path = example().make(tmp_path / "s.zarr").path
@@ -139,8 +139,8 @@ def test_arrays_that_no_store_has(tmp_path: Path, name: str) -> None:
 
 def test_arrays_that_are_missing_from_the_metadata(tmp_path: Path) -> None:
     path = example().make(tmp_path / "s.zarr").path
-    change_metadata(path, lambda a: a["arrays"].pop("occurrence/type"))
-    with pytest.raises(StoreDamagedError, match="has no array 'occurrence/type'"):
+    change_metadata(path, lambda a: a["arrays"].pop("occurrences/type"))
+    with pytest.raises(StoreDamagedError, match="has no array 'occurrences/type'"):
         _ = open_store(path).index
     assert not verify(path).ok
 
@@ -161,9 +161,9 @@ def test_hdf5_roots(tmp_path: Path) -> None:
     assert "store format 9, newer than 1" in refusal(path, StoreFormatError)
     with h5py.File(path, "r+") as file:
         file.attrs["embstore"] = json.dumps(attribute)
-        del file["occurrence/type"]
-        file["occurrence/type"] = np.zeros(3)
-    assert "occurrence/type of" in refusal(path, StoreDamagedError)
+        del file["occurrences/type"]
+        file["occurrences/type"] = np.zeros(3)
+    assert "occurrences/type of" in refusal(path, StoreDamagedError)
 
 
 @pytest.mark.parametrize("keep", [0.001, 0.1, 0.5, 0.99])
@@ -202,7 +202,7 @@ def test_a_committed_shard_that_is_not_whole(tmp_path: Path, damage: Callable[[P
     assert {fault.partition for fault in report.faults} == {1}
 
 
-@pytest.mark.parametrize("name", ["occurrence/type", "type/form_bytes", "sentence/indptr"])
+@pytest.mark.parametrize("name", ["occurrences/type", "types/form_bytes", "sentences/indptr"])
 def test_a_column_that_is_not_whole(tmp_path: Path, name: str) -> None:
     path = example().make(tmp_path / "s.zarr").path
     os.truncate(path / name / "c/0", 3)

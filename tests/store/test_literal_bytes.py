@@ -65,18 +65,18 @@ def test_zarr_files(tmp_path: Path) -> None:
     assert data == {
         "hidden_states/c/0/0/0": shard,
         "layer/c/0": struct.pack("<2i", 0, 4),
-        "occurrence/type/c/0": struct.pack("<2i", 0, 1),
-        "occurrence/sentence/c/0": struct.pack("<2q", 0, 0),
-        "occurrence/position/c/0": struct.pack("<2i", 0, 1),
-        "occurrence/subwords/c/0": struct.pack("<2h", 1, 2),
-        "type/form_offsets/c/0": struct.pack("<3q", 0, 1, 2),
-        "type/form_bytes/c/0": b"ab",
-        "type/indptr/c/0": struct.pack("<3q", 0, 1, 2),
-        "type/occurrences/c/0": struct.pack("<2q", 0, 1),
-        "sentence/text_offsets/c/0": struct.pack("<2q", 0, 3),
-        "sentence/text_bytes/c/0": b"a b",
-        "sentence/indptr/c/0": struct.pack("<2q", 0, 2),
-        "sentence/source/c/0": struct.pack("<q", 0),
+        "occurrences/type/c/0": struct.pack("<2i", 0, 1),
+        "occurrences/sentence/c/0": struct.pack("<2q", 0, 0),
+        "occurrences/position/c/0": struct.pack("<2i", 0, 1),
+        "occurrences/subwords/c/0": struct.pack("<2h", 1, 2),
+        "types/form_offsets/c/0": struct.pack("<3q", 0, 1, 2),
+        "types/form_bytes/c/0": b"ab",
+        "types/indptr/c/0": struct.pack("<3q", 0, 1, 2),
+        "types/occurrences/c/0": struct.pack("<2q", 0, 1),
+        "sentences/text_offsets/c/0": struct.pack("<2q", 0, 3),
+        "sentences/text_bytes/c/0": b"a b",
+        "sentences/indptr/c/0": struct.pack("<2q", 0, 2),
+        "sentences/source/c/0": struct.pack("<q", 0),
         "commits/c/0/0": record(google_crc32c.value(shard)),
     }
 
@@ -113,7 +113,7 @@ def test_zarr_json(tmp_path: Path) -> None:
         "attributes": {"embstore_dtype": "float16", "embstore_fingerprint": _sha256(provenance)},
         "dimension_names": ["layer", "occurrence", "feature"],
     }
-    assert attribute["arrays"]["type/form_bytes"] == {"shape": [2], "crc32c": google_crc32c.value(b"ab")}
+    assert attribute["arrays"]["types/form_bytes"] == {"shape": [2], "crc32c": google_crc32c.value(b"ab")}
     stated = attribute.pop("crc32c")
     canonical = json.dumps(attribute, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert stated == google_crc32c.value(canonical.encode())
@@ -128,7 +128,7 @@ def test_hdf5_places(tmp_path: Path) -> None:
         file["hidden_states"].id.chunk_iter(lambda c: chunks.append((c.chunk_offset, c.byte_offset, c.size)))
         spans = {name: (file[name].id.get_offset(), file[name].nbytes) for name in ("commits", "checksum")}
         attribute = json.loads(file.attrs["embstore"])
-        assert file["occurrence/type"].dims[0].label == "occurrence"
+        assert file["occurrences/type"].dims[0].label == "occurrence"
     assert [offset for offset, _, _ in chunks] == [(0, 0, 0), (1, 0, 0)]
     rows = [content[place : place + size] for _, place, size in chunks]
     assert rows == [struct.pack("<4e", 1, 2, 3, 4), struct.pack("<4e", 5, 6, 7, 8)]

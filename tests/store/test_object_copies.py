@@ -69,7 +69,7 @@ def test_an_interrupted_copy_goes_on(memory: MemoryBucket, tmp_path: Path) -> No
 def test_what_was_changed_is_not_copied(memory: MemoryBucket, tmp_path: Path) -> None:
     local = example().make(tmp_path / "x.zarr")
     export(local, URL)
-    for name in ("hidden_states/c/0/1/0", "occurrence/position/c/0"):
+    for name in ("hidden_states/c/0/1/0", "occurrences/position/c/0"):
         whole = memory.files()[name]
         memory.storage.put(name, [whole[:9] + bytes([whole[9] ^ 1]) + whole[10:]])
         with pytest.raises(StoreDamagedError):

@@ -213,12 +213,12 @@ def test_faults_are_tried_again_and_the_values_are_right(bucket: Bucket, tmp_pat
 def test_what_was_damaged_is_never_read_as_good(bucket: Bucket, tmp_path: Path) -> None:
     upload(bucket, example(), tmp_path)
     url = f"{bucket.url}/{KEY}"
-    column = bytearray(bucket.get(f"{KEY}/occurrence/type/c/0"))
+    column = bytearray(bucket.get(f"{KEY}/occurrences/type/c/0"))
     column[5] ^= 1
-    bucket.put(f"{KEY}/occurrence/type/c/0", bytes(column))
-    with pytest.raises(StoreDamagedError, match=r"occurrence/type/c/0 was changed, its checksum differs"):
+    bucket.put(f"{KEY}/occurrences/type/c/0", bytes(column))
+    with pytest.raises(StoreDamagedError, match=r"occurrences/type/c/0 was changed, its checksum differs"):
         _ = open_store(url).index
-    bucket.delete(f"{KEY}/occurrence/type/c/0")
+    bucket.delete(f"{KEY}/occurrences/type/c/0")
     with pytest.raises(StoreDamagedError, match="does not exist"):
         _ = open_store(url).index
     shard = bucket.get(f"{KEY}/hidden_states/c/0/0/0")

@@ -40,7 +40,7 @@ def test_a_whole_store_is_whole(bucket: Bucket, url: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["scale/c/0/1", "occurrence/type/c/0", "type/zarr.json"])
+@pytest.mark.parametrize("place", ["scale/c/0/1", "occurrences/type/c/0", "types/zarr.json"])
 def test_damage_is_found_as_on_a_disk(bucket: Bucket, url: str, tmp_path: Path, place: str) -> None:
     for change in ("bit", "end", "gone", "more"):
         data = bucket.get(f"{KEY}/{place}")

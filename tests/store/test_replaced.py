@@ -129,7 +129,7 @@ def test_a_mapped_file_that_is_cut_short_does_not_end_the_process(tmp_path: Path
         "    except RuntimeError as error: print(error)\n"
     )
     assert isinstance(path, Path)
-    files = [path] if suffix == ".h5" else [path / "hidden_states/c/0/1/0", path / "occurrence/type/c/0"]
+    files = [path] if suffix == ".h5" else [path / "hidden_states/c/0/1/0", path / "occurrences/type/c/0"]
     done = subprocess.run([sys.executable, "-c", code, str(path), *map(str, files)], capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
@@ -169,11 +169,11 @@ def test_lazy_checks_compare_the_index_of_a_shard_and_the_columns(tmp_path: Path
     lazy = open_store(path, verify="lazy")
     with pytest.raises(StoreDamagedError, match=r"size or index of .* of partition 0 was changed"):
         lazy.gather([0], 0)
-    column = path / "occurrence/position/c/0"
+    column = path / "occurrences/position/c/0"
     column.write_bytes(b"\1" + column.read_bytes()[1:])
-    with pytest.raises(StoreDamagedError, match=r"occurrence/position of .* was changed"):
+    with pytest.raises(StoreDamagedError, match=r"occurrences/position of .* was changed"):
         lazy.table()
-    with pytest.raises(StoreDamagedError, match=r"occurrence/position of .* was changed"):
+    with pytest.raises(StoreDamagedError, match=r"occurrences/position of .* was changed"):
         export(path, tmp_path / "copy.zarr")
 
 
@@ -237,14 +237,14 @@ def test_folders_and_files_of_a_store_behind_links(tmp_path: Path) -> None:
     made = example()
     path = made.make(tmp_path / "s.zarr").path
     assert isinstance(path, Path)
-    for name in ("hidden_states", "occurrence/type/c/0"):
+    for name in ("hidden_states", "occurrences/type/c/0"):
         (tmp_path / "far" / name).parent.mkdir(parents=True, exist_ok=True)
         os.rename(path / name, tmp_path / "far" / name)
         (path / name).symlink_to(tmp_path / "far" / name)
     assert verify(path).ok
     np.testing.assert_array_equal(open_store(path).gather(ROWS, 0), made.values[0])
-    (path / "occurrence/loop").symlink_to(path)  # every folder is listed once
-    (path / "occurrence/nothing").symlink_to(path / "none")
+    (path / "occurrences/loop").symlink_to(path)  # every folder is listed once
+    (path / "occurrences/nothing").symlink_to(path / "none")
     assert not [key for key in LocalStorage(path).sizes() if "loop" in key]
     assert verify(path).ok
 
@@ -252,7 +252,7 @@ def test_folders_and_files_of_a_store_behind_links(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
 @pytest.mark.parametrize(
     "place",
-    ["zarr.json", "hidden_states/zarr.json", "commits/c/0/0", "hidden_states/c/0/0/0", "occurrence/type/c/0", "h5"],
+    ["zarr.json", "hidden_states/zarr.json", "commits/c/0/0", "hidden_states/c/0/0/0", "occurrences/type/c/0", "h5"],
 )
 def test_a_pipe_a_socket_or_a_device_never_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kind: str

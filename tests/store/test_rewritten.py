@@ -122,7 +122,7 @@ def test_hdf5_chunks_elsewhere(tmp_path: Path, dtype: str) -> None:
     ):
         path = made.make(tmp_path / f"s{number}.h5").path
         with h5py.File(path, "r+") as file:
-            for name in ("hidden_states", "scale", "occurrence/type"):
+            for name in ("hidden_states", "scale", "occurrences/type"):
                 if name in file:
                     values = file[name][...]
                     del file[name]

@@ -20,9 +20,9 @@ def column_faults(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> It
     index = Index.of_arrays(columns)
     found = list(index_faults(index, metadata.n_rows))
     if not found:
-        words = columns["type/indptr"], columns["type/occurrences"]
+        words = columns["types/indptr"], columns["types/occurrences"]
         if len(words[0]) != len(index.words) + 1 or len(words[1]) != metadata.n_rows:
-            found = ["type/indptr and type/occurrences do not fit the number of types and rows"]
+            found = ["types/indptr and types/occurrences do not fit the number of types and rows"]
         else:
             found = list(occurrence_faults(index.type, len(index.words), *words))
     if not np.array_equal(columns["layer"], metadata.layers):
@@ -36,24 +36,24 @@ def index_faults(index: Index, n_rows: int) -> Iterator[str]:
     if wrong:
         yield from wrong
         return
-    yield from _strings_faults("type/form", index.words)
-    yield from _strings_faults("sentence/text", index.texts)
+    yield from _strings_faults("types/form", index.words)
+    yield from _strings_faults("sentences/text", index.texts)
     ranges: list[tuple[str, NDArray[np.integer], int, int | None]] = [
-        ("occurrence/type", index.type, 0, len(index.words)),
-        ("occurrence/sentence", index.sentence, 0, len(index.texts)),
-        ("occurrence/position", index.position, 0, None),
-        ("occurrence/subwords", index.subwords, 1, None),
-        ("sentence/source", index.source, 0, None),
+        ("occurrences/type", index.type, 0, len(index.words)),
+        ("occurrences/sentence", index.sentence, 0, len(index.texts)),
+        ("occurrences/position", index.position, 0, None),
+        ("occurrences/subwords", index.subwords, 1, None),
+        ("sentences/source", index.source, 0, None),
     ]
     for column, labels in index.labels.items():
-        yield from _strings_faults(f"label/{column}/name", labels.names)
-        ranges.append((f"occurrence/label/{column}", labels.codes, -1, len(labels.names)))
+        yield from _strings_faults(f"labels/{column}/name", labels.names)
+        ranges.append((f"occurrences/labels/{column}", labels.codes, -1, len(labels.names)))
     for name, values, low, high in ranges:
         yield from _range_faults(name, values, low, high)
     if not _ascends(index.sentence):
-        yield "occurrence/sentence does not ascend: rows must be in corpus order"
+        yield "occurrences/sentence does not ascend: rows must be in corpus order"
     elif not _points_at(index.indptr, index.sentence, len(index.texts)):
-        yield "sentence/indptr does not give the rows of each sentence in occurrence/sentence"
+        yield "sentences/indptr does not give the rows of each sentence in occurrences/sentence"
 
 
 def occurrence_faults(
@@ -64,16 +64,16 @@ def occurrence_faults(
     for block in _blocks(types):
         counts += np.bincount(block, minlength=n_types)
     if indptr[0] != 0 or not np.array_equal(np.diff(indptr), counts):
-        yield "type/indptr does not count the rows of each type in occurrence/type"
+        yield "types/indptr does not count the rows of each type in occurrences/type"
         return
-    yield from _range_faults("type/occurrences", occurrences, 0, len(types))
+    yield from _range_faults("types/occurrences", occurrences, 0, len(types))
     for rows in _blocks(occurrences, overlap=1):
         if rows.min(initial=0) < 0 or rows.max(initial=0) >= len(types):
             return
         found = types[rows]
         falls = (found[1:] < found[:-1]) | ((found[1:] == found[:-1]) & (rows[1:] <= rows[:-1]))
         if falls.any():
-            yield "type/occurrences does not list the rows of each type in order"
+            yield "types/occurrences does not list the rows of each type in order"
             return
 
 
@@ -81,12 +81,12 @@ def _shape_faults(index: Index, n_rows: int) -> Iterator[str]:
     for name, array in index.arrays().items():
         if array.ndim != 1:
             yield f"{name} has {array.ndim} dimensions, not 1"
-        elif name.startswith("occurrence/") and len(array) != n_rows:
+        elif name.startswith("occurrences/") and len(array) != n_rows:
             yield f"{name} has {len(array)} rows and the store {n_rows}"
         elif name.endswith("_offsets") and len(array) < 1:
             yield f"{name} is empty; it must begin with 0"
     if len(index.indptr) != len(index.texts) + 1 or len(index.source) != len(index.texts):
-        yield "sentence/indptr and sentence/source do not fit the number of sentences"
+        yield "sentences/indptr and sentences/source do not fit the number of sentences"
 
 
 def _strings_faults(name: str, strings: Strings) -> Iterator[str]:

@@ -30,7 +30,7 @@ LARGEST = {
 }
 CENTER_ROWS = 4096
 
-_DERIVED = {"layer", "type/indptr", "type/occurrences"}
+_DERIVED = {"layer", "types/indptr", "types/occurrences"}
 
 
 def fill_store(

@@ -41,7 +41,7 @@ class Addresses:
 
 def checksum_spec() -> ArraySpec:
     """Return the spec of the checksum over everything that never changes."""
-    return ArraySpec(CHECKSUM, (1,), np.dtype("<u4"), ("checksum",), 0, (1,), (1,), {})
+    return ArraySpec(CHECKSUM, (), np.dtype("<u4"), (), 0, (), (), {})
 
 
 def find_addresses(file: h5py.File, metadata: Metadata, arrays: Mapping[str, StoredArray]) -> Addresses:
