@@ -86,6 +86,10 @@ def test_every_dimension_is_attached_to_its_scale(tmp_path: Path) -> None:
         assert used == scales
         assert len(scales) == 5 + 2 + 3 + 2 * 2  # of the root, types, sentences and two label columns
         assert {name for name in scales if file[name].id.get_storage_size()} == {"/layer"}
+        references = file["layer"].attrs["REFERENCE_LIST"]
+        assert [(file[target].name, axis) for target, axis in references] == [
+            (name, 0) for name in ("/center", "/hidden_states", "/scale")
+        ]
         references = file["occurrence"].attrs["REFERENCE_LIST"]
         assert {(file[target].name, axis) for target, axis in references} == {
             *((name, 1) for name in ("/hidden_states", "/scale")),
