@@ -30,8 +30,8 @@ def main(path: str, label: str, layer: int = -1) -> float:
     train = store.select(where=[labelled, pl.col("sentence") % 5 != 0], layers=layer)
     test = store.select(where=[labelled, pl.col("sentence") % 5 == 0], layers=layer)
 
-    batches = es.TorchDataset(train, label=label, batch_size=64, shuffle=True)
-    held_out = es.TorchDataset(test, label=label, batch_size=256)
+    batches = es.TorchDataset(train, label=label, batch_size=64, shuffle=True, dtype=torch.float32)
+    held_out = es.TorchDataset(test, label=label, dtype=torch.float32)
     probe = torch.nn.Linear(store.hidden_size, len(classes))
     optimizer = torch.optim.AdamW(probe.parameters(), lr=1e-2)
     for epoch in range(EPOCHS):

@@ -1,9 +1,13 @@
-"""A selection as a torch dataset, streamed from the store and shuffled in blocks."""
+"""A selection as a torch dataset: batches, shuffled and read ahead in background threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,12 +18,15 @@ from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.store import Selection
 from embstore.store.table import label_column
 
+GROUP_NBYTES = 4 * 2**20  # of vectors that are read at once: whole batches, one or more
+N_AHEAD = 3  # groups that are being read, or wait, while the batches of another one are used
+N_THREADS = 1
+CAST_SIZE = 2**15 - 1  # numbers that torch converts in the thread that asks, without starting threads of its own
+STORED = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float32}
+
 
 class Examples(NamedTuple):
-    """Some occurrences: `vectors` float32 [n, layer, hidden_size], `rows` int64 [n], `labels` [n].
-
-    Without a batch size the dataset yields single examples, which have no first axis.
-    """
+    """A batch of occurrences: `vectors` [n, layer, hidden_size], `rows` int64 [n], `labels` [n]."""
 
     vectors: torch.Tensor
     rows: torch.Tensor
@@ -27,14 +34,20 @@ class Examples(NamedTuple):
 
 
 class TorchDataset(IterableDataset[Examples]):
-    """The occurrences of a selection as `Examples`, to train any torch model on them in bounded memory.
+    """The occurrences of a selection in batches, `Examples`, to train any torch model in bounded memory.
+
+    Use it as it is, or in a `DataLoader` with `batch_size=None`: for any number of workers its batches are the same, in
+    the same order. Batches are read ahead in background threads, so that one process is enough on most machines.
 
     `label`: the name of a label column, whose codes become the labels (-1 for none); or an array with one value for
     each row of the selection: integers and booleans as int64, floats as float32, strings as codes in sorted order.
-    `batch_size`: yield whole batches, which is many times faster than collating single examples; use the dataset
-    itself, or a DataLoader with `batch_size=None`. `shuffle`: take blocks of `block_rows` neighbouring rows in random
-    order, `window_blocks` at a time, and mix their rows; `seed` and `set_epoch` determine the order. (Shuffle here:
-    a DataLoader cannot shuffle a stream.) The workers of a DataLoader share the blocks.
+    `shuffle`: True for a permutation of all rows; "blocks" for stores larger than memory: blocks of `block_rows`
+    neighboring rows in random order, read `window_blocks` at a time, whose rows are then permuted. `seed` and
+    `set_epoch` determine the order. (Shuffle here: a DataLoader cannot shuffle a stream.) `drop_last`: without the
+    incomplete batch at the end. `dtype`: of the vectors, such as torch.float32; by default the one that is stored,
+    float32 for int8. `pin_memory`: in page-locked memory, by default where there is a GPU. `rank`, `world_size`: the
+    share of one of several processes, by default those of `torch.distributed`; shares differ by at most one row, and
+    with `drop_last` all have as many batches.
 
     Raises InvalidValueError for a label column that does not exist and for an array of another length.
     """
@@ -44,82 +57,213 @@ class TorchDataset(IterableDataset[Examples]):
         selection: Selection,
         *,
         label: str | Any = None,
-        batch_size: int | None = None,
-        shuffle: bool = False,
+        batch_size: int = 256,
+        shuffle: bool | Literal["blocks"] = False,
+        drop_last: bool = False,
+        dtype: torch.dtype | None = None,
         block_rows: int = 256,
         window_blocks: int = 64,
         seed: int = 0,
+        pin_memory: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(selection, Selection):
             raise InvalidValueError(f"{quoted(selection)} is not a selection: give what a store's select returns")
+        if shuffle not in (False, True, "blocks"):
+            raise InvalidValueError(f'shuffle must be True, False or "blocks", not {quoted(shuffle)}')
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InvalidValueError(f"dtype {quoted(dtype)} is not allowed: give one of torch's, such as torch.float32")
         for name, value in (("block_rows", block_rows), ("window_blocks", window_blocks), ("batch_size", batch_size)):
-            if value is not None or name != "batch_size":
-                check_whole(name, value, 1)
+            check_whole(name, value, 1)
         check_whole("seed", seed, 0, 2**63 - 1)
         self._selection = selection
         self._labels = _labels(selection, label)
         self._batch_size = batch_size
-        self._shuffle = shuffle
-        self._block_rows = block_rows
-        self._window_blocks = window_blocks
-        self._seed = seed
-        self._epoch = 0
+        self._drop_last = drop_last
+        self._order = _Order(len(selection), seed, shuffle, block_rows, window_blocks)
+        self._dtype = STORED[selection.store.dtype] if dtype is None else dtype
+        self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._rank, self._world_size = _share(rank, world_size)
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # with workers that live longer than an epoch
+        self._batch = 0
+        self._resumes = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, which determines the shuffled order."""
+        return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which determines the shuffled order of the next pass."""
-        self._epoch = epoch
+        """Set the epoch of the next pass; another one than before begins with its first batch."""
+        check_whole("epoch", epoch, 0, 2**63 - 1)
+        if epoch != self.epoch:
+            self._epoch.fill_(epoch)
+            self._batch, self._resumes = 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch, how many of its batches were handed out, and the settings that the order depends on.
+
+        The workers of a DataLoader count their own batches; give `load_state_dict` the `batch` that the loop has
+        reached.
+        """
+        return {"epoch": self.epoch, "batch": self._batch, **self._settings()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next pass with the batch that follows those of `state`, of which `epoch` and `batch` are required.
+
+        Raises InvalidValueError for the state of a dataset with other settings.
+        """
+        for name, value in self._settings().items():
+            if state.get(name, value) != value:
+                raise InvalidValueError(f"the state is of a dataset with {name} {state[name]!r}, not {value!r}")
+        try:
+            epoch, batch = state["epoch"], state["batch"]
+        except KeyError as error:
+            raise InvalidValueError(f"the state has no {error}: give what state_dict returned") from None
+        self.set_epoch(epoch)
+        self._batch, self._resumes = check_whole("batch", batch, 0), True
+
+    def _settings(self) -> dict[str, Any]:
+        own = {"batch_size": self._batch_size, "drop_last": self._drop_last, "world_size": self._world_size}
+        return {**asdict(self._order), **own}
+
+    def _span(self) -> tuple[int, int]:
+        """Return the share `[start, stop)` of this process in the order of all rows."""
+        n_rows = len(self._selection)
+        return n_rows * self._rank // self._world_size, n_rows * (self._rank + 1) // self._world_size
 
     def __len__(self) -> int:
-        """Return the number of examples, or of batches; with several workers there may be more, smaller batches."""
-        n_rows = len(self._selection)
-        return n_rows if self._batch_size is None else -(-n_rows // self._batch_size)
+        """Return the number of batches in an epoch, of all workers of this process."""
+        if self._drop_last:
+            return len(self._selection) // self._world_size // self._batch_size
+        start, stop = self._span()
+        return -(-(stop - start) // self._batch_size)
 
     def __iter__(self) -> Iterator[Examples]:
-        if self._batch_size is None:
-            for examples in self._windows():
-                yield from map(Examples, *examples)
-            return
-        waiting: list[Examples] = []
-        for examples in self._windows():
-            waiting.append(examples)
-            if sum(len(part.rows) for part in waiting) >= self._batch_size:
-                *batches, rest = _split(waiting, self._batch_size)
-                yield from batches
-                waiting = [rest]
-        yield from (batch for batch in _split(waiting, self._batch_size) if len(batch.rows))
-
-    def _windows(self) -> Iterator[Examples]:
-        rng = np.random.default_rng([self._seed, self._epoch])
-        blocks = -(-len(self._selection.rows) // self._block_rows)
-        order = rng.permutation(blocks) if self._shuffle else np.arange(blocks)
+        if not self._resumes:
+            self._batch = 0
+        self._resumes = False
         worker = get_worker_info()
-        if worker is not None:
-            order = order[worker.id :: worker.num_workers]
-        for start in range(0, len(order), self._window_blocks):
-            positions = np.concatenate([self._block(block) for block in order[start : start + self._window_blocks]])
-            yield self._read(rng.permutation(positions) if self._shuffle else positions)
+        turn, n_turns = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        batches = range(self._batch + turn, len(self), n_turns)
+        groups = self._groups(self._order.of_epoch(self.epoch), batches)
+        pin = self._pin_memory and worker is None  # the DataLoader pins what its workers make
+        waiting: deque[Future[Examples]] = deque()
+        with ThreadPoolExecutor(N_THREADS, "embstore-read-ahead") as threads:
+            try:
+                while True:
+                    while len(waiting) <= N_AHEAD and (positions := next(groups, None)) is not None:
+                        waiting.append(threads.submit(self._read, positions, pin))
+                    if not waiting:
+                        return
+                    parts = (torch.split(part, self._batch_size) for part in waiting.popleft().result())
+                    for batch in zip(*parts, strict=True):
+                        self._batch += n_turns
+                        yield Examples(*batch)
+            finally:
+                for group in waiting:
+                    group.cancel()
 
-    def _block(self, block: int) -> NDArray[np.int64]:
-        start = int(block) * self._block_rows
-        return np.arange(start, min(start + self._block_rows, len(self._selection.rows)))
+    def _groups(self, order: Callable[[int, int], NDArray[np.int64]], batches: range) -> Iterator[NDArray[np.int64]]:
+        """Yield the positions in the selection of the rows of some batches, one or more at a time."""
+        start, stop = self._span()
+        row_nbytes = len(self._selection.layers) * self._selection.store.hidden_size * self._dtype.itemsize
+        size = max(1, GROUP_NBYTES // (row_nbytes * self._batch_size))
+        for first in range(0, len(batches), size):
+            group = batches[first : first + size]
+            spans = [(group[0], group[-1] + 1)] if batches.step == 1 else [(batch, batch + 1) for batch in group]
+            parts = [
+                order(start + left * self._batch_size, min(start + right * self._batch_size, stop))
+                for left, right in spans
+            ]
+            yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _read(self, positions: NDArray[np.int64]) -> Examples:
+    def _read(self, positions: NDArray[np.int64], pin: bool) -> Examples:
         """Read the examples at some positions in the selection."""
         rows = self._selection.rows[positions]
-        store = self._selection.store
-        vectors = np.stack([store.gather(rows, layer) for layer in self._selection.layers], axis=1)
-        return Examples(
-            torch.from_numpy(vectors.astype(np.float32)),
-            torch.from_numpy(rows),
-            torch.from_numpy(self._labels[positions]),
+        labels = np.full(len(rows), -1, np.int64) if self._labels is None else self._labels[positions]
+        examples = Examples(self._vectors(rows, pin), torch.from_numpy(rows), torch.from_numpy(labels))
+        return Examples(*(part.pin_memory() for part in examples)) if pin else examples
+
+    def _vectors(self, rows: NDArray[np.int64], pin: bool) -> torch.Tensor:
+        """Read vectors [n, layer, hidden_size]; they are gathered where they stay if they need no other form."""
+        store, layers = self._selection.store, self._selection.layers
+        shape = (len(layers), len(rows), store.hidden_size)
+        found = torch.empty((shape[1], shape[0], shape[2]), dtype=self._dtype, pin_memory=pin)
+        if len(layers) == 1 and self._dtype == STORED[store.dtype] != torch.bfloat16:
+            store.gather_layers(rows, layers, out=found.view(shape).numpy())
+            return found
+        vectors = torch.from_numpy(store.gather_layers(rows, layers))
+        for row in range(0, len(rows), size := max(1, CAST_SIZE // (shape[0] * shape[2]))):
+            found[row : row + size] = vectors[:, row : row + size].transpose(0, 1)
+        return found
+
+
+@dataclass(frozen=True)
+class _Order:
+    """How the rows of a selection are shuffled; see TorchDataset."""
+
+    n_rows: int
+    seed: int
+    shuffle: bool | Literal["blocks"]
+    block_rows: int
+    window_blocks: int
+
+    def of_epoch(self, epoch: int) -> Callable[[int, int], NDArray[np.int64]]:
+        """Return a function of (start, stop): the positions in the selection of this part of an epoch."""
+        if not self.shuffle:
+            return np.arange
+        if self.shuffle == "blocks":
+            return _Windows(self, epoch).positions
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.n_rows)
+        return lambda start, stop: order[start:stop]
+
+
+class _Windows:
+    """The order of an epoch that is shuffled in blocks: each window of blocks is permuted when it is reached."""
+
+    def __init__(self, order: _Order, epoch: int) -> None:
+        self._order = order
+        self._epoch = epoch
+        self._blocks = np.random.default_rng([order.seed, epoch]).permutation(-(-order.n_rows // order.block_rows))
+        first = self._blocks * order.block_rows
+        sizes = np.minimum(first + order.block_rows, order.n_rows) - first
+        self._starts = np.concatenate([[0], np.cumsum(sizes)])[:: order.window_blocks]  # of each window
+        self._window = lru_cache(2)(self._permuted)
+
+    def positions(self, start: int, stop: int) -> NDArray[np.int64]:
+        first = int(self._starts.searchsorted(start, "right")) - 1
+        last = int(self._starts.searchsorted(stop, "left"))
+        rows = np.concatenate([self._window(window) for window in range(first, last)])
+        return rows[start - self._starts[first] : stop - self._starts[first]]
+
+    def _permuted(self, window: int) -> NDArray[np.int64]:
+        size = self._order.block_rows
+        blocks = self._blocks[window * self._order.window_blocks : (window + 1) * self._order.window_blocks]
+        rows = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+        return np.random.default_rng([self._order.seed, self._epoch, window]).permutation(
+            rows[rows < self._order.n_rows]
         )
 
 
-def _labels(selection: Selection, label: Any) -> NDArray[Any]:
-    """Return the label of each row of the selection: int64, or float32 for an array of floats."""
+def _share(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return the number of this process and how many there are, by default as torch.distributed counts them."""
+    if rank is None and world_size is None:
+        known = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if known else (0, 1)
+    if rank is None or world_size is None:
+        raise InvalidValueError(f"rank {rank} and world_size {world_size} do not fit: give both or none")
+    world_size = check_whole("world_size", world_size, 1)
+    return check_whole("rank", rank, 0, world_size - 1), world_size
+
+
+def _labels(selection: Selection, label: Any) -> NDArray[Any] | None:
+    """Return the label of each row of the selection, None for none: int64, or float32 for an array of floats."""
     if label is None:
-        return np.full(len(selection), -1, np.int64)
+        return None
     if isinstance(label, str):
         columns = selection.store.index.labels
         if label not in columns:
@@ -136,12 +280,3 @@ def _labels(selection: Selection, label: Any) -> NDArray[Any]:
     if values.dtype.kind == "f":
         return values.astype(np.float32)
     return label_column("label", values.tolist(), None, len(values)).codes.astype(np.int64)
-
-
-def _split(waiting: list[Examples], size: int) -> list[Examples]:
-    """Return the examples in batches of `size`, the last one with the rest (maybe nothing)."""
-    if not waiting:
-        return []
-    joined = [torch.cat(parts) for parts in zip(*waiting, strict=True)]
-    stops = range(0, len(joined[1]) + 1, size)
-    return [Examples(*(part[start : start + size] for part in joined)) for start in stops]

@@ -1,9 +1,15 @@
-"""A selection as a torch dataset gives every row once an epoch, in the order that seed and epoch fix."""
+"""A selection as a torch dataset gives every row once an epoch, in the order that seed and epoch determine."""
 
 from __future__ import annotations
 
-from itertools import product
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterable
+from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 
 import embstore as es
+from embstore.analysis import torch_dataset
 from embstore.analysis.torch_dataset import Examples, TorchDataset
 from embstore.errors import InvalidValueError
 from tests.store_making import Made, make_store
+
+ORDERS = (False, True, "blocks")
 
 
 @pytest.fixture(scope="module", params=["zarr", "h5"])
@@ -21,59 +30,63 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_store(tmp_path_factory.mktemp("stores") / f"store.{request.param}", sentences=160)
 
 
-def joined(parts: list[Examples]) -> Examples:
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some batches are read at once, and many groups of them in an epoch."""
+    monkeypatch.setattr(torch_dataset, "GROUP_NBYTES", 4000)
+
+
+def joined(parts: Iterable[Examples]) -> Examples:
     return Examples(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def order(dataset: TorchDataset) -> list[int]:
-    return [int(example.rows) for example in dataset]
+def order(batches: Iterable[Examples]) -> list[int]:
+    return [row for batch in batches for row in batch.rows.tolist()]
+
+
+def same(found: Iterable[Examples], expected: Iterable[Examples]) -> bool:
+    pairs = zip(found, expected, strict=True)
+    return all(torch.equal(one, other) for pair in pairs for one, other in zip(*pair, strict=True))
 
 
 def hold(examples: Examples, made: Made, layers: tuple[int, ...]) -> None:
     """Every vector and label must be that of the row given with it."""
-    places = [made.store.layers.index(layer) for layer in layers]
+    positions = [made.store.layers.index(layer) for layer in layers]
     rows = examples.rows.numpy()
-    np.testing.assert_array_equal(examples.vectors.numpy(), made.vectors[places][:, rows].transpose(1, 0, 2))
+    np.testing.assert_array_equal(examples.vectors.numpy(), made.vectors[positions][:, rows].transpose(1, 0, 2))
     tags = list(made.store.index.labels["upos"].names)
     assert [None if code < 0 else tags[code] for code in examples.labels.tolist()] == [
         made.table[row]["upos"] for row in rows.tolist()
     ]
 
 
-def test_single_examples_come_in_the_order_of_the_selection(made: Made) -> None:
-    dataset = es.TorchDataset(made.store.select(), label="upos")
-    examples = list(dataset)
-    assert len(dataset) == len(examples) == made.store.n_rows
-    assert [int(example.rows) for example in examples] == list(range(made.store.n_rows))
-    assert examples[3].vectors.shape == (3, made.store.hidden_size)
-    assert examples[3].vectors.dtype == torch.float32
-    hold(Examples(*(torch.stack(column) for column in zip(*examples, strict=True))), made, made.store.layers)
-
-
 @pytest.mark.parametrize("batch_size", [1, 7, 256, 300, 100_000])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_hold_every_row_once(made: Made, batch_size: int, shuffle: bool) -> None:
-    selection = made.store.select(words=["bank", "new york"], layers=[5, 0])
+@pytest.mark.parametrize("shuffle", ORDERS)
+@pytest.mark.parametrize("layers", [(5, 0), (2,)])
+def test_batches_hold_every_row_once(made: Made, batch_size: int, shuffle: Any, layers: tuple[int, ...]) -> None:
+    selection = made.store.select(words=["bank", "new york"], layers=layers)
     dataset = es.TorchDataset(selection, label="upos", batch_size=batch_size, shuffle=shuffle, block_rows=16)
     batches = list(dataset)
     assert len(dataset) == len(batches)
     assert {len(batch.rows) for batch in batches[:-1]} <= {batch_size}
     assert 1 <= len(batches[-1].rows) <= batch_size
+    assert all(batch.vectors.is_contiguous() for batch in batches)
     found = joined(batches)
-    assert found.vectors.shape == (len(selection), 2, made.store.hidden_size)
+    assert found.vectors.shape == (len(selection), len(layers), made.store.hidden_size)
     assert (sorted if shuffle else list)(found.rows.tolist()) == selection.rows.tolist()
-    hold(found, made, (5, 0))
+    hold(found, made, layers)
 
 
-def test_shuffling_is_fixed_by_seed_and_epoch(made: Made) -> None:
+@pytest.mark.parametrize("shuffle", [True, "blocks"])
+def test_shuffling_is_determined_by_seed_and_epoch(made: Made, shuffle: Any) -> None:
     def shuffled(*, seed: int = 0, epoch: int = 0) -> list[int]:
-        dataset = es.TorchDataset(made.store.select(), shuffle=True, block_rows=32, window_blocks=4, seed=seed)
+        dataset = es.TorchDataset(made.store.select(), shuffle=shuffle, block_rows=32, window_blocks=4, seed=seed)
         dataset.set_epoch(epoch)
         return order(dataset)
 
     first = shuffled()
     assert shuffled() == first
-    dataset = es.TorchDataset(made.store.select(), shuffle=True)
+    dataset = es.TorchDataset(made.store.select(), shuffle=shuffle)
     assert order(dataset) == order(dataset), "a second pass without a new epoch is the same"
     others = [list(range(made.store.n_rows)), shuffled(seed=1), shuffled(epoch=1), shuffled(seed=1, epoch=1)]
     for other in others:
@@ -82,33 +95,166 @@ def test_shuffling_is_fixed_by_seed_and_epoch(made: Made) -> None:
     assert shuffled(epoch=1) == others[2]
 
 
-def test_shuffling_mixes_within_a_window_of_blocks(made: Made) -> None:
+def test_the_exact_shuffle_is_one_permutation_of_all_rows(made: Made) -> None:
+    dataset = es.TorchDataset(made.store.select(), shuffle=True, seed=3)
+    dataset.set_epoch(2)
+    assert order(dataset) == np.random.default_rng([3, 2]).permutation(made.store.n_rows).tolist()
+
+
+def test_block_shuffling_mixes_within_a_window_of_blocks(made: Made) -> None:
     block, window = 16, 3
-    dataset = es.TorchDataset(made.store.select(), shuffle=True, block_rows=block, window_blocks=window)
+    dataset = es.TorchDataset(made.store.select(), shuffle="blocks", block_rows=block, window_blocks=window)
     rows = np.array(order(dataset))
-    first = rows[: block * window] // block
-    assert len(set(first.tolist())) == window, "whole blocks make a window"
-    assert len(set(first[:block].tolist())) > 1, "and their rows are mixed"
-    assert np.abs(np.diff(rows)).max() > block * window, "and the blocks are far apart"
+    size, short = block * window, made.store.n_rows % block
+    assert short, "the last block is an incomplete one"
+    edges = [size * number for number in range(-(-len(rows) // size))]
+    at = int(np.flatnonzero(rows == made.store.n_rows - 1)[0]) // size  # the window of the incomplete block
+    edges = [edge - (block - short if number > at else 0) for number, edge in enumerate(edges)]
+    blocks = [set((part // block).tolist()) for part in np.split(rows, edges[1:])]
+    assert {len(part) for part in blocks[:-1]} == {window}, "whole blocks make a window"
+    assert sum(map(len, blocks)) == -(-made.store.n_rows // block), "and no block is in two windows"
+    assert len(set((rows[:block] // block).tolist())) > 1, "their rows are mixed"
+    assert np.abs(np.diff(rows)).max() > size, "and the blocks are far apart"
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader_sees_every_row_once(made: Made, workers: int, shuffle: bool) -> None:
+@pytest.mark.parametrize("shuffle", ORDERS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_data_loader_gives_the_same_batches_for_any_number_of_workers(made: Made, workers: int, shuffle: Any) -> None:
     dataset = es.TorchDataset(made.store.select(), label="upos", batch_size=50, shuffle=shuffle, block_rows=64)
-    loader = DataLoader(
-        dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork" if workers else None
-    )
-    found = joined(list(loader))
-    assert sorted(found.rows.tolist()) == list(range(made.store.n_rows))
-    hold(found, made, made.store.layers)
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork")
+    found = list(loader)
+    assert same(found, dataset)
+    assert len(loader) == len(found)
+    hold(joined(found), made, made.store.layers)
+    dataset.load_state_dict({"epoch": 0, "batch": 4})
+    resumed = list(loader)
+    assert same(resumed, found[4:]), "they resume with the same batches too"
+    assert same(dataset, resumed)
+    assert sorted(order(dataset)) == list(range(made.store.n_rows))
 
 
-def test_a_data_loader_may_batch_single_examples_itself(made: Made) -> None:
-    dataset = es.TorchDataset(made.store.select(layers=2), label="upos")
-    batches = list(DataLoader(dataset, batch_size=100))
-    assert [len(batch.rows) for batch in batches[:-1]] == [100] * (len(batches) - 1)
-    hold(joined([Examples(*batch) for batch in batches]), made, (2,))
+def test_workers_that_live_on_see_the_next_epoch(made: Made) -> None:
+    dataset = es.TorchDataset(made.store.select(layers=0), batch_size=64, shuffle=True)
+    context = {"multiprocessing_context": "fork", "persistent_workers": True}
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, **context)
+    epochs = []
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        epochs.append(order(loader))
+        assert epochs[-1] == order(dataset)
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("shuffle", ORDERS)
+@pytest.mark.parametrize("done", [0, 1, 5, 14, 15])
+def test_a_pass_resumes_with_the_remaining_batches(made: Made, shuffle: Any, done: int) -> None:
+    def dataset() -> TorchDataset:
+        return es.TorchDataset(made.store.select(), label="upos", batch_size=48, shuffle=shuffle, block_rows=16, seed=4)
+
+    first = dataset()
+    first.set_epoch(3)
+    batches = iter(first)
+    assert len(list(islice(batches, done))) == done
+    state = pickle.loads(pickle.dumps(first.state_dict()))
+    resumed = dataset()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert resumed.epoch == 3
+    assert same(list(resumed), list(batches))
+    assert len(order(resumed)) == made.store.n_rows, "the pass after it is a whole one"
+
+
+def test_a_finished_pass_resumes_with_the_next_epoch(made: Made) -> None:
+    dataset = es.TorchDataset(made.store.select(layers=0), shuffle=True)
+    order(dataset)
+    resumed = es.TorchDataset(made.store.select(layers=0), shuffle=True)
+    resumed.load_state_dict(dataset.state_dict())
+    rows = []
+    for epoch in range(resumed.epoch, 2):
+        resumed.set_epoch(epoch)
+        rows.append(order(resumed))
+    dataset.set_epoch(1)
+    assert rows == [[], order(dataset)]
+
+
+def test_an_abandoned_pass_begins_again(made: Made) -> None:
+    dataset = es.TorchDataset(made.store.select(layers=0), batch_size=8)
+    assert order(islice(dataset, 3)) == list(range(24))
+    assert dataset.state_dict()["batch"] == 3
+    assert order(dataset) == list(range(made.store.n_rows))
+
+
+class _Worker:
+    """What torch reports in a worker process."""
+
+    def __init__(self, number: int, count: int) -> None:
+        self.id, self.num_workers = number, count
+
+
+def test_the_workers_of_a_stateful_loader_resume_by_themselves(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders such as torchdata's save and load the state in each worker."""
+    whole = list(es.TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True))
+    for number, done in product(range(3), (0, 1, 4)):
+        monkeypatch.setattr(torch_dataset, "get_worker_info", lambda number=number: _Worker(number, 3))
+        first = es.TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True)
+        batches = iter(first)
+        assert len(list(islice(batches, done))) == done
+        resumed = es.TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True)
+        resumed.load_state_dict(first.state_dict())
+        assert same(list(resumed), whole[number + 3 * done :: 3])
+
+
+@pytest.mark.parametrize("shuffle", ORDERS)
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_ranks_share_the_rows(made: Made, shuffle: Any, drop_last: bool, world_size: int) -> None:
+    shares = [
+        es.TorchDataset(
+            made.store.select(layers=2),
+            batch_size=50,
+            shuffle=shuffle,
+            block_rows=16,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+        )
+        for rank in range(world_size)
+    ]
+    rows = [order(share) for share in shares]
+    every = sorted(row for share in rows for row in share)
+    batches = [[len(batch.rows) for batch in share] for share in shares]
+    assert [len(share) for share in shares] == list(map(len, batches))
+    if drop_last:
+        assert set(map(tuple, batches)) == {(50,) * (made.store.n_rows // world_size // 50)}
+        assert len(set(every)) == len(every)
+    else:
+        assert every == list(range(made.store.n_rows))
+        assert max(map(len, rows)) - min(map(len, rows)) <= 1
+
+
+def test_ranks_are_those_of_torch_distributed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    dataset = es.TorchDataset(made.store.select(layers=0))
+    assert order(dataset) == list(range(made.store.n_rows // 2, made.store.n_rows))
+    assert order(es.TorchDataset(made.store.select(layers=0), rank=0, world_size=1)) == list(range(made.store.n_rows))
+
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float32}
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+def test_vectors_keep_the_dtype_that_is_stored(made: Made, tmp_path: Path, stored: str) -> None:
+    es.export(made.store.path, tmp_path / "other.zarr", dtype=stored)
+    store = es.open(tmp_path / "other.zarr")
+    values = torch.from_numpy(store.gather_layers(np.arange(store.n_rows))).transpose(0, 1)
+    for layers, dtype in product((None, 5), (None, torch.float32, torch.float16, torch.bfloat16, torch.float64)):
+        selection = store.select(layers=layers)
+        found = joined(es.TorchDataset(selection, dtype=dtype, batch_size=100)).vectors
+        expected = values if layers is None else values[:, -1:]
+        assert found.dtype == (dtype or DTYPES[stored])
+        assert torch.equal(found, expected.to(found.dtype))
 
 
 def test_selections_of_few_rows_and_of_none(made: Made) -> None:
@@ -116,21 +262,49 @@ def test_selections_of_few_rows_and_of_none(made: Made) -> None:
     assert order(es.TorchDataset(made.store.select(rows=rows))) == rows
     (batch,) = es.TorchDataset(made.store.select(rows=rows), batch_size=10)
     assert batch.labels.tolist() == [-1] * 4, "no label column"
-    few = es.TorchDataset(made.store.select(rows=[5, 6, 7]), batch_size=2)
+    few = es.TorchDataset(made.store.select(rows=[5, 6, 7]), batch_size=4)
     loader = DataLoader(few, batch_size=None, num_workers=2, multiprocessing_context="fork")
-    assert sorted(row for batch in loader for row in batch.rows.tolist()) == [5, 6, 7], "more workers than blocks"
-    empty = made.store.select(rows=[])
-    assert list(es.TorchDataset(empty)) == []
-    assert list(es.TorchDataset(empty, batch_size=4, shuffle=True)) == []
-    assert len(es.TorchDataset(empty, batch_size=4)) == 0
+    assert order(loader) == [5, 6, 7], "more workers than batches"
+    for shuffle in ORDERS:
+        empty = es.TorchDataset(made.store.select(rows=[]), batch_size=4, shuffle=shuffle)
+        assert list(empty) == []
+        assert len(empty) == 0
+
+
+def test_a_batch_may_be_changed(made: Made) -> None:
+    dataset = es.TorchDataset(made.store.select(layers=0), label="upos", batch_size=64)
+    before = [Examples(*(part.clone() for part in batch)) for batch in dataset]
+    for batch in dataset:
+        for part in batch:
+            part.zero_()
+    assert same(dataset, before)
 
 
 def test_bad_options_are_refused(made: Made) -> None:
+    selection = made.store.select()
     for option, value in product(("batch_size", "block_rows", "window_blocks"), (0, -3)):
         with pytest.raises(InvalidValueError, match=f"{option} {value} is not allowed: give 1 or more"):
-            es.TorchDataset(made.store.select(), **{option: value})
-    with pytest.raises(InvalidValueError, match="no label column 'ner': the store has upos"):
-        es.TorchDataset(made.store.select(), label="ner")
+            es.TorchDataset(selection, **{option: value})
+    wrong: dict[str, dict[str, Any]] = {
+        "no label column 'ner': the store has upos": {"label": "ner"},
+        "shuffle must be True, False or \"blocks\", not 'rows'": {"shuffle": "rows"},
+        "dtype torch.int8 is not allowed": {"dtype": torch.int8},
+        "rank 1 and world_size None do not fit": {"rank": 1},
+        "rank 2 is not allowed": {"rank": 2, "world_size": 2},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(InvalidValueError, match=message):
+            es.TorchDataset(selection, **options)
+
+
+def test_the_state_of_other_settings_is_refused(made: Made) -> None:
+    dataset = es.TorchDataset(made.store.select(), shuffle=True)
+    with pytest.raises(InvalidValueError, match="the state is of a dataset with seed 1, not 0"):
+        dataset.load_state_dict(es.TorchDataset(made.store.select(), shuffle=True, seed=1).state_dict())
+    with pytest.raises(InvalidValueError, match="of a dataset with n_rows 3, not"):
+        dataset.load_state_dict(es.TorchDataset(made.store.select(rows=[1, 2, 3]), shuffle=True).state_dict())
+    with pytest.raises(InvalidValueError, match="the state has no 'batch'"):
+        dataset.load_state_dict({"epoch": 1})
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.float64, bool, str])
@@ -155,3 +329,23 @@ def test_rows_not_yet_written_are_an_error_and_not_zeros(tmp_path: Path) -> None
         list(es.TorchDataset(part.store.select()))
     written = part.store.select().committed()
     assert order(es.TorchDataset(written)) == written.rows.tolist()
+
+
+@pytest.mark.slow
+def test_a_dataset_can_be_sent_to_workers_that_are_spawned(made: Made, tmp_path: Path) -> None:
+    code = """
+import sys, torch, embstore as es
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    dataset = es.TorchDataset(es.open(sys.argv[1]).select(layers=0), batch_size=64, shuffle=True)
+    dataset.set_epoch(1)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    print(torch.cat([batch.rows for batch in loader]).tolist())
+"""
+    (tmp_path / "spawned.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(Path(es.__file__).parents[1])}
+    command = [sys.executable, str(tmp_path / "spawned.py"), str(made.store.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    dataset = es.TorchDataset(made.store.select(layers=0), batch_size=64, shuffle=True)
+    dataset.set_epoch(1)
+    assert done.stdout.strip() == str(order(dataset))
