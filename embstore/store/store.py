@@ -308,13 +308,17 @@ class Store:
         *,
         block_rows: int | None = None,
         missing: Literal["error", "skip", "nan"] = "error",
+        copy: bool = True,
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield `(first row, vectors [n, hidden_size])` over rows `[start, stop)` of one layer, ascending.
 
         The fastest way to read a whole layer. A block stays valid as long as it is held; one that is no longer held
         when the second next is requested gives its memory to it. `block_rows`: the largest number of rows of a block,
         about 2 MiB of them by default. `missing`: rows not written yet raise MissingRowsError before the first block,
-        are left out ("skip"), or read as NaN ("nan").
+        are left out ("skip"), or read as NaN ("nan"). `copy`: with False, blocks are read-only views of the mapped
+        file where the vectors are stored in it as they are returned (float32 and float16 on a local disk), which saves
+        the time of a copy; such a block also ends where the file does. A file must not be cut short while a view of it
+        is used: that would end the process.
 
         Raises InvalidValueError for a layer or row that does not exist.
         """
@@ -327,7 +331,7 @@ class Store:
         self._reader.require_current(columns=False)
         if missing == "error":
             self._require_committed(start, stop)
-        return scan_blocks(self.snapshot, number, start, stop, block_rows=block_rows, nan=missing == "nan")
+        return scan_blocks(self.snapshot, number, start, stop, block_rows=block_rows, nan=missing == "nan", copy=copy)
 
     def _require_committed(self, start: int, stop: int) -> None:
         size = self.layout.partition_rows

@@ -60,8 +60,9 @@ def test_scan_is_slicing(folder: Path, data: st.DataObject, case: tuple[str, int
     made, store = opened(folder, *case)
     start, stop = sorted(data.draw(st.lists(st.integers(0, store.n_rows), min_size=2, max_size=2)))
     block_rows = data.draw(st.one_of(st.none(), st.integers(1, 900)))
+    copy = data.draw(st.booleans())
     row = start
-    for first, block in store.scan(4, start, stop, block_rows=block_rows):
+    for first, block in store.scan(4, start, stop, block_rows=block_rows, copy=copy):
         assert first == row
         assert block_rows is None or len(block) <= block_rows
         np.testing.assert_array_equal(block, made.values[1, first : first + len(block)])
@@ -112,6 +113,22 @@ def test_a_block_that_is_held_does_not_change(tmp_path: Path, suffix: str, dtype
     assert all(np.array_equal(row[:, 0], made.values[0, number]) for number, row in rows)
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_views_are_the_mapped_file_and_cannot_be_written(tmp_path: Path, suffix: str) -> None:
+    made = example(rows=1000, dtype="float32")
+    store = made.make(tmp_path / f"s{suffix}")
+    rows = 0
+    for _ in range(2):
+        for first, block in store.scan(3, 10, 990, block_rows=200, copy=False):
+            assert not block.flags.writeable
+            assert not block.flags.owndata
+            np.testing.assert_array_equal(block, made.values[1, first : first + len(block)])
+            rows += len(block)
+    assert rows == 2 * 980
+    same = [block for _, block in store.scan(3, 0, 256, copy=False)]
+    assert [b.ctypes.data for b in same] == [b.ctypes.data for _, b in store.scan(3, 0, 256, copy=False)]
+
+
 def test_buffers_are_reused(tmp_path: Path) -> None:
     store = example(rows=1000).make(tmp_path / "s.zarr")
     addresses = [block.ctypes.data for _, block in store.scan(0, block_rows=50)]
@@ -121,7 +138,7 @@ def test_buffers_are_reused(tmp_path: Path) -> None:
 
 def test_an_abandoned_scan_closes_its_files(tmp_path: Path) -> None:
     store = example(rows=1000).make(tmp_path / "s.zarr")
-    store.gather([0], 0)  # maps the first shard, which stays mapped
+    store.gather(np.arange(1000), 0)  # maps the shards, which stay mapped
     gc.collect()  # files that earlier tests left open
     before = _descriptors()
     scan = store.scan(0, block_rows=50)

@@ -30,6 +30,7 @@ def reads_of(store: Store) -> list[Callable[[], object]]:
         lambda: store.gather([1], 0),
         lambda: store.gather(ROWS[::-1], 3),
         lambda: list(store.scan(0)),
+        lambda: list(store.scan(0, copy=False)),
         lambda: store.select(words="bank").rows,
         store.table,
         lambda: store.occurrences_of(0),
@@ -54,7 +55,7 @@ def test_a_folder_that_was_replaced(tmp_path: Path, replace: str, used: bool) ->
     """By a store of the same shape, as after a second extraction."""
     made, path, other = example(), tmp_path / "s.zarr", tmp_path / "other.zarr"
     example(seed=1).make(other)
-    for number in range(7):
+    for number in range(8):
         store = made.make(path)
         if used:
             store.gather([1], 0)
@@ -94,7 +95,7 @@ def test_a_bucket_that_was_replaced(memory: MemoryBucket, tmp_path: Path, cached
     before = all_files(made.make(tmp_path / "x.zarr").path)  # type: ignore[arg-type]
     after = all_files(example(seed=1).make(tmp_path / "y.zarr").path)  # type: ignore[arg-type]
     for used in (False, True):
-        for number in range(7):
+        for number in range(8):
             upload(memory, before)
             store = open_store(URL, cache=tmp_path / f"cache{used}{number}" if cached else None)
             if used:
@@ -124,6 +125,7 @@ def test_a_mapped_file_that_is_cut_short_does_not_end_the_process(tmp_path: Path
         "opened.gather(np.arange(5000), 0); opened.table()\n"
         "for file in sys.argv[2:]: os.truncate(file, 100)\n"
         "for work in (lambda: opened.gather(np.arange(5000), 3), lambda: list(opened.scan(0)), opened.table,\n"
+        "             lambda: list(opened.scan(0, copy=False)),\n"
         "             lambda: opened.occurrences_of(0), lambda: opened.select(words='bank')):\n"
         "    try: work(); print('read')\n"
         "    except RuntimeError as error: print(error)\n"
@@ -133,7 +135,7 @@ def test_a_mapped_file_that_is_cut_short_does_not_end_the_process(tmp_path: Path
     done = subprocess.run([sys.executable, "-c", code, str(path), *map(str, files)], capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert all("is cut short" in line for line in lines), lines
 
 
@@ -153,6 +155,7 @@ def test_lazy_checks_find_a_flipped_bit_where_it_is_first_read(tmp_path: Path, s
         lambda: lazy.gather([300], 0),
         lambda: lazy.gather([0, 699, 256], 3),
         lambda: list(lazy.scan(0)),
+        lambda: list(lazy.scan(0, copy=False)),
         lambda: list(lazy.select(rows=[1, 300]).iter_blocks()),
         lambda: list(lazy.select(rows=range(200, 400, 2)).iter_blocks()),
     ]

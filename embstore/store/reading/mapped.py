@@ -22,6 +22,7 @@ from embstore.store.storage.files import REPAIR_HINT, MappedFile, read_at, readi
 
 PAGE = mmap.PAGESIZE
 _NEAR_PAGES = 4
+_ADVICE_NBYTES = 2**19  # Linux reads no more for one call than its limits on read-ahead and on one request
 MAX_EXPANSION = 100_000  # of a column that a library decompresses
 
 Read = Callable[[int, int, NDArray[Any]], None]
@@ -41,6 +42,14 @@ class TakeSource(Protocol):
 
 class RowSource(TakeSource, Protocol):
     """Random and sequential access to the rows of one layer in one partition, counted from the partition's first."""
+
+    def view(self, start: int, stop: int) -> NDArray[Any] | None:
+        """Return rows from `start` up to `stop`, or fewer, as a read-only view of the file; None without one."""
+        ...
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Start reading rows `[start, stop)` from the disk; returns at once."""
+        ...
 
     def reading(self) -> AbstractContextManager[Read]:
         """Open the file; gives a function `read(start, stop, out)` for ascending rows."""
@@ -100,6 +109,25 @@ class MappedRows:
         for run, (first, last) in zip(self._runs, pairwise(bounds), strict=True):
             if first < last and run.rows is not None:
                 _will_need(self._file.map, run.offset, rows[first:last] - run.start, run.rows[0].nbytes)
+
+    def view(self, start: int, stop: int) -> NDArray[Any] | None:
+        run = self._runs[int(self._starts.searchsorted(start, "right")) - 1]
+        if run.rows is None:
+            return None
+        self._file.require_whole()
+        return run.rows[start - run.start : stop - run.start]
+
+    def will_need(self, start: int, stop: int) -> None:
+        if not hasattr(mmap, "MADV_WILLNEED"):  # Windows
+            return
+        first, last = self._starts.searchsorted((start, stop - 1), "right") - 1
+        for run in self._runs[first : last + 1]:
+            if run.rows is not None:
+                row_nbytes = run.rows[0].nbytes
+                begin = run.offset + max(start - run.start, 0) * row_nbytes
+                end = run.offset + (min(stop, run.stop) - run.start) * row_nbytes
+                for offset in range(begin - begin % PAGE, end, _ADVICE_NBYTES):
+                    self._file.map.madvise(mmap.MADV_WILLNEED, offset, min(_ADVICE_NBYTES, end - offset))
 
     @contextmanager
     def reading(self) -> Iterator[Read]:
@@ -167,6 +195,12 @@ class LibraryRows:
             out[...] = np.asarray(array[self._layer, distinct + self._start])[inverse]
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
+        """Does nothing: the library reads what it needs."""
+
+    def view(self, start: int, stop: int) -> None:
+        """Return None: the file has no such rows."""
+
+    def will_need(self, start: int, stop: int) -> None:
         """Does nothing: the library reads what it needs."""
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import StoreDamagedError
+from embstore.errors import EmbstoreError, StoreDamagedError
 from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader
 from embstore.store.layout import Layout
-from embstore.store.reading.mapped import Read
+from embstore.store.reading.mapped import Read, RowSource
 from embstore.store.storage.base import wait_all
 from embstore.store.storage.files import REPAIR_HINT
 from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
 from embstore.store.zarr.remote import ReadAhead, parts_of
 
 BLOCK_NBYTES = 2 * 2**20
+AHEAD_NBYTES = 8 * 2**20  # of a local layer that are requested from the disk before they are read
+_WINDOW_NBYTES = 4 * 2**20
 DENSE = 0.1  # above this share of the rows, reading everything in order is faster than gathering
 
 
@@ -67,8 +69,8 @@ class Snapshot:
 class SequentialReader:
     """Read ascending committed rows of one array and layer as they are stored, across partitions.
 
-    `layer`: the position of the layer among those stored. `stop`: no row from there on is read, so that a remote
-    store does not read ahead of it (None: the whole layer). A context manager.
+    `layer`: the position of the layer among those stored. `stop`: no row from there on is read, so that nothing is
+    read ahead of it (None: the whole layer). A context manager.
     """
 
     def __init__(self, snapshot: Snapshot, array: str, layer: int, stop: int | None = None) -> None:
@@ -79,10 +81,16 @@ class SequentialReader:
         self._layer = layer
         self._partition = -1
         self._files = ExitStack()
+        self._source: RowSource | None = None
         self._read_rows: Read | None = None
         self._remote = self._reader.remote
         self._ahead: ReadAhead | None = None
         self._stop = snapshot.layout.n_rows if stop is None else stop
+        self._committed = snapshot.committed
+        self._requested = 0
+        row_nbytes = snapshot.layout.hidden_size * STORAGE_DTYPE[snapshot.layout.dtype].itemsize
+        self._ahead_rows = 0 if array == "scale" else AHEAD_NBYTES // row_nbytes
+        self._window_rows = max(1, _WINDOW_NBYTES // row_nbytes)
 
     def __enter__(self) -> SequentialReader:
         return self
@@ -103,15 +111,51 @@ class SequentialReader:
             self._ahead.read(start, stop, out)
             return
         for partition in range(start // size, -(-stop // size)):
-            if partition != self._partition:
-                self._files.close()
-                source = self._reader.rows(self._array, self._layer, partition)
+            source = self._source_of(partition)
+            if self._read_rows is None:
                 self._read_rows = self._files.enter_context(source.reading())
-                self._partition = partition
             first = max(start, partition * size)
             last = min(stop, (partition + 1) * size)
-            assert self._read_rows is not None
+            self._request(first, last)
             self._read_rows(first - partition * size, last - partition * size, out[first - start : last - start])
+
+    def view(self, start: int, stop: int) -> NDArray[Any] | None:
+        """Return rows from `start` up to `stop`, or fewer, as a read-only view of their file; None without one."""
+        partition = start // self._partition_rows
+        if self._remote is not None:
+            return None
+        if self._checksums is not None:
+            self._checksums.require([partition])
+        first = partition * self._partition_rows
+        stop = min(stop, first + self._partition_rows)
+        source = self._source_of(partition)
+        self._request(start, stop)
+        return source.view(start - first, stop - first)
+
+    def _source_of(self, partition: int) -> RowSource:
+        if self._source is None or partition != self._partition:
+            self._files.close()
+            self._source, self._read_rows = self._reader.rows(self._array, self._layer, partition), None
+            self._partition = partition
+        return self._source
+
+    def _request(self, start: int, stop: int) -> None:
+        """Have the disk read ahead of rows `[start, stop)`, into the next partitions too.
+
+        A partition that cannot be opened is reported when its own rows are read.
+        """
+        row = max(start, self._requested)
+        end = min(stop + self._ahead_rows, self._stop)
+        if end < row + self._window_rows and end < self._stop:
+            return
+        while row < end:
+            partition, inside = divmod(row, self._partition_rows)
+            last = min(inside + end - row, self._partition_rows)
+            if self._committed[partition]:
+                with suppress(EmbstoreError):
+                    self._reader.rows(self._array, self._layer, partition).will_need(inside, last)
+            row += last - inside
+        self._requested = row
 
     def read_rows(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Read distinct ascending rows into `out`; where they are dense, the rows between them are read too."""
@@ -136,9 +180,12 @@ class SequentialReader:
 
 
 def scan_blocks(
-    snapshot: Snapshot, layer: int, start: int, stop: int, *, block_rows: int | None, nan: bool
+    snapshot: Snapshot, layer: int, start: int, stop: int, *, block_rows: int | None, nan: bool, copy: bool
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield (first row, vectors) over rows `[start, stop)`; rows not committed are NaN with `nan`, else left out."""
+    """Yield (first row, vectors) over rows `[start, stop)`; rows not committed are NaN with `nan`, else left out.
+
+    Without `copy` they are views of mapped files where possible.
+    """
     layout = snapshot.layout
     value = VALUE_DTYPE[layout.dtype]
     row_nbytes = layout.hidden_size * value.itemsize
@@ -148,8 +195,14 @@ def scan_blocks(
         for first, last, written in _runs(snapshot, start, stop):
             if not written and not nan:
                 continue
-            for row in range(first, last, block_rows):
+            row = first
+            while row < last:
                 end = min(row + block_rows, last)
+                view = None if copy or not written else decoder.view(row, end)
+                if view is not None:
+                    yield row, view
+                    row += len(view)
+                    continue
                 if written:
                     yield row, decoder.read(row, end, buffers)
                 else:
@@ -157,6 +210,7 @@ def scan_blocks(
                     out.fill(np.nan)
                     yield row, out
                     del out  # or the buffer would count as in use
+                row = end
 
 
 class _Buffers:
@@ -193,6 +247,10 @@ class _Decoder:
     def __exit__(self, *exception: object) -> None:
         self._vectors.__exit__()
         self._scales.__exit__()
+
+    def view(self, start: int, stop: int) -> NDArray[Any] | None:
+        """Return values from row `start` on without a copy, None where they must be decoded or are not mapped."""
+        return None if len(self._codes) else self._vectors.view(start, stop)
 
     def read(self, start: int, stop: int, buffers: _Buffers) -> NDArray[Any]:
         """Return the values of committed rows `[start, stop)` in the next buffer."""
