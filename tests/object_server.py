@@ -219,6 +219,18 @@ class Bucket:
         return sorted(self.held.get_bucket(self.name).keys)
 
 
+def contents(name: str) -> dict[str, bytes]:
+    """Every object of a bucket of the server in this process, by key, past the proxy."""
+    return {key: held.value for key, held in sorted(_held().get_bucket(name).keys.items())}
+
+
+def _held() -> Any:
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.s3.models import s3_backends
+
+    return s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+
+
 _numbers = count()
 
 
@@ -227,15 +239,12 @@ def object_server() -> Iterator[tuple[Proxy, Any]]:
     """A proxy before an S3 server on a free port of loopback, and what that server keeps."""
     pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
     server_of_moto = pytest.importorskip("moto.server", reason="no moto: pip install 'moto[s3,server]'")
-    from moto.core import DEFAULT_ACCOUNT_ID
-    from moto.s3.models import s3_backends
-
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = server_of_moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     proxy = Proxy(host, port)
-    yield proxy, s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+    yield proxy, _held()
     proxy.close()
     server.stop()
 

@@ -1,4 +1,4 @@
-"""The calls by which a process changes the disk: observed, stopped by SIGKILL at one of them, or made to fail."""
+"""The calls by which a process changes a disk or a bucket: observed, made to fail, or ended by SIGKILL at one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import builtins
 import io
 import os
 import signal
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 CHANGES = ("open", "mkdir", "pwrite", "ftruncate", "fsync", "rename", "replace", "link", "unlink", "rmdir")
 READS = ("listdir", "scandir", "stat")
+REQUESTS = ("put", "copy", "delete")  # of a bucket
 RECORD_NBYTES = 16  # a write that a kill never splits
+NAME_NBYTES = 64
+
+_OPEN = os.open
 
 Call = Callable[..., Any]
 Hook = Callable[[str, Call, tuple[Any, ...], dict[str, Any]], Any]
@@ -23,9 +30,10 @@ Hook = Callable[[str, Call, tuple[Any, ...], dict[str, Any]], Any]
 
 @contextmanager
 def watched(hook: Hook, *, reads: bool = False) -> Iterator[None]:
-    """Let `hook(name, call, arguments, options)` replace each call of `os` that changes the disk.
+    """Let `hook(name, call, arguments, options)` replace each call of `os` that changes the disk, or a bucket.
 
-    `reads`: also for those that only look, and for opening a file to read it. Files opened by `open` count as "open".
+    `reads`: also for those that only look, and for opening a file to read it. Files opened by `open` count as "open";
+    the names of requests begin with "bucket".
     """
 
     def instead(name: str, call: Call) -> Call:
@@ -36,10 +44,18 @@ def watched(hook: Hook, *, reads: bool = False) -> Iterator[None]:
 
         return hooked
 
-    with mock.patch.multiple(os, **{name: instead(name, getattr(os, name)) for name in CHANGES + READS * reads}):
+    with ExitStack() as stack:
+        if find_spec("obstore") is not None:
+            import obstore
+
+            requests = {name: instead(f"bucket {name}", getattr(obstore, name)) for name in REQUESTS}
+            stack.enter_context(mock.patch.multiple(obstore, **requests))
+        calls = {name: instead(name, getattr(os, name)) for name in CHANGES + READS * reads}
+        stack.enter_context(mock.patch.multiple(os, **calls))
         opened = instead("open", builtins.open)
-        with mock.patch.object(builtins, "open", opened), mock.patch.object(io, "open", opened):
-            yield
+        for module in (builtins, io):
+            stack.enter_context(mock.patch.object(module, "open", opened))
+        yield
 
 
 def _writes(path: Any, mode: Any = "r", *_: Any, **options: Any) -> bool:
@@ -50,35 +66,60 @@ def _writes(path: Any, mode: Any = "r", *_: Any, **options: Any) -> bool:
 
 
 def named(name: str, arguments: tuple[Any, ...]) -> str:
-    """The name of a call with that of the file it is about."""
-    target = arguments[1 if name in ("rename", "replace", "link") else 0] if arguments else ""
+    """The name of a call with that of the file or object it is about."""
+    number = 1 if name in ("rename", "replace", "link", "bucket put", "bucket delete") else 0
+    target = arguments[2 if name == "bucket copy" else number] if arguments else ""
     return f"{name} {Path(target).name}".strip() if isinstance(target, str | os.PathLike) else name
 
 
 class Steps:
-    """Counts the calls; the process kills itself before number `kill_at`, counted from 0. A hook.
+    """Counts the calls of one or more processes in the file `log`, and ends with SIGKILL before one of them. A hook.
 
-    A write of more than a record counts twice: nothing of it is written, and half of it.
+    `kill_at`: the number of that call, counted from 0 over all processes; the one that comes to it kills itself or,
+    with `kill_all`, its whole process group. A write of more than a record counts twice: nothing of it is written, and
+    half of it. So does a request of a bucket: it was not sent, and it was answered.
     """
 
-    def __init__(self, kill_at: int | None = None) -> None:
-        self.names: list[str] = []
-        self._kill_at = kill_at
+    def __init__(self, log: str, kill_at: int | None = None, *, kill_all: bool = False) -> None:
+        self._log, self._kill_at, self._kill_all = log, kill_at, kill_all
         self._mutex = threading.Lock()
+        self._file = -1
+
+    def __reduce__(self) -> Any:
+        return _steps, (self._log, self._kill_at, self._kill_all)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the calls of all processes, in order."""
+        found = Path(self._log).read_bytes()
+        return [found[at : at + NAME_NBYTES].rstrip().decode() for at in range(0, len(found), NAME_NBYTES)]
 
     def __call__(self, name: str, call: Call, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         self._pass(named(name, arguments))
         if name == "pwrite" and len(arguments[1]) > RECORD_NBYTES:
             descriptor, data, offset = arguments
             self._pass("half a pwrite", lambda: call(descriptor, bytes(data)[: len(data) // 2], offset))
-        return call(*arguments, **options)
+        result = call(*arguments, **options)
+        if name.startswith("bucket"):
+            self._pass(f"after {named(name, arguments)}")
+        return result
 
     def _pass(self, name: str, half: Callable[[], object] = lambda: None) -> None:
         with self._mutex:
-            if len(self.names) == self._kill_at:
+            if self._file < 0:
+                self._file = _OPEN(self._log, os.O_WRONLY | os.O_APPEND)
+            os.write(self._file, name.encode()[:NAME_NBYTES].ljust(NAME_NBYTES))  # appended at once, by all processes
+            number = os.lseek(self._file, 0, os.SEEK_CUR) // NAME_NBYTES - 1
+            if number == self._kill_at:
                 half()
+                if self._kill_all:
+                    os.killpg(os.getpgid(0), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
-            self.names.append(name)
+                time.sleep(60)
+
+
+def _steps(log: str, kill_at: int | None, kill_all: bool) -> Steps:
+    return Steps(log, kill_at, kill_all=kill_all)
 
 
 class Failing:
@@ -109,17 +150,19 @@ def killed_at_each_step(work: Callable[[], Any], *, stride: int = 1) -> Iterator
     Yields the number of the step after each kill.
     """
     step = 0
-    while _dies_at(work, step):
-        yield step
-        step += stride
+    with tempfile.NamedTemporaryFile() as log:
+        while _dies_at(work, step, log.name):
+            yield step
+            step += stride
+            os.truncate(log.name, 0)
 
 
-def _dies_at(work: Callable[[], Any], step: int) -> bool:
+def _dies_at(work: Callable[[], Any], step: int, log: str) -> bool:
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            with watched(Steps(step)):
+            with watched(Steps(log, step)):
                 work()
             status = 0
         finally:

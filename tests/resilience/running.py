@@ -7,32 +7,50 @@ import os
 import signal
 import tempfile
 import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from embstore import executors
+from embstore.extraction.encoder_spec import EncoderSpec
+from tests.extraction.fake import FakeEncoder
 from tests.resilience.calls import Steps, watched
-from tests.resilience.scenes import SCENES
+from tests.resilience.scenes import ALL_SCENES
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.resilience.warmed"])
 
 
 class Running:
-    """A scene in a process of its own.
+    """A scene in a process of its own, and in those that it starts.
 
-    `kill_at`: the call before which it kills itself. `kill_after`: seconds after which it is killed. `pause`: seconds
-    that it sleeps whenever it reports progress. Its messages: "created" with the first report, then "ended" with the
-    names of its calls, or "failed" with the error.
+    `kill_at`: the call before which the process that makes it kills itself, with `kill_all` all of them. `kill_after`:
+    seconds after which it is killed. `pause`: seconds that it sleeps whenever it reports progress. Its messages:
+    "created" with the first report, then "ended" with the names of the calls, or "failed" with the error.
     """
 
     def __init__(
-        self, scene: str, folder: Path, *, kill_at: int | None = None, kill_after: float = 0, pause: float = 0
+        self,
+        scene: str,
+        folder: Path,
+        *,
+        kill_at: int | None = None,
+        kill_all: bool = False,
+        kill_after: float = 0,
+        pause: float = 0,
     ) -> None:
         self._messages, theirs = _context.Pipe(duplex=False)
         self._temporary = tempfile.TemporaryDirectory()
-        arguments = (theirs, scene, str(folder), self._temporary.name, kill_at, kill_after, pause)
-        self._process = _context.Process(target=_run, args=arguments)
+        log, self._plans = Path(self._temporary.name, "calls"), Path(self._temporary.name, "plans")
+        log.touch()
+        self._plans.mkdir()
+        steps = Steps(str(log), kill_at, kill_all=kill_all)
+        settings = _Settings(str(self._plans), steps, kill_after, pause, dict(os.environ))
+        self._process = _context.Process(target=_run, args=(theirs, scene, folder, settings))
         self._process.start()
         theirs.close()
 
@@ -68,10 +86,20 @@ class Running:
         """Wait for the end; returns the exit status, negative for a signal."""
         self._process.join(60)
         assert self._process.exitcode is not None
-        if os.path.exists(self._temporary.name):
-            assert os.listdir(self._temporary.name) == []  # nothing of the plan is left
+        if self._plans.exists():
+            assert list(self._plans.iterdir()) == []
             self._temporary.cleanup()
         return self._process.exitcode
+
+    def join_workers(self) -> None:
+        """Wait until the processes that it had started are gone too: they end by themselves."""
+        assert self._process.pid is not None
+        limit = time.monotonic() + 20
+        with suppress(ProcessLookupError):
+            while True:
+                os.killpg(self._process.pid, 0)
+                assert time.monotonic() < limit, "a worker process goes on without its coordinator"
+                time.sleep(0.002)
 
 
 def steps_of(scene: str, folder: Path) -> tuple[list[str], float]:
@@ -82,26 +110,51 @@ def steps_of(scene: str, folder: Path) -> tuple[list[str], float]:
     return names, seconds
 
 
-def _run(
-    messages: Connection, scene: str, folder: str, temporary: str, kill_at: int | None, kill_after: float, pause: float
-) -> None:
-    tempfile.tempdir = temporary
+@dataclass(frozen=True)
+class _Settings:
+    temporary: str
+    steps: Steps
+    kill_after: float
+    pause: float
+    environment: dict[str, str]
+
+
+def _run(messages: Connection, scene: str, folder: Path, settings: _Settings) -> None:
+    os.setpgid(0, 0)
+    os.environ.update(settings.environment)
+    tempfile.tempdir = settings.temporary
     sent = []
 
     def progress(done: int, total: int | None) -> None:
         if not sent:
             sent.append("created")
             messages.send(("created", None))
-        time.sleep(pause)
+        time.sleep(settings.pause)
 
-    steps = Steps(kill_at)
+    begin = partial(_begin_worker, settings.steps, os.getpid())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, kill_after)
+    signal.setitimer(signal.ITIMER_REAL, settings.kill_after)
     began = time.perf_counter()
     try:
-        with watched(steps):
-            SCENES[scene].work(Path(folder), progress)
+        with (
+            mock.patch.object(executors, "get_context", return_value=_context),
+            mock.patch("multiprocessing.forkserver._forkserver.ensure_running"),  # workers come from the same server
+            mock.patch.object(executors, "_begin_process", begin),
+            watched(settings.steps),
+        ):
+            ALL_SCENES[scene].work(folder, progress)
     except BaseException as error:
         messages.send(("failed", repr(error)))
         raise
-    messages.send(("ended", (steps.names, time.perf_counter() - began)))
+    messages.send(("ended", (settings.steps.names, time.perf_counter() - began)))
+
+
+_watching = ExitStack()
+
+
+def _begin_worker(steps: Steps, group: int, environments: Any) -> None:
+    """Begin a worker process as usual, with its calls among those that are counted."""
+    os.setpgid(0, group)
+    _watching.enter_context(mock.patch.object(EncoderSpec, "load", return_value=FakeEncoder()))
+    executors._begin_process(environments)
+    _watching.enter_context(watched(steps))

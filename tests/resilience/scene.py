@@ -16,6 +16,8 @@ from embstore.corpus import Sentence
 from embstore.errors import MissingRowsError, StoreNotFoundError, UnfinishedStoreWarning
 from embstore.models.encoder import Pooled, Pooling, Spans, Tokenized
 from embstore.store import Store
+from embstore.store.backend import exists
+from embstore.store.storage.location import parse_location
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.oracle import expected_rows
 from tests.extraction.plans import plan_of
@@ -108,7 +110,7 @@ def assert_whole(path: Path, reference: Reference) -> None:
     assert es.open(path).finished
 
 
-def open_quietly(path: Path) -> tuple[Store, list[str]]:
+def open_quietly(path: Path | str) -> tuple[Store, list[str]]:
     """Open a store; returns it with the warnings given."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnfinishedStoreWarning)
@@ -116,9 +118,9 @@ def open_quietly(path: Path) -> tuple[Store, list[str]]:
     return store, [str(warning.message) for warning in caught if warning.category is UnfinishedStoreWarning]
 
 
-def assert_honest(path: Path, reference: Reference) -> str:
+def assert_honest(path: Path | str, reference: Reference) -> str:
     """What an interrupted run left says what is missing and gives only what is right; returns its state."""
-    if not path.exists():
+    if not exists(parse_location(path)):
         with pytest.raises(StoreNotFoundError):
             es.open(path)
         return "no store"

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import embstore as es
+from embstore.executors import Processes
 from embstore.extraction.encoder_spec import EncoderSpec
 from embstore.plot.drawing import save as save_figure
 from embstore.plot.drawing import subplots
@@ -26,6 +27,7 @@ from embstore.progress import Progress
 from embstore.studies.study import StudyFolder
 from embstore.vectors import WordVectors, write_vectors
 from tests.extraction.fake import FakeEncoder
+from tests.object_server import contents
 from tests.resilience.faults import chunk, flip
 from tests.resilience.scene import Reference, assert_honest, make_plan, tree, write_tree
 
@@ -51,6 +53,8 @@ class Scene:
     `volatile`: names of files that differ each time.
     `final`: the states that are allowed once the work has ended, even if the power fails then.
     `warm`: whether it may be done once before processes are forked, which the threads of Polars do not survive.
+    `resume`: how it is done again, by default in the same way.
+    `look`: reads what is in the folder, or in a bucket below the same path.
     """
 
     work: Callable[[Path, Progress], object]
@@ -60,35 +64,94 @@ class Scene:
     volatile: tuple[str, ...] = ()
     warm: bool = True
     final: tuple[str, ...] = ("new",)
+    resume: Callable[[Path, Progress], object] | None = None
+    look: Callable[[Path], Tree] = tree
 
     def tree(self, folder: Path) -> Tree:
-        return {name: data for name, data in tree(folder).items() if Path(name).name not in self.volatile}
+        return {name: data for name, data in self.look(folder).items() if Path(name).name not in self.volatile}
+
+    def again(self, folder: Path, progress: Progress) -> None:
+        (self.resume or self.work)(folder, progress)
 
     def whole(self, folder: Path, get: Get) -> Whole:
         """Do the work without interruption."""
         self.before(folder, get)
         before = tree(folder)
-        self.work(folder, False)
+        self.again(folder, False)
         return Whole(before, self.tree(folder), get(*self.store) if self.store else None)
 
     def assert_resumes(self, folder: Path, whole: Whole) -> None:
         """The same call again ends in the same bytes, and leaves nothing else."""
-        self.work(folder, False)
+        self.again(folder, False)
+        self.assert_whole(folder, whole)
+
+    def assert_whole(self, folder: Path, whole: Whole) -> None:
+        """The folder holds what it holds after the uninterrupted work."""
         found = self.tree(folder)
         assert sorted(found) == sorted(whole.after)
         assert [name for name in found if found[name] != whole.after[name]] == []
 
 
-def _extraction(suffix: str, dtype: str = "float32", *, workers: int = 0) -> Scene:
+def _extraction(suffix: str, dtype: str = "float32", *, threads: int = 0) -> Scene:
     def work(folder: Path, progress: Progress) -> None:
         with ExitStack() as stack:
             options: dict[str, Any] = {}
-            if workers:
+            if threads:
                 stack.enter_context(mock.patch.object(EncoderSpec, "load", return_value=FakeEncoder()))
-                options["executor"] = stack.enter_context(ThreadPoolExecutor(workers))
+                options["executor"] = stack.enter_context(ThreadPoolExecutor(threads))
             es.extract(make_plan(dtype=dtype), folder / f"store{suffix}", progress=progress, **options)
 
     return Scene(work, _honest(suffix), store=(suffix, dtype), final=FINISHED)
+
+
+def _by_processes(suffix: str) -> Scene:
+    """Two worker processes encode and write; what they leave is completed by one process."""
+
+    def work(folder: Path, progress: Progress) -> None:
+        with Processes(2) as executor:
+            es.extract(make_plan(), folder / f"store{suffix}", progress=progress, executor=executor)
+
+    def resume(folder: Path, progress: Progress) -> None:
+        es.extract(make_plan(), folder / f"store{suffix}", progress=progress)
+
+    return Scene(work, _honest(suffix), store=(suffix, "float32"), final=FINISHED, warm=False, resume=resume)
+
+
+BUCKET = "kills"
+LARGE_NBYTES = 20_000  # larger objects, which are shards, are uploaded to a temporary name
+
+
+def url(folder: Path) -> str:
+    return f"s3://{BUCKET}{folder}/store.zarr"
+
+
+def _in_bucket(*, processes: bool) -> Scene:
+    """Into the bucket of the loopback server; shards are larger than what is sent at once.
+
+    One process writes its record of each partition at once, the coordinator of two every few seconds as usual.
+    """
+
+    def work(folder: Path, progress: Progress) -> None:
+        options: dict[str, Any] = {}
+        with ExitStack() as stack:
+            if processes:
+                options["executor"] = stack.enter_context(Processes(2))
+            else:
+                stack.enter_context(mock.patch("embstore.store.zarr.writer.COMMIT_SECONDS", 0))
+            es.extract(make_plan(), url(folder), progress=progress, **options)
+
+    def resume(folder: Path, progress: Progress) -> None:
+        es.extract(make_plan(), url(folder), progress=progress)
+
+    def state(folder: Path, whole: Whole) -> str:
+        assert whole.reference is not None
+        return assert_honest(url(folder), whole.reference)
+
+    def objects(folder: Path) -> Tree:
+        prefix = f"{str(folder).lstrip('/')}/"
+        return {key.removeprefix(prefix): data for key, data in contents(BUCKET).items() if key.startswith(prefix)}
+
+    return Scene(work, state, store=(".zarr", "float32"), final=FINISHED, warm=False, resume=resume, look=objects)
 
 
 def _honest(suffix: str) -> Callable[[Path, Whole], str]:
@@ -263,8 +326,8 @@ SCENES: dict[str, Scene] = {
     "extraction to HDF5": _extraction(".h5"),
     "extraction of int8 to Zarr": _extraction(".zarr", "int8"),
     "extraction of int8 to HDF5": _extraction(".h5", "int8"),
-    "extraction by two workers to Zarr": _extraction(".zarr", workers=2),
-    "extraction by two workers to HDF5": _extraction(".h5", workers=2),
+    "extraction by two threads to Zarr": _extraction(".zarr", threads=2),
+    "extraction by two threads to HDF5": _extraction(".h5", threads=2),
     "repair of Zarr": _repair(".zarr"),
     "repair of HDF5": _repair(".h5"),
     "export": _export(),
@@ -276,3 +339,10 @@ SCENES: dict[str, Scene] = {
     "figure": _replacement("figure.png", _figure),
     "word vectors": _replacement("vectors.txt", _vectors, warm=False),
 }
+PROCESSES: dict[str, Scene] = {
+    "extraction by two processes to Zarr": _by_processes(".zarr"),
+    "extraction by two processes to HDF5": _by_processes(".h5"),
+    "extraction by two processes to a bucket": _in_bucket(processes=True),
+}
+BUCKETS = ("extraction to a bucket", "extraction by two processes to a bucket")
+ALL_SCENES = {**SCENES, "extraction to a bucket": _in_bucket(processes=False), **PROCESSES}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from signal import SIGALRM, SIGKILL
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import embstore as es
 from tests.resilience.conftest import campaign
 from tests.resilience.running import Running, steps_of
 from tests.resilience.scene import CountingEncoder, Reference, make_plan, write_tree
-from tests.resilience.scenes import SCENES, Whole
+from tests.resilience.scenes import ALL_SCENES, BUCKETS, PROCESSES, SCENES, Whole
 
 GetWhole = Callable[[str], Whole]
 SEED = 7
@@ -26,26 +28,48 @@ def begin(scene: str, whole: Whole, folder: Path) -> Path:
     return folder
 
 
-def kill(scene: str, whole: Whole, folder: Path, **when: float) -> str:
-    """Kill the work, look at what is left, and do it again to its end; returns the state between."""
-    status = Running(scene, begin(scene, whole, folder), **when).join()  # type: ignore[arg-type]
-    assert status in (-SIGKILL, -SIGALRM, 0)
-    state = SCENES[scene].state(folder, whole) if status else "it had ended"
-    SCENES[scene].assert_resumes(folder, whole)
+def kill(scene: str, whole: Whole, folder: Path, *, at_once: bool = False, **when: Any) -> str:
+    """Kill the work, look at what is left, and do it again to its end; returns the state between.
+
+    `at_once`: without waiting for the end of worker processes that have lost their coordinator.
+    """
+    running = Running(scene, begin(scene, whole, folder), **when)
+    status = running.join()
+    if status == 1:  # the coordinator of a worker that was killed
+        assert scene in PROCESSES
+        assert re.search(r"ended abruptly.*: the same command continues", str(running.failure()))
+    else:
+        assert status in (-SIGKILL, -SIGALRM, 0)
+    if not at_once:
+        running.join_workers()
+    state = ALL_SCENES[scene].state(folder, whole) if status else "it had ended"
+    ALL_SCENES[scene].assert_resumes(folder, whole)
+    if at_once:
+        running.join_workers()
+        ALL_SCENES[scene].assert_whole(folder, whole)
     return state
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scene", SCENES)
-def test_killed_anywhere(tmp_path: Path, whole: GetWhole, scene: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Three kills of four come at a random call, the others at a random moment, which may be inside a library."""
+@pytest.mark.parametrize("scene", ALL_SCENES)
+def test_killed_anywhere(
+    tmp_path: Path, whole: GetWhole, scene: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three kills of four come at a random call, the others at a random moment, which may be inside a library.
+
+    Of several processes, the one that comes to the call is killed, or all of them.
+    """
+    if scene in BUCKETS:
+        request.getfixturevalue("scenes_bucket")
     uninterrupted = whole(scene)
     names, seconds = steps_of(scene, begin(scene, uninterrupted, tmp_path / "steps"))
+    ALL_SCENES[scene].assert_whole(tmp_path / "steps", uninterrupted)
     rng = np.random.default_rng(SEED)
     states: Counter[str] = Counter()
     for number in range(campaign(64, 4)):
         when = {"kill_after": rng.random() * seconds} if number % 4 == 3 else {"kill_at": int(rng.integers(len(names)))}
-        states[kill(scene, uninterrupted, tmp_path / str(number), **when)] += 1
+        kill_all, at_once = scene in PROCESSES and number % 3 == 0, number % 2 == 1
+        states[kill(scene, uninterrupted, tmp_path / str(number), **when, kill_all=kill_all, at_once=at_once)] += 1
     with capsys.disabled():
         print(f"\n{scene}: {sum(states.values())} kills, seed {SEED}, over {len(names)} calls: {dict(states)}")
 

@@ -8,11 +8,13 @@ import tempfile
 from pathlib import Path
 
 import embstore.store.layout
+import embstore.store.storage.objects
 from tests.resilience import running  # noqa: F401  a forked process looks for its function there
 from tests.resilience.scene import make_reference
-from tests.resilience.scenes import SCENES
+from tests.resilience.scenes import LARGE_NBYTES, SCENES
 
 embstore.store.layout.SHARD_NBYTES = 1
+embstore.store.storage.objects.LARGE_NBYTES = LARGE_NBYTES
 os.fsync = os.fstat  # what is written outlasts a kill anyway
 with tempfile.TemporaryDirectory() as _folder:
 
