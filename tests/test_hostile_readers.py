@@ -65,7 +65,7 @@ def hdf5() -> bytes:
     stream = io.BytesIO()
     with h5py.File(stream, "w") as file:
         file["0"] = np.frombuffer(pickle.dumps(Runs()), np.uint8)
-        file.attrs["embstore"] = pickle.dumps(Runs(), 0).decode()
+        file.attrs["embstore"] = np.bytes_(pickle.dumps(Runs(), 0))
         file["sentence_to_index"] = np.bytes_(pickle.dumps(Runs(), 0))
     return stream.getvalue()
 

@@ -20,7 +20,6 @@ from embstore.extraction.resume import check_labels, check_store
 from embstore.extraction.rows import make_index
 from embstore.extraction.survey import Spool, Survey, survey
 from embstore.html import html_table
-from embstore.html import html_table
 from embstore.models import load_encoder
 from embstore.models.encoder import Encoder
 from embstore.progress import Progress, reporting

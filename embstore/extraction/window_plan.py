@@ -15,7 +15,6 @@ from embstore.extraction.options import ExtractionOptions, Window, check_window,
 from embstore.extraction.plan import Plan, as_text, make_plan, read
 from embstore.extraction.resume import check_labels, check_store
 from embstore.html import html_table
-from embstore.html import html_table
 from embstore.models.encoder import Encoder
 from embstore.progress import Progress
 from embstore.store.storage.location import ObjectPath, parse_location

@@ -69,7 +69,10 @@ def zarr_storage(path: Path | ObjectPath, *, cache: Path | None = None) -> Stora
 
 
 def create(path: Path | ObjectPath, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], *, hdf5: bool) -> None:
-    """Create a complete store without rows at the new path `path`; `frozen` are the arrays that never change."""
+    """Create a complete store without rows at the new path `path`; `frozen` are the arrays that never change.
+
+    It is durable in a bucket; on a disk that is left to the caller.
+    """
     if hdf5:
         from embstore.store.hdf5 import writer as hdf5_writer
 

@@ -29,7 +29,7 @@ from embstore.store.backend import create, is_hdf5, open_writer, require_writabl
 from embstore.store.check.consistency import index_faults
 from embstore.store.index import Index, rows_by_type
 from embstore.store.metadata import Metadata, check_metadata
-from embstore.store.storage.files import clean_up, fsync_folder, remove, storing
+from embstore.store.storage.files import clean_up, fsync_folder, fsync_tree, remove, storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock, new_path
 from embstore.store.vectors import INT8_FILL
@@ -60,20 +60,29 @@ def create_store(
     with StoreLock(path):
         if os.path.lexists(path):
             raise InvalidValueError(f"{path} exists already: choose another path, or remove it first")
-        build(path, metadata=metadata, index=index, center=center)
-        with storing(path):
-            os.rename(new_path(path), path)
-            fsync_folder(path.parent)
+        with built(path, metadata=metadata, index=index, center=center):
+            pass
 
 
-def build(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> None:
-    """Create a store at `new_path(path)`; nothing remains there where that fails. The lock must be held."""
+@contextmanager
+def built(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> Iterator[Path]:
+    """Create a store without rows and yield its temporary path; after the block it becomes `path`, durably.
+
+    Where anything fails, what is at `path` stays and nothing else remains. The lock must be held.
+    """
+    new = new_path(path)
     try:
         with frozen_of(path, metadata, index, center) as frozen:
-            create(new_path(path), metadata, frozen, hdf5=is_hdf5(path))
+            create(new, metadata, frozen, hdf5=is_hdf5(path))
+        yield new
+        with storing(path):
+            fsync_tree(new)
+            os.replace(new, path)
     except BaseException:
-        clean_up(new_path(path))
+        clean_up(new)
         raise
+    with storing(path):
+        fsync_folder(path.parent)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def test_nothing_that_is_committed_is_encoded_again(tmp_path: Path, whole: GetWh
     uninterrupted = whole(scene)
     names, _ = steps_of(scene, begin(scene, uninterrupted, tmp_path / "steps"))
     store = next(name for name in uninterrupted.after if "/" not in name)
-    created = names.index(f"rename {store}") + 1
+    created = names.index(f"replace {store}") + 1
     assert kill(scene, uninterrupted, tmp_path / "early", kill_at=created - 1) == "no store"
     folder = begin(scene, uninterrupted, tmp_path / "later")
     for step in (created, (len(names) - created) // 2, 12):

@@ -55,7 +55,7 @@ def change_attribute(file: h5py.File, change: Callable[[dict[str, Any]], object]
     change(attribute)
     attribute.pop("crc32c")
     text = json.dumps(attribute, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    file.attrs["embstore"] = json.dumps({**attribute, "crc32c": google_crc32c.value(text.encode())})
+    file.attrs["embstore"] = np.bytes_(json.dumps({**attribute, "crc32c": google_crc32c.value(text.encode())}))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

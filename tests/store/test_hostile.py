@@ -7,6 +7,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,18 +153,38 @@ def test_hdf5_roots(tmp_path: Path) -> None:
     for number, text in enumerate(["{", "[[[", "\x01"]):
         path = tmp_path / f"{number}.h5"
         with h5py.File(path, "w") as file:
-            file.attrs["embstore"] = text
+            file.attrs["embstore"] = np.bytes_(text)
         assert "the HDF5 library cannot read" in refusal(path, StoreDamagedError)
     path = example().make(tmp_path / "s.h5").path
     with h5py.File(path, "r+") as file:
         attribute = json.loads(file.attrs["embstore"])
-        file.attrs["embstore"] = json.dumps({**attribute, "format_version": 9})
+        file.attrs["embstore"] = np.bytes_(json.dumps({**attribute, "format_version": 9}))
     assert "store format 9, newer than 1" in refusal(path, StoreFormatError)
     with h5py.File(path, "r+") as file:
-        file.attrs["embstore"] = json.dumps(attribute)
+        file.attrs["embstore"] = np.bytes_(json.dumps(attribute))
         del file["occurrences/type"]
         file["occurrences/type"] = np.zeros(3)
     assert "occurrences/type of" in refusal(path, StoreDamagedError)
+
+
+def test_long_hdf5_metadata_are_parts_of_fixed_length(tmp_path: Path) -> None:
+    """The library looks without end for a string of variable length where the heap that should hold it is zeros."""
+    made = example()
+    long = {"name": "corpus.txt", "format": "text", "n_sentences": 700, "note": "é" * 200_000 + "x" * 100_000}
+    path = replace(made, metadata=replace(made.metadata, corpus=long)).make(tmp_path / "s.h5").path
+    assert open_store(path).metadata.corpus == long
+    assert verify(path).ok
+    with h5py.File(path, "r+") as file:
+        assert sum(name.startswith("embstore") for name in file.attrs) > 10
+        del file.attrs["embstore.3"]
+    assert "the HDF5 library cannot read" in refusal(path, StoreDamagedError)
+    with h5py.File(path, "r+") as file:
+        file.attrs["embstore"] = "x"
+    data = bytearray(path.read_bytes())
+    heap = data.rindex(b"GCOL") + 16
+    data[heap : heap + 4000] = bytes(4000)
+    path.write_bytes(data)
+    assert "is not a string of fixed length" in refusal(path, StoreDamagedError)
 
 
 @pytest.mark.parametrize("keep", [0.001, 0.1, 0.5, 0.99])

@@ -17,10 +17,10 @@ from embstore.store.check.verify import expected_keys, key_sizes
 from embstore.store.index import Index
 from embstore.store.metadata import Metadata, parse
 from embstore.store.storage.base import Parts, Storage
-from embstore.store.storage.files import MappedFile, clean_up, fsync_folder, storing
+from embstore.store.storage.files import MappedFile, storing
 from embstore.store.storage.location import ObjectPath, parse_location
-from embstore.store.storage.lock import StoreLock, new_path
-from embstore.store.writer import build, frozen_of
+from embstore.store.storage.lock import StoreLock
+from embstore.store.writer import built, frozen_of
 from embstore.store.zarr.format import COMMITS_CHUNK, NODE, column_key, column_parts
 from embstore.store.zarr.reader import root_attribute
 from embstore.store.zarr.writer import ZarrWriter, static_objects
@@ -125,14 +125,8 @@ def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np
             raise _unknown(path, error) from error
         metadata = planned
     _require_same(path, metadata, planned)
-    build(path, metadata=metadata, index=index, center=center)
-    try:
-        intact = copy_intact(path, new_path(path), metadata, center)
-        os.replace(new_path(path), path)
-        fsync_folder(path.parent)
-    except BaseException:
-        clean_up(new_path(path))
-        raise
+    with built(path, metadata=metadata, index=index, center=center) as new:
+        intact = copy_intact(path, new, metadata, center)
     return [partition for partition in range(metadata.layout.n_partitions) if partition not in intact]
 
 

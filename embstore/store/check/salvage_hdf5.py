@@ -20,7 +20,7 @@ from embstore.store.storage.files import opened
 
 
 def copy_intact(old: Path, new: Path, metadata: Metadata, center: NDArray[np.float32] | None) -> set[int]:
-    """Copy into `new` every partition of `old` that matches its commit record; returns their numbers.
+    """Copy into `new` every partition of `old` that matches its commit record; returns their numbers. Not durable yet.
 
     The same layout gives the same addresses, so those of the new file apply to the old one; where the old file
     reports others, these are tried too.
@@ -30,7 +30,7 @@ def copy_intact(old: Path, new: Path, metadata: Metadata, center: NDArray[np.flo
     with suppress(EmbstoreError, OSError):
         candidates.append(read_addresses(old)[2])
     copied: set[int] = set()
-    writer = HDF5Writer(new)
+    writer = HDF5Writer(new, durable=False)
     try:
         with opened(old) as descriptor:
             for addresses in candidates:

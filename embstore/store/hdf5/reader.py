@@ -206,9 +206,25 @@ def open_file(path: Path) -> Iterator[h5py.File]:
 
 
 def read_attribute(file: h5py.File) -> Any:
-    """Return the attribute "embstore", parsed from JSON; None where there is none."""
-    text = file.attrs.get("embstore")
-    return json.loads(text) if isinstance(text, str | bytes) else None
+    """Return the attribute "embstore", whose parts are joined, parsed from JSON; None where there is none.
+
+    Raises StoreDamagedError for strings of variable length: the library may look for them without end.
+    """
+    parts: list[str] = []
+    while (name := attribute_name(len(parts))) in file.attrs:
+        kind = file.attrs.get_id(name).get_type()
+        if not isinstance(kind, h5py.h5t.TypeStringID) or kind.is_variable_str():
+            raise StoreDamagedError(
+                f"the attribute {name} of {file.filename} is not a string of fixed length, as embstore writes it: "
+                "write it again as numpy.bytes_, or run `embstore extract --repair`"
+            )
+        parts.append(bytes(file.attrs[name]).decode())
+    return json.loads("".join(parts)) if parts else None
+
+
+def attribute_name(number: int) -> str:
+    """Return the name of a part of the metadata, which a header holds only in parts where they are long."""
+    return f"embstore.{number}" if number else "embstore"
 
 
 def read_metadata(path: Path) -> tuple[Metadata, dict[str, StoredArray]]:

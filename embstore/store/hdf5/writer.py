@@ -38,22 +38,22 @@ from embstore.store.hdf5.addresses import (
     read_span,
     row_offsets,
 )
-from embstore.store.hdf5.reader import read_addresses
+from embstore.store.hdf5.reader import attribute_name, read_addresses
 from embstore.store.metadata import Metadata, canonical, document
 from embstore.store.storage.files import crc32c, opened, write_at
 
 PAGE_NBYTES = 4096
 MAX_CHUNK_ROWS = 1024
-MAX_HEADER_NBYTES = 60_000
+MAX_ATTRIBUTE_NBYTES = 60_000
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
 
 
 def create(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
-    """Create a store without rows in the new file `path`, durable when this returns."""
+    """Create a store without rows in the new file `path`, which is not durable yet."""
     arrays = stored_arrays(frozen)
     vectors = payload_specs(metadata)[0]
     with _new_file(path, vectors) as file:
-        _write_attribute(file, canonical(document(metadata, arrays)))
+        _write_attribute(file, canonical(document(metadata, arrays)).decode())
         for spec in frozen_specs(arrays):
             _create(file, spec)
         _create(file, commits_spec(metadata.layout.n_partitions))
@@ -68,7 +68,6 @@ def create(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -
         write_at(descriptor, no_records(metadata.layout.n_partitions), addresses.spans[COMMITS][0])
         checksum = frozen_crc32c(descriptor, addresses)
         write_at(descriptor, checksum.to_bytes(4, "little"), addresses.spans[CHECKSUM][0])
-        os.fsync(descriptor)
 
 
 @contextmanager
@@ -150,20 +149,24 @@ def _add_scales(file: h5py.File, specs: Sequence[ArraySpec]) -> None:
         scale.attrs.create("REFERENCE_LIST", np.array(references, kind))
 
 
-def _write_attribute(file: h5py.File, text: bytes) -> None:
-    """Store the metadata in the root's header: the library can loop forever over a damaged heap of long strings."""
-    kind = h5py.string_dtype("utf-8", len(text) if len(text) <= MAX_HEADER_NBYTES else None)
-    file.attrs.create("embstore", text, dtype=kind)
+def _write_attribute(file: h5py.File, text: str) -> None:
+    """Store the metadata in the root's header, in strings of fixed length: long ones in several attributes."""
+    size = len(text) if len(text.encode()) <= MAX_ATTRIBUTE_NBYTES else MAX_ATTRIBUTE_NBYTES // 4  # bytes a character
+    for number, start in enumerate(range(0, len(text), size)):
+        part = text[start : start + size].encode()
+        file.attrs.create(attribute_name(number), part, dtype=h5py.string_dtype("utf-8", len(part)))
 
 
 class HDF5Writer:
     """The parts of an HDF5 store that change: rows and commit records.
 
-    Any number of processes may call `write`. The methods below it are for the one process that commits.
+    Any number of processes may call `write`. The methods below it are for the one process that commits. `durable`:
+    whether rows and records are on disk when a call returns; of a file that has no name yet that is not needed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
         self.path = path
+        self._durable = durable
         self.metadata, _, self._addresses = read_addresses(path)
         self._specs = payload_specs(self.metadata)
         chunks = self._addresses.chunks
@@ -186,7 +189,7 @@ class HDF5Writer:
             if stop == self.metadata.n_rows:
                 for first, last in padding_spans(self._addresses, spec):
                     write_at(self._descriptor, bytes(last - first), first)
-        os.fsync(self._descriptor)
+        self._sync()
         return crc
 
     def recover(self) -> None:
@@ -201,7 +204,7 @@ class HDF5Writer:
         """Record in place that a partition is written."""
         data = record.astype(COMMIT_DTYPE)
         write_at(self._descriptor, data, self._addresses.spans[COMMITS][0] + partition * data.nbytes)
-        os.fsync(self._descriptor)
+        self._sync()
 
     def discard(self, partitions: Iterable[int]) -> None:
         """Erase the records of partitions; their rows stay until they are overwritten."""
@@ -216,3 +219,7 @@ class HDF5Writer:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+    def _sync(self) -> None:
+        if self._durable:
+            os.fsync(self._descriptor)

@@ -25,7 +25,7 @@ from embstore.store.arrays import (
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Parts, Storage
-from embstore.store.storage.files import crc32c, fsync_tree, write_file
+from embstore.store.storage.files import crc32c, write_file
 from embstore.store.zarr.format import (
     COMMITS_CHUNK,
     NODE,
@@ -55,13 +55,12 @@ def static_objects(metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> di
 
 
 def create_local(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
-    """Create a store without rows in the new folder `path`, durable when this returns."""
+    """Create a store without rows in the new folder `path`, which is not durable yet."""
     objects = static_objects(metadata, frozen)
     objects[COMMITS_CHUNK] = [no_records(metadata.layout.n_partitions)]
     for key, parts in objects.items():
         (path / key).parent.mkdir(parents=True, exist_ok=True)
         write_file(path / key, parts, fsync=False)
-    fsync_tree(path)
 
 
 def create_remote(storage: Storage, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
