@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ from embstore.errors import (
     StoreMismatchError,
 )
 from embstore.store import StoreWriter
+from embstore.store.storage.lock import StoreLock
 from tests.extraction.fake import FakeEncoder
 from tests.resilience.conftest import campaign
 from tests.resilience.faults import COLUMNS, INJURIES, NODES, chunk_of, cut, edit, flip, half, swap_files, write_at
@@ -255,6 +257,27 @@ def test_repair_of_a_missing_store_makes_it(tmp_path: Path, reference: Get, suff
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
     assert_repaired(path, reference(suffix), lost=(0, 1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+@pytest.mark.parametrize("hurt", ["index", "vectors", "root"])
+@pytest.mark.parametrize("suffix", BACKENDS)
+def test_a_store_behind_a_link_is_repaired_where_it_is(
+    tmp_path: Path, reference: Get, suffix: str, hurt: str, is_relative: bool
+) -> None:
+    whole = reference(suffix)
+    real = damaged(tmp_path / "scratch", whole)
+    HURT[suffix][hurt](real)
+    link = tmp_path / f"home/mine{suffix}"
+    link.parent.mkdir()
+    link.symlink_to(os.path.relpath(real, link.parent) if is_relative else real)
+    with StoreLock(real), pytest.raises(StoreBusyError):
+        es.extract(make_plan(), link, repair=True)
+    es.extract(make_plan(), link, repair=True)
+    assert link.is_symlink()
+    assert [path.name for path in link.parent.iterdir()] == [link.name]
+    assert_whole(real, whole)
+    assert es.verify(link).ok
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
