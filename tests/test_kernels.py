@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from embstore.kernels.compiled import dot_rows, gather_rows, limit_target
+from embstore.kernels.compiled import (
+    Candidates,
+    add_cosines,
+    gather_rows,
+    limit_target,
+    pack_queries,
+    padded_queries,
+    score_pairs,
+)
 
 BEST = limit_target(2)
+FLOAT, HALF, BFLOAT = 0, 1, 2
+COSINE, PRODUCT, DISTANCE = 0, 1, 2
 
 
 @pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
@@ -34,14 +45,203 @@ def test_rows_are_copied_in_the_order_asked_for_up_to_a_missing_segment() -> Non
     assert (out[5:] == -1).all()
 
 
-@pytest.mark.parametrize("size", [1, 7, 16, 33, 64, 97])
-def test_products_and_lengths(target: int, size: int) -> None:
+class Search:
+    """A search by the kernel; `capacity` candidates of each query, every row by default."""
+
+    def __init__(
+        self,
+        queries: np.ndarray,
+        metric: int,
+        capacity: int,
+        *,
+        n_best: int | None = None,
+        mean: np.ndarray | None = None,
+        components: np.ndarray | None = None,
+        groups: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> None:
+        self.scores = np.full((len(queries), capacity), np.nan, np.float32)
+        self.rows = np.full(self.scores.shape, -1)
+        self.filled = np.zeros(len(queries), np.int64)
+        self.least = np.full(padded_queries(len(queries)), np.inf, np.float32)
+        self.least[: len(queries)] = -np.inf
+        length = 0.0 if mean is None else float(np.linalg.norm(mean))
+        components = np.empty((0, queries.shape[1])) if components is None else components
+        of_rows, of_queries = (
+            ([], np.empty((0, len(queries)), np.int64)) if groups is None else ([groups[0]], groups[1])
+        )
+        self.kernel = Candidates(
+            queries, pack_queries(queries), metric, mean, length, components, of_rows, of_queries,
+            n_best or capacity - 1, self.scores, self.rows, self.filled, self.least,
+        )  # fmt: skip
+
+    def add(self, vectors: np.ndarray, kind: int, first: int = 0) -> tuple[np.ndarray, float]:
+        """Returns the state of each row, and the largest squared length."""
+        state = np.full(len(vectors), 9, np.uint8)
+        n_other, longest = self.kernel.add(vectors.view(np.int8), kind, np.arange(first, first + len(vectors)), state)
+        assert n_other == (state > 0).sum()
+        return state, longest
+
+    def table(self, n_rows: int) -> np.ndarray:
+        """The score of each query with each row, NaN where it is no candidate."""
+        out = np.full((len(self.scores), n_rows), np.nan)
+        for query, filled in enumerate(self.filled.tolist()):
+            assert len(set(self.rows[query, :filled].tolist())) == filled
+            out[query, self.rows[query, :filled]] = self.scores[query, :filled]
+        return out
+
+
+def as_stored(values: np.ndarray, kind: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values as they are stored, and what those are in float64."""
+    if kind == BFLOAT:
+        bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    stored = values.astype(np.float16 if kind == HALF else np.float32)
+    return stored, stored.astype(np.float64)
+
+
+def order_scores(vectors: np.ndarray, queries: np.ndarray, metric: int) -> np.ndarray:
+    """What the kernel orders rows by, [q, n] in float64."""
+    products = queries.astype(np.float64) @ vectors.T
+    squares = np.square(vectors).sum(1)
+    if metric == COSINE:
+        return np.asarray(products / np.sqrt(np.where(squares > 0, squares, 1)))
+    return np.asarray(products - squares / 2 if metric == DISTANCE else products)
+
+
+@pytest.mark.parametrize("kind", [FLOAT, HALF, BFLOAT], ids=["float", "half", "bfloat"])
+@pytest.mark.parametrize("metric", [COSINE, PRODUCT, DISTANCE], ids=["cosine", "product", "distance"])
+@pytest.mark.parametrize("n_queries", [1, 2, 3, 4, 5, 16, 17, 33, 70])
+def test_scores_are_those_of_numpy(target: int, n_queries: int, metric: int, kind: int) -> None:
+    generator = np.random.default_rng(n_queries)
+    for size in (1, 7, 16, 33, 97, 300):
+        stored, exact = as_stored(generator.standard_normal((31, size)) * generator.uniform(0.1, 9, (31, 1)), kind)
+        queries = generator.standard_normal((n_queries, size)).astype(np.float32)
+        search = Search(queries, metric, 40)
+        state, longest = search.add(stored, kind)
+        assert not state.any()
+        assert longest == pytest.approx(np.square(exact).sum(1).max(), rel=1e-5)
+        expected = order_scores(exact, queries, metric)
+        assert np.allclose(search.table(31), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("n_queries", [3, 20])
+def test_every_finite_half_is_read_exactly(target: int, n_queries: int) -> None:
+    bits = np.arange(65536, dtype=np.uint16)
+    halves = bits[(bits & 0x7C00) != 0x7C00].reshape(-1, 31)[:, :20].copy()
+    search = Search(np.eye(20, dtype=np.float32)[:n_queries], PRODUCT, len(halves) + 1)
+    search.add(halves, HALF)
+    assert (search.table(len(halves)) == halves.view(np.float16)[:, :n_queries].T).all()
+    for column in range(20):
+        scores = np.empty(len(halves))
+        one = np.ascontiguousarray(halves[:, column : column + 1])
+        score_pairs(one.view(np.int8), HALF, PRODUCT, np.ones((1, 1)), scores.astype(np.int64) * 0,
+                    np.arange(len(halves)), scores)  # fmt: skip
+        assert (scores == halves[:, column].view(np.float16)).all()
+
+
+@pytest.mark.parametrize("n_queries", [2, 40])
+@pytest.mark.parametrize("kind", [FLOAT, HALF], ids=["float", "half"])
+def test_the_best_remain_when_the_candidates_are_full(target: int, kind: int, n_queries: int) -> None:
+    generator = np.random.default_rng(1)
+    stored, exact = as_stored(generator.standard_normal((900, 24)), kind)
+    queries = generator.standard_normal((n_queries, 24)).astype(np.float32)
+    of_rows, of_queries = generator.integers(0, 5, 900), generator.integers(-1, 5, (1, n_queries))
+    search = Search(queries, DISTANCE, 50, n_best=20, groups=(of_rows, of_queries))
+    for first in range(0, 900, 130):
+        search.add(stored[first : first + 130], kind, first)
+    expected = order_scores(exact, queries, DISTANCE)
+    expected[(of_rows[None] == of_queries.T) & (of_queries.T >= 0)] = -np.inf
+    found = search.table(900)
+    for query, scores in enumerate(expected):
+        best = np.argsort(-scores)[:20]
+        assert np.isfinite(found[query, best]).all()
+        assert search.least[query] <= scores[best[-1]] + 1e-4
+        assert not np.isfinite(found[query, scores == -np.inf]).any()
+        assert 20 <= search.filled[query] < 50
+
+
+@pytest.mark.parametrize("n_queries", [1, 30])
+def test_mean_and_components_are_subtracted(target: int, n_queries: int) -> None:
+    generator = np.random.default_rng(2)
+    size = 37
+    stored, exact = as_stored(generator.standard_normal((50, size)) + 3, HALF)
+    mean = exact.mean(0).astype(np.float32)
+    components = np.linalg.qr(generator.standard_normal((size, 2)))[0].T.copy()
+    queries = generator.standard_normal((n_queries, size)).astype(np.float32)
+    moved = exact - mean
+    moved -= moved @ components.T @ components
+    for metric in (COSINE, PRODUCT, DISTANCE):
+        search = Search(queries, metric, 60, mean=mean, components=components)
+        assert not search.add(stored, HALF)[0].any()
+        expected = order_scores(moved, queries, metric)
+        assert np.allclose(search.table(50), expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("n_queries", [1, 30])
+def test_rows_that_floats_cannot_compare(target: int, n_queries: int) -> None:
+    size = 20
+    queries = np.random.default_rng(3).standard_normal((n_queries, size)).astype(np.float32)
+    vectors = np.ones((9, size), np.float32)
+    vectors[2, 7], vectors[4, 19], vectors[5] = np.inf, np.nan, 1e30
+    vectors[6] = 1e-42
+    vectors[7] = 0
+    search = Search(queries, COSINE, 20)
+    assert search.add(vectors, FLOAT)[0].tolist() == [0, 0, 2, 0, 2, 0, 0, 0, 0]
+    table = search.table(9)
+    assert np.isnan(table[:, [2, 4]]).all()
+    assert np.allclose(table[:, [0, 1, 3, 5, 6, 8]], queries.sum(1)[:, None] / np.sqrt(size), atol=1e-5)
+    assert (table[:, 7] == 0).all()
+    for metric in (PRODUCT, DISTANCE):
+        assert Search(queries, metric, 20).add(vectors, FLOAT)[0].tolist() == [0, 0, 2, 0, 2, 2, 0, 0, 0]
+    close = Search(queries, COSINE, 20, mean=np.full(size, 1, np.float32)).add(vectors + np.float32(1e-6), FLOAT)[0]
+    assert close.tolist() == [1, 1, 2, 1, 2, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("kind", [FLOAT, HALF, BFLOAT], ids=["float", "half", "bfloat"])
+@pytest.mark.parametrize("size", [1, 8, 19])
+def test_pairs_are_scored_in_float64(target: int, size: int, kind: int) -> None:
     generator = np.random.default_rng(size)
-    rows = generator.standard_normal((5, size)).astype(np.float16)
-    rows[1] *= np.float16(2**-20)  # subnormal
-    query = generator.standard_normal(size).astype(np.float32)
-    products, squares = np.empty(5, np.float32), np.empty(5, np.float32)
-    dot_rows(rows.view(np.uint16), query, products, squares)
-    exact = rows.astype(np.float64)
-    assert np.allclose(products, exact @ query, rtol=1e-5, atol=1e-6 * np.abs(exact).max(1))
-    assert np.allclose(squares, np.square(exact).sum(1), rtol=1e-5, atol=0)
+    stored, exact = as_stored(generator.standard_normal((9, size)), kind)
+    stored[3], exact[3] = 0, 0
+    queries = generator.standard_normal((4, size))
+    owners, numbers = generator.integers(4, size=60), generator.integers(9, size=60)
+    pairs, scores = (exact[numbers], queries[owners]), np.empty(60)
+    product, length = (pairs[0] * pairs[1]).sum(1), np.linalg.norm(pairs[0], axis=1)
+    distance = np.linalg.norm(pairs[0] - pairs[1], axis=1)
+    cosine = np.where(length > 0, product / np.where(length > 0, length, 1), 0)
+    for metric, expected in ((COSINE, cosine), (PRODUCT, product), (DISTANCE, distance)):
+        score_pairs(stored.view(np.int8), kind, metric, queries, owners, numbers, scores)
+        assert np.allclose(scores, expected, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_sums_of_unit_vectors(target: int, dtype: Any) -> None:
+    generator = np.random.default_rng(5)
+    arithmetic = np.float64 if dtype == np.float64 else np.float32
+    for size in (5, 16, 41):
+        vectors = generator.standard_normal((12, size)).astype(dtype)
+        vectors[5] = 0
+        exact = vectors.astype(np.float64)
+        units = exact / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300)
+        words, sentences = np.arange(12) % 4 - 1, np.array([0, 0, 0, -1, 1, 1, 2, 2, 2, 2, 3, 3])
+        sums, nonzero, values = np.zeros((3, size)), np.zeros(3), np.full(4, np.nan)
+        run, first, total = np.array([-1, 0]), np.array([-1, 0]), np.zeros(size, arithmetic)
+        run_sums, first_sums = np.zeros((2, size), arithmetic), np.zeros((2, size), arithmetic)
+        found = add_cosines(
+            vectors.view(np.int8), dtype == np.float16, np.empty(size, arithmetic), words, sums, nonzero, sentences,
+            np.array([4, 2, 4, 2]), values, run, run_sums, first, first_sums, total,
+        )  # fmt: skip
+        assert found == 11
+        assert nonzero.tolist() == [2, 3, 3]
+        bound = 1e-13 if dtype == np.float64 else 1e-5
+        for word in range(3):
+            assert np.allclose(sums[word], units[words == word].sum(0), atol=bound)
+        for sentence in (1, 2):
+            own = sentences == sentence
+            together = exact[own].sum(0)
+            value = together @ units[own].sum(0) / np.linalg.norm(together) / own.sum()
+            assert values[sentence] == pytest.approx(value, abs=bound)
+        assert np.isnan(values[[0, 3]]).all()
+        assert (run.tolist(), first.tolist()) == ([3, 2], [0, 3])
+        assert np.allclose(first_sums, [exact[:3].sum(0), units[:3].sum(0)], atol=bound)
+        assert np.allclose(total, units[:10].sum(0), atol=bound)

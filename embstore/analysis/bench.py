@@ -146,7 +146,7 @@ def measure_recall(
     drawn = data.gather(rows, index.layer)
     options: dict[str, Any] = {"k": min(k, data.n_rows - 1), "threads": threads}
     options["exclude"] = (Exclusion(np.arange(data.n_rows), rows),)
-    exact_search(index.vectors, drawn[:1], k=1, space=index.space, device="cpu")  # compiles the kernels
+    exact_search(index.vectors, drawn[:1], k=1, space=index.space, device="cpu")  # maps the files
     began = time.perf_counter()
     exact = exact_search(index.vectors, drawn, space=index.space, device="cpu", **options)
     exact_seconds = time.perf_counter() - began

@@ -1,4 +1,8 @@
-"""Compiled loops over arrays, which release the GIL; see compiled.pyx and kernels.h."""
+"""Compiled loops over arrays, which release the GIL; see compiled.pyx and kernels.h.
+
+Vectors are given as bytes, int8 [n, nbytes], with the number of their dtype: 0 float32, 1 float16, 2 bfloat16. Metrics
+are 0 cosine, 1 inner product, 2 distance.
+"""
 
 from typing import Any
 
@@ -13,7 +17,80 @@ def gather_rows(
 ) -> int:
     """Copy rows from the segments at these addresses; return how many until one of an address 0."""
 
-def dot_rows(
-    rows: NDArray[np.uint16], query: NDArray[np.float32], products: NDArray[np.float32], squares: NDArray[Any]
+def pack_queries(queries: NDArray[np.float32]) -> Any:
+    """The queries [q, feature] as the search takes them, None for the few that it takes as they are."""
+
+def padded_queries(n_queries: int) -> int:
+    """The number of least scores that a search for this many queries needs."""
+
+class Candidates:
+    """Collects the best rows of each query in float32: product minus half the squared length for a distance.
+
+    `queries` [q, feature] and `packed`, the same by `pack_queries`. `mean` [feature] is subtracted from rows, then
+    `components` [c, feature] are projected out. A row in the group of a query is excluded: `row_groups` is a list of
+    int64 [row], `query_groups` int64 [g, q], -1 for none.
+
+    The arrays that are filled: `scores` and `rows` [q, capacity], of which `filled` [q] are set; once all are, the
+    `n_best` best remain, and `least` [padded q] is the lowest of them. Rows must have higher scores than that. `least`
+    may be shared by several threads; it is infinite beyond the queries.
+    """
+
+    def __init__(
+        self,
+        queries: NDArray[np.float32],
+        packed: Any,
+        metric: int,
+        mean: NDArray[np.float32] | None,
+        mean_length: float,
+        components: NDArray[np.float64],
+        row_groups: list[NDArray[np.int64]],
+        query_groups: NDArray[np.int64],
+        n_best: int,
+        scores: NDArray[np.float32],
+        rows: NDArray[np.int64],
+        filled: NDArray[np.int64],
+        least: NDArray[np.float32],
+    ) -> None: ...
+    def add(
+        self, vectors: NDArray[np.int8], kind: int, rows: NDArray[np.int64], state: NDArray[np.uint8]
+    ) -> tuple[int, float]:
+        """Add rows; set the `state` of each: 0, 1 (left to float64) or 2 (not finite, or too long).
+
+        Returns how many states are not 0, and the largest squared length.
+        """
+
+def score_pairs(
+    vectors: NDArray[np.int8],
+    kind: int,
+    metric: int,
+    queries: NDArray[np.float64],
+    owners: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    scores: NDArray[np.float64],
 ) -> None:
-    """The products of float16 rows (as bits) with a query, and their squared lengths."""
+    """Score queries `owners` (at unit length for the cosine) with vectors `numbers`, pair by pair in float64."""
+
+def add_cosines(
+    vectors: NDArray[np.int8],
+    half: bool,
+    row: NDArray[Any],
+    words: NDArray[np.int64],
+    word_sums: NDArray[np.float64],
+    word_nonzero: NDArray[np.float64],
+    sentences: NDArray[np.int64],
+    sentence_sizes: NDArray[np.int64],
+    sentence_values: NDArray[np.float64],
+    run: NDArray[np.int64],
+    run_sums: NDArray[Any],
+    first: NDArray[np.int64],
+    first_sums: NDArray[Any],
+    total: NDArray[Any],
+) -> int:
+    """Add vectors to sums of unit vectors by word, by sentence and in all, each read once.
+
+    The arithmetic has the dtype of `row` [feature], a buffer; so have vectors that are not `half`. `words` and
+    `sentences` [n] may be empty, -1 is none, and sentences ascend. `run` is the sentence being read and how many of its
+    vectors were read, `first` the same of one that begins before this part; `run_sums` and `first_sums` [2, feature]
+    sum their vectors and unit vectors. `total` has no unit vectors of `run`. Returns how many vectors are not zero, or
+    -1 if one is not finite or its square overflows.
+    """

@@ -1,15 +1,60 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """Compiled loops over arrays, which release the GIL. Each checks the shapes of its arguments, not their values."""
 
-from libc.stdint cimport int64_t, uint16_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdlib cimport free, malloc
 
 cdef extern from "kernels.h" nogil:
+    enum:
+        FEW_QUERIES
+    ctypedef struct search_t:
+        int64_t size, n_queries, n_components, n_groups, n_best, capacity
+        int metric
+        float mean_length
+        const float *queries
+        const float *panels
+        const float *mean
+        const double *components
+        const int64_t **row_groups
+        const int64_t *query_groups
+        float *scores
+        int64_t *rows
+        int64_t *filled
+        float *least
+        float *buffer
+    ctypedef struct cosines_t:
+        int64_t size
+        const int64_t *words
+        double *word_sums
+        double *word_nonzero
+        const int64_t *sentences
+        const int64_t *sentence_sizes
+        double *sentence_values
+        int64_t *run
+        int64_t *first
     int c_limit_target "limit_target" (int most)
     int64_t c_gather_rows "gather_rows" (
         const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out
     )
-    void c_dot_rows "dot_rows" (
-        const uint16_t *rows, int64_t n_rows, int64_t size, const float *query, float *products, float *squares
+    int64_t panels_floats(int64_t size, int64_t n_queries)
+    int64_t buffer_floats(int64_t size)
+    int64_t panel_queries()
+    void c_pack_queries "pack_queries" (const float *queries, int64_t n_queries, int64_t size, float *panels)
+    int64_t search_rows(
+        const search_t *search, const void *vectors, int kind, int64_t n, const int64_t *rows, uint8_t *state,
+        float *longest
+    )
+    void c_score_pairs "score_pairs" (
+        const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
+        const int64_t *owners, const int64_t *numbers, double *scores
+    )
+    int64_t add_cosines_float(
+        const cosines_t *sums, const void *vectors, int half, int64_t n, float *row, float *run_sums,
+        float *first_sums, float *total
+    )
+    int64_t add_cosines_double(
+        const cosines_t *sums, const void *vectors, int half, int64_t n, double *row, double *run_sums,
+        double *first_sums, double *total
     )
 
 
@@ -30,9 +75,161 @@ def gather_rows(
     return copied
 
 
-def dot_rows(const uint16_t[:, ::1] rows, const float[::1] query, float[::1] products, float[::1] squares):
-    cdef int64_t n_rows = rows.shape[0], size = rows.shape[1]
-    if not n_rows or not size or query.shape[0] != size or products.shape[0] != n_rows or squares.shape[0] != n_rows:
-        raise ValueError("the shapes of the arguments do not fit")
+def pack_queries(const float[:, ::1] queries):
+    cdef int64_t n_queries = queries.shape[0], size = queries.shape[1]
+    cdef float[::1] panels
+    if n_queries <= FEW_QUERIES:
+        return None
+    panels = _floats(panels_floats(size, n_queries))
     with nogil:
-        c_dot_rows(&rows[0, 0], n_rows, size, &query[0], &products[0], &squares[0])
+        c_pack_queries(&queries[0, 0], n_queries, size, &panels[0])
+    return panels
+
+
+def padded_queries(int64_t n_queries):
+    return (n_queries + panel_queries() - 1) // panel_queries() * panel_queries()
+
+
+cdef float[::1] _floats(int64_t count):
+    return memoryview(bytearray(4 * count)).cast("f")
+
+
+cdef class Candidates:
+    cdef search_t _search
+    cdef tuple _arrays
+    cdef float[::1] _buffer
+    cdef const int64_t **_groups
+
+    def __init__(
+        self,
+        const float[:, ::1] queries,
+        const float[::1] panels,
+        int metric,
+        const float[::1] mean,
+        float mean_length,
+        const double[:, ::1] components,
+        row_groups,
+        const int64_t[:, ::1] query_groups,
+        int64_t n_best,
+        float[:, ::1] scores,
+        int64_t[:, ::1] rows,
+        int64_t[::1] filled,
+        float[::1] least,
+    ):
+        cdef search_t *search = &self._search
+        cdef const int64_t[::1] column
+        cdef int64_t n_queries = queries.shape[0], size = queries.shape[1], group
+        if not n_queries or not size or least.shape[0] < padded_queries(n_queries):
+            raise ValueError("there are no queries, or too few least scores")
+        if (scores.shape[0], rows.shape[0], filled.shape[0]) != (n_queries, n_queries, n_queries):
+            raise ValueError("the candidates are not those of the queries")
+        if scores.shape[1] != rows.shape[1] or not 0 < n_best < scores.shape[1]:
+            raise ValueError("the candidates have no place for the best of them and one more")
+        if (mean is not None and mean.shape[0] != size) or (components.shape[0] and components.shape[1] != size):
+            raise ValueError("mean and components are not of the size of the queries")
+        if query_groups.shape[0] != len(row_groups) or (len(row_groups) and query_groups.shape[1] != n_queries):
+            raise ValueError("the groups of rows and of queries do not fit")
+        if panels is None and n_queries > FEW_QUERIES:
+            raise ValueError("more queries than a few must be packed")
+        self._buffer = _floats(buffer_floats(size))
+        self._arrays = (queries, panels, mean, components, row_groups, query_groups, scores, rows, filled, least)
+        self._groups = <const int64_t **>malloc(sizeof(int64_t *) * (len(row_groups) + 1))
+        for group in range(len(row_groups)):
+            column = row_groups[group]
+            self._groups[group] = &column[0]
+        search.size, search.n_queries, search.metric = size, n_queries, metric
+        search.queries = &queries[0, 0]
+        search.panels = NULL if panels is None else &panels[0]
+        search.mean = NULL if mean is None else &mean[0]
+        search.mean_length = mean_length
+        search.n_components = components.shape[0]
+        search.components = &components[0, 0] if components.shape[0] else NULL
+        search.n_groups, search.row_groups = len(row_groups), self._groups
+        search.query_groups = &query_groups[0, 0] if len(row_groups) else NULL
+        search.n_best, search.capacity = n_best, scores.shape[1]
+        search.scores, search.rows, search.filled, search.least = &scores[0, 0], &rows[0, 0], &filled[0], &least[0]
+        search.buffer = &self._buffer[0]
+
+    def __dealloc__(self):
+        free(self._groups)
+
+    def add(self, const char[:, ::1] vectors, int kind, const int64_t[::1] rows, uint8_t[::1] state):
+        cdef int64_t n = vectors.shape[0], n_other
+        cdef float longest = 0
+        if rows.shape[0] != n or state.shape[0] != n or vectors.shape[1] != self._search.size * (2 if kind else 4):
+            raise ValueError("the shapes of the arguments do not fit")
+        if not n:
+            return 0, 0.0
+        with nogil:
+            n_other = search_rows(&self._search, &vectors[0, 0], kind, n, &rows[0], &state[0], &longest)
+        return n_other, longest
+
+
+def score_pairs(
+    const char[:, ::1] vectors,
+    int kind,
+    int metric,
+    const double[:, ::1] queries,
+    const int64_t[::1] owners,
+    const int64_t[::1] numbers,
+    double[::1] scores,
+):
+    cdef int64_t n_pairs = owners.shape[0], size = queries.shape[1]
+    if numbers.shape[0] != n_pairs or scores.shape[0] != n_pairs or vectors.shape[1] != size * (2 if kind else 4):
+        raise ValueError("the shapes of the arguments do not fit")
+    if not n_pairs:
+        return
+    with nogil:
+        c_score_pairs(
+            &vectors[0, 0], kind, size, metric, &queries[0, 0], n_pairs, &owners[0], &numbers[0], &scores[0]
+        )
+
+
+ctypedef fused real:
+    float
+    double
+
+
+def add_cosines(
+    const char[:, ::1] vectors,
+    bint half,
+    real[::1] row,
+    const int64_t[::1] words,
+    double[:, ::1] word_sums,
+    double[::1] word_nonzero,
+    const int64_t[::1] sentences,
+    const int64_t[::1] sentence_sizes,
+    double[::1] sentence_values,
+    int64_t[::1] run,
+    real[:, ::1] run_sums,
+    int64_t[::1] first,
+    real[:, ::1] first_sums,
+    real[::1] total,
+):
+    cdef cosines_t sums
+    cdef int64_t n = vectors.shape[0], n_nonzero
+    cdef int is_half = half
+    sums.size = row.shape[0]
+    if not n:
+        return 0
+    if vectors.shape[1] != sums.size * (2 if half else sizeof(real)) or words.shape[0] not in (0, n):
+        raise ValueError("the shapes of the arguments do not fit")
+    if sentences.shape[0] not in (0, n) or run.shape[0] != 2 or first.shape[0] != 2:
+        raise ValueError("the shapes of the arguments do not fit")
+    sums.words = &words[0] if words.shape[0] else NULL
+    sums.word_sums = &word_sums[0, 0] if words.shape[0] else NULL
+    sums.word_nonzero = &word_nonzero[0] if words.shape[0] else NULL
+    sums.sentences = &sentences[0] if sentences.shape[0] else NULL
+    sums.sentence_sizes = &sentence_sizes[0] if sentences.shape[0] else NULL
+    sums.sentence_values = &sentence_values[0] if sentences.shape[0] else NULL
+    sums.run, sums.first = &run[0], &first[0]
+    with nogil:
+        if real is float:
+            n_nonzero = add_cosines_float(
+                &sums, &vectors[0, 0], is_half, n, &row[0], &run_sums[0, 0], &first_sums[0, 0], &total[0]
+            )
+        else:
+            n_nonzero = add_cosines_double(
+                &sums, &vectors[0, 0], is_half, n, &row[0], &run_sums[0, 0], &first_sums[0, 0], &total[0]
+            )
+    return n_nonzero

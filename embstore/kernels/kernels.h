@@ -15,8 +15,80 @@ int limit_target(int most);
 int64_t gather_rows(
     const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out);
 
-/* The products of rows of float16 bits [n_rows, size] with a query, and the rows' squared lengths. */
-void dot_rows(
-    const uint16_t *rows, int64_t n_rows, int64_t size, const float *query, float *products, float *squares);
+/* How numbers are stored: float32, or the bits of float16 or bfloat16. */
+enum { FLOAT, HALF, BFLOAT };
+enum { COSINE, PRODUCT, DISTANCE };
+/* Whether a row can be compared in float32: UNSURE is left to float64, BAD is not finite or too long. */
+enum { FINE, UNSURE, BAD };
+/* Up to this number of queries, rows are multiplied as they are read. */
+enum { FEW_QUERIES = 4 };
+
+/* A search for the best rows of some queries; in float32, so that it keeps more candidates than are asked for. */
+typedef struct {
+    int64_t size, n_queries;
+    int metric;
+    const float *queries;      /* [n_queries, size], at unit length for COSINE */
+    const float *panels;       /* the queries as pack_queries lays them out; NULL: rows are multiplied as they are read */
+    const float *mean;         /* [size], subtracted from each row; NULL for none */
+    float mean_length;
+    const double *components;  /* [n_components, size], then projected out */
+    int64_t n_components;
+    /* A row in the group of a query is excluded: column g has the group of each row, and queries [g, n_queries] those
+       of the queries, -1 for none. */
+    int64_t n_groups;
+    const int64_t *const *row_groups;
+    const int64_t *query_groups;
+    /* The candidates of each query, [n_queries, capacity], of which filled[query] are set. When all are, the n_best
+       best remain, and least[query] is the lowest of them: no row below it is a candidate. `least` has a value for
+       each query of the last panel, infinite beyond n_queries. */
+    int64_t n_best, capacity;
+    float *scores;
+    int64_t *rows;
+    int64_t *filled;
+    float *least;
+    float *buffer;             /* of search_buffer(size, n_queries) floats */
+} search_t;
+
+/* The numbers of floats in the panels of queries and in the buffer of a search, and of queries in a panel. */
+int64_t panels_floats(int64_t size, int64_t n_queries);
+int64_t buffer_floats(int64_t size);
+int64_t panel_queries(void);
+void pack_queries(const float *queries, int64_t n_queries, int64_t size, float *panels);
+
+/* Add rows [n, size] to a search; `rows` are their numbers. Sets state[i] of each, and `longest` to the largest squared
+   length. Returns how many are not FINE. */
+int64_t search_rows(
+    const search_t *search, const void *vectors, int kind, int64_t n, const int64_t *rows, uint8_t *state,
+    float *longest);
+
+/* The scores in float64 of pairs: query owners[i] (at unit length for COSINE) and row numbers[i]. The order of additions
+   is the same for all pairs, so that equal vectors have equal scores. DISTANCE is Euclidean. */
+void score_pairs(
+    const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
+    const int64_t *owners, const int64_t *numbers, double *scores);
+
+/* Sums of unit vectors by word, by sentence and in all: see compiled.pyx. */
+typedef struct {
+    int64_t size;
+    const int64_t *words;           /* [n], the word of each vector, -1 for none; NULL without words */
+    double *word_sums;              /* [word, size] */
+    double *word_nonzero;           /* [word] */
+    const int64_t *sentences;       /* [n], ascending except for -1; NULL without sentences */
+    const int64_t *sentence_sizes;  /* [sentence] */
+    double *sentence_values;        /* [sentence] */
+    int64_t *run;                   /* [2]: the sentence being read, and how many of its vectors were read */
+    int64_t *first;                 /* [2]: the same of a sentence that begins before this part; -1 for none */
+} cosines_t;
+
+/* Add vectors [n, size], of float16 bits if `half`, else of the type of the arithmetic. `row` [size] is a buffer,
+   `run_sums` and `first_sums` [2, size] have the sum of the vectors of a sentence and that of its unit vectors, `total`
+   [size] that of all unit vectors but those of `run`. Returns how many are not zero, or -1 if one is not finite or its
+   square overflows. */
+int64_t add_cosines_float(
+    const cosines_t *sums, const void *vectors, int half, int64_t n, float *row, float *run_sums, float *first_sums,
+    float *total);
+int64_t add_cosines_double(
+    const cosines_t *sums, const void *vectors, int half, int64_t n, double *row, double *run_sums, double *first_sums,
+    double *total);
 
 #endif

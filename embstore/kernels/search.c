@@ -1,8 +1,121 @@
+/* The parts of exact search that do not depend on the processor. */
+
+#include <math.h>
+#include <stddef.h>
+
+#include "kernels.h"
+
+#define FEATURES 256         /* features multiplied at a time: those of a panel fit the first cache */
+#define CHUNK_FLOATS 65536   /* floats of the rows that are multiplied with all queries: they fit the second cache */
+#define GROUP 12             /* chunks are whole groups of rows, 12 or 6 */
+#define MOST_PANEL 32
+static const float SMALLEST = 1e-30f;  /* a squared length below which some squares may have underflowed */
+static const float CANCELLED = 64;     /* a row this many times shorter than what was subtracted is left to float64 */
+
+static inline float float_of_bfloat(uint16_t bits) {
+    union { uint32_t bits; float value; } number;
+    number.bits = (uint32_t)bits << 16;
+    return number.value;
+}
+
+/* The first address from here on that a vector of any target is aligned at. */
+static inline float *aligned(const float *from) {
+    return (float *)(((uintptr_t)from + 63) & ~(uintptr_t)63);
+}
+
+/* Rows of floats begin at a distance that is no power of two, or they would share the sets of the cache. */
+static inline int64_t stride_of(int64_t size) {
+    return (size + 15) / 16 * 16 + 16;
+}
+
+static inline int64_t chunk_rows(int64_t size) {
+    int64_t groups = CHUNK_FLOATS / (GROUP * stride_of(size));
+    return GROUP * (groups > 1 ? groups : 1);
+}
+
+/* The largest magnitude; infinite if a value is not finite. */
+static float largest_of(const float *row, int64_t size) {
+    float largest = 0;
+    for (int64_t j = 0; j < size; j++) {
+        float value = fabsf(row[j]);
+        if (!(value < INFINITY)) return INFINITY;
+        if (value > largest) largest = value;
+    }
+    return largest;
+}
+
+/* Move the `n_best` largest scores and their rows to the front; return the lowest of them. */
+static float select_best(float *scores, int64_t *rows, int64_t count, int64_t n_best) {
+    int64_t first = 0, last = count - 1;
+    while (first < last) {
+        float pivot = scores[(first + last) / 2];
+        int64_t left = first, right = last;
+        while (left <= right) {
+            while (scores[left] > pivot) left++;
+            while (scores[right] < pivot) right--;
+            if (left > right) break;
+            float score = scores[left];
+            int64_t row = rows[left];
+            scores[left] = scores[right];
+            rows[left++] = rows[right];
+            scores[right] = score;
+            rows[right--] = row;
+        }
+        if (n_best - 1 <= right) last = right;
+        else if (n_best - 1 >= left) first = left;
+        else break;
+    }
+    float least = scores[0];
+    for (int64_t i = 1; i < n_best; i++)
+        if (scores[i] < least) least = scores[i];
+    return least;
+}
+
+static void add_candidate(const search_t *search, int64_t query, int64_t row, float score) {
+    for (int64_t group = 0; group < search->n_groups; group++) {
+        int64_t own = search->query_groups[group * search->n_queries + query];
+        if (own >= 0 && search->row_groups[group][row] == own) return;
+    }
+    float *scores = search->scores + query * search->capacity;
+    int64_t *rows = search->rows + query * search->capacity, filled = search->filled[query];
+    scores[filled] = score;
+    rows[filled++] = row;
+    if (filled == search->capacity) {
+        search->least[query] = select_best(scores, rows, filled, search->n_best);
+        filled = search->n_best;
+    }
+    search->filled[query] = filled;
+}
+
 #define BODY "search_body.h"
 #include "targets.h"
 
-void dot_rows(
-    const uint16_t *rows, int64_t n_rows, int64_t size, const float *query, float *products, float *squares
+int64_t panel_queries(void) {
+    return CHOOSE(panel_queries)();
+}
+
+int64_t panels_floats(int64_t size, int64_t n_queries) {
+    return (n_queries + MOST_PANEL) * size + 16;
+}
+
+int64_t buffer_floats(int64_t size) {
+    return chunk_rows(size) * (stride_of(size) + MOST_PANEL + 2) + 16;
+}
+
+void pack_queries(const float *queries, int64_t n_queries, int64_t size, float *panels) {
+    CHOOSE(pack_queries)(queries, n_queries, size, panels);
+}
+
+int64_t search_rows(
+    const search_t *search, const void *vectors, int kind, int64_t n, const int64_t *rows, uint8_t *state,
+    float *longest
 ) {
-    CHOOSE(dot_rows)(rows, n_rows, size, query, products, squares);
+    return CHOOSE(search_rows)(search, vectors, kind, n, rows, state, longest);
+}
+
+void score_pairs(
+    const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
+    const int64_t *owners, const int64_t *numbers, double *scores
+) {
+    CHOOSE(score_pairs)(vectors, kind, size, metric, queries, n_pairs, owners, numbers, scores);
 }

@@ -9,6 +9,16 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define HAS_X86_TARGETS
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#ifdef __GNUC__
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+#else
+#define INLINE static inline
+#define UNROLL
 #endif
 
 /* The value of a float16 given as bits, exactly, also for subnormal numbers. */
@@ -24,10 +34,15 @@ static inline float float_of_half(uint16_t half) {
 
 #define TARGET
 #define NAME(name) JOIN(name, plain)
+#ifdef __GNUC__
+#define WIDTH_4
+#else
 #define WIDTH_1
+#endif
 #include "simd.h"
 #include BODY
 #undef floats
+#undef WIDTH_4
 #undef WIDTH_1
 #undef NAME
 #undef TARGET

@@ -1,40 +1,23 @@
-"""Compiled loops against NumPy and explicit pairs: float16 values, mean cosines, the words of one sentence."""
+"""Mean cosines against explicit pairs, and the words of one sentence."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit
 
 from embstore.analysis.geometry.cosine import Cosines, Groups, MeanCosines, sentence_similarity
-from embstore.analysis.kernels import add_cosine_block, by_arithmetic, float_of_half
 from embstore.analysis.neighbors.exact import exact_search
 from embstore.analysis.neighbors.space import ArrayVectors, Space
 from embstore.analysis.scan import reduce
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
+from embstore.kernels.compiled import add_cosines
 from embstore.store import Store
 from tests.analysis.word_store import write_words
 from tests.store_making import make_store
-
-
-@pytest.mark.parametrize("read", [by_arithmetic, float_of_half], ids=["by arithmetic", "as this processor does"])
-def test_every_half_is_read_exactly(read: Any) -> None:
-    @njit
-    def convert(bits: Any, out: Any) -> None:
-        for at in range(len(bits)):
-            out[at] = read(bits[at])
-
-    bits = np.arange(65536, dtype=np.uint16).view(np.int16)
-    out = np.empty(len(bits), np.float32)
-    convert(bits, out)
-    expected = bits.view(np.float16).astype(np.float32)
-    np.testing.assert_array_equal(out, expected)
-    assert (np.signbit(out) == np.signbit(expected))[~np.isnan(expected)].all()
 
 
 @pytest.mark.parametrize("metric", ["cosine", "ip", "l2"])
@@ -51,9 +34,9 @@ def kernel_total(half: np.ndarray) -> tuple[int, np.ndarray]:
     size = half.shape[1]
     row, total, none = np.zeros(size, np.float32), np.zeros(size, np.float32), np.empty(0, np.int64)
     code, sums = np.array([-1, 0]), np.zeros((2, size), np.float32)
-    found = add_cosine_block(
-        half.view(np.int16), np.empty((0, size), np.float32), row,
-        none, np.zeros((0, size)), np.zeros(0), none, none, np.zeros(0), code, sums, code.copy(), sums.copy(), total,
+    found = add_cosines(
+        half.view(np.int8), True, row, none, np.zeros((0, size)), np.zeros(0), none, none, np.zeros(0),
+        code, sums, code.copy(), sums.copy(), total,
     )  # fmt: skip
     return found, total
 
@@ -67,8 +50,8 @@ def test_sums_do_not_depend_on_memory_layout(size: int) -> None:
         buffer = np.zeros(4096, np.float32)
         full, row, total = buffer[: 7 * size].reshape(7, size), buffer[7 * size + gap :], buffer[8 * size + 2 * gap :]
         full[...] = vectors
-        add_cosine_block(
-            np.empty((0, 0), np.int16), full, row[:size], none, np.zeros((0, size)), np.zeros(0), none, none,
+        add_cosines(
+            full.view(np.int8), False, row[:size], none, np.zeros((0, size)), np.zeros(0), none, none,
             np.zeros(0), code.copy(), sums.copy(), code.copy(), sums.copy(), total[:size],
         )  # fmt: skip
         found.add(total[:size].tobytes())

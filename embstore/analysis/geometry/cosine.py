@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from embstore.analysis.scan import Batch, Scope, too_long
 from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.kernels.compiled import add_cosines
 from embstore.store import Store
 
-_NO_HALVES = np.empty((0, 0), np.int16)
 _NO_NUMBERS = np.empty(0, np.int64)
 
 
@@ -128,15 +128,13 @@ class Cosines:
         return CosineSums(scope.hidden_size, len(self._words.sizes), len(self._sentences.sizes), dtype)
 
     def update(self, state: CosineSums, batch: Batch) -> CosineSums:
-        from embstore.analysis.kernels import add_cosine_block
-
         index, rows = batch.store.index, _as_slice(batch.rows)
-        stored = np.ascontiguousarray(batch.stored)
-        half = stored.dtype == np.float16
+        half = batch.stored.dtype == np.float16
+        stored = np.ascontiguousarray(batch.stored if half else batch.stored.astype(state.dtype, copy=False))
         state.block_total[:] = 0
-        n_nonzero = add_cosine_block(
-            stored.view(np.int16) if half else _NO_HALVES,
-            np.empty((0, 0), state.dtype) if half else stored.astype(state.dtype, copy=False),
+        n_nonzero = add_cosines(
+            stored.view(np.int8),
+            half,
             state.row,
             self._words.find(index.type[rows]),
             state.sums,

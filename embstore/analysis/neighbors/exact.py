@@ -1,15 +1,15 @@
 """Exact search: the k nearest vectors of any number of queries, read from the store in blocks without a copy.
 
-Blocks are multiplied in float32 and each query collects somewhat more than k candidates, which are scored again in
-float64. Rows that float32 cannot decide, because their score is within rounding of the k-th (equal vectors, for
-example), are decided by a second pass. The result is that of float64 brute force, with equal scores ordered by row.
+A compiled loop multiplies rows with all queries in float32, and each query collects somewhat more than k candidates,
+which are scored again in float64. Rows that float32 cannot decide, because their score is within rounding of the k-th
+(equal vectors, for example), are decided by a second pass. The result is that of float64 brute force, with equal scores
+ordered by row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.analysis.neighbors.space import Space, Vectors, halves_or_floats, refuse_vector
+from embstore.analysis.neighbors.space import Space, Vectors, refuse_vector, stored_bytes
 from embstore.arguments import as_matrix
 from embstore.errors import InvalidValueError, NonFiniteError, check_whole
+from embstore.kernels.compiled import Candidates, pack_queries, padded_queries, score_pairs
 from embstore.vectors.kmeans import unit_rows
 
 MAX_K = 2**31 - 1
-FEW_QUERIES = 12  # up to this number, rows are multiplied as they are read, and torch is not loaded
+SMALL = 2**35  # multiplications up to which a GPU is not looked for, which would load torch
 BLOCK_NBYTES = 2**21  # of float32
 GPU_BLOCK_NBYTES = 2**28
-QUERY_TILE = 128
+SECOND_PASS_SCORES = 2**22
 SPARE_CANDIDATES = 256  # candidates collected before the best of them are selected
 EXTRA_CANDIDATES = 48  # candidates beyond k: with more of them a second pass is rarer
 RESCORED_NBYTES = 2**26
@@ -77,13 +78,15 @@ def exact_search(
     space = Space() if space is None else space
     compared = checked_queries(queries, vectors.hidden_size, space)
     check_whole("k", k, 1, MAX_K)
-    candidates = np.arange(vectors.count) if rows is None else np.asarray(rows, np.int64)
-    if (candidates[1:] <= candidates[:-1]).any():
+    candidates = np.arange(vectors.count) if rows is None else np.ascontiguousarray(rows, np.int64)
+    if rows is not None and (candidates[1:] <= candidates[:-1]).any():
         raise InvalidValueError("rows must be ascending, each given once: sort them")
+    if len(candidates) and not 0 <= candidates[0] <= candidates[-1] < vectors.count:
+        raise InvalidValueError(f"rows must be between 0 and {vectors.count - 1:,}, those of the searched vectors")
     search = Search(vectors, compared, k, space, candidates, tuple(exclude), progress)
     if not len(candidates):
         return search.hits(np.full((len(compared), 1), -1))
-    if device != "cpu" and not (device == "auto" and search.few):
+    if device != "cpu" and not (device == "auto" and search.is_small):
         from embstore.devices import choose_device
 
         chosen = choose_device(device, float64=True)
@@ -118,12 +121,11 @@ class Search:
 
     def __post_init__(self) -> None:
         size = self.vectors.hidden_size
-        mean = np.zeros(size) if self.space.components is not None else None
-        mean = self.space.mean if self.space.mean is not None else mean
-        self.mean = np.empty(0, np.float32) if mean is None else mean.astype(np.float32)
-        self.mean_length = 0.0 if mean is None else float(np.linalg.norm(mean))
         components = self.space.components
-        self.components = np.empty((0, size)) if components is None else np.ascontiguousarray(components)
+        mean = np.zeros(size) if self.space.mean is None and components is not None else self.space.mean
+        self.mean = None if mean is None else np.ascontiguousarray(mean, np.float32)
+        self.mean_length = 0.0 if mean is None else float(np.linalg.norm(mean))
+        self.components = np.empty((0, size)) if components is None else np.ascontiguousarray(components, np.float64)
         self.queries32 = self.queries.astype(np.float32)
         if not np.isfinite(self.queries32).all():
             raise NonFiniteError("a query is too long for float32: scale it down")
@@ -131,19 +133,17 @@ class Search:
         self.query_groups = np.array([group.of_queries for group in self.exclude], np.int64).reshape(
             len(self.exclude), len(self.queries)
         )
-        # Threads share the lowest useful score of each query; any value that one of them writes is a valid bound.
-        self.least = np.full(len(self.queries), -np.inf, np.float32)
+        self.row_groups = [np.ascontiguousarray(group.of_rows, np.int64) for group in self.exclude]
+        if any(len(groups) != self.vectors.count for groups in self.row_groups):
+            raise InvalidValueError(f"an exclusion needs the group of each of the {self.vectors.count:,} vectors")
         self.unsure: list[NDArray[np.int64]] = []
         self.lengths = [0.0]  # the longest vector of each block; threads append to the list
         self._done = 0
 
     @property
-    def few(self) -> bool:
-        """Whether there are so few queries that rows are multiplied as they are read."""
-        return len(self.queries) <= FEW_QUERIES
-
-    def row_groups(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.array([group.of_rows[rows] for group in self.exclude], np.int64).reshape(len(self.exclude), len(rows))
+    def is_small(self) -> bool:
+        """Whether the search is done before torch is imported."""
+        return len(self.rows) * self.queries.size <= SMALL
 
     def advance(self, n_rows: int) -> None:
         self._done += n_rows
@@ -156,23 +156,26 @@ class Search:
 
         n_parts = min(thread_count(threads), max(1, len(self.rows) // 4096))
         parts = list(pairwise(len(self.rows) * part // n_parts for part in range(n_parts + 1)))
+        # Threads share the lowest useful score of each query; any value that one of them writes is a valid bound.
+        least = self.least_of(np.full(len(self.queries), -np.inf))
+        packed = pack_queries(self.queries32)
         if len(parts) == 1:
-            found = [_best_of_part(self, *parts[0])]
+            found = [_best_of_part(self, packed, least, *parts[0])]
         else:
-            with self._pool(len(parts)) as pool:
-                found = [future.result() for future in [pool.submit(_best_of_part, self, *part) for part in parts]]
+            with ThreadPoolExecutor(len(parts), "embstore-search") as pool:
+                running = [pool.submit(_best_of_part, self, packed, least, *part) for part in parts]
+                found = [future.result() for future in running]
         scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*found, strict=True))
         if scores.shape[1] > self.n_candidates:
             best = np.argpartition(-scores, self.n_candidates - 1, axis=1)[:, : self.n_candidates]
             scores, rows = np.take_along_axis(scores, best, 1), np.take_along_axis(rows, best, 1)
         return scores, rows
 
-    def _pool(self, n_threads: int) -> AbstractContextManager[Executor]:
-        if self.few:
-            return ThreadPoolExecutor(n_threads, "embstore-search")
-        from embstore.analysis.scan import thread_pool
-
-        return thread_pool(n_threads, "embstore-search")
+    def least_of(self, scores: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Scores [q] below which no row is a candidate, in float32; infinite for the queries that fill a panel."""
+        least = np.full(padded_queries(len(scores)), np.inf, np.float32)
+        least[: len(scores)] = np.nextafter(scores.astype(np.float32), np.float32(-np.inf))
+        return least
 
     def decide(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Hits:
         """Select the hits among the candidates, and among further rows where float32 leaves a doubt."""
@@ -197,7 +200,7 @@ class Search:
         size = self.vectors.hidden_size
         unit = float(np.finfo(np.float32).eps) / 2
         if self.space.metric == "cosine":
-            return np.full(len(self.queries), (size + 8 + (512 if len(self.mean) else 0)) * unit)
+            return np.full(len(self.queries), (size + 8 + (512 if self.mean is not None else 0)) * unit)
         longest = max(self.lengths) + 2 * self.mean_length
         bias = longest**2 if self.space.metric == "l2" else 0.0
         return np.asarray((size + 8) * unit * (np.linalg.norm(self.queries, axis=1) * longest + bias) + 1e-37)
@@ -228,12 +231,10 @@ class Search:
         self, vectors: NDArray[Any], owners: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """The scores of queries `owners` with vectors `numbers`, pair by pair."""
-        if len(self.mean):
+        if self.mean is not None:
             return self.space.pair_scores(self.queries[owners], self.space.transform(vectors)[numbers])
         scores = np.empty(len(owners))
-        row = np.empty(self.vectors.hidden_size, np.float32)
-        block = halves_or_floats(vectors)
-        _kernels().score_pairs(*block, _METRIC[self.space.metric], self.queries, owners, numbers, row, scores)
+        score_pairs(*stored_bytes(vectors), _METRIC[self.space.metric], self.queries, owners, numbers, scores)
         return scores
 
     def _best(self, rows: NDArray[np.int64], scores: NDArray[np.float64], k: int) -> Hits:
@@ -250,103 +251,69 @@ class Search:
         """Read all rows again for the doubtful queries; rows that may be among their k best are scored in float64."""
         exclude = tuple(Exclusion(group.of_rows, group.of_queries[doubtful]) for group in self.exclude)
         again = Search(self.vectors, self.queries[doubtful], self.k, self.space, self.rows, exclude, None)
-        limit = (worst - self.rounding)[doubtful]
-        found = Hits(hits.rows[doubtful], hits.scores[doubtful])
-        for rows, scores in _products(again, self.rows):
-            near = (scores >= limit[:, None]) & ~_excluded(again, rows)
-            for query in np.flatnonzero(near.any(1)).tolist():
-                new = rows[near[query]]
-                new = new[~np.isin(new, found.rows[query])]
-                if not len(new):
-                    continue
-                one = Search(self.vectors, again.queries[query][None], self.k, self.space, self.rows, (), None)
-                both = np.concatenate([found.rows[query], new])[None]
-                known = np.concatenate([found.scores[query][None], one.rescored(new[None])], 1)
-                best = one._best(both, known, self.k)
-                found.rows[query], found.scores[query] = best.rows[0], best.scores[0]
-        hits.rows[doubtful], hits.scores[doubtful] = found.rows, found.scores
+        best = Hits(hits.rows[doubtful], hits.scores[doubtful])
+        least = again.least_of((worst - self.rounding)[doubtful])
+        block_rows = max(1, min(SECOND_PASS_SCORES // len(doubtful), len(self.rows)))
+        near = _Found(again, pack_queries(again.queries32), least, block_rows + 1)
+        for read, stored in self.vectors.blocks(self.rows, block_rows):
+            near.filled[:] = 0
+            near.add(read, stored)
+            new = np.where(np.arange(near.filled.max()) < near.filled[:, None], near.rows[:, : near.filled.max()], -1)
+            for query in np.flatnonzero(near.filled).tolist():
+                new[query, np.isin(new[query], best.rows[query])] = -1
+            if (new >= 0).any():
+                rows, scores = np.concatenate([best.rows, new], 1), [best.scores, again.rescored(new)]
+                best = again._best(rows, np.concatenate(scores, 1), self.k)
+        hits.rows[doubtful], hits.scores[doubtful] = best.rows, best.scores
         return hits
+
+
+class _Found:
+    """The candidates of each query: `scores` and `rows` [q, capacity], of which `filled` [q] are set."""
+
+    def __init__(self, search: Search, packed: Any, least: NDArray[np.float32], capacity: int) -> None:
+        self._search = search
+        self.scores = np.empty((len(search.queries), capacity), np.float32)
+        self.rows = np.empty(self.scores.shape, np.int64)
+        self.filled = np.zeros(len(self.scores), np.int64)
+        metric, n_best = _METRIC[search.space.metric], min(search.n_candidates, capacity - 1)
+        compared = (search.queries32, packed, metric, search.mean, search.mean_length, search.components)
+        groups = (search.row_groups, search.query_groups)
+        self._kernel = Candidates(*compared, *groups, n_best, self.scores, self.rows, self.filled, least)
+
+    def add(self, rows: NDArray[np.int64], stored: NDArray[Any]) -> None:
+        """Add the rows of a block that are above the lowest useful score; raises NonFiniteError."""
+        state = np.empty(len(rows), np.uint8)
+        n_other, square = self._kernel.add(*stored_bytes(stored), rows, state)
+        if n_other:
+            bad = np.flatnonzero(state == _BAD)
+            if len(bad):
+                refuse_vector(int(rows[bad[0]]), stored[bad[0]])
+            self._search.unsure.append(rows[state == _UNSURE])
+        self._search.lengths.append(square**0.5)
 
 
 def _excluded(search: Search, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which of these rows each query excludes, [q, n]."""
     out = np.zeros((len(search.queries), len(rows)), bool)
-    for of_rows, of_queries in zip(search.row_groups(rows), search.query_groups, strict=True):
-        out |= (of_rows[None] == of_queries[:, None]) & (of_queries[:, None] >= 0)
+    for of_rows, of_queries in zip(search.row_groups, search.query_groups, strict=True):
+        out |= (of_rows[rows][None] == of_queries[:, None]) & (of_queries[:, None] >= 0)
     return out
 
 
-def _best_of_part(search: Search, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _best_of_part(
+    search: Search, packed: Any, least: NDArray[np.float32], start: int, stop: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """The rows of a part that may be among the best: scores and rows [q, capacity], -inf and -1 for none."""
-    n_queries = len(search.queries)
     capacity = min(search.n_candidates + SPARE_CANDIDATES, max(stop - start, search.n_candidates) + 1)
-    scores = np.full((n_queries, capacity), -np.inf, np.float32)
-    rows = np.full(scores.shape, -1)
-    filled = np.zeros(n_queries, np.int64)
-    for tile, block_rows, products, bias, state in _blocks(search, search.rows[start:stop]):
-        groups = search.row_groups(block_rows), np.ascontiguousarray(search.query_groups[:, tile])
-        own = bias if search.space.metric == "l2" else bias[:0]
-        found = scores[tile], rows[tile], filled[tile], search.least[tile]
-        _kernels().keep_best(products, own, state, block_rows, *groups, search.n_candidates, *found)
-    unused = np.arange(capacity) >= filled[:, None]
-    scores[unused], rows[unused] = -np.inf, -1
-    return scores, rows
-
-
-def _products(search: Search, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    """Yield rows and their float32 scores with all queries, block by block; -inf for rows left to float64."""
-    tiles: list[NDArray[np.float32]] = []
-    for tile, block_rows, products, bias, state in _blocks(search, rows):
-        tiles.append(np.where(state == 0, products.T - bias, -np.inf).astype(np.float32))
-        if tile.stop >= len(search.queries):
-            yield block_rows, np.concatenate(tiles)
-            tiles = []
-
-
-def _blocks(
-    search: Search, rows: NDArray[np.int64]
-) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]]]:
-    """Yield (queries, rows, products float32 [n, q], bias [n], state [n]) for all tiles of queries of each block."""
-    size, n_queries = search.vectors.hidden_size, len(search.queries)
-    few, kernels = search.few, _kernels()
-    block_rows = min(max(1, BLOCK_NBYTES // (4 * size)), max(1, len(rows)))
-    transformed = np.empty((1 if few else block_rows, size), np.float32)
-    bias, state = np.empty(block_rows, np.float32), np.empty(block_rows, np.uint8)
-    products = np.empty((block_rows, n_queries if few else min(n_queries, QUERY_TILE)), np.float32)
-    settings = (_METRIC[search.space.metric], search.mean, np.float32(search.mean_length), search.components)
-    for read, stored in search.vectors.blocks(rows, block_rows):
-        n, block = len(read), halves_or_floats(stored)
-        if few:
-            square = kernels.multiply_block(
-                *block, *settings, transformed[0], bias, state, search.queries32, products[:n]
-            )
-        else:
-            square = kernels.transform_block(*block, *settings, transformed, bias, state)
-        if state[:n].any():
-            bad = np.flatnonzero(state[:n] == _BAD)
-            if len(bad):
-                refuse_vector(int(read[bad[0]]), stored[bad[0]])
-            search.unsure.append(read[state[:n] == _UNSURE])
-        search.lengths.append(float(square) ** 0.5)
-        if few:
-            yield slice(0, n_queries), read, products[:n], bias[:n], state[:n]
-        else:
-            import torch
-
-            for start in range(0, n_queries, QUERY_TILE):
-                tile = slice(start, min(start + QUERY_TILE, n_queries))
-                width = tile.stop - start
-                out = products[:n] if width == products.shape[1] else np.empty((n, width), np.float32)
-                factors = map(torch.from_numpy, (transformed[:n], search.queries32[tile].T))
-                torch.mm(*factors, out=torch.from_numpy(out))
-                yield tile, read, out, bias[:n], state[:n]
-        search.advance(n)
-
-
-def _kernels() -> Any:
-    from embstore.analysis import kernels
-
-    return kernels
+    found = _Found(search, packed, least, capacity)
+    block_rows = min(max(1, BLOCK_NBYTES // (4 * search.vectors.hidden_size)), max(1, stop - start))
+    for rows, stored in search.vectors.blocks(search.rows[start:stop], block_rows):
+        found.add(rows, stored)
+        search.advance(len(rows))
+    unused = np.arange(capacity) >= found.filled[:, None]
+    found.scores[unused], found.rows[unused] = -np.inf, -1
+    return found.scores, found.rows
 
 
 def _gpu_candidates(search: Search, device: Any) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -368,8 +335,8 @@ def _gpu_candidates(search: Search, device: Any) -> tuple[NDArray[np.float32], N
             search.unsure.append(rows[unsure.cpu().numpy()])
         scores = queries @ transformed.T - bias
         scores.masked_fill_(unsure, -torch.inf)
-        for of_rows, of_queries in zip(search.row_groups(rows), search.query_groups, strict=True):
-            group, own = torch.from_numpy(of_rows).to(device), torch.from_numpy(of_queries).to(device)
+        for of_rows, of_queries in zip(search.row_groups, search.query_groups, strict=True):
+            group, own = torch.from_numpy(of_rows[rows]).to(device), torch.from_numpy(of_queries).to(device)
             scores.masked_fill_((group[None] == own[:, None]) & (own >= 0)[:, None], -torch.inf)
         best, order = torch.cat([best, scores], 1).topk(search.n_candidates, 1, sorted=False)
         numbers = torch.from_numpy(rows).to(device).expand(len(queries), -1)
@@ -384,10 +351,10 @@ def _gpu_transform(search: Search, vectors: Any) -> tuple[Any, Any, Any]:
     import torch
 
     device = vectors.device
-    if search.space.metric == "cosine" and not len(search.mean):
+    if search.space.metric == "cosine" and search.mean is None:
         largest = vectors.abs().amax(1, keepdim=True)
         vectors = vectors / torch.where(largest > 0, largest, 1)
-    if len(search.mean):
+    if search.mean is not None:
         vectors = vectors - torch.from_numpy(search.mean).to(device)
     subtracted = torch.linalg.vector_norm(vectors, dim=1) + 2 * search.mean_length
     if len(search.components):
@@ -399,5 +366,5 @@ def _gpu_transform(search: Search, vectors: Any) -> tuple[Any, Any, Any]:
         search.lengths.append(float(lengths.max()))
         bias = lengths.square() / 2 if search.space.metric == "l2" else zero
         return vectors, bias, zero.bool()
-    unsure = subtracted > _CANCELLED * lengths if len(search.mean) else zero.bool()
+    unsure = subtracted > _CANCELLED * lengths if search.mean is not None else zero.bool()
     return vectors / torch.where(lengths > 0, lengths, 1)[:, None], zero, unsure

@@ -73,12 +73,10 @@ class ArrayVectors:
             yield part, self._array[start : start + block_rows] if is_all else self._array[part]
 
 
-def halves_or_floats(vectors: NDArray[Any]) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """Vectors as the kernels take them: the bits of float16, or float32; the other array is empty."""
+def stored_bytes(vectors: NDArray[Any]) -> tuple[NDArray[np.int8], int]:
+    """Vectors as the kernels take them: the bytes of each, and the number of their dtype, float32 or float16."""
     stored = np.ascontiguousarray(vectors)
-    if stored.dtype == np.float16:
-        return stored.view(np.int16), np.empty((0, stored.shape[1]), np.float32)
-    return np.empty((0, stored.shape[1]), np.int16), stored
+    return stored.view(np.int8), (np.float32, np.float16).index(stored.dtype)
 
 
 def refuse_vector(row: int, vector: Stored) -> None:
