@@ -19,8 +19,8 @@ PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy")
 class EncoderSpec:
     """A serializable description of an encoder: its name, how it computes, and the hashes that a worker verifies.
 
-    `check_sentences`: what the encoder of the plan checked itself on. `windowed`: whether it was checked for
-    sentences of equal lengths.
+    `check_sentences`: what the encoder of the plan checked itself on, for sentences of at most `longest` subwords.
+    `windowed`: whether it was checked for sentences of equal lengths.
     """
 
     model: str
@@ -30,11 +30,18 @@ class EncoderSpec:
     weights_sha256: str
     tokenizer_sha256: str
     check_sentences: tuple[tuple[str, ...], ...]
+    longest: int
     windowed: bool
 
     @classmethod
     def of(
-        cls, encoder: Encoder, check_sentences: Sequence[Sequence[str]], *, batching: str, windowed: bool
+        cls,
+        encoder: Encoder,
+        check_sentences: Sequence[Sequence[str]],
+        *,
+        longest: int,
+        batching: str,
+        windowed: bool,
     ) -> EncoderSpec:
         info = encoder.info
         return cls(
@@ -45,6 +52,7 @@ class EncoderSpec:
             weights_sha256=info.weights_sha256,
             tokenizer_sha256=info.tokenizer_sha256,
             check_sentences=tuple(tuple(words) for words in check_sentences),
+            longest=longest,
             windowed=windowed,
         )
 
@@ -64,7 +72,7 @@ class EncoderSpec:
                     f"{self.model!r} has other {part} on this worker than where the plan was made: copy the model's "
                     "files again"
                 )
-        self_check(encoder, self.check_sentences, layers, options, windowed=self.windowed)
+        self_check(encoder, self.check_sentences, layers, options, longest=self.longest, windowed=self.windowed)
         if encoder.batching != self.batching:
             encoder.use_batching(self.batching)
         return encoder
@@ -76,15 +84,20 @@ def self_check(
     layers: Sequence[int],
     options: ExtractionOptions,
     *,
+    longest: int,
     windowed: bool,
 ) -> None:
-    """Have the encoder check its batchings against the plain pass and choose one; `windowed`: for context windows."""
+    """Have the encoder check its batchings against the plain pass and choose one.
+
+    `longest`: subwords of the longest sentence of the extraction. `windowed`: for context windows.
+    """
     encoder.self_check(
         encoder.tokenize(sentences),
         layers=layers,
         pooling=options.pooling,
         attention_window=options.attention_window,
         equal_lengths=windowed,
+        longest=longest,
     )
 
 

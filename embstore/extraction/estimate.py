@@ -28,6 +28,8 @@ PASSAGE_FACTOR = 40  # bytes in memory for each byte of text: words as objects, 
 WINDOW_WORD_NBYTES = 160  # bytes in memory for each word of the windows of a passage
 SAMPLED_PASSAGES = 3
 CALIBRATION_BATCHES = 3
+CALIBRATION_SHARE = 0.01  # of the positions of an extraction that a calibration times
+MOST_CALIBRATION_SHARE = 0.05  # where that is less than a few sentences
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Estimate:
     """The cost of an extraction.
 
     `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `free_nbytes` in `folder`, None for a bucket,
-    which has no limit. `seconds`: time of the forward passes, None without a calibration. `subwords_to_run`: what the
+    which has no limit. `seconds`: time of the forward passes, None if it was not measured. `subwords_to_run`: what the
     model is given, equal windows once, without special subwords; `counted`: whether that is exact and not projected
     from a sample.
     """
@@ -63,6 +65,8 @@ class Estimate:
         ]
         if self.seconds is not None and self.subwords_per_second is not None:
             lines.append(("time", f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
+        else:
+            lines.append(("time", "not measured"))
         return lines
 
     def require_space(self, *, share: float = 1.0) -> None:
@@ -99,8 +103,8 @@ def estimate(
         sample = truncated(encoder.tokenize(found.sample), text.limit)
     seconds = None
     if calibrate:
-        batches = sample_typical_lengths(sample, n_specials=encoder.n_specials, batch_subwords=text.batch_subwords)
-        seconds = positions / positions_per_second(encoder, batches, layers=layout.layers, options=options)
+        rate = calibrated_rate(encoder, sample, positions, text=text, layers=layout.layers, options=options)
+        seconds = None if rate is None else positions / rate
     return Estimate(
         store_nbytes=layout.n_rows * layout.row_nbytes + index_nbytes(index),
         memory_nbytes=peak_memory_nbytes(layout, encoder, text, n_stores=n_stores, longest=found.longest),
@@ -148,20 +152,35 @@ def sample_typical_lengths(tokenized: Tokenized, *, n_specials: int, batch_subwo
     return select_sentences(tokenized, np.unique(np.concatenate(chosen)))
 
 
-def positions_per_second(
-    encoder: Encoder, sample: Tokenized, *, layers: Sequence[int], options: ExtractionOptions
-) -> float:
-    """Measure positions per second of the encoder over some sentences, special subwords included, after a warm-up."""
-    lengths = np.diff(sample.word_indptr[sample.sentence_indptr])
+def calibrated_rate(
+    encoder: Encoder,
+    sample: Tokenized,
+    positions: int,
+    *,
+    text: TextOptions,
+    layers: Sequence[int],
+    options: ExtractionOptions,
+) -> float | None:
+    """Measure positions per second of the encoder over typical sentences of a sample, special subwords included.
+
+    They are a small share of the `positions` of the extraction; returns None if even a few sentences would be too
+    many. A GPU runs them twice, the first time as a warm-up; the self-check has been that of a CPU.
+    """
+    size = min(text.batch_subwords, int(CALIBRATION_SHARE * positions) // CALIBRATION_BATCHES)
+    chosen = sample_typical_lengths(sample, n_specials=encoder.n_specials, batch_subwords=size)
+    lengths = np.diff(chosen.sentence_bounds)
     sentences = np.flatnonzero(lengths)
+    n_positions = int(lengths.sum()) + len(sentences) * encoder.n_specials
+    if n_positions > MOST_CALIBRATION_SHARE * positions:
+        return None
     spans = Spans(sentences, np.zeros(len(sentences), np.int64), np.ones(len(sentences), np.int64))
     seconds = 0.0
-    for _ in range(2):
+    for _ in range(1 if encoder.device.type == "cpu" else 2):
         start = time.perf_counter()
-        for _pooled in encoder.encode(sample, spans, layers=layers, **options.encoding):
+        for _pooled in encoder.encode(chosen, spans, layers=layers, **options.encoding):
             pass
         seconds = time.perf_counter() - start
-    return float(lengths.sum() + len(sentences) * encoder.n_specials) / seconds
+    return n_positions / seconds
 
 
 def index_nbytes(index: Index) -> int:

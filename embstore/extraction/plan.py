@@ -28,7 +28,7 @@ from embstore.store.backend import exists, open_reader
 from embstore.store.storage.location import ObjectPath, parse_location
 
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
-CHECK_SENTENCES = 8
+CHECK_SENTENCES = 4
 MAX_NAME_WIDTH = 34
 
 
@@ -49,11 +49,16 @@ class Reading:
     index: Index
     dropped: tuple[Dropped, ...]
 
+    @property
+    def longest(self) -> int:
+        """The subwords of the longest sentence that the model is given, without special ones."""
+        return min(self.survey.longest, self.limit)
+
     def check_sentences(self) -> list[list[str]]:
         """Return a few sentences of every length for the encoder's self-check."""
         ordered = sorted(self.survey.sample, key=len)
         step = max(1, len(ordered) // CHECK_SENTENCES)
-        return ordered[::-1][::step][:CHECK_SENTENCES]
+        return ordered[step // 2 :: step][:CHECK_SENTENCES]
 
 
 @dataclass(repr=False)
@@ -107,6 +112,7 @@ class Plan:
         return EncoderSpec.of(
             self.encoder,
             self.reading.check_sentences(),
+            longest=self.reading.longest,
             batching=self.metadata.extraction["batching"],
             windowed=self.text.cuts_windows,
         )
@@ -313,7 +319,8 @@ def make_plan(
     encoder = reading.encoder
     text = text_options(reading, options, contexts)
     if not checked:
-        self_check(encoder, reading.check_sentences(), reading.layers, options, windowed=text.cuts_windows)
+        sentences, windowed = reading.check_sentences(), text.cuts_windows
+        self_check(encoder, sentences, reading.layers, options, longest=reading.longest, windowed=windowed)
     metadata = _metadata(reading, options, contexts)
     cost = estimate(
         reading.survey,

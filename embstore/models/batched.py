@@ -110,6 +110,7 @@ class BatchedEncoder(Encoder):
         pooling: Pooling,
         attention_window: int | None = None,
         equal_lengths: bool = False,
+        longest: int | None = None,
     ) -> float:
         """Choose the first batching that reproduces the plain pass; see `Encoder.self_check`.
 
@@ -121,7 +122,7 @@ class BatchedEncoder(Encoder):
         allowed, before = TOLERANCE[self.dtype], self.batching
         try:
             with memory_needed(f"the self-check of {self.info.name!r}", self.device):
-                sample = self.check_sentences(tokenized, attention_window)
+                sample = self.check_sentences(tokenized, attention_window, longest)
                 spans = word_spans(sample, self.info.max_subwords)
                 spans = spans.where(~self.without_vector(sample, spans))
                 options: dict[str, Any] = {"layers": chosen, "pooling": pooling, "attention_window": attention_window}
@@ -165,17 +166,18 @@ class BatchedEncoder(Encoder):
         vectors = np.empty((len(layers), len(spans.sentence), self.info.hidden_size), np.float32)
         for sentence in np.unique(spans.sentence).tolist():
             states = self.plain_states(tokenized, sentence, attention_window)
-            for row in np.flatnonzero(spans.sentence == sentence).tolist():
-                for index, layer in enumerate(layers):
-                    subwords = states[layer][spans.start[row] : spans.stop[row]]
-                    vectors[index, row] = pool_plainly(subwords, pooling)
+            rows = np.flatnonzero(spans.sentence == sentence).tolist()
+            for index, layer in enumerate(layers):
+                state = states[layer].float().cpu().numpy()
+                for row in rows:
+                    vectors[index, row] = pool_plainly(state[spans.start[row] : spans.stop[row]], pooling)
         return vectors
 
     def candidate_batchings(self, *, attention_window: int | None = None, equal_lengths: bool = False) -> Sequence[str]:
         """Return the batchings to try, fastest first; `equal_lengths`: only sentences of one length together."""
         return self.batchings
 
-    def check_sentences(self, tokenized: Tokenized, attention_window: int | None) -> Tokenized:
+    def check_sentences(self, tokenized: Tokenized, attention_window: int | None, longest: int | None) -> Tokenized:
         """Return the sentences of the self-check, which are never without a subword."""
         return tokenized if len(tokenized.ids) else self.tokenize(PROBES)
 
@@ -255,9 +257,8 @@ def word_spans(tokenized: Tokenized, limit: int | None) -> Spans:
     return Spans(sentence[mask], start[mask], stop[mask])
 
 
-def pool_plainly(hidden: torch.Tensor, pooling: Pooling) -> NDArray[np.float32]:
-    """Pool the hidden states of one span [n, hidden_size] into one vector."""
-    subwords = hidden.float().cpu().numpy()
+def pool_plainly(subwords: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
+    """Pool the hidden states of one span, float32 [n, hidden_size], into one vector."""
     if pooling in ("first", "last"):
         return np.asarray(subwords[0 if pooling == "first" else -1], np.float32)
     return np.asarray(subwords.max(axis=0) if pooling == "max" else subwords.mean(axis=0), np.float32)

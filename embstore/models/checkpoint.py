@@ -190,7 +190,7 @@ def _load_network(folder: Path, config: Any, dtype: torch.dtype) -> tuple[nn.Mod
     tensors = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
     missing = {name: tensors[name] for name in sorted(report.get("missing_keys", ())) if name in tensors}
     for name, parameter in network.named_parameters():
-        if name not in missing and not bool(torch.isfinite(parameter).all()):
+        if name not in missing and not _is_finite(parameter):
             stored = str(parameter.dtype).removeprefix("torch.")
             raise ModelError(
                 f"the weights of {str(folder)!r} contain NaN or infinity in {name!r} (as {stored}); "
@@ -199,6 +199,10 @@ def _load_network(folder: Path, config: Any, dtype: torch.dtype) -> tuple[nn.Mod
     if getattr(config, "is_encoder_decoder", False) and kind is transformers.AutoModel:
         network = network.get_encoder()
     return network, missing
+
+
+def _is_finite(parameter: torch.Tensor) -> bool:
+    return not parameter.numel() or all(bool(end.isfinite()) for end in parameter.aminmax())
 
 
 def read_network(

@@ -170,11 +170,13 @@ class Encoder(ABC):
         pooling: Pooling,
         attention_window: int | None = None,
         equal_lengths: bool = False,
+        longest: int | None = None,
     ) -> float:
         """Choose the batching whose vectors equal those of a plain forward pass over these sentences.
 
         Returns the largest difference, relative to the largest value of the layer. `equal_lengths`: batch only
-        sentences of one length together. Raises ModelError if no batching reproduces the plain pass.
+        sentences of one length together. `longest`: subwords of the longest sentence that will be encoded, special ones
+        not counted, as far as is known. Raises ModelError if no batching reproduces the plain pass.
         """
 
     def use_batching(self, batching: str) -> None:

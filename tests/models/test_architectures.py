@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from embstore.errors import InvalidValueError
 from embstore.models import load_encoder
@@ -49,7 +48,7 @@ def case(request, tmp_path_factory):
 def test_batching_is_the_fastest_exact_one(case):
     assert case.encoder.batching == UNPACKED.get(case.name, "packed")
     assert case.error < 2e-5
-    assert case.encoder.network.packed_nbytes > 0 or not torch.backends.mkldnn.is_available()
+    assert case.encoder.network.packed_nbytes > 0
 
 
 def test_all_layers_of_words_equal_a_plain_script(case):

@@ -11,10 +11,12 @@ import transformers
 
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models import load_encoder
-from embstore.models.transformer import probing
+from embstore.models.transformer import layers, probing
 from embstore.models.transformer.layers import PackedLinear
 from tests.models.oracle import PlainScript, gather, relative_error, word_spans
 from tests.models.tiny import ARCHITECTURES, SENTENCES, save
+
+GAINS_BY_PACKING = layers.gains_by_packing  # before the fixture of all tests
 
 
 @pytest.fixture
@@ -95,6 +97,19 @@ def test_one_short_sentence_is_enough_to_find_a_fault(encoder, reach):
     assert encoder.batching == "padded"
 
 
+@pytest.mark.parametrize(("longest", "chosen"), [(30, "packed"), (60, "padded"), (None, "padded")])
+def test_no_sentence_longer_than_those_of_the_extraction_is_checked(encoder, monkeypatch, longest, chosen):
+    meddle(encoder, lambda inputs: slide(inputs, 40))
+    lengths = []
+    plain_states = encoder.plain_states
+    monkeypatch.setattr(
+        encoder, "plain_states", lambda *given: lengths.append(len(plain_states(*given)[0])) or plain_states(*given)
+    )
+    encoder.self_check(encoder.tokenize([["cat"]]), layers=(3,), pooling="mean", longest=longest)
+    assert encoder.batching == chosen
+    assert max(lengths) == (longest or encoder.info.max_subwords)
+
+
 def test_sentences_without_words(encoder):
     assert encoder.self_check(encoder.tokenize([[], ["\u200b"]]), layers=(3,), pooling="mean") < 2e-5
     assert encoder.self_check(encoder.tokenize([]), layers=(3,), pooling="mean") < 2e-5
@@ -119,8 +134,6 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_wrong_packed_weights_are_dropped(tmp_path, name):
     encoder = load_encoder(save(name, tmp_path))
-    if not encoder.network.packed_nbytes:
-        pytest.skip("this torch has no oneDNN")
     packed = [module for module in encoder.network.fast_tap.model.modules() if isinstance(module, PackedLinear)]
     packed[1].register_forward_hook(lambda module, args, output: output * 1.001)
     tokenized = encoder.tokenize(SENTENCES)
@@ -128,6 +141,35 @@ def test_wrong_packed_weights_are_dropped(tmp_path, name):
     assert encoder.batching == "packed"
     assert encoder.network.packed_nbytes == 0
     assert encoder.network.fast_tap.model is encoder.network.model
+
+
+def test_wrong_activations_are_dropped(encoder):
+    for module in encoder.network.fast_tap.model.modules():
+        if isinstance(module, PackedLinear) and module._activation == "gelu":
+            module._activation, module._variant = "relu", ""
+    assert encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean") < 2e-5
+    assert encoder.network.packed_nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"), [("bert", ("gelu", "none")), ("gpt2", ("gelu", "tanh")), ("t5", ("relu", ""))]
+)
+def test_linear_layers_compute_the_activation_that_follows(tmp_path, name, activation):
+    network = load_encoder(save(name, tmp_path)).network
+    packed = [module for module in network.fast_tap.model.modules() if isinstance(module, PackedLinear)]
+    found = [(module._activation, module._variant) for module in packed if module._activation != "none"]
+    assert found == [activation] * network.info.num_hidden_layers
+    assert sum(isinstance(module, torch.nn.Identity) for module in network.fast_tap.model.modules()) == len(found)
+    assert not any(isinstance(module, torch.nn.Identity) for module in network.model.modules())
+
+
+@pytest.mark.parametrize(("capability", "packs"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
+def test_weights_are_packed_where_the_cpu_gains(tmp_path, monkeypatch, capability, packs):
+    monkeypatch.setattr(layers, "gains_by_packing", GAINS_BY_PACKING)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    network = load_encoder(save("bert", tmp_path)).network
+    assert (network.packed_nbytes > 0) == packs
+    assert (network.fast_tap.model is not network.model) == packs
 
 
 def test_the_plain_pass_runs_the_stock_model(encoder):

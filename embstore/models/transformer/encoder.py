@@ -68,7 +68,7 @@ class TransformerEncoder(BatchedEncoder):
         """Return the batchings to try, fastest first; see `Network.candidate_batchings`."""
         return self.network.candidate_batchings(attention_window=attention_window, equal_lengths=equal_lengths)
 
-    def check_sentences(self, tokenized: Tokenized, attention_window: int | None) -> Tokenized:
+    def check_sentences(self, tokenized: Tokenized, attention_window: int | None, longest: int | None) -> Tokenized:
         """Return these sentences and long ones made of their words.
 
         Raises ModelError if an attention window is not respected.
@@ -76,7 +76,7 @@ class TransformerEncoder(BatchedEncoder):
         if attention_window is not None:
             require_window_respected(self.network, tokenized, attention_window)
             require_own_mask(self.network, tokenized)
-        return with_long_sentences(self.network, tokenized)
+        return with_long_sentences(self.network, tokenized, longest)
 
     def drop_fast_layers(self) -> bool:
         """Run batches through the model as transformers loads it; returns False if they already do."""

@@ -29,7 +29,7 @@ from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.models.transformer.varlen import accepts_sentence_bounds
 
 BATCHES_AHEAD = 2  # batches that a GPU is given before an earlier one is fetched
-_FLOPS_SUBWORDS = 5
+_SHORT_SUBWORDS = 5  # of a sentence that is run to see what the model does
 
 
 class Network:
@@ -48,7 +48,7 @@ class Network:
         vocabulary = vocabulary_of(self.model, loaded.name)
         self.tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=vocabulary)
         self.inputs, self.tap = self._probe(loaded)
-        packed, self.packed_nbytes = packed_copy(self.model)
+        packed, self.packed_nbytes = packed_copy(self.model, self._short_inputs())
         self.fast_tap = self.tap.of_copy(packed)
         specials, offset = self.tokenizer.specials, self.inputs.position_offset
         self.info = ModelInfo(
@@ -137,7 +137,7 @@ class Network:
     @torch.inference_mode()
     def _linear_flops(self, deepest: int) -> tuple[float, float]:
         """Return the operations of linear layers for each position and for each sentence, from one short sentence."""
-        inputs = self.inputs.plain(np.full(_FLOPS_SUBWORDS, self.inputs.padding_id, np.int32))
+        inputs = self._short_inputs()
         positions = inputs["input_ids"].shape[1]
         counted = {True: 0.0, False: 0.0}
 
@@ -149,11 +149,14 @@ class Network:
         linears = (module for module in self.model.modules() if isinstance(module, nn.Linear | Conv1D))
         handles = [linear.register_forward_pre_hook(count) for linear in linears]
         try:
-            self.tap.run(inputs | self.inputs.fixed, (deepest,), lambda layer, state: None)
+            self.tap.run(inputs, (deepest,), lambda layer, state: None)
         finally:
             for handle in handles:
                 handle.remove()
         return counted[True] / positions, counted[False]
+
+    def _short_inputs(self) -> dict[str, Any]:
+        return self.inputs.plain(np.full(_SHORT_SUBWORDS, self.inputs.padding_id, np.int32)) | self.inputs.fixed
 
     def _probe(self, loaded: Loaded) -> tuple[InputMaker, LayerTap]:
         """Find out what the model takes and where its layers are; raises ModelError if it cannot be used."""

@@ -127,15 +127,18 @@ def _differs(network: Network, one: torch.Tensor, other: torch.Tensor) -> NDArra
     return np.asarray(((one - other).abs().amax(1) > bound).numpy(), np.bool_)
 
 
-def with_long_sentences(network: Network, tokenized: Tokenized) -> Tokenized:
-    """Add sentences made of the given words that fill whole rows and are longer than any sliding window."""
+def with_long_sentences(network: Network, tokenized: Tokenized, longest: int | None = None) -> Tokenized:
+    """Add sentences made of the given words that fill whole rows and are longer than any sliding window.
+
+    None is longer than `longest` subwords, because no sentence of the extraction is.
+    """
     n_subwords = np.diff(tokenized.word_indptr)
     ids, lengths = tokenized.ids, n_subwords[n_subwords > 0]
     if not len(lengths):
         probes = network.tokenizer.tokenize(PROBES)
         ids, lengths = probes.ids, np.diff(probes.word_indptr)
     all_ids, all_words, all_sentences = [tokenized.ids], [n_subwords], [np.diff(tokenized.sentence_indptr)]
-    for number, wanted in enumerate(_long_lengths(network)):
+    for number, wanted in enumerate(_long_lengths(network, longest)):
         word = number * 7 % len(lengths)  # begin at another word, so that no two long sentences are the same
         rolled_ids, rolled = np.roll(ids, -int(lengths[:word].sum())), np.roll(lengths, -word)
         copies = -(-wanted // int(rolled.sum()))
@@ -148,13 +151,14 @@ def with_long_sentences(network: Network, tokenized: Tokenized) -> Tokenized:
     return Tokenized(np.concatenate(all_ids), indptr(words), indptr(sentences))
 
 
-def _long_lengths(network: Network) -> list[int]:
+def _long_lengths(network: Network, longest: int | None = None) -> list[int]:
     """Return lengths in subwords: two that fill a row together, a whole row, a longer one, and the longest checked."""
     specials, row = network.inputs.specials.count, network.row_capacity
-    longest = LONGEST_CHECKED
+    checked = LONGEST_CHECKED
     if network.inputs.window is not None:
-        longest = max(row, min(2 * network.inputs.window + 16, LONGEST_SLIDING + 16))
-    wanted = [row // 2, row - row // 2 - 2 * specials, row - specials, row + row // 2, longest]
-    if network.info.max_subwords is not None:
-        wanted = [min(length, network.info.max_subwords) for length in wanted]
+        checked = max(row, min(2 * network.inputs.window + 16, LONGEST_SLIDING + 16))
+    wanted = [row // 2, row - row // 2 - 2 * specials, row - specials, row + row // 2, checked]
+    for limit in (network.info.max_subwords, longest):
+        if limit is not None:
+            wanted = [min(length, limit) for length in wanted]
     return [length for length in dict.fromkeys(wanted) if length > 0]

@@ -1,0 +1,74 @@
+"""What a plan spends on the time of an extraction, and on the check of the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.models.encoder import Spans, Tokenized
+from tests.extraction.fake import FakeEncoder
+
+
+class Recording(FakeEncoder):
+    """Records the sentences of each call of `encode`, in subwords, and what the self-check was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(max_subwords=60)
+        self.runs: list[np.ndarray] = []
+        self.checked: dict[str, Any] = {}
+
+    def encode(self, tokenized: Tokenized, spans: Spans, **options: Any) -> Iterator[Any]:
+        self.runs.append(np.diff(tokenized.sentence_bounds))
+        return super().encode(tokenized, spans, **options)
+
+    def self_check(self, tokenized: Tokenized, **options: Any) -> float:
+        self.checked = {**options, "n_sentences": len(tokenized.sentence_indptr) - 1}
+        return 0.0
+
+
+def sentences(count: int) -> list[list[str]]:
+    rng = np.random.default_rng(count)
+    return [["word"] * int(rng.integers(1, 20)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [600, 3000])
+def test_a_calibration_runs_a_small_share_of_the_corpus(count: int) -> None:
+    encoder = Recording()
+    plan = es.plan(sentences(count), model=encoder, options=es.ExtractionOptions(batch_subwords=2048), progress=False)
+    (run,) = encoder.runs
+    positions = plan.n_subwords + plan.n_sentences * encoder.n_specials
+    assert 0.005 < (run.sum() + len(run) * encoder.n_specials) / positions < 0.03
+    assert run.max() > 1.5 * run.min()  # short sentences and long ones
+    assert plan.estimate.seconds is not None
+    assert plan.estimate.subwords_per_second is not None
+    assert plan.estimate.seconds == pytest.approx(plan.n_subwords / plan.estimate.subwords_per_second)
+
+
+def test_no_batch_of_a_calibration_is_larger_than_those_of_the_extraction() -> None:
+    encoder = Recording()
+    es.plan(sentences(3000), model=encoder, options=es.ExtractionOptions(batch_subwords=40), progress=False)
+    (run,) = encoder.runs
+    assert run.sum() + len(run) * encoder.n_specials <= 3 * (40 + 2 * (run.max() + encoder.n_specials))
+
+
+def test_few_sentences_are_not_timed() -> None:
+    encoder = Recording()
+    plan = es.plan(sentences(20), model=encoder, progress=False)
+    assert not encoder.runs
+    assert plan.estimate.seconds is None
+    assert "not measured" in str(plan)
+    assert plan.as_json()["seconds"] is None
+
+
+def test_the_self_check_knows_the_longest_sentence() -> None:
+    encoder = Recording()
+    plan = es.plan([["abc"] * 50, *sentences(40)], model=encoder, progress=False)
+    assert encoder.checked["longest"] == 50
+    assert plan.encoder_spec.longest == 50
+    assert encoder.checked["n_sentences"] == 4
+    es.plan([["abc"] * 90, ["abc"] * 7], model=encoder, progress=False)
+    assert encoder.checked["longest"] == 60  # more than the model accepts
