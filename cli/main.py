@@ -7,27 +7,15 @@ import re
 import signal
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import Any, NoReturn, TextIO
 
 import typer
 
 from embstore import __version__
 from embstore.errors import EmbstoreError, EmbstoreWarning
-from embstore_cli import (
-    demo,
-    edges,
-    extract,
-    geometry,
-    index,
-    models,
-    neighbors,
-    probes,
-    reproduce,
-    store,
-    trace,
-    vectors,
-)
-from embstore_cli.options import SETTINGS, Command, Group, grouped
+from embstore_cli.commands import Commands, Entry, Group
+from embstore_cli.options import SETTINGS
 
 MAX_WORD = 200  # characters of a word in a message
 START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models and speed"
@@ -46,7 +34,11 @@ class _Terminated(KeyboardInterrupt):
 
 
 class Application(Group):
-    """The commands, in the order in which they are mostly used."""
+    """All commands, in the order in which they are mostly used."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        self.commands: Any = Commands(COMMANDS)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -55,6 +47,81 @@ class Application(Group):
             status = 128 + (signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT)
             raise Interrupted(str(error) or "interrupted", status) from None
 
+
+def _group(name: str, text: str, heading: str, commands: Iterable[Entry]) -> Group:
+    group = Group(name=name, help=text, no_args_is_help=True, rich_markup_mode=None, rich_help_panel=heading)
+    group.commands = Commands(commands)
+    return group
+
+
+_PROBE = (
+    Entry(
+        "classes",
+        "probes.classes",
+        "Commands",
+        "probe classes semcor.zarr --train train.tsv --test test.tsv --plot layers.png",
+    ),
+    Entry("apply", "probes.apply", "Commands", "probe apply probes/ finetuned.zarr"),
+    Entry(
+        "edges",
+        "edges.edges",
+        "Commands",
+        "probe edges gum.zarr edge-probing/pos edge-probing/entities --sentences 1000",
+    ),
+    Entry(
+        "mdl",
+        "edges.mdl",
+        "Commands",
+        "probe mdl gum.zarr edge-probing/entities --sentences 1000 --control --plot bits.png",
+    ),
+    Entry(
+        "trace",
+        "trace.trace",
+        "Commands",
+        "probe trace gum.zarr probes --targets edge-probing --sentence 12 --plot trace.png",
+    ),
+    Entry(
+        "structure",
+        "probes.structure",
+        "Commands",
+        "probe structure ewt.zarr --train train.conllu --dev dev.conllu --test test.conllu",
+    ),
+)
+_BENCH = (
+    Entry("extract", "models.bench_extract", "Commands", "bench extract ewt.conllu --model bert-base-uncased"),
+    Entry("query", "models.bench_query", "Commands", "bench query ewt.zarr"),
+    Entry("neighbors", "models.bench_neighbors", "Commands", "bench neighbors ewt.zarr --queries 1,100"),
+)
+COMMANDS = (
+    Entry("demo", "demo.demo", START, "demo --out demo-out"),
+    Entry("plan", "extract.plan", START, "plan ewt.conllu --model bert-base-uncased"),
+    Entry("extract", "extract.extract", START, "extract ewt.conllu ewt.zarr -m bert-base-uncased --layers 0,6,-1"),
+    Entry("info", "store.info", STORES, "info ewt.zarr"),
+    Entry("verify", "store.verify", STORES, "verify ewt.zarr"),
+    Entry("lookup", "store.lookup", STORES, "lookup ewt.zarr bank"),
+    Entry("export", "store.export", STORES, "export ewt.zarr ewt.h5 --layers 0,12"),
+    Entry("import", "store.import_", STORES, "import activations.hdf5 ewt.zarr --corpus ewt.txt"),
+    Entry("geometry", "geometry.geometry", MEASURES, "geometry bert.zarr gpt2.zarr --plot geometry.png"),
+    Entry("cka", "geometry.cka", MEASURES, "cka bert.zarr finetuned.zarr --plot cka.png"),
+    Entry("separability", "geometry.separability", MEASURES, "separability semcor.zarr --label class"),
+    Entry("neighbors", "neighbors.neighbors", MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5"),
+    Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png"),
+    Entry("label", "neighbors.label", MEASURES, "label semcor.zarr --label class --train train.tsv --test test.tsv"),
+    Entry("hubness", "neighbors.hubness", MEASURES, "hubness ewt.zarr --layers 0,6,12 -k 10"),
+    Entry("index", "index.index", MEASURES, "index ewt.zarr --layer 6 --kind ivf --recall"),
+    Entry("static", "vectors.static", MEASURES, "static ewt.zarr ewt-pc1.txt --layer 1 --min-contexts 5"),
+    Entry("evaluate", "vectors.evaluate", MEASURES, "evaluate bert1.txt glove.txt --benchmarks word-benchmarks"),
+    Entry(
+        "train-vectors", "vectors.train_vectors", MODELS, "train-vectors corpus.pse skipgram.txt --size 300 --window 5"
+    ),
+    Entry("finetune", "models.finetune", MODELS, "finetune pos ud-ewt --model bert-base-uncased --out bert-pos"),
+    Entry(
+        "attention", "models.attention", MODELS, "attention bert-base-uncased bert-pos dev.conllu --plot attention.png"
+    ),
+    _group("probe", "Train probes on stored vectors, and apply them.", PROBES, _PROBE),
+    Entry("reproduce", "reproduce.reproduce", PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study"),
+    _group("bench", "Measure extraction, reading and search on this machine.", MODELS, _BENCH),
+)
 
 OUT_OF_MEMORY = "out of memory: free some, or raise the limit of this process; fewer layers or words need less"
 SIGNS_OF_LITTLE_MEMORY = (
@@ -88,57 +155,6 @@ def _main(
     version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
     pass
-
-
-def _add(name: str, command: Any, heading: str, example: str, *, to: typer.Typer = app) -> None:
-    to.command(name, cls=Command, rich_help_panel=heading, epilog=f"Example: embstore {example}")(grouped(command))
-
-
-def _group(name: str, text: str, heading: str) -> typer.Typer:
-    group = typer.Typer(help=text, no_args_is_help=True, cls=Group, rich_markup_mode=None)
-    app.add_typer(group, name=name, rich_help_panel=heading)
-    return group
-
-
-_add("demo", demo.demo, START, "demo --out demo-out")
-_add("plan", extract.plan, START, "plan ewt.conllu --model bert-base-uncased")
-_add("extract", extract.extract, START, "extract ewt.conllu ewt.zarr -m bert-base-uncased --layers 0,6,-1")
-_add("info", store.info, STORES, "info ewt.zarr")
-_add("verify", store.verify, STORES, "verify ewt.zarr")
-_add("lookup", store.lookup, STORES, "lookup ewt.zarr bank")
-_add("export", store.export, STORES, "export ewt.zarr ewt.h5 --layers 0,12")
-_add("import", store.import_, STORES, "import activations.hdf5 ewt.zarr --corpus ewt.txt")
-_add("geometry", geometry.geometry, MEASURES, "geometry bert.zarr gpt2.zarr --plot geometry.png")
-_add("cka", geometry.cka, MEASURES, "cka bert.zarr finetuned.zarr --plot cka.png")
-_add("separability", geometry.separability, MEASURES, "separability semcor.zarr --label class")
-_add("neighbors", neighbors.neighbors, MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5")
-_add("senses", neighbors.senses, MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png")
-_add("label", neighbors.label, MEASURES, "label semcor.zarr --label class --train train.tsv --test test.tsv")
-_add("hubness", neighbors.hubness, MEASURES, "hubness ewt.zarr --layers 0,6,12 -k 10")
-_add("index", index.index, MEASURES, "index ewt.zarr --layer 6 --kind ivf --recall")
-_add("static", vectors.static, MEASURES, "static ewt.zarr ewt-pc1.txt --layer 1 --min-contexts 5")
-_add("evaluate", vectors.evaluate, MEASURES, "evaluate bert1.txt glove.txt --benchmarks word-benchmarks")
-_add("train-vectors", vectors.train_vectors, MODELS, "train-vectors corpus.pse skipgram.txt --size 300 --window 5")
-_add("finetune", models.finetune, MODELS, "finetune pos ud-ewt --model bert-base-uncased --out bert-pos")
-_add("attention", models.attention, MODELS, "attention bert-base-uncased bert-pos dev.conllu --plot attention.png")
-
-_probe = _group("probe", "Train probes on stored vectors, and apply them.", PROBES)
-for _name, _command, _example in (
-    ("classes", probes.classes, "classes semcor.zarr --train train.tsv --test test.tsv --plot layers.png"),
-    ("apply", probes.apply, "apply probes/ finetuned.zarr"),
-    ("edges", edges.edges, "edges gum.zarr edge-probing/pos edge-probing/entities --sentences 1000"),
-    ("mdl", edges.mdl, "mdl gum.zarr edge-probing/entities --sentences 1000 --control --plot bits.png"),
-    ("trace", trace.trace, "trace gum.zarr probes --targets edge-probing --sentence 12 --plot trace.png"),
-    ("structure", probes.structure, "structure ewt.zarr --train train.conllu --dev dev.conllu --test test.conllu"),
-):
-    _add(_name, _command, "Commands", f"probe {_example}", to=_probe)
-
-_add("reproduce", reproduce.reproduce, PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study")
-
-_bench = _group("bench", "Measure extraction, reading and search on this machine.", MODELS)
-_add("extract", models.bench_extract, "Commands", "bench extract ewt.conllu --model bert-base-uncased", to=_bench)
-_add("query", models.bench_query, "Commands", "bench query ewt.zarr", to=_bench)
-_add("neighbors", models.bench_neighbors, "Commands", "bench neighbors ewt.zarr --queries 1,100", to=_bench)
 
 
 def run() -> None:
@@ -199,15 +215,7 @@ def _fail_usage(error: Any) -> NoReturn:
         print(context.get_help())
         sys.exit(2)
     command = "embstore" if context is None else context.command_path
-    message = error.format_message().rstrip(".").replace("Value error, ", "")
-    refused = getattr(error.__cause__, "errors", None)
-    if refused is not None:
-        message = message.replace("Invalid value for", f"Invalid value {refused()[0]['input']!r} for")
-    message = re.sub(
-        r"Invalid value '(.*)' for .*?(--[\w-]+).*: Input should be greater than or equal to (\d+)",
-        r"\2 \1 is not allowed: give \3 or more",
-        message,
-    )
+    message = error.format_message().rstrip(".")
     unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     if unknown in SETTINGS:
         message = f"--{unknown.replace('_', '-')} is a setting: give --set {unknown}=VALUE"

@@ -1,4 +1,4 @@
-"""Help pages, options that several commands share, and how what is typed becomes values."""
+"""Options that several commands share, and how what is typed becomes values."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import re
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
-from inspect import Parameter, Signature, signature
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 import embstore as es
-from embstore.errors import EmbstoreError, InvalidValueError
+from embstore.errors import InvalidValueError
 
 SETTINGS: set[str] = set()  # the keys that --set takes in any command
-RENAMED = {"test_words": "--test", "train_words": "--train"}  # arguments of functions
 
 
 def option(metavar: str, text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -249,86 +245,3 @@ def executor_of(cluster: str | None, workers: int | None, devices: str | None = 
     if kind != "ray" or (colon and not address):
         raise InvalidValueError(f"--cluster {cluster!r} is not known: give ray, or ray:HOST:PORT of its head")
     return RayExecutor(address or None, n_workers=workers)
-
-
-def grouped(command: Any) -> Any:
-    """Return a command in which each parameter that is a dataclass of options is replaced by these options."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    options: dict[str, Any] = {}  # name: (type, default)
-    for name, parameter in signature(command).parameters.items():
-        if name in groups:
-            inner = get_type_hints(groups[name], include_extras=True)
-            options |= {each.name: (inner[each.name], each.default) for each in fields(groups[name])}
-        else:
-            options[name] = (hints[name], parameter.default)
-
-    @wraps(command)
-    def call(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
-        command(**given)
-
-    call.__annotations__ = {name: hint for name, (hint, _) in options.items()}
-    parameters = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-        for name, (hint, default) in options.items()
-    ]
-    call.__dict__["__signature__"] = Signature(parameters)
-    return call
-
-
-class Command(TyperCommand):
-    """A command whose `--help` lists its options under the headings that they name (`rich_help_panel`)."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is None:
-                continue
-            name, text = record[0], re.sub(r"(; )?\bx>=\d+\b", "", record[1]).replace("  [", " [").removesuffix(" []")
-            heading = getattr(parameter, "rich_help_panel", None) or "Options"
-            if parameter.param_type_name == "argument":
-                heading, name, text = "Arguments", name.split(" <")[0], text.removesuffix(" [required]")
-            sections.setdefault(heading, []).append((name, text))
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records, col_max=24)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; an error that names an argument of a Python function names the option instead."""
-        try:
-            return super().invoke(ctx)
-        except EmbstoreError as error:
-            options = {parameter.name: max(parameter.opts, key=len) for parameter in self.params if parameter.opts}
-            names = {name: option for name, option in options.items() if "_" in name and option.startswith("--")}
-            error.args = (_in_options(str(error), names), *error.args[1:])
-            raise
-
-
-def _in_options(message: str, names: dict[str, str]) -> str:
-    """Return a message with the options of the command in place of the names of Python arguments."""
-    if message.startswith(("--set", "--config")):
-        return message
-    names = {**{key: f"--set {key}" for key in SETTINGS if "_" in key}, **RENAMED, **names}
-    return re.sub(r"(?<![\w./-])[a-z]+(_[a-z]+)+(?![\w./(])", lambda found: names.get(found[0], found[0]), message)
-
-
-class Group(TyperGroup):
-    """Commands whose `--help` lists them under the headings that they name (`rich_help_panel`)."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
-            command = self.commands[name]
-            heading = getattr(command, "rich_help_panel", None)
-            heading = heading if isinstance(heading, str) else "Commands"
-            text = command.get_short_help_str(formatter.width - 6 - max(map(len, self.commands)))
-            sections.setdefault(heading, []).append((name, text))
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)

@@ -14,8 +14,6 @@ from embstore.errors import InvalidValueError
 from embstore_cli.output import Drawing, Output, counted, print_concordance, print_json
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from embstore.store import VerifyReport
 
 SHOWN = 20  # occurrences that lookup prints by default
@@ -123,26 +121,28 @@ def lookup(
     if row is not None and output.plot is None:
         raise InvalidValueError(f"--row {row} chooses the sentence to draw: give --plot FILE too")
     opened = es.open(store)
-    occurrences = opened.select(words=word).table()
-    output.draw(lambda: _heat_map(opened, occurrences, word, row))
-    if output.as_json and most is not None:
-        Output(output.out).deliver(occurrences)
-        print_json(occurrences.head(most).to_dicts())
-    elif output.deliver(occurrences):
-        shown = occurrences.head(most or SHOWN)
-        print_concordance(shown.to_dicts(), title=f"{word}: {counted(len(occurrences), 'occurrence')}")
-        if len(occurrences) > len(shown):
-            print(f"... {len(occurrences) - len(shown):,} more: see --most")
+    found = opened.select(words=word)
+    if output.out is not None:
+        Output(output.out).deliver(found.table())
+    output.draw(lambda: _heat_map(opened, found.occurrences(), word, row))
+    most = most or (len(found) if output.as_json else SHOWN)
+    shown = opened.select(rows=found.rows[:most]).occurrences()
+    if output.as_json:
+        print_json(shown)
+        return
+    print_concordance(shown, title=f"{word}: {counted(len(found), 'occurrence')}")
+    if len(found) > len(shown):
+        print(f"... {len(found) - len(shown):,} more: see --most")
 
 
-def _heat_map(store: es.Store, occurrences: pl.DataFrame, word: str, row: int | None) -> Any:
+def _heat_map(store: es.Store, occurrences: list[dict[str, Any]], word: str, row: int | None) -> Any:
     """Return a figure of the similarities within the sentence of one of a word's occurrences."""
-    rows = occurrences["occurrence"].to_list()
+    rows = [each["occurrence"] for each in occurrences]
     if row is not None and row not in rows:
         raise InvalidValueError(f"--row {row} is not an occurrence of {word!r}: choose one of the rows printed")
-    position = 0 if row is None else rows.index(row)
-    similarity = es.analysis.sentence_similarity(store, sentence=occurrences["sentence"].to_list()[position])
-    text: str = occurrences["text"].to_list()[position]
+    chosen = occurrences[0 if row is None else rows.index(row)]
+    similarity = es.analysis.sentence_similarity(store, sentence=chosen["sentence"])
+    text: str = chosen["text"]
     return es.plot.heat_map(similarity, title=text if len(text) <= 80 else text[:79] + "…")
 
 

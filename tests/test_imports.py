@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.store_making import make_store
+
 ROOT = Path(__file__).parent.parent
 
 # Part -> the parts that it may import.
@@ -98,6 +100,7 @@ HOME = {
     "ray": "executors",
     "tqdm": "progress",
 }
+SLOW = ["pydantic", "scipy", "asyncio", "rich", "email"]  # others that commands need not wait for
 HEAVY = [
     "torch",
     "transformers",
@@ -203,6 +206,32 @@ def test_bare_import_loads_nothing_heavy(statement: str) -> None:
     code = f"{statement}; import sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+COMMANDS = {  # each after those before it, with the packages that it may import
+    "info {store}": {"numpy"},
+    "lookup {store} bank": {"numpy", "rich"},
+}
+
+
+def test_commands_on_stores_load_only_what_they_need(tmp_path: Path) -> None:
+    """The time of these commands is that of their imports."""
+    make_store(tmp_path / "store.zarr")
+    code = """
+import sys
+from embstore_cli.main import run
+for command in sys.argv[1:]:
+    sys.argv = ["embstore", *command.split()]
+    try:
+        run()
+    except SystemExit as ended:
+        assert not ended.code, command
+    print(*{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
+"""
+    commands = [command.format(store=tmp_path / "store.zarr") for command in COMMANDS]
+    done = subprocess.run([sys.executable, "-c", code, *commands], capture_output=True, text=True, check=True)
+    for allowed, line in zip(COMMANDS.values(), done.stderr.splitlines(), strict=True):
+        assert set(line.split()) & {*HEAVY, *SLOW} <= allowed
 
 
 @pytest.mark.slow

@@ -139,6 +139,26 @@ class Index:
             arrays[f"labels/{column}/name_bytes"] = labels.names.data
         return arrays
 
+    def occurrences(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """Return the occurrence table of some rows as dicts, as `Selection.table` describes it."""
+        types, sentences = self.type[rows].tolist(), self.sentence[rows].tolist()
+        words = {number: self.words[number] for number in set(types)}
+        texts = {number: self.texts[number] for number in set(sentences)}
+        columns: dict[str, list[Any]] = {
+            "occurrence": rows.tolist(),
+            "word": [words[number] for number in types],
+            "sentence": sentences,
+            "position": self.position[rows].tolist(),
+            "subwords": self.subwords[rows].tolist(),
+            "source": self.source[self.sentence[rows]].tolist(),
+        }
+        for column, labels in self.labels.items():
+            codes = labels.codes[rows].tolist()
+            names = {code: labels.names[code] for code in set(codes) if code >= 0}
+            columns[column] = [names.get(code) for code in codes]
+        columns["text"] = [texts[number] for number in sentences]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Index:
         """Return the index with these columns, the inverse of `arrays`; other names are ignored."""

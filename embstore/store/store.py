@@ -442,6 +442,11 @@ class Selection:
         self.store._reader.require_current(columns=True)
         return occurrence_table(self.store.index, rows=None if self._is_whole else self.rows, columns=columns)
 
+    def occurrences(self) -> list[dict[str, Any]]:
+        """Return the rows of `table` as dicts; for a few of them this is faster, since Polars is not imported."""
+        self.store._reader.require_current(columns=True)
+        return self.store.index.occurrences(self.rows)
+
     def iter_blocks(self, *, block_rows: int | None = None) -> Iterator[Block]:
         """Read layer by layer in blocks of at most `block_rows` rows (about 2 MiB by default), in the order of `rows`.
 

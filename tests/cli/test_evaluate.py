@@ -182,7 +182,7 @@ BAD: dict[str, tuple[str, str]] = {
     "no option": ("one.txt", "Missing option '--benchmarks'"),
     "empty benchmarks": ("one.txt --benchmarks empty", "empty: no benchmark in it"),
     "not vectors": ("notes.txt --benchmarks benchmarks", "notes.txt:2: 'of' has 1 number, not 3"),
-    "oov": ("one.txt --benchmarks benchmarks --oov drop", "'drop' is not one of 'skip', 'mean'"),
+    "oov": ("one.txt --benchmarks benchmarks --oov drop", "--oov 'drop' is not allowed: give skip, mean"),
     "limit": ("one.txt --benchmarks benchmarks --set limit=0", "limit 0 is not allowed: give 1 or more"),
     "seed": ("one.txt --benchmarks benchmarks --set seed=-1", "seed=-1 is not allowed"),
     "out": ("one.txt --benchmarks benchmarks --out scores.txt", "--out scores.txt has no known suffix"),

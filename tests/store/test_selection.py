@@ -77,6 +77,8 @@ def test_table(made: Made) -> None:
     assert table.to_dicts() == [row for row in made.table if row["word"] == "new york"]
     assert made.store.select(rows=[5, 3, 5]).table().to_dicts() == [made.table[row] for row in (5, 3, 5)]
     assert made.store.table().to_dicts() == made.table
+    assert made.store.select(rows=[5, 3, 5]).occurrences() == [made.table[row] for row in (5, 3, 5)]
+    assert made.store.select().occurrences() == made.table
     few = made.store.table(columns=["upos", "occurrence"])
     assert few.to_dicts() == [{"upos": row["upos"], "occurrence": row["occurrence"]} for row in made.table]
 

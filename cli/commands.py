@@ -1,0 +1,186 @@
+"""The commands by name: each one's module is imported when it is first needed, and its help page made from it."""
+
+from __future__ import annotations
+
+import re
+from collections import UserDict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from importlib import import_module
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from embstore.errors import EmbstoreError, InvalidValueError
+from embstore_cli.options import SETTINGS
+
+RENAMED = {"test_words": "--test", "train_words": "--train"}  # arguments of functions
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command: `function` is its module and name, such as "store.info"; `example` follows "embstore"."""
+
+    name: str
+    function: str
+    heading: str
+    example: str
+
+    def load(self) -> Any:
+        """Import the module and return the command."""
+        module, _, name = self.function.partition(".")
+        function = grouped(getattr(import_module(f"embstore_cli.{module}"), name))
+        made = typer.Typer(add_completion=False, rich_markup_mode=None)
+        decorate = made.command(
+            self.name, cls=Command, rich_help_panel=self.heading, epilog=f"Example: embstore {self.example}"
+        )
+        decorate(function)
+        return typer.main.get_command(made)
+
+
+class Commands(UserDict[str, Any]):
+    """Commands and groups by name; an Entry is loaded when it is looked up."""
+
+    def __init__(self, commands: Iterable[Entry | TyperGroup]) -> None:
+        super().__init__({str(command.name): command for command in commands})
+
+    def __getitem__(self, name: str) -> Any:
+        command = self.data[name]
+        if isinstance(command, Entry):
+            command = self.data[name] = command.load()
+        return command
+
+
+def grouped(command: Any) -> Any:
+    """Return a command in which each parameter that is a dataclass of options is replaced by these options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    options: dict[str, Any] = {}  # name: (type, default)
+    for name, parameter in signature(command).parameters.items():
+        if name in groups:
+            inner = get_type_hints(groups[name], include_extras=True)
+            options |= {each.name: (inner[each.name], each.default) for each in fields(groups[name])}
+        else:
+            options[name] = (hints[name], parameter.default)
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        command(**given)
+
+    call.__annotations__ = {name: hint for name, (hint, _) in options.items()}
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        for name, (hint, default) in options.items()
+    ]
+    call.__dict__["__signature__"] = Signature(parameters)
+    return call
+
+
+class Command(TyperCommand):
+    """A command whose `--help` lists its options under the headings that they name (`rich_help_panel`)."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _converting(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            name, text = record[0], re.sub(r"(; )?\bx>=\d+\b", "", record[1]).replace("  [", " [").removesuffix(" []")
+            heading = getattr(parameter, "rich_help_panel", None) or "Options"
+            if parameter.param_type_name == "argument":
+                heading, name, text = "Arguments", name.split(" <")[0], text.removesuffix(" [required]")
+            sections.setdefault(heading, []).append((name, text))
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records, col_max=24)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error that names an argument of a Python function names the option instead."""
+        try:
+            return super().invoke(ctx)
+        except EmbstoreError as error:
+            options = {parameter.name: max(parameter.opts, key=len) for parameter in self.params if parameter.opts}
+            names = {name: option for name, option in options.items() if "_" in name and option.startswith("--")}
+            error.args = (_in_options(str(error), names), *error.args[1:])
+            raise
+
+
+def _converting(parameters: list[Any]) -> list[Any]:
+    """Return parameters whose values `_Value` makes, with versions of typer that would import pydantic for it."""
+    for parameter in parameters:
+        if hasattr(parameter, "type_descriptor"):
+            parameter._runtime_param = _Value(parameter)
+    return parameters
+
+
+class _Value:
+    """How what is typed for a parameter becomes its value. Raises InvalidValueError."""
+
+    def __init__(self, parameter: Any) -> None:
+        kind = parameter.type_descriptor.annotation
+        self._kind = get_args(kind)[0] if get_origin(kind) is list else kind
+        self._least = parameter.type_descriptor.parameter_info.min
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        if param.multiple or param.nargs == -1:
+            return [self._converted(each, param, ctx) for each in value or ()]
+        return None if value is None else self._converted(value, param, ctx)
+
+    def _converted(self, value: Any, param: Any, ctx: Any) -> Any:
+        if self._kind in (bool, str, Path):
+            return self._kind(value)
+        shown = value
+        if get_origin(self._kind) is Literal:
+            shown, allowed = repr(value), ", ".join(map(str, get_args(self._kind)))
+            if value in get_args(self._kind):
+                return value
+        else:
+            allowed = "a whole number" if self._kind is int else "a number"
+            allowed = allowed if self._least is None else f"{self._least} or more"
+            try:
+                number = self._kind(value)
+                if self._least is None or number >= self._least:
+                    return number
+            except ValueError:
+                pass
+        name = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
+        raise InvalidValueError(f"{name} {shown} is not allowed: give {allowed}; see {ctx.command_path} --help")
+
+
+def _in_options(message: str, names: dict[str, str]) -> str:
+    """Return a message with the options of the command in place of the names of Python arguments."""
+    if message.startswith(("--set", "--config")):
+        return message
+    names = {**{key: f"--set {key}" for key in SETTINGS if "_" in key}, **RENAMED, **names}
+    return re.sub(r"(?<![\w./-])[a-z]+(_[a-z]+)+(?![\w./(])", lambda found: names.get(found[0], found[0]), message)
+
+
+class Group(TyperGroup):
+    """Commands whose `--help` lists them under the headings that they name (`rich_help_panel`)."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _converting(super().get_params(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.commands[name]
+            heading = getattr(command, "rich_help_panel", None)
+            heading = heading if isinstance(heading, str) else "Commands"
+            text = command.get_short_help_str(formatter.width - 6 - max(map(len, self.commands)))
+            sections.setdefault(heading, []).append((name, text))
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
