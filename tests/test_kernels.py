@@ -214,34 +214,130 @@ def test_pairs_are_scored_in_float64(target: int, size: int, kind: int) -> None:
         assert np.allclose(scores, expected, rtol=1e-13, atol=1e-14)
 
 
+NONE = np.empty(0, np.int64)
+
+
+class UnitSums:
+    """What `add_cosines` adds to; `slots`: the row of each word's total, -1 for none."""
+
+    def __init__(self, size: int, dtype: Any = np.float32, *, slots: Any = (), sizes: Any = (), gap: int = 0) -> None:
+        self.word_counts = np.array([[slot, 0, 0] for slot in slots], np.int64).reshape(-1, 3)
+        self.word_sums = np.zeros((len(slots), size), dtype)
+        self.word_totals = np.zeros((max(slots, default=-1) + 1, size))
+        self.sizes, self.values = np.array(sizes, np.int64), np.full(len(sizes), np.nan)
+        self.runs = np.array([[-1, 0], [-1, 0]])
+        self.run_sums = np.zeros((2, 2, size), dtype)
+        self.buffers = np.zeros(gap + 2 * size, dtype)[gap:].reshape(2, size)
+        self.total = np.zeros(size)
+
+    def add(self, vectors: np.ndarray, words: np.ndarray = NONE, sentences: np.ndarray = NONE) -> int:
+        return add_cosines(
+            vectors.view(np.int8), vectors.dtype == np.float16, words, self.word_counts, self.word_sums,
+            self.word_totals, sentences, self.sizes, self.values, self.runs, self.run_sums, self.buffers, self.total,
+        )  # fmt: skip
+
+
+def units_of(vectors: np.ndarray) -> np.ndarray:
+    exact = vectors.astype(np.float64)
+    return exact / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_sums_of_unit_vectors(target: int, dtype: Any) -> None:
     generator = np.random.default_rng(5)
     arithmetic = np.float64 if dtype == np.float64 else np.float32
-    for size in (5, 16, 41):
+    for size in (5, 16, 41, 130):
         vectors = generator.standard_normal((12, size)).astype(dtype)
         vectors[5] = 0
-        exact = vectors.astype(np.float64)
-        units = exact / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300)
+        exact, units = vectors.astype(np.float64), units_of(vectors)
         words, sentences = np.arange(12) % 4 - 1, np.array([0, 0, 0, -1, 1, 1, 2, 2, 2, 2, 3, 3])
-        sums, nonzero, values = np.zeros((3, size)), np.zeros(3), np.full(4, np.nan)
-        run, first, total = np.array([-1, 0]), np.array([-1, 0]), np.zeros(size, arithmetic)
-        run_sums, first_sums = np.zeros((2, size), arithmetic), np.zeros((2, size), arithmetic)
-        found = add_cosines(
-            vectors.view(np.int8), dtype == np.float16, np.empty(size, arithmetic), words, sums, nonzero, sentences,
-            np.array([4, 2, 4, 2]), values, run, run_sums, first, first_sums, total,
-        )  # fmt: skip
-        assert found == 11
-        assert nonzero.tolist() == [2, 3, 3]
+        sums = UnitSums(size, arithmetic, slots=[0, -1, -1], sizes=[4, 2, 4, 2])
+        assert sums.add(vectors[:8], words[:8], sentences[:8]) == 7
+        assert sums.add(vectors[8:], words[8:], sentences[8:]) == 4
+        assert sums.word_counts[:, 1:].tolist() == [[3, 2], [0, 3], [0, 3]]
         bound = 1e-13 if dtype == np.float64 else 1e-5
         for word in range(3):
-            assert np.allclose(sums[word], units[words == word].sum(0), atol=bound)
+            assert np.allclose(sums.word_sums[word], units[words == word].sum(0), atol=bound)
         for sentence in (1, 2):
             own = sentences == sentence
             together = exact[own].sum(0)
             value = together @ units[own].sum(0) / np.linalg.norm(together) / own.sum()
-            assert values[sentence] == pytest.approx(value, abs=bound)
-        assert np.isnan(values[[0, 3]]).all()
-        assert (run.tolist(), first.tolist()) == ([3, 2], [0, 3])
-        assert np.allclose(first_sums, [exact[:3].sum(0), units[:3].sum(0)], atol=bound)
-        assert np.allclose(total, units[:10].sum(0), atol=bound)
+            assert sums.values[sentence] == pytest.approx(value, abs=bound)
+        assert np.isnan(sums.values[[0, 3]]).all()
+        assert sums.runs.tolist() == [[3, 2], [0, 3]]
+        assert np.allclose(sums.run_sums[1], [exact[:3].sum(0), units[:3].sum(0)], atol=bound)
+        assert np.allclose(sums.run_sums[0], [exact[10:].sum(0), units[10:].sum(0)], atol=bound)
+        assert np.allclose(sums.total, units[:10].sum(0), atol=bound)
+        assert not sums.word_totals.any()
+
+
+def test_long_sums_keep_the_precision_of_float64(target: int) -> None:
+    """Equal vectors, of which a sum in float32 is wrong by far more; the second word has no total."""
+    vectors = np.tile(np.array([[0.3, -0.2, 0.9]], np.float32), (30_000, 1))
+    words = np.zeros(len(vectors), np.int64)
+    words[5:70] = 1
+    sums = UnitSums(3, slots=[0, -1])
+    for start in range(0, len(vectors), 2 * 8192):
+        assert sums.add(vectors[start : start + 16384], words[start : start + 16384]) == len(vectors[start:][:16384])
+    (unit,) = units_of(vectors[:1].astype(np.float64))
+    in_float32 = np.cumsum(units_of(vectors).astype(np.float32), axis=0)[-1]
+    assert np.abs(in_float32 / unit / 30_000 - 1).max() > 2e-5
+    np.testing.assert_allclose(sums.total, 30_000 * unit, rtol=2e-6)
+    np.testing.assert_allclose(sums.word_totals[0] + sums.word_sums[0], 29_935 * unit, rtol=2e-6)
+    np.testing.assert_allclose(sums.word_sums[1], 65 * unit, rtol=1e-6)
+    assert sums.word_counts.tolist() == [[0, 29_935 % 64, 29_935], [-1, 0, 65]]
+
+
+@pytest.mark.parametrize("size", [12, 40, 200])
+def test_sums_do_not_depend_on_memory_layout(target: int, size: int) -> None:
+    stored = np.random.default_rng(0).normal(size=(7, size)).astype(np.float32)
+    found = set()
+    for gap in (0, 1, 4, 63):
+        buffer = np.zeros(gap + 7 * size, np.float32)
+        vectors = buffer[gap:].reshape(7, size)
+        vectors[...] = stored
+        sums = UnitSums(size, gap=gap)
+        sums.add(vectors)
+        found.add(sums.total.tobytes())
+    assert len(found) == 1
+
+
+def test_the_smallest_float16_is_scaled_to_length_one(target: int) -> None:
+    tiny = np.zeros((1, 3), np.float16)
+    tiny[0, 1] = np.float16(6e-8)
+    sums = UnitSums(3)
+    assert sums.add(tiny) == 1
+    np.testing.assert_allclose(sums.total, [0, 1, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_values_that_are_not_finite_are_refused(target: int, value: float) -> None:
+    vectors = np.ones((3, 40), np.float16)
+    vectors[1, 17] = value
+    assert UnitSums(40).add(vectors) == -1
+    sums = UnitSums(40)
+    assert sums.add(np.full((1, 40), 65504, np.float16)) == 1
+    np.testing.assert_allclose(sums.total, 1 / np.sqrt(40), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"total": np.zeros(5)},
+        {"runs": np.zeros((1, 2), np.int64)},
+        {"run_sums": np.zeros((2, 1, 4), np.float32)},
+        {"buffers": np.zeros((1, 4), np.float32)},
+        {"word_counts": np.zeros((1, 3), np.int64)},
+        {"word_totals": np.zeros((1, 5))},
+        {"sizes": np.zeros(3, np.int64)},
+    ],
+    ids=str,
+)
+def test_sums_of_other_shapes_are_refused(change: dict[str, np.ndarray]) -> None:
+    sums = UnitSums(4)
+    vars(sums).update(change)
+    with pytest.raises(ValueError, match="do not fit"):
+        sums.add(np.ones((3, 4), np.float32))
+    for arguments in ({"words": np.zeros(2, np.int64)}, {"sentences": np.zeros(2, np.int64)}):
+        with pytest.raises(ValueError, match="do not fit"):
+            UnitSums(4, slots=[-1], sizes=[1]).add(np.ones((3, 4), np.float32), **arguments)

@@ -58,7 +58,8 @@ class Batch:
     """Consecutive occurrences of one layer, valid until the next batch is read.
 
     `rows`: int64 [n], their rows in the store. `start`: the position of the first one in the selection. `stored`: the
-    vectors as they were read, a NumPy array [n, hidden_size] that may hold values that are not finite.
+    vectors as they were read, a NumPy array [n, hidden_size] that may be read-only and may hold values that are not
+    finite.
     """
 
     def __init__(
@@ -97,7 +98,8 @@ class Batch:
 
     @cached_property
     def _checked(self) -> tuple[torch.Tensor, torch.Tensor]:
-        vectors = self._buffer[: len(self.rows)].copy_(torch.from_numpy(self.stored))
+        stored = self.stored if self.stored.flags.writeable else self.stored.copy()  # or torch warns
+        vectors = self._buffer[: len(self.rows)].copy_(torch.from_numpy(stored))
         norms = torch.linalg.vector_norm(vectors, dim=1)
         if not bool(torch.isfinite(norms.sum())):
             invalid = torch.nonzero(~torch.isfinite(vectors).all(dim=1))
@@ -209,7 +211,7 @@ def _reduce_rows(
     whole = Scope(store, layer, n_rows, dtype, choose_device(device, float64=True))
     states = {name: reducer.init(whole) for name, reducer in reducers.items()}
     buffer = torch.empty(min(size, len(rows)), store.hidden_size, dtype=dtype, device=whole.device)
-    for block in Selection(store, layers=layer, rows=rows).iter_blocks(block_rows=size):
+    for block in Selection(store, layers=layer, rows=rows).iter_blocks(block_rows=size, copy=False):
         batch = Batch(store, layer, start, block.rows, block.vectors, buffer)
         for name, reducer in reducers.items():
             states[name] = reducer.update(states[name], batch)

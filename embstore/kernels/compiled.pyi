@@ -73,24 +73,21 @@ def score_pairs(
 def add_cosines(
     vectors: NDArray[np.int8],
     half: bool,
-    row: NDArray[Any],
     words: NDArray[np.int64],
-    word_sums: NDArray[np.float64],
-    word_nonzero: NDArray[np.float64],
+    word_counts: NDArray[np.int64],
+    word_sums: NDArray[Any],
+    word_totals: NDArray[np.float64],
     sentences: NDArray[np.int64],
     sentence_sizes: NDArray[np.int64],
     sentence_values: NDArray[np.float64],
-    run: NDArray[np.int64],
+    runs: NDArray[np.int64],
     run_sums: NDArray[Any],
-    first: NDArray[np.int64],
-    first_sums: NDArray[Any],
-    total: NDArray[Any],
+    buffers: NDArray[Any],
+    total: NDArray[np.float64],
 ) -> int:
     """Add vectors to sums of unit vectors by word, by sentence and in all, each read once.
 
-    The arithmetic has the dtype of `row` [feature], a buffer; so have vectors that are not `half`. `words` and
-    `sentences` [n] may be empty, -1 is none, and sentences ascend. `run` is the sentence being read and how many of its
-    vectors were read, `first` the same of one that begins before this part; `run_sums` and `first_sums` [2, feature]
-    sum their vectors and unit vectors. `total` has no unit vectors of `run`. Returns how many vectors are not zero, or
-    -1 if one is not finite or its square overflows.
+    The arithmetic has the dtype of the sums, float32 or float64; so have vectors that are not `half`. `words` and
+    `sentences` [n] may be empty, -1 is none, and sentences ascend; the other arguments are explained in kernels.h.
+    Returns how many vectors are not zero, or -1 if one is not finite or its square overflows.
     """

@@ -23,15 +23,20 @@ cdef extern from "kernels.h" nogil:
         float *least
         float *buffer
     ctypedef struct cosines_t:
-        int64_t size
+        int64_t size, n
+        const void *vectors
+        int half
         const int64_t *words
-        double *word_sums
-        double *word_nonzero
+        int64_t *word_counts
+        void *word_sums
+        double *word_totals
         const int64_t *sentences
         const int64_t *sentence_sizes
         double *sentence_values
-        int64_t *run
-        int64_t *first
+        int64_t *runs
+        void *run_sums
+        void *buffers
+        double *total
     int c_limit_target "limit_target" (int most)
     int64_t c_gather_rows "gather_rows" (
         const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out
@@ -48,14 +53,8 @@ cdef extern from "kernels.h" nogil:
         const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
         const int64_t *owners, const int64_t *numbers, double *scores
     )
-    int64_t add_cosines_float(
-        const cosines_t *sums, const void *vectors, int half, int64_t n, float *row, float *run_sums,
-        float *first_sums, float *total
-    )
-    int64_t add_cosines_double(
-        const cosines_t *sums, const void *vectors, int half, int64_t n, double *row, double *run_sums,
-        double *first_sums, double *total
-    )
+    int64_t add_cosines_float(const cosines_t *sums)
+    int64_t add_cosines_double(const cosines_t *sums)
 
 
 def limit_target(int most):
@@ -193,43 +192,42 @@ ctypedef fused real:
 def add_cosines(
     const char[:, ::1] vectors,
     bint half,
-    real[::1] row,
     const int64_t[::1] words,
-    double[:, ::1] word_sums,
-    double[::1] word_nonzero,
+    int64_t[:, ::1] word_counts,
+    real[:, ::1] word_sums,
+    double[:, ::1] word_totals,
     const int64_t[::1] sentences,
     const int64_t[::1] sentence_sizes,
     double[::1] sentence_values,
-    int64_t[::1] run,
-    real[:, ::1] run_sums,
-    int64_t[::1] first,
-    real[:, ::1] first_sums,
-    real[::1] total,
+    int64_t[:, ::1] runs,
+    real[:, :, ::1] run_sums,
+    real[:, ::1] buffers,
+    double[::1] total,
 ):
     cdef cosines_t sums
-    cdef int64_t n = vectors.shape[0], n_nonzero
-    cdef int is_half = half
-    sums.size = row.shape[0]
+    cdef int64_t n = vectors.shape[0], size = total.shape[0], n_words = word_sums.shape[0], n_nonzero
     if not n:
         return 0
-    if vectors.shape[1] != sums.size * (2 if half else sizeof(real)) or words.shape[0] not in (0, n):
+    if vectors.shape[1] != size * (2 if half else sizeof(real)) or words.shape[0] not in (0, n):
         raise ValueError("the shapes of the arguments do not fit")
-    if sentences.shape[0] not in (0, n) or run.shape[0] != 2 or first.shape[0] != 2:
+    if sentences.shape[0] not in (0, n) or sentence_sizes.shape[0] != sentence_values.shape[0]:
         raise ValueError("the shapes of the arguments do not fit")
+    if (word_counts.shape[0], word_counts.shape[1]) != (n_words, 3) or (runs.shape[0], runs.shape[1]) != (2, 2):
+        raise ValueError("the shapes of the arguments do not fit")
+    if (run_sums.shape[0], run_sums.shape[1], buffers.shape[0]) != (2, 2, 2):
+        raise ValueError("the shapes of the arguments do not fit")
+    if not size == word_sums.shape[1] == word_totals.shape[1] == run_sums.shape[2] == buffers.shape[1]:
+        raise ValueError("the shapes of the arguments do not fit")
+    sums.size, sums.n, sums.half = size, n, half
+    sums.vectors = &vectors[0, 0]
     sums.words = &words[0] if words.shape[0] else NULL
-    sums.word_sums = &word_sums[0, 0] if words.shape[0] else NULL
-    sums.word_nonzero = &word_nonzero[0] if words.shape[0] else NULL
+    sums.word_counts = &word_counts[0, 0] if n_words else NULL
+    sums.word_sums = &word_sums[0, 0] if n_words else NULL
+    sums.word_totals = &word_totals[0, 0] if word_totals.shape[0] else NULL
     sums.sentences = &sentences[0] if sentences.shape[0] else NULL
-    sums.sentence_sizes = &sentence_sizes[0] if sentences.shape[0] else NULL
-    sums.sentence_values = &sentence_values[0] if sentences.shape[0] else NULL
-    sums.run, sums.first = &run[0], &first[0]
+    sums.sentence_sizes = &sentence_sizes[0] if sentence_sizes.shape[0] else NULL
+    sums.sentence_values = &sentence_values[0] if sentence_values.shape[0] else NULL
+    sums.runs, sums.run_sums, sums.buffers, sums.total = &runs[0, 0], &run_sums[0, 0, 0], &buffers[0, 0], &total[0]
     with nogil:
-        if real is float:
-            n_nonzero = add_cosines_float(
-                &sums, &vectors[0, 0], is_half, n, &row[0], &run_sums[0, 0], &first_sums[0, 0], &total[0]
-            )
-        else:
-            n_nonzero = add_cosines_double(
-                &sums, &vectors[0, 0], is_half, n, &row[0], &run_sums[0, 0], &first_sums[0, 0], &total[0]
-            )
+        n_nonzero = add_cosines_float(&sums) if real is float else add_cosines_double(&sums)
     return n_nonzero

@@ -1,6 +1,19 @@
-/* Sums of unit vectors; included for floats and for doubles. */
+/* Sums of unit vectors; included for floats and for doubles.
+
+   The sums of words are read and written at random: they are floats for vectors of floats, which halves their bytes, and
+   are fetched while an earlier vector is added. No sum of floats has more than FLUSH_COUNT terms but that of a
+   sentence. */
 
 #ifndef REAL
+
+#ifdef __GNUC__
+#define FETCH(address) __builtin_prefetch(address, 1)
+#else
+#define FETCH(address)
+#endif
+#define AHEAD 2
+#define CACHE_LINE 64
+#define N_SUMS 4
 
 #define REAL float
 #define OWN(name) NAME(JOIN(name, float))
@@ -14,83 +27,133 @@
 #undef OWN
 #undef REAL
 
+#undef FETCH
+#undef AHEAD
+#undef CACHE_LINE
+#undef N_SUMS
+
 #else
 
-#define PARTS 16
+#define LANES (4 * WIDTH / (int)sizeof(REAL) > 0 ? 4 * WIDTH / (int)sizeof(REAL) : 1)
+#if WIDTH > 1
+typedef REAL OWN(lanes) __attribute__((vector_size(4 * WIDTH), aligned(sizeof(REAL)), may_alias));
+#else
+typedef REAL OWN(lanes);
+#endif
 
-/* Each part sums every 16th product: the order of additions does not depend on addresses. */
+/* Several sums at a time hide the time that an addition takes; their order does not depend on addresses. */
 TARGET static REAL OWN(dot)(const REAL *left, const REAL *right, int64_t size) {
-    REAL parts[PARTS] = {0};
+    OWN(lanes) sums[N_SUMS];
+    REAL parts[N_SUMS * LANES];
     int64_t j = 0;
-    for (; j + PARTS <= size; j += PARTS)
-        UNROLL for (int i = 0; i < PARTS; i++) parts[i] += left[j + i] * right[j + i];
+    memset(sums, 0, sizeof sums);
+    for (; j + N_SUMS * LANES <= size; j += N_SUMS * LANES)
+        UNROLL for (int i = 0; i < N_SUMS; i++)
+            sums[i] += *(const OWN(lanes) *)(left + j + i * LANES) * *(const OWN(lanes) *)(right + j + i * LANES);
+    memcpy(parts, sums, sizeof sums);
     for (int i = 0; j < size; i++, j++) parts[i] += left[j] * right[j];
-    for (int half = PARTS / 2; half > 0; half /= 2)
+    for (int half = N_SUMS * LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) parts[i] += parts[i + half];
     return parts[0];
 }
 
-/* Set the value of the sentence just read, or store it in `first` if it began before this part. */
-TARGET static void OWN(close_run)(const cosines_t *sums, REAL *run_sums, REAL *first_sums, REAL *total) {
-    const int64_t size = sums->size, sentence = sums->run[0];
-    if (sentence < 0) return;
-    for (int64_t j = 0; j < size; j++) total[j] += run_sums[size + j];
-    if (sums->run[1] < sums->sentence_sizes[sentence]) {
-        memcpy(sums->first, sums->run, 2 * sizeof(int64_t));
-        memcpy(first_sums, run_sums, 2 * size * sizeof(REAL));
-        return;
+TARGET static void OWN(read_halves)(const uint16_t *from, int64_t size, REAL *row) {
+    int64_t j = 0;
+    for (; j + WIDTH <= size; j += WIDTH) {
+        float values[WIDTH];
+        NAME(store_floats)(values, NAME(load_halves)(from + j));
+        for (int i = 0; i < WIDTH; i++) row[j + i] = values[i];
     }
-    double square = OWN(dot)(run_sums, run_sums, size), product = OWN(dot)(run_sums, run_sums + size, size);
-    sums->sentence_values[sentence] = square > 0 ? product / sqrt(square) / sums->run[1] : 0;
+    for (; j < size; j++) row[j] = float_of_half(from[j]);
 }
 
-TARGET static int64_t OWN(add_cosines)(
-    const cosines_t *sums, const void *vectors, int half, int64_t n, REAL *row, REAL *run_sums, REAL *first_sums,
-    REAL *total
+TARGET static void OWN(fetch_sum)(const cosines_t *sums, int64_t word) {
+    const char *sum = (const char *)((const REAL *)sums->word_sums + word * sums->size);
+    for (int64_t j = 0; j < sums->size * (int64_t)sizeof(REAL); j += CACHE_LINE) FETCH(sum + j);
+}
+
+/* Add a vector times `scale` to one or two sums. */
+TARGET static void OWN(add_unit)(
+    const REAL *__restrict row, REAL scale, int64_t size, REAL *__restrict sum, REAL *__restrict word
 ) {
-    const int64_t size = sums->size;
-    int64_t n_nonzero = 0;
+    if (!word) {
+        for (int64_t j = 0; j < size; j++) sum[j] += row[j] * scale;
+        return;
+    }
+    for (int64_t j = 0; j < size; j++) {
+        REAL value = row[j] * scale;
+        sum[j] += value;
+        word[j] += value;
+    }
+}
+
+/* Move a sum to a total, and begin it again. */
+TARGET static void OWN(flush)(REAL *__restrict sum, int64_t size, double *__restrict total) {
+    for (int64_t j = 0; j < size; j++) {
+        total[j] += sum[j];
+        sum[j] = 0;
+    }
+}
+
+/* Set the value of the sentence just read, or store it as the first one if it began before this part. */
+TARGET static void OWN(close_run)(const cosines_t *sums) {
+    const int64_t size = sums->size, sentence = sums->runs[0], count = sums->runs[1];
+    REAL *own = sums->run_sums, *units = own + size;
+    if (sentence < 0) return;
+    for (int64_t j = 0; j < size; j++) sums->total[j] += units[j];
+    if (count < sums->sentence_sizes[sentence]) {
+        memcpy(sums->runs + 2, sums->runs, 2 * sizeof(int64_t));
+        memcpy(own + 2 * size, own, 2 * size * sizeof(REAL));
+    } else {
+        double square = OWN(dot)(own, own, size), product = OWN(dot)(own, units, size);
+        sums->sentence_values[sentence] = square > 0 ? product / sqrt(square) / count : 0;
+    }
+}
+
+/* Add a vector to the sentence being read. */
+TARGET static void OWN(add_to_run)(const cosines_t *sums, int64_t sentence, const REAL *__restrict row) {
+    REAL *__restrict own = sums->run_sums;
+    if (sentence != sums->runs[0]) {
+        OWN(close_run)(sums);
+        sums->runs[0] = sentence;
+        sums->runs[1] = 0;
+        memset(own, 0, 2 * sums->size * sizeof(REAL));
+    }
+    sums->runs[1]++;
+    for (int64_t j = 0; j < sums->size; j++) own[j] += row[j];
+}
+
+TARGET static int64_t OWN(add_cosines)(const cosines_t *sums) {
+    const int64_t size = sums->size, n = sums->n;
+    REAL *buffer = sums->buffers, *loose = buffer + size;
+    int64_t n_nonzero = 0, n_loose = 0;
     for (int64_t i = 0; i < n; i++) {
-        if (half) {
-            const uint16_t *from = (const uint16_t *)vectors + i * size;
-            int64_t j = 0;
-            for (; j + WIDTH <= size; j += WIDTH) {
-                float values[WIDTH];
-                NAME(store_floats)(values, NAME(load_halves)(from + j));
-                for (int part = 0; part < WIDTH; part++) row[j + part] = values[part];
-            }
-            for (; j < size; j++) row[j] = float_of_half(from[j]);
-        } else {
-            memcpy(row, (const REAL *)vectors + i * size, size * sizeof(REAL));
-        }
-        REAL square = OWN(dot)(row, row, size);
+        const int64_t word = sums->words ? sums->words[i] : -1, sentence = sums->sentences ? sums->sentences[i] : -1;
+        const REAL *row = buffer;
+        REAL *word_sum = word < 0 ? NULL : (REAL *)sums->word_sums + word * size;
+        if (sums->words && i + AHEAD < n && sums->words[i + AHEAD] >= 0)
+            OWN(fetch_sum)(sums, sums->words[i + AHEAD]);
+        if (sums->half) OWN(read_halves)((const uint16_t *)sums->vectors + i * size, size, buffer);
+        else row = (const REAL *)sums->vectors + i * size;
+        const REAL square = OWN(dot)(row, row, size);
         if (!(square < INFINITY)) return -1;
-        n_nonzero += square > 0;
         const REAL scale = square > 0 ? 1 / sqrt(square) : 0;
-        if (sums->words && sums->words[i] >= 0) {
-            double *word = sums->word_sums + sums->words[i] * size;
-            for (int64_t j = 0; j < size; j++) word[j] += row[j] * scale;
-            sums->word_nonzero[sums->words[i]] += square > 0;
-        }
-        if (!sums->sentences || sums->sentences[i] < 0) {
-            for (int64_t j = 0; j < size; j++) total[j] += row[j] * scale;
-            continue;
-        }
-        if (sums->sentences[i] != sums->run[0]) {
-            OWN(close_run)(sums, run_sums, first_sums, total);
-            sums->run[0] = sums->sentences[i];
-            sums->run[1] = 0;
-            memset(run_sums, 0, 2 * size * sizeof(REAL));
-        }
-        sums->run[1]++;
-        for (int64_t j = 0; j < size; j++) {
-            run_sums[j] += row[j];
-            run_sums[size + j] += row[j] * scale;
+        n_nonzero += square > 0;
+        if (sentence >= 0) OWN(add_to_run)(sums, sentence, row);
+        OWN(add_unit)(row, scale, size, sentence < 0 ? loose : (REAL *)sums->run_sums + size, word_sum);
+        if (sentence < 0 && ++n_loose % FLUSH_COUNT == 0) OWN(flush)(loose, size, sums->total);
+        if (!word_sum) continue;
+        int64_t *counts = sums->word_counts + 3 * word;
+        counts[2] += square > 0;
+        if (counts[0] >= 0 && ++counts[1] == FLUSH_COUNT) {
+            OWN(flush)(word_sum, size, sums->word_totals + counts[0] * size);
+            counts[1] = 0;
         }
     }
+    OWN(flush)(loose, size, sums->total);
     return n_nonzero;
 }
 
-#undef PARTS
+#undef LANES
 
 #endif

@@ -67,28 +67,32 @@ void score_pairs(
     const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
     const int64_t *owners, const int64_t *numbers, double *scores);
 
-/* Sums of unit vectors by word, by sentence and in all: see compiled.pyx. */
+/* Sums of unit vectors by word, by sentence and in all; what is of the type of the arithmetic is void. */
 typedef struct {
-    int64_t size;
+    int64_t size, n;
+    const void *vectors;            /* [n, size] */
+    int half;                       /* whether they are float16 bits, else of the type of the arithmetic */
     const int64_t *words;           /* [n], the word of each vector, -1 for none; NULL without words */
-    double *word_sums;              /* [word, size] */
-    double *word_nonzero;           /* [word] */
+    /* Of each word: the row of its total or -1, the vectors in its sum, and how many vectors are not zero. A sum of
+       FLUSH_COUNT vectors is moved to the total. */
+    int64_t *word_counts;           /* [word, 3] */
+    void *word_sums;                /* [word, size] */
+    double *word_totals;            /* [frequent word, size] */
     const int64_t *sentences;       /* [n], ascending except for -1; NULL without sentences */
     const int64_t *sentence_sizes;  /* [sentence] */
     double *sentence_values;        /* [sentence] */
-    int64_t *run;                   /* [2]: the sentence being read, and how many of its vectors were read */
-    int64_t *first;                 /* [2]: the same of a sentence that begins before this part; -1 for none */
+    /* The sentence being read, and one that begins before this part: its number or -1, and how many of its vectors
+       were read; the sum of these, and that of their unit vectors. */
+    int64_t *runs;                  /* [2, 2] */
+    void *run_sums;                 /* [2, 2, size] */
+    void *buffers;                  /* [2, size]: a vector, and a sum that is added to the total, 0 between calls */
+    double *total;                  /* [size], of all unit vectors but those of the sentence being read */
 } cosines_t;
 
-/* Add vectors [n, size], of float16 bits if `half`, else of the type of the arithmetic. `row` [size] is a buffer,
-   `run_sums` and `first_sums` [2, size] have the sum of the vectors of a sentence and that of its unit vectors, `total`
-   [size] that of all unit vectors but those of `run`. Returns how many are not zero, or -1 if one is not finite or its
-   square overflows. */
-int64_t add_cosines_float(
-    const cosines_t *sums, const void *vectors, int half, int64_t n, float *row, float *run_sums, float *first_sums,
-    float *total);
-int64_t add_cosines_double(
-    const cosines_t *sums, const void *vectors, int half, int64_t n, double *row, double *run_sums, double *first_sums,
-    double *total);
+enum { FLUSH_COUNT = 64 };
+
+/* Add vectors. Returns how many are not zero, or -1 if one is not finite or its square overflows. */
+int64_t add_cosines_float(const cosines_t *sums);
+int64_t add_cosines_double(const cosines_t *sums);
 
 #endif

@@ -82,7 +82,7 @@ class Strings:
         np.cumsum(stops - starts, out=offsets[1:])
         data = np.empty(offsets[-1], np.uint8)
         firsts = np.flatnonzero(np.diff(chosen, prepend=-2) != 1)
-        lasts = np.append(firsts[1:], len(chosen))
+        lasts = np.append(firsts, len(chosen))[1:]
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
             data[offsets[first] : offsets[last]] = self.data[starts[first] : stops[last - 1]]
         return Strings(offsets, data)

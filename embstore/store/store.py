@@ -447,17 +447,16 @@ class Selection:
         self.store._reader.require_current(columns=True)
         return self.store.index.occurrences(self.rows)
 
-    def iter_blocks(self, *, block_rows: int | None = None) -> Iterator[Block]:
+    def iter_blocks(self, *, block_rows: int | None = None, copy: bool = True) -> Iterator[Block]:
         """Read layer by layer in blocks of at most `block_rows` rows (about 2 MiB by default), in the order of `rows`.
 
-        Where the rows ascend and are dense the layer is scanned, otherwise they are gathered. Raises MissingRowsError
-        for rows not written yet.
+        Where the rows ascend and are dense the layer is scanned (`copy`: as in `Store.scan`), otherwise they are
+        gathered. Raises MissingRowsError for rows not written yet.
         """
         size = None if block_rows is None else check_whole("block_rows", block_rows, 1)
         size = size or max(1, BLOCK_NBYTES // (self.store.hidden_size * self.store.vector_dtype.itemsize))
-        read = self._scanned if self._is_dense else self._gathered
         for layer in self.layers:
-            yield from read(layer, size)
+            yield from self._scanned(layer, size, copy) if self._is_dense else self._gathered(layer, size)
 
     @cached_property
     def _is_dense(self) -> bool:
@@ -473,16 +472,16 @@ class Selection:
             rows = self.rows[start : start + size]
             yield Block(layer, rows, self.store.gather(rows, layer))
 
-    def _scanned(self, layer: int, size: int) -> Iterator[Block]:
+    def _scanned(self, layer: int, size: int, copy: bool) -> Iterator[Block]:
         if self._is_whole:
-            for start, vectors in self.store.scan(layer, block_rows=size):
+            for start, vectors in self.store.scan(layer, block_rows=size, copy=copy):
                 yield Block(layer, np.arange(start, start + len(vectors)), vectors)
             return
         missing = self.rows[~self.store.committed[self.rows // self.store.layout.partition_rows]]
         if len(missing):
             self.store.gather(missing, layer)  # raises MissingRowsError
         first, last = int(self.rows[0]), int(self.rows[-1]) + 1
-        for start, vectors in self.store.scan(layer, first, last, block_rows=size, missing="skip"):
+        for start, vectors in self.store.scan(layer, first, last, block_rows=size, missing="skip", copy=copy):
             left, right = np.searchsorted(self.rows, (start, start + len(vectors)))
             rows = self.rows[left:right]
             if len(rows):

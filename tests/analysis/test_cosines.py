@@ -14,7 +14,6 @@ from embstore.analysis.neighbors.exact import exact_search
 from embstore.analysis.neighbors.space import ArrayVectors, Space
 from embstore.analysis.scan import reduce
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
-from embstore.kernels.compiled import add_cosines
 from embstore.store import Store
 from tests.analysis.word_store import write_words
 from tests.store_making import make_store
@@ -29,59 +28,11 @@ def test_infinite_and_nan_halves_are_refused_with_their_row(metric: str) -> None
             exact_search(ArrayVectors(vectors), np.ones(24), k=3, space=Space(metric))
 
 
-def kernel_total(half: np.ndarray) -> tuple[int, np.ndarray]:
-    """Call the kernel without words or sentences."""
-    size = half.shape[1]
-    row, total, none = np.zeros(size, np.float32), np.zeros(size, np.float32), np.empty(0, np.int64)
-    code, sums = np.array([-1, 0]), np.zeros((2, size), np.float32)
-    found = add_cosines(
-        half.view(np.int8), True, row, none, np.zeros((0, size)), np.zeros(0), none, none, np.zeros(0),
-        code, sums, code.copy(), sums.copy(), total,
-    )  # fmt: skip
-    return found, total
-
-
-@pytest.mark.parametrize("size", [12, 40])
-def test_sums_do_not_depend_on_memory_layout(size: int) -> None:
-    vectors = np.random.default_rng(0).normal(size=(7, size)).astype(np.float32)
-    none, code, sums = np.empty(0, np.int64), np.array([-1, 0]), np.zeros((2, size), np.float32)
-    found = set()
-    for gap in (0, 1, 4, 64, 512):
-        buffer = np.zeros(4096, np.float32)
-        full, row, total = buffer[: 7 * size].reshape(7, size), buffer[7 * size + gap :], buffer[8 * size + 2 * gap :]
-        full[...] = vectors
-        add_cosines(
-            full.view(np.int8), False, row[:size], none, np.zeros((0, size)), np.zeros(0), none, none,
-            np.zeros(0), code.copy(), sums.copy(), code.copy(), sums.copy(), total[:size],
-        )  # fmt: skip
-        found.add(total[:size].tobytes())
-    assert len(found) == 1
-
-
-def test_the_smallest_float16_is_scaled_to_length_one() -> None:
-    tiny = np.zeros((1, 3), np.float16)
-    tiny[0, 1] = np.float16(6e-8)
-    found, total = kernel_total(tiny)
-    assert found == 1
-    np.testing.assert_allclose(total, [0, 1, 0], rtol=1e-6)
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_values_that_are_not_finite_are_refused(value: float) -> None:
-    vectors = np.ones((3, 40), np.float16)
-    vectors[1, 17] = value
-    assert kernel_total(vectors)[0] == -1
-    longest = np.full((1, 40), 65504, np.float16)
-    found, total = kernel_total(longest)
-    assert found == 1
-    np.testing.assert_allclose(total, 1 / np.sqrt(40), rtol=1e-6)
-
-
 @pytest.fixture(scope="module", params=["float16", "float32", "bfloat16", "int8"])
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
     rng = np.random.default_rng(3)
     words = [(f"word{number}", rng.normal(size=(number % 7 + 1, 16)) + 2) for number in range(120)]
-    words.append(("zero", np.zeros((3, 16))))
+    words += [("zero", np.zeros((3, 16))), ("often", rng.normal(size=(300, 16)) + 2)]
     folder = tmp_path_factory.mktemp("cosines")
     return write_words(folder / "store.zarr", words, dtype=request.param, layers=(2, 5)).store
 

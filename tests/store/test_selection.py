@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from tests.store.example import example
 from tests.store_making import Made, make_store
 
 
@@ -109,6 +110,19 @@ def test_a_selection_reads_no_vectors_until_they_are_needed(made: Made, monkeypa
 def test_held_blocks_do_not_change(made: Made) -> None:
     blocks = list(made.store.select(layers=2).iter_blocks(block_rows=50))
     np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), made.vectors[1])
+
+
+@pytest.mark.parametrize("rows", [None, range(10, 400), range(10, 400, 3)])
+def test_blocks_without_a_copy_are_views_of_the_file(tmp_path: Path, rows: range | None) -> None:
+    made = example(rows=600)
+    store = made.make(tmp_path / "s.zarr")
+    selection = store.select(rows=rows, layers=3)
+    blocks = list(selection.iter_blocks(block_rows=100, copy=False))
+    np.testing.assert_array_equal(np.concatenate([block.rows for block in blocks]), selection.rows)
+    np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), made.values[1, selection.rows])
+    dense = rows is None or rows.step == 1
+    assert any(block.vectors.flags.writeable for block in blocks) != dense
+    assert all(block.vectors.flags.writeable for block in selection.iter_blocks(block_rows=100))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from embstore.kernels.compiled import add_cosines
 from embstore.store import Store
 
 _NO_NUMBERS = np.empty(0, np.int64)
+FLUSH_COUNT = 64  # as in kernels.h: a word with more occurrences has sums in float64
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,17 @@ class Groups:
         return self.numbers[codes] if len(self.sizes) else _NO_NUMBERS
 
 
-class Run:
-    """A sentence of which some vectors were read: `state` int64 [2], its number and how many; `sums` [2, hidden_size]
-    of its vectors and of its unit vectors."""
-
-    def __init__(self, hidden_size: int, dtype: type[np.floating]) -> None:
-        self.state = np.array([-1, 0])
-        self.sums = np.zeros((2, hidden_size), dtype)
-
-
 @dataclass
 class CosineSums:
     """Sums of unit vectors over all occurrences (`total`) and by word; `values` of the sentences read to the end.
 
-    `run` is the sentence being read and `first` the one that begins before this part. `incomplete` has the float64 sums
-    [2, hidden_size] of other sentences that lie in two parts, with the number of vectors read.
+    The arrays are those of the kernel, see kernels.h. `slots` int64 [n_words]: the row of `word_totals` of each word
+    whose sum is moved there, -1 for the others. `incomplete` has the float64 sums [2, hidden_size] of sentences that
+    lie in two parts and were read before, with the number of vectors read.
     """
 
     hidden_size: int
-    n_words: int
+    slots: NDArray[np.int64]
     n_sentences: int
     dtype: type[np.floating]
     n_nonzero: int = 0
@@ -73,23 +66,40 @@ class CosineSums:
     incomplete: dict[int, tuple[NDArray[np.float64], int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.total = np.zeros(self.hidden_size)
-        self.sums = np.zeros((self.n_words, self.hidden_size))
-        self.word_nonzero = np.zeros(self.n_words)
+        size, n_words = self.hidden_size, len(self.slots)
+        self.total = np.zeros(size)
+        self.word_sums = np.zeros((n_words, size), self.dtype)
+        self.word_totals = np.zeros((int(self.slots.max(initial=-1)) + 1, size))
+        self.word_counts = np.zeros((n_words, 3), np.int64)
+        self.word_counts[:, 0] = self.slots
         self.values = np.full(self.n_sentences, np.nan)
-        self.run, self.first = Run(self.hidden_size, self.dtype), Run(self.hidden_size, self.dtype)
-        self.row = np.zeros(self.hidden_size, self.dtype)
-        self.block_total = np.zeros(self.hidden_size, self.dtype)
+        self.runs = np.array([[-1, 0], [-1, 0]])
+        self.run_sums = np.zeros((2, 2, size), self.dtype)
+        self.buffers = np.zeros((2, size), self.dtype)
+
+    def flush(self) -> None:
+        """Move the sums of frequent words to their totals."""
+        frequent = np.flatnonzero(self.slots >= 0)
+        self.word_totals += self.word_sums[frequent]
+        self.word_sums[frequent] = 0
+        self.word_counts[frequent, 1] = 0
+
+    def squares(self) -> NDArray[np.float64]:
+        """The squared length of the sum of each word, [n_words]."""
+        self.flush()
+        squares: NDArray[np.float64] = np.einsum("ij,ij->i", self.word_sums, self.word_sums, dtype=np.float64)
+        squares[self.slots >= 0] = np.einsum("ij,ij->i", self.word_totals, self.word_totals)
+        return squares
 
     def take_incomplete(self) -> Iterator[tuple[int, NDArray[np.float64], int]]:
         """Yield number, sums and count of the sentences of which this part has not read all vectors, each once."""
-        if self.run.state[0] >= 0:
-            self.total += self.run.sums[1]
-        for run in (self.first, self.run):
-            number, count = run.state.tolist()
+        if self.runs[0, 0] >= 0:
+            self.total += self.run_sums[0, 1]
+        for place in (1, 0):
+            number, count = self.runs[place].tolist()
             if number >= 0:
-                yield number, run.sums.astype(np.float64), count
-            run.state[:] = -1, 0
+                yield number, self.run_sums[place].astype(np.float64), count
+            self.runs[place] = -1, 0
         yield from ((number, sums, count) for number, (sums, count) in self.incomplete.items())
         self.incomplete = {}
 
@@ -117,50 +127,51 @@ class Cosines:
     def __init__(self, *, words: Groups | None = None, sentences: Groups | None = None) -> None:
         self._words = words or Groups()
         self._sentences = sentences or Groups()
+        frequent = self._words.sizes > FLUSH_COUNT
+        self._slots = np.where(frequent, np.cumsum(frequent) - 1, -1)
 
     def state_nbytes(self, hidden_size: int) -> int:
-        """The bytes of a state."""
-        n_words, n_sentences = len(self._words.sizes), len(self._sentences.sizes)
-        return 8 * ((n_words + 7) * hidden_size + n_words + n_sentences)
+        """The bytes of a state at most."""
+        n_words, n_frequent, n_sentences = len(self._slots), int((self._slots >= 0).sum()), len(self._sentences.sizes)
+        return 8 * ((n_words + n_frequent + 7) * hidden_size + 3 * n_words + n_sentences)
 
     def init(self, scope: Scope) -> CosineSums:
         dtype = np.float64 if scope.dtype == torch.float64 else np.float32
-        return CosineSums(scope.hidden_size, len(self._words.sizes), len(self._sentences.sizes), dtype)
+        return CosineSums(scope.hidden_size, self._slots, len(self._sentences.sizes), dtype)
 
     def update(self, state: CosineSums, batch: Batch) -> CosineSums:
         index, rows = batch.store.index, _as_slice(batch.rows)
         half = batch.stored.dtype == np.float16
-        stored = np.ascontiguousarray(batch.stored if half else batch.stored.astype(state.dtype, copy=False))
-        state.block_total[:] = 0
         n_nonzero = add_cosines(
-            stored.view(np.int8),
+            np.ascontiguousarray(batch.stored if half else batch.stored.astype(state.dtype, copy=False)).view(np.int8),
             half,
-            state.row,
             self._words.find(index.type[rows]),
-            state.sums,
-            state.word_nonzero,
+            state.word_counts,
+            state.word_sums,
+            state.word_totals,
             self._sentences.find(index.sentence[rows]),
             self._sentences.sizes,
             state.values,
-            state.run.state,
-            state.run.sums,
-            state.first.state,
-            state.first.sums,
-            state.block_total,
+            state.runs,
+            state.run_sums,
+            state.buffers,
+            state.total,
         )
         if n_nonzero < 0:
             batch.require_finite()
             raise too_long(batch.layer)
-        state.total += state.block_total
         state.n_nonzero += n_nonzero
         state.count += len(batch)
         return state
 
     def merge(self, state: CosineSums, other: CosineSums) -> CosineSums:
         incomplete = [*state.take_incomplete(), *other.take_incomplete()]
+        state.flush()
+        other.flush()
         state.total += other.total
-        state.sums += other.sums
-        state.word_nonzero += other.word_nonzero
+        state.word_sums += other.word_sums
+        state.word_totals += other.word_totals
+        state.word_counts[:, 2] += other.word_counts[:, 2]
         state.values = np.where(np.isnan(state.values), other.values, state.values)
         state.n_nonzero += other.n_nonzero
         state.count += other.count
@@ -171,9 +182,9 @@ class Cosines:
     def finish(self, state: CosineSums, scope: Scope) -> MeanCosines:
         for number, sums, count in list(state.take_incomplete()):
             self._add_sentence(state, number, sums, count)
-        squares = np.einsum("ij,ij->i", state.sums, state.sums)
+        n_nonzero, counts = state.word_counts[:, 2], self._words.sizes
         return MeanCosines(
-            selfsim=mean_cosine(squares, state.word_nonzero, self._words.sizes.astype(np.float64)),
+            selfsim=mean_cosine(state.squares(), n_nonzero.astype(np.float64), counts.astype(np.float64)),
             intrasim=state.values,
             anisotropy=float(mean_cosine(state.total @ state.total, state.n_nonzero, state.count)),
         )

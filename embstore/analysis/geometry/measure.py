@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ def geometry(
     options = {"precision": precision, "device": device, "executor": executor}
     with reporting(progress, unit="vectors", label="geometry") as report:
         found = _measure(inputs, limits, options, report)
-    return pl.concat([frame for layer in found for frame in _frames(inputs, layer, found[layer])])
+    return _completed(pl.concat([frame for layer in found for frame in _frames(inputs, layer, found[layer])]))
 
 
 def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
@@ -153,6 +154,11 @@ class _Inputs:
                     "choose more words or other metrics"
                 )
         return cls(selection, metrics, words, sentences, centered)
+
+    @cached_property
+    def forms(self) -> pl.Series:
+        """The words as they are spelled."""
+        return pl.Series(list(self.selection.store.index.words.subset(self.words.members)), dtype=pl.String)
 
     def passes(self, memory: int) -> Iterator[tuple[Selection, dict[str, Cosines | Moments]]]:
         """Yield what is reduced in each pass: all vectors first, then words whose sums exceed the memory."""
@@ -248,7 +254,7 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
     drawn = None if inputs.sample is None else selection.store.gather(inputs.sample, layer)
     if drawn is not None and COSINE_METRICS & set(metrics):
         anisotropy = _sample_anisotropy(drawn)
-    forms = pl.Series([selection.store.index.words[int(number)] for number in words.members], dtype=pl.String)
+    forms = inputs.forms
     if "selfsim" in metrics:
         several, values = words.sizes > 1, np.concatenate(found["selfsim"])
         yield _frame("selfsim", layer, forms.filter(several), words.sizes[several], values[several], anisotropy)
@@ -290,18 +296,21 @@ def _frame(
         "value": np.insert(values, 0, mean),
         "count": np.insert(counts, 0, len(known)),
     }
-    return _completed(metric, layer, pl.DataFrame(columns), baseline)
+    return _labelled(metric, layer, pl.DataFrame(columns), baseline)
 
 
 def _layer_frame(metric: str, layer: int, count: int, value: float | None) -> pl.DataFrame:
-    return _completed(metric, layer, pl.DataFrame({"item": [""], "value": [value], "count": [count]}), None)
+    columns = pl.DataFrame({"item": [""], "value": [value], "count": [count]}, schema_overrides={"value": pl.Float64})
+    return _labelled(metric, layer, columns, None)
 
 
-def _completed(metric: str, layer: int, frame: pl.DataFrame, baseline: float | None) -> pl.DataFrame:
-    columns = frame.with_columns(
-        pl.col("value").fill_nan(None),
-        metric=pl.lit(metric),
-        layer=pl.lit(layer),
-        baseline=pl.lit(baseline, pl.Float64).fill_nan(None),
-    ).with_columns(adjusted=pl.col("value") - pl.col("baseline"))
+def _labelled(metric: str, layer: int, columns: pl.DataFrame, baseline: float | None) -> pl.DataFrame:
+    return columns.with_columns(
+        metric=pl.lit(metric), layer=pl.lit(layer, pl.Int64), baseline=pl.lit(baseline, pl.Float64)
+    )
+
+
+def _completed(frame: pl.DataFrame) -> pl.DataFrame:
+    numbers = frame.with_columns(pl.col("value", "baseline").fill_nan(None))
+    columns = numbers.with_columns(adjusted=pl.col("value") - pl.col("baseline"))
     return columns.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
