@@ -14,6 +14,7 @@ import pytest
 from embstore.errors import StorageError, StoreBusyError, StoreDamagedError
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage, wait_all
 from embstore.store.storage.cache import CachedStorage
+from embstore.store.storage.files import crc32c_of_file, crc32c_of_spans, opened
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.lock import StoreLock
@@ -279,3 +280,13 @@ def test_every_failure_of_the_disk_is_a_storage_error(
                 failed += 1
                 assert str(error).startswith("cannot "), name  # noqa: PT017
     assert failed
+
+
+def test_the_checksum_of_spans_is_that_of_their_bytes(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 2**20 + 5, np.uint8).tobytes()
+    (tmp_path / "file").write_bytes(data)
+    assert crc32c_of_file(tmp_path / "file") == (google_crc32c.value(data), len(data))
+    spans = [(3, 2**19 + 3), (7, 7), (-1, 4), (2**20 - 2, 2**62), (2**40, 2**41), (0, 2**20), (9, 10)]
+    joined = b"".join(data[start:stop] for start, stop in spans if start >= 0)
+    with opened(tmp_path / "file") as descriptor:
+        assert crc32c_of_spans(descriptor, spans, 17) == (google_crc32c.extend(17, joined), len(joined))

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import h5py
@@ -16,12 +17,11 @@ from embstore.errors import StoreDamagedError
 from embstore.store.arrays import COMMITS, ArraySpec, commits_spec, frozen_specs, payload_specs
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray
-from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c, read_at
+from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c_of_spans, read_at
 
 CHECKSUM = "checksum"
 MAX_CHUNK_NBYTES = 2**27
 MAX_TABLE = 2**20  # chunks of an array of which only some are in the file
-_PART_NBYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,7 @@ def frozen_spans(addresses: Addresses, size: int) -> Iterator[tuple[int, int]]:
 
 def frozen_crc32c(descriptor: int, addresses: Addresses) -> int:
     """Return the CRC32C of everything that never changes: HDF5's own structures, the metadata, the index."""
-    crc = 0
-    for start, stop in frozen_spans(addresses, os.fstat(descriptor).st_size):
-        for offset in range(start, stop, _PART_NBYTES):
-            crc = crc32c(read_span(descriptor, offset, min(stop, offset + _PART_NBYTES)), crc)
-    return crc
+    return crc32c_of_spans(descriptor, frozen_spans(addresses, os.fstat(descriptor).st_size))[0]
 
 
 def row_offsets(
@@ -177,13 +173,9 @@ def payload_crc32c(
     descriptor: int, addresses: Addresses, specs: Sequence[ArraySpec], layout: Layout, partition: int
 ) -> tuple[int, int]:
     """Return the CRC32C of a partition's bytes in C order, and their number."""
-    crc = nbytes = 0
-    for spec in specs:
-        for layer in range(spec.shape[0]):
-            for start, stop in row_spans(addresses, spec, layer, *layout.span(partition)):
-                crc = crc32c(read_span(descriptor, start, stop), crc)
-                nbytes += stop - start
-    return crc, nbytes
+    layers = [(spec, layer) for spec in specs for layer in range(spec.shape[0])]
+    spans = (row_spans(addresses, spec, layer, *layout.span(partition)) for spec, layer in layers)
+    return crc32c_of_spans(descriptor, chain.from_iterable(spans))
 
 
 def read_span(descriptor: int, start: int, stop: int) -> Bytes:

@@ -29,6 +29,7 @@ Bytes = NDArray[np.uint8]
 REPAIR_HINT = "run `embstore verify` on the store, then `embstore extract --repair`"
 
 _PART_NBYTES = 16 * 2**20
+_CACHED_NBYTES = 2**19  # read and checked before they leave the processor's cache
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows only
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # not on Windows; without effect on regular files
@@ -273,12 +274,21 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def crc32c_of_spans(descriptor: int, spans: Iterable[tuple[int, int]], crc: int = 0) -> tuple[int, int]:
+    """Extend a CRC32C by bytes `[start, stop)` of an open file, as far as they exist; returns it with their number."""
+    buffer = np.empty(_CACHED_NBYTES, np.uint8)
+    nbytes = 0
+    for start, stop in spans:
+        while 0 <= start < stop:
+            part = buffer[: stop - start]
+            count = read_at(descriptor, part, start)
+            crc = google_crc32c.extend(crc, part[:count])
+            nbytes += count
+            start = start + count if count == len(part) else stop
+    return crc, nbytes
+
+
 def crc32c_of_file(path: str | os.PathLike[str], crc: int = 0) -> tuple[int, int]:
     """Extend a CRC32C by a file's bytes; returns it with the file's size."""
-    buffer = np.empty(_PART_NBYTES, np.uint8)
-    size = 0
     with opened(path) as descriptor:
-        while count := read_at(descriptor, buffer, size):
-            crc = google_crc32c.extend(crc, buffer[:count])
-            size += count
-    return crc, size
+        return crc32c_of_spans(descriptor, [(0, 2**63)], crc)
