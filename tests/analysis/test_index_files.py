@@ -28,6 +28,7 @@ from embstore.store.metadata import document_crc32c
 from embstore.store.storage.files import crc32c_of_file
 from tests.analysis.index_store import LAYER, hard_store
 from tests.resilience.calls import killed_at_each_step
+from tests.resilience.faults import flip
 from tests.store.example import all_files, example
 
 SUFFIXES = (".zarr", ".h5")
@@ -116,6 +117,48 @@ def test_a_build_resumes_at_its_last_checkpoint_with_the_same_settings(tmp_path:
     for name in ("other", "whole"):
         assert steps(name=name, metric="ip", centered=True)[0] == 64
     assert files_of(store, "other")["index.faiss"] == files_of(store, "whole")["index.faiss"]
+
+
+def flip_anywhere(file: Path, rng: np.random.Generator) -> None:
+    flip(file, int(rng.integers(file.stat().st_size)), bit=int(rng.integers(8)))
+
+
+@pytest.mark.parametrize("file", ["index.faiss", "space.npz", "progress.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "of another build", "pipe"])
+def test_a_damaged_checkpoint_is_never_used(tmp_path: Path, file: str, damage: str) -> None:
+    store = fresh(tmp_path / "s.zarr")
+    rng = np.random.default_rng(5)
+    options: dict[str, Any] = {"layer": LAYER, "kind": "flat", "centered": True, "threads": 1, "checkpoint_seconds": 0}
+
+    def begin(name: str, **others: Any) -> Path:
+        def stop(done: int, total: int) -> None:
+            if done >= 512:
+                raise Stop
+
+        with pytest.raises(Stop):
+            build_index(store, name=name, progress=stop, **(options | others))
+        return building_folder(folder_of(store) / name) / file
+
+    build_index(store, name="whole", **options)
+    for number in range(8 if damage == "flip" else 1):
+        path = begin(f"x{number}")
+        if damage == "flip":
+            flip_anywhere(path, rng)
+        elif damage == "cut":
+            os.truncate(path, path.stat().st_size // 2)
+        elif damage == "pipe":
+            piped(path)
+        else:
+            path.unlink()
+        if damage == "of another build":
+            shutil.copy(begin("other", n_components=2), path)
+        steps: list[tuple[int, int]] = []
+        build_index(store, name=f"x{number}", progress=lambda *step, steps=steps: steps.append(step), **options)
+        assert steps[0][0] == 64  # from the beginning
+        whole, parts = files_of(store, "whole"), files_of(store, f"x{number}")
+        assert {**whole, "index.json": b""} == {**parts, "index.json": b""}
+        longest = [json.loads(each["index.json"])["longest"] for each in (whole, parts)]
+        assert longest[0] == longest[1]
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])

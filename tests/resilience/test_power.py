@@ -156,8 +156,8 @@ SYNCS: dict[str, dict[str, int]] = {
         "writer._sync < writer.commit < writer._commit": 1,
     },
     "index": {
-        "files.fsync < files.replacing < index_files.write_durably": 3,
-        "files.fsync < files.replacing < index_files._checkpoint": 2,
+        "files.fsync < files.replacing < index_files.write_document": 3,
+        "files.fsync < files.replacing < index_files._put": 2,
         f"{FOLDER} < files.replacing": 5,
         f"{FOLDER} < index_files.put_in_place": 1,
     },

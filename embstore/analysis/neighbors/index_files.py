@@ -1,7 +1,7 @@
 """Search indexes on disk: their folders and metadata, whether they can be used, and how they are built.
 
 A build trains the index on a sample and fills it block by block. It can be killed at any step and resumes from its last
-checkpoint.
+checkpoint, if that matches its checksum.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from embstore.errors import (
     NonFiniteError,
     SearchIndexError,
     SearchIndexNotFoundError,
-    StoreDamagedError,
     quoted,
 )
 from embstore.store import Store
@@ -279,28 +278,19 @@ def read_space(path: Path, settings: IndexSettings) -> Space:
     return Space(settings.metric, **found)
 
 
-def write_space(path: Path, space: Space) -> None:
-    """Write mean and components, float64, if there are any."""
-    arrays = {"mean": space.mean, "components": space.components}
-    arrays = {name: array for name, array in arrays.items() if array is not None}
-    if arrays:
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
-        write_durably(path, buffer.getvalue())
-
-
-def write_info(folder: Path, info: IndexInfo) -> None:
-    """Write the metadata of an index, with a checksum over itself."""
-    fields: dict[str, Any] = json.loads(canonical(asdict(info)))
+def write_document(path: Path, document: object) -> None:
+    """Write a dataclass as JSON with a checksum over itself, atomically and durably."""
+    fields: dict[str, Any] = json.loads(canonical(asdict(document)))  # type: ignore[call-overload]
     fields["crc32c"] = document_crc32c(fields)
     text = json.dumps(dict(sorted(fields.items())), indent=2, ensure_ascii=False) + "\n"
-    write_durably(folder / METADATA, text.encode())
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a small file atomically and durably."""
     with replacing(path) as partial:
-        partial.write_bytes(data)
+        partial.write_bytes(text.encode())
+
+
+def stored_file(path: Path) -> StoredFile:
+    """Return the size and checksum of a file."""
+    crc, nbytes = crc32c_of_file(path)
+    return StoredFile(nbytes, crc)
 
 
 @contextmanager
@@ -386,6 +376,15 @@ def _exists(store: Store, folder: Path, settings: IndexSettings) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class _Progress:
+    """How far a build is: the longest vector so far, and what its files are, or were before they were last replaced."""
+
+    settings: dict[str, Any]
+    longest: float
+    files: dict[str, list[dict[str, int]]]
+
+
 @dataclass
 class _Build:
     """The build of one index in the folder `new`, which may hold the work of an interrupted run."""
@@ -395,54 +394,66 @@ class _Build:
     new: Path
     checkpoint_seconds: float
     progress: Callable[[int], object]
+    longest: float = 0.0
+    files: dict[str, StoredFile] = field(default_factory=dict)
 
     def run(self, name: str) -> None:
         """Build the index or resume, and write its metadata."""
-        settings = asdict(self.settings)
-        if self._progress_of_last_run().get("settings") != settings:
+        if not self._resumed():
+            self.files = {}
             for leftover in list(self.new.iterdir()):
                 remove(leftover)
-            self._write_progress(0.0)
-        if self.settings.centered and not (self.new / SPACE).exists():
-            options = {"metric": self.settings.metric, "n_components": self.settings.n_components}
-            write_space(self.new / SPACE, space_of(self.store, self.settings.layer, centered=True, **options))  # type: ignore[arg-type]
+        if self.settings.centered and SPACE not in self.files:
+            self._write_space()
         space = read_space(self.new / SPACE, self.settings)
-        index = self._read_checkpoint()
-        if index is None:
-            index = self._new_index(space)
-        longest = self._fill(index, space)
+        stored = str(self.new / FAISS)
+        index = kinds.read_index(stored, mapped=False) if FAISS in self.files else self._new_index(space)
+        self._fill(index, space)
         kinds.require_rows(index, self.settings.n_rows, self.settings.factory)
-        files = [FAISS, *([SPACE] if self.settings.centered else [])]
         info = IndexInfo(
             name=name,
             settings=self.settings,
             parameters=kinds.parameters_of(index),
-            longest=longest,
-            files={file: StoredFile(*crc32c_of_file(self.new / file)[::-1]) for file in files},
+            longest=self.longest,
+            files=self.files,
             software={"embstore": version("embstore"), "faiss": str(kinds.faiss_package().__version__)},
         )
-        write_info(self.new, info)
+        write_document(self.new / METADATA, info)
 
-    def _progress_of_last_run(self) -> dict[str, Any]:
+    def _resumed(self) -> bool:
+        """Take up an interrupted run with these settings; False if there is none whose files match their checksums."""
         try:
-            found: dict[str, Any] = json.loads((self.new / PROGRESS).read_bytes())
-            return found
-        except (OSError, ValueError):
-            return {}
+            fields = json.loads(regular_file(self.new / PROGRESS).read_bytes())
+            if fields.pop("crc32c") != document_crc32c(fields) or fields["settings"] != asdict(self.settings):
+                return False
+            for name, allowed in _Progress(**fields).files.items():
+                if (self.new / name).exists():
+                    self.files[name] = stored_file(regular_file(self.new / name))
+                    if asdict(self.files[name]) not in allowed:
+                        return False
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return False
+        self.longest = fields["longest"]
+        return not self.settings.centered or SPACE in self.files
 
-    def _write_progress(self, longest: float) -> None:
-        data = {"settings": asdict(self.settings), "longest": longest}
-        write_durably(self.new / PROGRESS, json.dumps(data, indent=2).encode())
+    def _put(self, name: str, write: Callable[[Path], object]) -> None:
+        """Write a file of the index atomically; its checksum, and that of the file it replaces, are on disk before."""
+        with replacing(self.new / name) as partial:
+            write(partial)
+            before = self.files.get(name)
+            self.files[name] = stored_file(partial)
+            allowed = {name: [asdict(file)] for name, file in self.files.items()}
+            allowed[name] += [asdict(before)] if before else []
+            write_document(self.new / PROGRESS, _Progress(asdict(self.settings), self.longest, allowed))
 
-    def _read_checkpoint(self) -> Any:
-        file = self.new / FAISS
-        if not file.exists():
-            return None
-        try:
-            return kinds.read_index(str(file), mapped=False)
-        except StoreDamagedError:
-            remove(file)
-            return None
+    def _write_space(self) -> None:
+        """Write mean and components, float64."""
+        options = {"metric": self.settings.metric, "n_components": self.settings.n_components}
+        space = space_of(self.store, self.settings.layer, centered=True, **options)  # type: ignore[arg-type]
+        arrays = {"mean": space.mean, "components": space.components}
+        buffer = io.BytesIO()
+        np.savez(buffer, **{name: array for name, array in arrays.items() if array is not None})  # type: ignore[arg-type]
+        self._put(SPACE, lambda partial: partial.write_bytes(buffer.getvalue()))
 
     def _new_index(self, space: Space) -> Any:
         """An empty index, trained if its kind needs it."""
@@ -461,11 +472,10 @@ class _Build:
         self._checkpoint(index)
         return index
 
-    def _fill(self, index: Any, space: Space) -> float:
-        """Add the rows that are missing, and return the length of the longest of all vectors."""
+    def _fill(self, index: Any, space: Space) -> None:
+        """Add the rows that are missing, and note the length of the longest of all vectors."""
         settings = self.settings
         done: int = index.ntotal
-        longest = float(self._progress_of_last_run()["longest"]) if done else 0.0
         due = time.monotonic() + self.checkpoint_seconds
         for start, vectors in self.store.scan(settings.layer, done, block_rows=BLOCK_ROWS):
             compared = self._comparable(space, vectors, np.arange(start, start + len(vectors)))
@@ -475,16 +485,14 @@ class _Build:
                     f"give {settings.factory.replace('SQfp16', 'Flat')!r} as the kind"
                 )
             kinds.add(index, compared, settings.seed)
-            longest = max(longest, float(np.sqrt(np.square(compared, dtype=np.float64).sum(1).max())))
+            self.longest = max(self.longest, float(np.sqrt(np.square(compared, dtype=np.float64).sum(1).max())))
             done += len(compared)
             if time.monotonic() >= due or done == settings.n_rows:
                 began = time.monotonic()
-                self._write_progress(longest)  # before the checkpoint: it may include later rows
                 self._checkpoint(index)
                 writing = time.monotonic() - began
                 due = time.monotonic() + (self.checkpoint_seconds and max(self.checkpoint_seconds, 10 * writing))
             self.progress(done)
-        return longest
 
     def _comparable(self, space: Space, vectors: NDArray[np.floating], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
@@ -498,9 +506,7 @@ class _Build:
         return compared
 
     def _checkpoint(self, index: Any) -> None:
-        """Write the index atomically."""
-        with replacing(self.new / FAISS) as partial:
-            kinds.write_index(index, str(partial))
+        self._put(FAISS, lambda partial: kinds.write_index(index, str(partial)))
 
 
 def as_compared(space: Space, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
