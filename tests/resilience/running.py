@@ -131,7 +131,7 @@ def _run(messages: Connection, scene: str, folder: Path, settings: _Settings) ->
             messages.send(("created", None))
         time.sleep(settings.pause)
 
-    begin = partial(_begin_worker, settings.steps, os.getpid())
+    begin = partial(_begin_worker, settings, os.getpid())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, settings.kill_after)
     began = time.perf_counter()
@@ -152,9 +152,10 @@ def _run(messages: Connection, scene: str, folder: Path, settings: _Settings) ->
 _watching = ExitStack()
 
 
-def _begin_worker(steps: Steps, group: int, environments: Any) -> None:
+def _begin_worker(settings: _Settings, group: int, environments: Any) -> None:
     """Begin a worker process as usual, with its calls among those that are counted."""
     os.setpgid(0, group)
+    os.environ.update(settings.environment)
     _watching.enter_context(mock.patch.object(EncoderSpec, "load", return_value=FakeEncoder()))
     executors._begin_process(environments)
-    _watching.enter_context(watched(steps))
+    _watching.enter_context(watched(settings.steps))

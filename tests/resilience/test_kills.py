@@ -55,7 +55,8 @@ def kill(scene: str, whole: Whole, folder: Path, *, at_once: bool = False, **whe
 def test_killed_anywhere(
     tmp_path: Path, whole: GetWhole, scene: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three kills of four come at a random call, the others at a random moment, which may be inside a library.
+    """Three kills of four come at a random call, late ones more often than those of creation; the others at a random
+    moment, which may be inside a library.
 
     Of several processes, the one that comes to the call is killed, or all of them.
     """
@@ -67,7 +68,8 @@ def test_killed_anywhere(
     rng = np.random.default_rng(SEED)
     states: Counter[str] = Counter()
     for number in range(campaign(64, 4)):
-        when = {"kill_after": rng.random() * seconds} if number % 4 == 3 else {"kill_at": int(rng.integers(len(names)))}
+        where = rng.random()
+        when = {"kill_after": where * seconds} if number % 4 == 3 else {"kill_at": int(len(names) * where**0.5)}
         kill_all, at_once = scene in PROCESSES and number % 3 == 0, number % 2 == 1
         states[kill(scene, uninterrupted, tmp_path / str(number), **when, kill_all=kill_all, at_once=at_once)] += 1
     with capsys.disabled():
