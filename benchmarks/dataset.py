@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from measure import Target, Times, interleaved, machine, paired_ratios, table, targets_table, write_json
 from numpy.typing import NDArray
-from synthetic import write_stores
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import embstore as es
+from embstore.bench.made import write_stores
 
 GATHER, GATHERED = "gather, a batch at a time", "gather, into new arrays of 4 MiB"
 EXACT, BLOCKS, IN_ORDER, FLOAT32 = (

@@ -1,124 +1,43 @@
-"""What the benchmarks share: interleaved repeats, medians, the machine's description, tables and JSON."""
+"""What the scripts share, besides `embstore.bench.measure`: memory, fresh processes, tables, targets, result files."""
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy", "zarr", "h5py", "tensorstore", "polars")
+from embstore.bench.measure import Row, Times, interleaved, machine, run_of, timed, watched_load
 
+__all__ = [
+    "Row",
+    "Target",
+    "Times",
+    "anonymous_nbytes",
+    "in_fresh_process",
+    "interleaved",
+    "machine",
+    "paired_ratios",
+    "peak_nbytes",
+    "show_rows",
+    "table",
+    "targets_table",
+    "timed",
+    "write_json",
+]
 
-@dataclass
-class Times:
-    """The seconds of one case, one entry a repeat."""
-
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        return median(self.seconds) if self.seconds else math.nan
-
-    @property
-    def spread(self) -> float:
-        """Largest over smallest."""
-        return max(self.seconds) / min(self.seconds) if self.seconds else math.nan
-
-    def as_json(self) -> dict[str, Any]:
-        return {"median_s": self.median, "repeats": len(self.seconds), "seconds": self.seconds}
+_LOAD = watched_load()
+LOAD = _LOAD.__enter__()  # from the start of the script to its result
 
 
 def paired_ratios(slower: Times, faster: Times) -> list[float]:
     """How many times faster, round by round: rounds are compared with themselves, not medians of different rounds."""
     return [one / other for one, other in zip(slower.seconds, faster.seconds, strict=True)]
-
-
-def timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def interleaved(
-    cases: Mapping[str, Callable[[int], float]],
-    *,
-    repeats: int,
-    budget: float = math.inf,
-    warm: int = 0,
-    tell: bool = False,
-) -> dict[str, Times]:
-    """Run the cases one after the other, A B C A B C ..., so that a slow minute of the machine strikes them all.
-
-    A case gets the number of its round (negative in the `warm` rounds, which are not counted) and returns its
-    seconds. One that has used up its `budget` of seconds sits out the later rounds, but always runs once. `tell`:
-    say each time, as it comes, on stderr.
-    """
-    times = {name: Times() for name in cases}
-    used = dict.fromkeys(cases, 0.0)
-    for number in range(-warm, repeats):
-        for name, case in cases.items():
-            if used[name] > budget and times[name].seconds:
-                continue
-            gc.collect()
-            start = time.perf_counter()
-            seconds = case(number)
-            used[name] += time.perf_counter() - start
-            if tell:
-                print(f"round {number + 1}: {name} {seconds:.2f} s", file=sys.stderr, flush=True)
-            if number >= 0 or used[name] > budget:
-                times[name].seconds.append(seconds)
-    return times
-
-
-def machine() -> dict[str, Any]:
-    """Describe the machine by what decides its speed; no names of hosts, users or paths."""
-    described: dict[str, Any] = {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
-        "load_average_at_start": os.getloadavg()[0],
-    }
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        described["torch_threads"] = torch.get_num_threads()
-        described["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-        if torch.cuda.is_available():
-            described["gpu"] = torch.cuda.get_device_name(0)
-    return described
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    named = {key.strip(): value.strip() for key, value in fields.items()}
-    parts = [named.get("model name", platform.machine())]
-    if "model" in named:
-        parts.append(f"family {named.get('cpu family')} model {named['model']}")
-    return ", ".join(parts)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def peak_nbytes() -> int:
@@ -203,14 +122,30 @@ def targets_table(targets: Iterable[Target]) -> str:
     )
 
 
+def show_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Print rows as they are measured, and return them as the result file holds them."""
+    held = []
+    for row in rows:
+        shown = row.table_row()
+        named = ", ".join(f"{name}: {'not installed' if s is None else f'{s:.3g} s'}" for name, s in row.rivals.items())
+        print("  ".join(f"{key}: {value}" for key, value in shown.items() if value not in ("", None)))
+        print(f"    {named}", flush=True)
+        held.append(row.as_json())
+    return held
+
+
 def write_json(path: str | Path | None, result: Mapping[str, Any]) -> None:
-    """Write a result with the machine's load at the end; without a path it is only shown."""
+    """Write a result with its run and the load of the machine; without a path it is only shown.
+
+    `rows`, where the script has some, are those of `embstore.bench`; see `schemas/bench.schema.json`.
+    """
     if path is None:
         return
+    _LOAD.__exit__(None, None, None)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    ended = {**result, "load_average_at_end": os.getloadavg()[0]}
-    path.write_text(json.dumps(_finite(ended), indent=2, ensure_ascii=False) + "\n")
+    ended = {**run_of(), "load": LOAD, "rows": [], **result}
+    path.write_text(json.dumps(_finite(ended), indent=1, ensure_ascii=False) + "\n")
     print(f"\nwritten: {path.name}")
 
 

@@ -1,15 +1,18 @@
-"""Nearest neighbours side by side, in one run: exact search from the store, faiss over a copy in memory, indexes.
+"""Nearest neighbours side by side, in one run: exact search from the store and by rivals in memory, and indexes.
 
 python benchmarks/neighbors.py STORE --rows 200000 --out benchmarks/results/neighbors.json --plot recall.png
+
+Run it with OMP_NUM_THREADS=1 and once more with all cores: the rivals' threads follow that variable.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,23 +27,29 @@ from measure import (
     interleaved,
     machine,
     paired_ratios,
+    show_rows,
     table,
     targets_table,
-    timed,
     write_json,
 )
 from numpy.typing import NDArray
 
 import embstore as es
-from embstore.analysis.bench import measure_recall
 from embstore.analysis.neighbors.exact import exact_search
 from embstore.analysis.neighbors.index import LayerIndex, build_index
+from embstore.analysis.neighbors.recall import measure_recall
 from embstore.analysis.neighbors.space import Space, StoreVectors
+from embstore.bench.cases import Setting, search_rows
+from embstore.bench.measure import Row, cores
 
 K = 10
-COUNTS = (1, 32, 1000)
-BOUNDS = {1: 1.0, 32: 0.5, 1000: 1.1}
-OURS, FLAT, HALF = "embstore, from the store", "faiss IndexFlatIP, float32 copy", "faiss fp16 IndexScalarQuantizer"
+COUNTS = (1, 32, 1_000, 10_000)
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"counts": (1, 32, 1_000), "k": 1_000},
+    {"counts": (1, 32), "metric": "cosine"},
+    {"counts": (1, 32), "metric": "l2"},
+    {"counts": (1, 32), "share": 0.1},
+)
 
 
 class Peak:
@@ -63,60 +72,26 @@ class Peak:
         self.nbytes -= self._before
 
 
-def rested(call: Callable[[], object], number: int) -> float:
-    """Time a call after a rest: the threads of the library before it spin on for a while."""
-    time.sleep(0.5)
-    return timed(call)
+def exact(arguments: argparse.Namespace, store: es.Store, folder: Path) -> Iterator[Row]:
+    """Exact search by inner product, k 10, and its variants with fewer numbers of queries."""
+    threads = int(os.environ.get("OMP_NUM_THREADS", cores()))
+    setting = Setting(store, arguments.layer, folder, threads, arguments.repeats, arguments.seed)
+    yield from search_rows(setting, [count for count in COUNTS if count <= arguments.most_queries], k=K)
+    for variant in VARIANTS:
+        yield from search_rows(setting, **variant)
 
 
-def copied(store: es.Store, layer: int, rows: int, kind: str) -> tuple[Any, float, int]:
-    """The rows in an index of faiss in memory, the seconds that took, and the bytes it holds."""
-    began = time.perf_counter()
-    size = store.hidden_size
-    if kind == FLAT:
-        index = faiss.IndexFlatIP(size)
-    else:
-        index = faiss.IndexScalarQuantizer(size, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)
-        index.train(np.zeros((1, size), np.float32))
-    for _, block in store.scan(layer, 0, rows):
-        index.add(block.astype(np.float32))
-    return index, time.perf_counter() - began, index.ntotal * size * (4 if kind == FLAT else 2)
+def own_memory(arguments: argparse.Namespace, store: es.Store) -> dict[str, float]:
+    """The memory that a search of 1,000 queries takes, and its share of a float32 copy of the layer."""
+    queries = store.gather(np.arange(min(1000, store.n_rows)), arguments.layer)
+    vectors = StoreVectors(store, arguments.layer)
+    with Peak() as peak:
+        exact_search(vectors, queries, k=K, space=Space("ip"), device="cpu")
+    return {"peak_nbytes": peak.nbytes, "of_copy": peak.nbytes / (4 * store.n_rows * store.hidden_size)}
 
 
-def exact(arguments: argparse.Namespace, store: es.Store) -> tuple[dict[str, Any], list[Target]]:
-    """Exact search of 1, 32 and 1,000 queries."""
-    layer, rows = arguments.layer, np.arange(arguments.rows)
-    vectors = StoreVectors(store, layer)
-    drawn = np.random.default_rng(arguments.seed)
-    peers = {kind: copied(store, layer, arguments.rows, kind) for kind in (FLAT, HALF)}
-    figures: dict[str, Any] = {"copies": {kind: {"load_s": s, "nbytes": n} for kind, (_, s, n) in peers.items()}}
-    targets = []
-    for count in COUNTS:
-        queries = store.gather(drawn.choice(arguments.rows, count, replace=False), layer).astype(np.float32)
-        ours: Callable[..., Any] = partial(exact_search, vectors, queries, k=K, space=Space("ip"), rows=rows)
-        ours()
-        with Peak() as peak:
-            found = ours()
-        scores, _ = peers[FLAT][0].search(queries, K)
-        cases = {OURS: partial(rested, ours)}
-        for kind, (index, _, _) in peers.items():
-            cases[kind] = partial(rested, partial(index.search, queries, K))
-        times = interleaved(cases, repeats=arguments.repeats if count < 1000 else max(3, arguments.repeats // 3))
-        ratio = median(paired_ratios(times[OURS], times[FLAT]))
-        figures[str(count)] = {
-            "cases": {name: each.as_json() for name, each in times.items()},
-            "ratio_to_flat": ratio,
-            "peak_nbytes": peak.nbytes,
-            "largest_difference_of_scores": float(np.abs(found.scores - scores).max()),
-        }
-        targets.append(Target(f"{count:,} queries: time, of that of IndexFlatIP", ratio, BOUNDS[count], False))
-        flops = 2.0 * count * arguments.rows * store.hidden_size
-        shown = [(name, 1e3 * each.median, flops / each.median / 1e9) for name, each in times.items()]
-        print(table([f"{count:,} queries", "milliseconds", "GFLOP/s"], shown) + "\n")
-    most = max(figures[str(count)]["peak_nbytes"] for count in COUNTS)
-    share = most / peers[FLAT][2]
-    targets.append(Target("own memory of a search, of that copy", share, 0.5, False))
-    return figures, targets
+def rested(call: Callable[[], object], number: int) -> None:
+    call()
 
 
 def bare(index: LayerIndex, queries: NDArray[np.float32], **setting: int) -> Callable[[], Any]:
@@ -144,7 +119,7 @@ def indexed(arguments: argparse.Namespace, store: es.Store) -> tuple[dict[str, A
         rescored = partial(index.search, queries, k=K, **setting)
         names = {"embstore": ours, "embstore, scored in float64": rescored, "faiss alone": alone}
         cases = {name: partial(rested, run) for name, run in names.items()}
-        times: dict[str, Times] = interleaved(cases, repeats=arguments.repeats)
+        times: dict[str, Times] = interleaved(cases, repeats=arguments.repeats, rest=0.5)
         ratio = median(paired_ratios(times["embstore"], times["faiss alone"]))
         targets.append(Target(f"{kind}: time, of that of faiss alone", ratio, 1.05, False))
         recall = measure_recall(store, index, k=K, queries=1000, seed=arguments.seed)
@@ -168,6 +143,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layer", type=int, help="the layer searched; the last if not given")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--most-queries", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tmp", help="folder for the copy of the layer whose indexes are built")
     parser.add_argument("--plot", help="file of the figure of recall against time")
@@ -178,17 +154,17 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     described = machine()
-    store = es.open(arguments.store)
-    arguments.layer = store.layers[-1] if arguments.layer is None else arguments.layer
-    arguments.rows = min(arguments.rows, store.n_rows)
-    print(f"{arguments.rows:,} x {store.hidden_size} {store.dtype} of layer {arguments.layer}, k {K}\n")
-    figures, targets = exact(arguments, store)
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
-        part = es.export(store.select(layers=arguments.layer), Path(folder) / "layer.zarr")
-        found, more, curves = indexed(
-            arguments, part if isinstance(part, es.Store) else es.open(Path(folder) / "layer.zarr")
-        )
-    print(targets_table([*targets, *more]))
+        given = es.open(arguments.store)
+        arguments.layer = given.layers[-1] if arguments.layer is None else arguments.layer
+        selection = given.select(rows=np.arange(min(arguments.rows, given.n_rows)), layers=arguments.layer)
+        es.export(selection, Path(folder) / "layer.zarr")
+        store = es.open(Path(folder) / "layer.zarr")
+        print(f"{store.n_rows:,} x {store.hidden_size} {store.dtype} of layer {arguments.layer}\n")
+        rows = show_rows(exact(arguments, store, Path(folder)))
+        memory = own_memory(arguments, store)
+        found, targets, curves = indexed(arguments, store)
+    print(targets_table([*targets, Target("own memory of a search, of a float32 copy", memory["of_copy"], 0.5, False)]))
     if arguments.plot:
         es.plot.save(es.plot.recall_curve(curves), arguments.plot)
     write_json(
@@ -196,10 +172,11 @@ def main() -> None:
         {
             "benchmark": "neighbors",
             "machine": described,
-            "store": {"rows": arguments.rows, "hidden_size": store.hidden_size, "dtype": store.dtype, "k": K},
-            "exact": figures,
+            "store": {"rows": store.n_rows, "hidden_size": store.hidden_size, "dtype": store.dtype},
+            "rows": rows,
+            "memory": memory,
             "indexes": found,
-            "targets": [target.as_json() for target in (*targets, *more)],
+            "targets": [target.as_json() for target in targets],
         },
     )
 

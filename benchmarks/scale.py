@@ -126,8 +126,7 @@ def lay_out_whole(arguments: argparse.Namespace, store: Path, *, plan_alone: boo
 
 def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
     """Create a store whose columns have their true sizes but are sparse files: they would not fit on the disk."""
-    from synthetic import metadata_of
-
+    from embstore.bench.made import metadata_of
     from embstore.store import Layout
     from embstore.store.arrays import frozen_spec, no_records
     from embstore.store.metadata import StoredArray

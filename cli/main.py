@@ -89,8 +89,7 @@ _PROBE = (
 )
 _BENCH = (
     Entry("extract", "models.bench_extract", "Commands", "bench extract ewt.conllu --model bert-base-uncased"),
-    Entry("query", "models.bench_query", "Commands", "bench query ewt.zarr"),
-    Entry("neighbors", "models.bench_neighbors", "Commands", "bench neighbors ewt.zarr --queries 1,100"),
+    Entry("all", "models.bench_all", "Commands", "bench all --quick"),
 )
 COMMANDS = (
     Entry("demo", "demo.demo", START, "demo --out demo-out"),
@@ -120,7 +119,7 @@ COMMANDS = (
     ),
     _group("probe", "Train probes on stored vectors, and apply them.", PROBES, _PROBE),
     Entry("reproduce", "reproduce.reproduce", PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study"),
-    _group("bench", "Measure extraction, reading and search on this machine.", MODELS, _BENCH),
+    _group("bench", "Measure the speed of embstore on this machine.", MODELS, _BENCH),
 )
 
 OUT_OF_MEMORY = "out of memory: free some, or raise the limit of this process; fewer layers or words need less"

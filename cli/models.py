@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+
 import embstore as es
 import embstore_cli.options as opt
-from embstore.errors import InvalidValueError
-from embstore_cli.output import Drawing, Output, print_json, print_table, require_file
+from embstore_cli.output import Drawing, Output, print_json, print_notes, print_table, require_file
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,7 +32,7 @@ TUNING = {
 }
 TUNING_FIELDS = ("n_examples", "attention_window", "batch_size", "learning_rate", "max_length", "seed")
 ATTENTION = {"n_sentences": int | None, "max_length": int, "seed": int, "threads": int}
-Repeats = Annotated[int, opt.option("N", "Repetitions of each; the median is printed.", min=1)]
+Folder = Annotated[Path | None, opt.option("FOLDER", "Where temporary stores are written.")]
 Task = Annotated[
     Literal["pos", "ner", "classify", "paraphrase"], opt.argument("TASK", "pos, ner, classify or paraphrase.")
 ]
@@ -140,7 +142,7 @@ def bench_extract(
     device: opt.Device = "auto",
     layers: opt.Layers = "all",
     sentences: Annotated[int, opt.option("N", "Number of sentences of the corpus to run.")] = 2000,
-    folder: Annotated[Path | None, opt.option("FOLDER", "Where the store of the measurement is written.")] = None,
+    folder: Folder = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Time an extraction and find its slowest stage.
@@ -164,37 +166,34 @@ def bench_extract(
     print(result.verdict)
 
 
-def bench_query(
-    store: opt.StorePath, layer: opt.Layer = "last", repeats: Repeats = 7, as_json: opt.AsJson = False
-) -> None:
-    """Time opening, gathers and scans against numpy in memory."""
-    opened = es.open(store)
-    rows = es.analysis.bench_query(opened, layer=opt.layer_of(layer, opened.layers), repeats=repeats)
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(rows, title=str(store))
-
-
-def bench_neighbors(
-    store: opt.StorePath,
-    layer: opt.Layer = "last",
-    k: opt.K = 10,
-    queries: Annotated[
-        str, opt.option("LIST", "Numbers of simultaneous queries, one row of the table each.")
-    ] = "1,32,1000",
-    repeats: Repeats = 5,
+def bench_all(
+    store: Annotated[str | None, opt.argument("STORE", "A store of yours; random vectors by default.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller store, fewer rounds: about a minute.")] = False,
+    model: Annotated[
+        str | None, opt.option("MODEL", "Measure extraction too, with this model.", "--model", "-m")
+    ] = None,
+    folder: Folder = None,
+    out: Annotated[Path | None, opt.option("FILE", "Also write the report to FILE.json.", "--out")] = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Time exact search against a flat faiss index in memory."""
-    counts = [part.strip() for part in queries.split(",")]
-    for count in counts:
-        if not count.isdecimal() or not int(count):
-            raise InvalidValueError(f"--queries {count!r} is not a number of queries: give some such as 1,32,1000")
-    opened = es.open(store)
-    number = opt.layer_of(layer, opened.layers)
-    rows = es.analysis.bench_neighbors(opened, layer=number, k=k, queries=list(map(int, counts)), repeats=repeats)
+    """Compare embstore with rivals and with the machine's limits.
+
+    Each row is the same work by embstore, by the fastest rival that is installed, and by the bare machine, in turn
+    in one run: medians. Below 1, ours/rival says that embstore is faster. Rivals that are not installed are named.
+    """
+    require_file(out, "--out", (".json",))
+    report = es.bench.bench_all(
+        store,
+        quick=quick,
+        model=model,
+        folder=folder,
+        each_row=lambda row: print(f"measured: {row.what}", file=sys.stderr),
+    )
+    if out is not None:
+        report.save(out)
     if as_json:
-        print_json(rows)
-    else:
-        print_table(rows, title=str(store))
+        print_json(report.as_json())
+        return
+    print_table(report.table(), title=f"load average {report.load['start']:.1f} before, {report.load['end']:.1f} after")
+    print_notes([f"not installed: {', '.join(report.missing)}"] if report.missing else [])
+    print_notes([report.warning] if report.warning else [])

@@ -1,4 +1,5 @@
 from . import analysis as analysis
+from . import bench as bench
 from . import corpus as corpus
 from . import errors as errors
 from . import executors as executors
@@ -14,7 +15,6 @@ from .analysis.neighbors.find import neighbors as neighbors
 from .analysis.neighbors.index import build_index as build_index
 from .analysis.neighbors.index import open_index as open_index
 from .analysis.neighbors.senses import senses as senses
-from .analysis.scan import Reducer as Reducer
 from .analysis.scan import reduce as reduce
 from .analysis.static import static_vectors as static_vectors
 from .analysis.torch_dataset import TorchDataset as TorchDataset

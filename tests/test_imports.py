@@ -85,6 +85,7 @@ ALLOWED: dict[str, set[str]] = {
         "probes",
         "plot",
     },
+    "bench": {"errors", "arguments", "store", "models", "extraction", "analysis", "probes"},
 }
 # Package -> the only part that may import it.
 HOME = {

@@ -1,6 +1,3 @@
-from .bench import bench_neighbors as bench_neighbors
-from .bench import bench_query as bench_query
-from .bench import measure_recall as measure_recall
 from .geometry.cka import linear_cka as linear_cka
 from .geometry.cosine import SentenceSimilarity as SentenceSimilarity
 from .geometry.cosine import sentence_similarity as sentence_similarity
@@ -21,9 +18,11 @@ from .neighbors.labels import LabelledOccurrences as LabelledOccurrences
 from .neighbors.labels import knn_predictions as knn_predictions
 from .neighbors.labels import knn_scores as knn_scores
 from .neighbors.labels import labelled_occurrences as labelled_occurrences
+from .neighbors.recall import measure_recall as measure_recall
 from .neighbors.senses import Clusters as Clusters
 from .neighbors.senses import umap_plane as umap_plane
 from .scan import Batch as Batch
+from .scan import Reducer as Reducer
 from .scan import Reduction as Reduction
 from .scan import Scope as Scope
 from .static import all_but_the_top as all_but_the_top

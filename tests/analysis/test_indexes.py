@@ -9,13 +9,13 @@ import faiss
 import numpy as np
 import pytest
 
-from embstore.analysis.bench import measure_recall
 from embstore.analysis.neighbors import index as index_module
 from embstore.analysis.neighbors import index_kinds
 from embstore.analysis.neighbors.exact import Exclusion
 from embstore.analysis.neighbors.index import LayerIndex, build_index, open_index
 from embstore.analysis.neighbors.index_files import list_indexes, remove_index
 from embstore.analysis.neighbors.index_kinds import choose_kind
+from embstore.analysis.neighbors.recall import measure_recall
 from embstore.errors import (
     InvalidValueError,
     MissingPackageError,

@@ -339,9 +339,8 @@ STORES = {
     "import of text": Bad("import corpus.txt new.zarr", ("corpus.txt", "HDF5")),
     "import of a store": Bad("import store.zarr new.zarr", ("store.zarr",)),
     "bench of no sentences": Bad("bench extract corpus.txt --model model --sentences 0", ("0",)),
-    "bench of no store": Bad("bench query gone.zarr", ("no store at gone.zarr",)),
-    "bench of an unknown layer": Bad("bench query store.zarr --layer 9", ("layer 9",)),
-    "bench of no repeats": Bad("bench query store.zarr --repeats 0", ("--repeats 0", "1 or more")),
+    "bench of no store": Bad("bench all gone.zarr --quick", ("no store at gone.zarr",)),
+    "bench into a table": Bad("bench all --out report.csv", ("report.csv", ".json")),
 }
 
 BAD = CORPORA | OPTIONS | MODELS | STORES

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.analysis.bench import measure_recall
 from embstore.analysis.neighbors.index import open_index
+from embstore.analysis.neighbors.recall import measure_recall
 from tests.cli.conftest import Work
 from tests.cli.test_output import valid
 

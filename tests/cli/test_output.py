@@ -276,10 +276,23 @@ def test_a_group_without_a_command_prints_its_help(command: str, work: Work) -> 
     assert ran.status in (0, 2)
 
 
-def test_bench_query_prints_a_row_a_read(work: Work) -> None:
-    ran = work.run("bench", "query", "store.zarr", "--repeats", "1", "--json")
-    assert (ran.status, ran.err) == (0, "")
-    assert [row["read"] for row in json.loads(ran.out)] == ["open", "scan"]
+def test_bench_all_names_what_is_missing_and_warns(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = es.bench.Row("gather", 2e-3, {"Lance": None, "numpy": 1e-3}, limit=5e-4, limit_name="take")
+    load = {"start": 1.0, "end": 2.0, "cores_of_others": 1.5, "quiet": False}
+    asked = []
+
+    def bench_all(store: str | None, **options: Any) -> es.bench.BenchReport:
+        asked.append((store, options["quick"], options["model"]))
+        return es.bench.BenchReport((row,), {}, {"date": "2026-01-02", "commit": None}, load)
+
+    monkeypatch.setattr(es.bench, "bench_all", bench_all)
+    ran = work.run("bench", "all", "--quick", "--out", "report.json")
+    assert (ran.status, asked) == (0, [(None, True, None)])
+    assert re.search(r"gather +1 +wall +2.00 ms +1.00 ms numpy +500 µs take +2 +4", ran.out)
+    assert "not installed: Lance" in ran.err
+    assert "other processes used 1.5 cores" in ran.err
+    assert json.loads(Path("report.json").read_text())["missing"] == ["Lance"]
+    assert work.run("bench", "all", "--out", "report.txt").status == 2
 
 
 def test_bench_extract_leaves_nothing(work: Work) -> None:

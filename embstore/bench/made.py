@@ -1,18 +1,16 @@
-"""Stores of random vectors, in embstore's formats and as plain HDF5 datasets."""
+"""Stores of random vectors, to measure with."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-import embstore as es
 from embstore.store import Index, Layout, Metadata, StoreWriter, Strings, create_store
 
 SENTENCE_WORDS = 20
@@ -57,7 +55,7 @@ def metadata_of(layout: Layout) -> Metadata:
             "compute_dtype": "float32",
             "seed": 0,
         },
-        software={"embstore": es.__version__},
+        software={"embstore": version("embstore")},
     )
 
 
@@ -92,7 +90,9 @@ def partitions_of(layout: Layout, *, seed: int) -> Iterator[tuple[int, NDArray[A
         yield partition, rng.standard_normal(shape, np.float32).astype(layout.dtype)
 
 
-def write_stores(paths: list[Path], *, n_rows: int, n_layers: int, hidden_size: int, dtype: str, seed: int) -> None:
+def write_stores(
+    paths: list[Path], *, n_rows: int, n_layers: int, hidden_size: int, dtype: str = "float16", seed: int = 0
+) -> None:
     """Write the same random vectors to every path."""
     layout = Layout.of(n_rows=n_rows, layers=tuple(range(n_layers)), hidden_size=hidden_size, dtype=dtype)
     index = index_of(n_rows, seed=seed)
@@ -105,21 +105,3 @@ def write_stores(paths: list[Path], *, n_rows: int, n_layers: int, hidden_size: 
                 writer.write(partition, {"hidden_states": vectors})
         for writer in writers:
             writer.finish()
-
-
-def write_chunked(store: es.Store, path: Path, *, chunks: tuple[int, int, int] | bool) -> tuple[int, ...]:
-    """Write a store's vectors to one h5py dataset [layer, row, feature] and return the shape of its chunks.
-
-    `chunks`: the shape, or True for h5py's own choice.
-    """
-    shape = (len(store.layers), store.n_rows, store.hidden_size)
-    with h5py.File(path, "w") as file:
-        dataset = file.create_dataset("hidden_states", shape, store.vector_dtype, chunks=chunks)
-        block = 16 * dataset.chunks[1]
-        for position, layer in enumerate(store.layers):
-            for first, vectors in store.scan(layer, block_rows=block):
-                dataset[position, first : first + len(vectors)] = vectors
-        chosen: tuple[int, ...] = dataset.chunks
-    with path.open("rb+") as written:
-        os.fsync(written.fileno())
-    return chosen

@@ -1,0 +1,77 @@
+"""One group of cases in a process of its own: prints a row as JSON for each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embstore.bench import cases
+from embstore.bench.made import write_stores
+from embstore.bench.measure import Row
+from embstore.bench.run import INVALID, Sizes
+from embstore.errors import InvalidValueError
+from embstore.store.store import open_store
+
+
+def rows_of(options: dict[str, Any]) -> Iterator[Row]:
+    sizes, path, folder = Sizes(**options["sizes"]), Path(options["path"]), Path(options["folder"])
+    group, threads = options["group"], options.get("threads", 1)
+    if group == "prepare":
+        prepare(path, folder, sizes, made=options["made"])
+        return
+    if group == "cold":
+        yield from cases.cold_rows(path, open_store(path).layers[-1], folder / "layer.npy", max(3, sizes.repeats // 2))
+        return
+    if group == "extraction":
+        from embstore.bench.extraction_cases import extraction_rows
+
+        repeats = max(2, sizes.repeats // 2)
+        yield from extraction_rows(folder, options["model"], sizes.sentences, threads=threads, repeats=repeats)
+        return
+    from embstore.bench.probe_cases import bank_rows, stream_rows
+
+    store = open_store(path)
+    setting = cases.Setting(store, store.layers[-1], folder, threads, sizes.repeats)
+    searches = cases.search_rows(setting, sizes.queries, budget=sizes.budget)
+    if group == "many":
+        yield from chain(searches, cases.geometry_rows(setting), bank_rows(setting))
+        return
+    yield from chain(
+        cases.gather_rows(setting, sizes.gathered, budget=sizes.budget),
+        cases.scan_rows(setting),
+        cases.store_rows(setting),
+        searches,
+        cases.geometry_rows(setting),
+        cases.batch_rows(setting),
+        bank_rows(setting),
+        stream_rows(setting),
+    )
+
+
+def prepare(path: Path, folder: Path, sizes: Sizes, *, made: bool) -> None:
+    """Write the made store, or check the given one, and write its last layer as a file of numpy."""
+    if made:
+        write_stores([path], n_rows=sizes.rows, n_layers=sizes.layers, hidden_size=sizes.hidden_size)
+    store = open_store(path)
+    if store.dtype not in ("float16", "float32"):
+        raise InvalidValueError(f"{path.name} holds {store.dtype}: give a store of float16 or float32")
+    np.save(folder / "layer.npy", store.gather(np.arange(store.n_rows), store.layers[-1]))
+
+
+def main() -> None:
+    try:
+        for row in rows_of(json.loads(sys.argv[1])):
+            print(json.dumps(row.as_json()), flush=True)
+    except InvalidValueError as error:
+        print(error, file=sys.stderr)
+        sys.exit(INVALID)
+
+
+if __name__ == "__main__":
+    main()
