@@ -50,7 +50,7 @@ def rows_of(options: dict[str, Any]) -> Iterator[Row]:
         cases.geometry_rows(setting),
         cases.batch_rows(setting),
         bank_rows(setting),
-        stream_rows(setting),
+        stream_rows(setting) if options["made"] else (),  # needs a row for every word
     )
 
 

@@ -17,6 +17,7 @@ from embstore.arguments import checked
 from embstore.bench.measure import QUIET, Row, cores, interleaved, machine, row_of, run_of, watched_load
 from embstore.errors import EmbstoreError, InvalidValueError, check_whole
 from embstore.store.storage.files import replacing
+from embstore.store.store import open_store
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
 INVALID = 2  # the exit status of bad input
@@ -105,9 +106,9 @@ def bench_all(
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=folder) as temporary:
         described = machine()
         path = Path(store) if store is not None else Path(temporary) / "made.zarr"
-        options = {"path": str(path), "folder": temporary, "model": model, "sizes": vars(chosen)}
+        options = {"path": str(path), "folder": temporary, "model": model, "sizes": vars(chosen), "made": store is None}
         with watched_load() as load:
-            list(_child({"group": "prepare", "made": store is None, **options}))
+            list(_child({"group": "prepare", **options}))
             groups = [{"group": "one", "threads": 1}, {"group": "cold", "threads": 1}]
             groups += [{"group": "many", "threads": cores()}] if cores() > 1 else []
             groups += [{"group": "extraction", "threads": cores()}] if model else []
@@ -147,8 +148,9 @@ def start_rows(path: Path, repeats: int) -> Iterator[Row]:
         return lambda number: _processor_of(line)
 
     bare = command("-c", "import numpy")
-    word = ("--layer", "last", "-k", "5")
-    for name, more in (("info", ()), ("lookup", ("w0",)), ("neighbors", ("w9", *word))):
+    index = open_store(path).index
+    word = index.words[int(index.type[0])]
+    for name, more in (("info", ()), ("lookup", (word,)), ("neighbors", (word, "--layer", "last", "-k", "1"))):
         cases = {"ours": command("-m", "embstore", name, str(path), *more), "numpy": bare}
         times = interleaved(cases, repeats=repeats, warm=1)
         limit = "importing numpy"
