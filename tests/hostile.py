@@ -58,7 +58,7 @@ BASES = {
     "probe trace": "edges.zarr edge-probes --targets tasks",
     "probe structure": "trees.zarr --train train.conllu --dev dev.conllu --test test.conllu --set epochs=1",
     "reproduce": "tenney2019 tasks -m random:8 --out study --set epochs=1 --set hidden_size=4 --set sentences=4",
-    "bench all": "store.zarr --quick",
+    "bench all": "gone.zarr --quick",
     "bench extract": "corpus.txt -m random:8 --sentences 2",
     "demo": "",
 }

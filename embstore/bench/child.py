@@ -14,8 +14,8 @@ import numpy as np
 from embstore.bench import cases
 from embstore.bench.made import write_stores
 from embstore.bench.measure import Row
-from embstore.bench.run import INVALID, Sizes
-from embstore.errors import InvalidValueError
+from embstore.bench.run import Sizes
+from embstore.errors import EmbstoreError, InvalidValueError
 from embstore.store.store import open_store
 
 
@@ -68,9 +68,9 @@ def main() -> None:
     try:
         for row in rows_of(json.loads(sys.argv[1])):
             print(json.dumps(row.as_json()), flush=True)
-    except InvalidValueError as error:
+    except EmbstoreError as error:
         print(error, file=sys.stderr)
-        sys.exit(INVALID)
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

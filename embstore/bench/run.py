@@ -98,10 +98,12 @@ def bench_all(
     a smaller store and fewer rounds, about a minute. `model`: a Hugging Face model, to measure extraction too.
     `folder`: where temporary files are written; 4 GB, quick .5 GB. `each_row`: called with each row once measured.
 
-    Raises InvalidValueError for another store.
+    Raises StoreNotFoundError, InvalidValueError for another kind of store, ModelError.
     """
     chosen = sizes or (QUICK if quick else FULL)
     check_whole("rows", chosen.rows, 1)
+    if store is not None:
+        open_store(store)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=folder) as temporary:
         described = machine()
@@ -109,9 +111,9 @@ def bench_all(
         options = {"path": str(path), "folder": temporary, "model": model, "sizes": vars(chosen), "made": store is None}
         with watched_load() as load:
             list(_child({"group": "prepare", **options}))
-            groups = [{"group": "one", "threads": 1}, {"group": "cold", "threads": 1}]
+            groups = [{"group": "extraction", "threads": cores()}] if model else []
+            groups += [{"group": "one", "threads": 1}, {"group": "cold", "threads": 1}]
             groups += [{"group": "many", "threads": cores()}] if cores() > 1 else []
-            groups += [{"group": "extraction", "threads": cores()}] if model else []
             measured = (_child({**options, **group}) for group in groups)
             for row in chain(chain.from_iterable(measured), start_rows(path, max(2, chosen.repeats // 2))):
                 rows.append(row)
