@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -34,18 +35,37 @@ def reporting(progress: Progress, *, total: int | None = None, unit: str = "rows
     if progress is False or (progress is None and not _is_visible()):
         yield lambda done, total=None: None
         return
-    from tqdm.auto import tqdm
+    bar = _Bar(total, unit, label)
+    try:
+        yield bar.report
+    finally:
+        bar.close()
 
-    with tqdm(
-        total=total, desc=label or None, unit=f" {unit}", unit_scale=True, delay=DELAY_SECONDS, leave=False
-    ) as bar:
 
-        def report(done: int, total: int | None = None, /) -> None:
-            if total is not None:
-                bar.total = total
-            bar.update(done - bar.n)
+class _Bar:
+    """A bar of tqdm, which is imported once the work has taken long enough to show one."""
 
-        yield report
+    def __init__(self, total: int | None, unit: str, label: str) -> None:
+        self._total = total
+        self._look = {"desc": label or None, "unit": f" {unit}", "unit_scale": True, "leave": False}
+        self._began = time.time()
+        self._bar: Any = None
+
+    def report(self, done: int, total: int | None = None, /) -> None:
+        self._total = self._total if total is None else total
+        if self._bar is None:
+            if time.time() - self._began < DELAY_SECONDS:
+                return
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=self._total, **self._look)
+            self._bar.start_t = self._began
+        self._bar.total = self._total
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 def _forwarding(function: Callable[[int, int | None], object], whole: int | None) -> Report:
@@ -58,11 +78,9 @@ def _forwarding(function: Callable[[int, int | None], object], whole: int | None
 
 
 def _is_visible() -> bool:
-    """Return whether a bar reaches a person."""
+    """Return whether a bar reaches a person: in a terminal, or a notebook."""
     if sys.stderr is not None and sys.stderr.isatty():
         return True
-    import tqdm.auto
-    import tqdm.std
-
-    notebook: Any = getattr(tqdm.auto, "notebook_tqdm", tqdm.std.tqdm)
-    return notebook is not tqdm.std.tqdm
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config

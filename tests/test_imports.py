@@ -101,7 +101,7 @@ HOME = {
     "ray": "executors",
     "tqdm": "progress",
 }
-SLOW = ["pydantic", "scipy", "asyncio", "rich", "email"]  # others that commands need not wait for
+SLOW = ["pydantic", "scipy", "asyncio", "rich", "tqdm"]  # others that commands need not wait for
 HEAVY = [
     "torch",
     "transformers",
@@ -212,6 +212,7 @@ def test_bare_import_loads_nothing_heavy(statement: str) -> None:
 COMMANDS = {  # each after those before it, with the packages that it may import
     "info {store}": {"numpy"},
     "lookup {store} bank": {"numpy", "rich"},
+    "neighbors {store} bank --layer 2 -k 2": {"numpy", "rich", "polars"},
 }
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 from contextlib import redirect_stderr
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +57,22 @@ def test_false_shows_no_bar() -> None:
 
 def test_short_work_shows_no_bar() -> None:
     assert "rows" not in shown(None, Terminal())
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("config", [{"IPKernelApp": {}}, {}])
+def test_a_notebook_shows_a_bar_and_a_plain_ipython_shell_as_a_pipe_none(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, object]
+) -> None:
+    shell = SimpleNamespace(config=config)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert bool(shown(None, io.StringIO())) == bool(config)
+
+
+def test_a_bar_that_appears_later_counts_from_the_beginning_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([time.time() - 20])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(time=lambda: next(times, time.time())))
+    assert "10.0/10.0 [00:2" in shown(None, Terminal())
 
 
 def test_a_function_is_called_with_what_is_done_and_the_total() -> None:
