@@ -12,10 +12,29 @@ from numpy.typing import NDArray
 def limit_target(most: int) -> int:
     """Use at most version 0 (plain C), 1 (AVX2) or 2 (AVX-512) of the kernels; return the version in use."""
 
-def gather_rows(
-    bases: NDArray[np.uint64], segment_rows: int, row_nbytes: int, rows: NDArray[np.int64], out: NDArray[np.int8]
+def mark_partitions(
+    rows: NDArray[np.int64],
+    n_stored: int,
+    partition_rows: int,
+    committed: NDArray[np.uint8],
+    marked: NDArray[np.uint8],
 ) -> int:
-    """Copy rows from the segments at these addresses; return how many until one of an address 0."""
+    """Set `marked` for the partition of every row; return how many rows are of partitions that are not committed.
+
+    Returns -1 where a row is none of the `n_stored` rows.
+    """
+
+def gather_rows(
+    bases: NDArray[np.uint64], segment_rows: int, row_nbytes: int, rows: NDArray[np.int64], out: NDArray[Any]
+) -> int:
+    """Copy rows from the segments at these addresses into `out`, which is C-contiguous; `rows` are not checked.
+
+    With the highest bit of an address set, every row of the segment is the one at that address without the bit.
+    Returns how many rows were copied, all or those before one whose segment has the address 0.
+    """
+
+def will_need(starts: NDArray[np.uint64], nbytes: int) -> None:
+    """Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once."""
 
 def pack_queries(queries: NDArray[np.float32]) -> Any:
     """The queries [q, feature] as the search takes them, None for the few that it takes as they are."""

@@ -1,6 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """Compiled loops over arrays, which release the GIL. Each checks the shapes of its arguments, not their values."""
 
+from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -38,6 +39,11 @@ cdef extern from "kernels.h" nogil:
         void *buffers
         double *total
     int c_limit_target "limit_target" (int most)
+    int64_t c_mark_partitions "mark_partitions" (
+        const int64_t *rows, int64_t n_rows, int64_t n_stored, int64_t partition_rows, const uint8_t *committed,
+        uint8_t *marked
+    )
+    void c_will_need "will_need" (const uint64_t *starts, int64_t n, int64_t nbytes)
     int64_t c_gather_rows "gather_rows" (
         const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out
     )
@@ -61,17 +67,41 @@ def limit_target(int most):
     return c_limit_target(most)
 
 
-def gather_rows(
-    const uint64_t[::1] bases, int64_t segment_rows, int64_t row_nbytes, const int64_t[::1] rows, char[::1] out
+def mark_partitions(
+    const int64_t[::1] rows, int64_t n_stored, int64_t partition_rows, const uint8_t[::1] committed,
+    uint8_t[::1] marked
 ):
-    cdef int64_t n_rows = rows.shape[0], copied
-    if out.shape[0] != n_rows * row_nbytes:
-        raise ValueError("out has another size than the rows")
+    cdef int64_t n_rows = rows.shape[0], missing, n_partitions = -(-n_stored // partition_rows)
+    if committed.shape[0] != n_partitions or marked.shape[0] != n_partitions:
+        raise ValueError("committed and marked have one item for each partition")
     if not n_rows:
         return 0
     with nogil:
-        copied = c_gather_rows(&bases[0], segment_rows, row_nbytes, &rows[0], n_rows, &out[0])
+        missing = c_mark_partitions(&rows[0], n_rows, n_stored, partition_rows, &committed[0], &marked[0])
+    return missing
+
+
+def gather_rows(const uint64_t[::1] bases, int64_t segment_rows, int64_t row_nbytes, const int64_t[::1] rows, out):
+    cdef int64_t n_rows = rows.shape[0], copied
+    cdef Py_buffer target
+    if not n_rows:
+        return 0
+    PyObject_GetBuffer(out, &target, PyBUF_WRITABLE)
+    try:
+        if target.len != n_rows * row_nbytes:
+            raise ValueError("out has another size than the rows")
+        with nogil:
+            copied = c_gather_rows(&bases[0], segment_rows, row_nbytes, &rows[0], n_rows, <char *>target.buf)
+    finally:
+        PyBuffer_Release(&target)
     return copied
+
+
+def will_need(const uint64_t[::1] starts, int64_t nbytes):
+    cdef int64_t n = starts.shape[0]
+    if n and nbytes > 0:
+        with nogil:
+            c_will_need(&starts[0], n, nbytes)
 
 
 def pack_queries(const float[:, ::1] queries):

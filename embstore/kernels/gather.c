@@ -4,7 +4,14 @@
 
 #include "kernels.h"
 
-#define AHEAD 8
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#define AHEAD 8  /* rows, of whose first lines the cache is told before they are copied */
+#define LINES 4
+#define REPEATED ((uint64_t)1 << 63)
 
 #ifdef __GNUC__
 #define PREFETCH(address) __builtin_prefetch(address)
@@ -12,17 +19,76 @@
 #define PREFETCH(address)
 #endif
 
+/* Division by a number that usually is a power of two. */
+typedef struct {
+    int64_t by;
+    int shift;  /* -1 where it is not */
+} divisor;
+
+static divisor divisor_of(int64_t by) {
+    divisor found = {by, 0};
+    while (((int64_t)1 << found.shift) < by) found.shift++;
+    if (((int64_t)1 << found.shift) != by) found.shift = -1;
+    return found;
+}
+
+static inline int64_t quotient(int64_t value, divisor d) {
+    return d.shift >= 0 ? value >> d.shift : value / d.by;
+}
+
+int64_t mark_partitions(
+    const int64_t *rows, int64_t n_rows, int64_t n_stored, int64_t partition_rows, const uint8_t *committed,
+    uint8_t *marked
+) {
+    divisor d = divisor_of(partition_rows);
+    int64_t missing = 0;
+    for (int64_t i = 0; i < n_rows; i++) {
+        if (rows[i] < 0 || rows[i] >= n_stored) return -1;
+        int64_t partition = quotient(rows[i], d);
+        marked[partition] = 1;
+        missing += !committed[partition];
+    }
+    return missing;
+}
+
+static inline const char *address_of(
+    const uint64_t *bases, divisor segment_rows, int64_t row_nbytes, int64_t row
+) {
+    int64_t segment = quotient(row, segment_rows);
+    uint64_t base = bases[segment];
+    if (base & REPEATED) return (const char *)(uintptr_t)(base & ~REPEATED);
+    return base ? (const char *)(uintptr_t)base + (row - segment * segment_rows.by) * row_nbytes : 0;
+}
+
 int64_t gather_rows(
     const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out
 ) {
-    for (int64_t i = 0; i < n_rows; i++) {
+    divisor d = divisor_of(segment_rows);
+    const char *addresses[AHEAD];
+    for (int64_t i = -AHEAD; i < n_rows; i++) {
+        const char *from = i < 0 ? 0 : addresses[i % AHEAD];
         if (i + AHEAD < n_rows) {
-            uint64_t ahead = bases[rows[i + AHEAD] / segment_rows];
-            if (ahead) PREFETCH((const char *)(uintptr_t)ahead + rows[i + AHEAD] % segment_rows * row_nbytes);
+            const char *ahead = address_of(bases, d, row_nbytes, rows[i + AHEAD]);
+            for (int line = 0; ahead && line < LINES; line++) PREFETCH(ahead + 64 * line);
+            addresses[(i + AHEAD) % AHEAD] = ahead;
         }
-        uint64_t base = bases[rows[i] / segment_rows];
-        if (!base) return i;
-        memcpy(out + i * row_nbytes, (const char *)(uintptr_t)base + rows[i] % segment_rows * row_nbytes, row_nbytes);
+        if (i < 0) continue;
+        if (!from) return i;
+        memcpy(out + i * row_nbytes, from, row_nbytes);
     }
     return n_rows;
+}
+
+void will_need(const uint64_t *starts, int64_t n, int64_t nbytes) {
+#ifdef MADV_WILLNEED
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), near = 4 * page, most = (uint64_t)1 << 19;
+    for (int64_t i = 0, next; i < n; i = next) {
+        uint64_t start = starts[i] / page * page, stop = starts[i] + nbytes;
+        for (next = i + 1; next < n && starts[next] <= stop + near; next++) stop = starts[next] + nbytes;
+        for (uint64_t at = start; at < stop; at += most)  /* Linux does not read more for one call than for one request */
+            madvise((void *)(uintptr_t)at, stop - at < most ? stop - at : most, MADV_WILLNEED);
+    }
+#else
+    (void)starts, (void)n, (void)nbytes;
+#endif
 }

@@ -9,11 +9,20 @@
 int target(void);
 int limit_target(int most);
 
+/* Set marked[p] for the partition p of every row; returns how many rows are of partitions that are not committed, -1
+   where a row is none of the n_stored rows. */
+int64_t mark_partitions(
+    const int64_t *rows, int64_t n_rows, int64_t n_stored, int64_t partition_rows, const uint8_t *committed,
+    uint8_t *marked);
+
 /* Copy rows of `row_nbytes` bytes to `out`; row r is in segment r / segment_rows, which begins at address
-   bases[r / segment_rows] in memory. Stops at a row whose segment has the address 0 and returns its number,
-   else n_rows. */
+   bases[r / segment_rows] in memory. With the highest bit set, every row of the segment is the one at that address
+   without the bit. Stops at a row whose segment has the address 0 and returns its number, else n_rows. */
 int64_t gather_rows(
     const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out);
+
+/* Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once. */
+void will_need(const uint64_t *starts, int64_t n, int64_t nbytes);
 
 /* How numbers are stored: float32, or the bits of float16 or bfloat16. */
 enum { FLOAT, HALF, BFLOAT };

@@ -84,14 +84,25 @@ def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
 
 def checked_rows(rows: ArrayLike, n_rows: int) -> Rows:
     """Return a list of row numbers as int64 [n]. Raises InvalidValueError for anything else and for a missing row."""
+    array = row_numbers(rows)
+    require_rows(array, n_rows)
+    return array.astype(np.int64, copy=False)
+
+
+def row_numbers(rows: ArrayLike) -> NDArray[np.integer]:
+    """Return a list of row numbers as an array of integers. Raises InvalidValueError for anything else."""
     array = _as_array(rows)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions")
-    if array.size:
-        low, high = int(array.min()), int(array.max())
+    return array
+
+
+def require_rows(rows: NDArray[np.integer], n_rows: int) -> None:
+    """Raise InvalidValueError for a row that does not exist."""
+    if rows.size:
+        low, high = int(rows.min()), int(rows.max())
         if low < 0 or high >= n_rows:
             raise InvalidValueError(f"there is no row {low if low < 0 else high}: the store has rows 0 to {n_rows - 1}")
-    return array.astype(np.int64, copy=False)
 
 
 def _as_array(rows: ArrayLike) -> NDArray[Any]:

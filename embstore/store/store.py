@@ -28,7 +28,7 @@ from embstore.html import html_table
 from embstore.store.arrays import committed
 from embstore.store.backend import Reader, open_reader
 from embstore.store.check.consistency import column_faults
-from embstore.store.conditions import Condition, checked_rows, parse_conditions, selected_rows
+from embstore.store.conditions import Condition, parse_conditions, row_numbers, selected_rows
 from embstore.store.index import Index, Labels, TypeIndex
 from embstore.store.layout import Layout, resolve_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
@@ -298,7 +298,7 @@ class Store:
             raise InvalidValueError(f'missing must be "error" or "nan", not {missing!r}')
         positions = [self.layers.index(layer) for layer in layers]
         self._reader.require_current(columns=False)
-        return self._gatherer.take(checked_rows(rows, self.n_rows), positions, out=out, nan=missing == "nan")
+        return self._gatherer.take(row_numbers(rows), positions, out=out, nan=missing == "nan")
 
     def scan(
         self,

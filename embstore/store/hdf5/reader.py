@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,14 +37,27 @@ from embstore.store.hdf5.addresses import (
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.reading.mapped import (
     MAX_EXPANSION,
-    ChunkedRows,
     LibraryRows,
+    MappedLayer,
     MappedRows,
     RowSource,
-    TakeSource,
     runs_of_chunks,
 )
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, opened, reading
+
+
+class FileLayer(MappedLayer):
+    """A layer in one mapped file; `offsets` int64 [chunk]: where its chunks begin, -1 for one that is left out."""
+
+    def __init__(self, file: MappedFile, spec: ArraySpec, chunk_rows: int, offsets: NDArray[np.int64]) -> None:
+        super().__init__(spec.shape[1], chunk_rows, np.full(spec.shape[2:], spec.fill, spec.dtype))
+        self._files = (file,)
+        self.place(0, file, offsets)
+        last = np.minimum(spec.shape[1] - np.arange(len(offsets)) * chunk_rows, chunk_rows)
+        self._bases[offsets > len(file.bytes) - last * self._row_nbytes] = 0
+
+    def files(self, partitions: Sequence[int]) -> Sequence[MappedFile]:
+        return self._files
 
 
 class HDF5Reader:
@@ -51,6 +65,7 @@ class HDF5Reader:
 
     remote: None = None
     cache: None = None
+    max_mapped = sys.maxsize
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +74,7 @@ class HDF5Reader:
         self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
         self._scattered = MappedFile(path, random=True)
         self._sources: dict[tuple[str, int, int], RowSource] = {}
-        self._layers: dict[tuple[str, int], TakeSource | None] = {}
+        self._layers: dict[tuple[str, int], MappedLayer] = {}
         self._check_a_row()
 
     def commits(self) -> Records:
@@ -94,29 +109,14 @@ class HDF5Reader:
         start, stop = self._span(name)
         return self._file.bytes[start:stop].view(spec.dtype).reshape(spec.shape)
 
-    def layer(self, array: str, layer: int) -> TakeSource | None:
-        """Return the rows of all partitions at once where every chunk begins at a multiple of a row, else None."""
-        key = (array, layer)
-        if key not in self._layers:
-            self._layers[key] = self._whole_layer(self._specs[array], layer)
-        return self._layers[key]
-
-    def _whole_layer(self, spec: ArraySpec, layer: int) -> TakeSource | None:
-        if spec.path not in self.addresses.chunks:
-            return None
-        offsets = self.addresses.chunks[spec.path][layer]
-        row_nbytes = self.addresses.chunk_nbytes[spec.path] // self.addresses.chunk_rows[spec.path]
-        ends = offsets.max() + self.addresses.chunk_nbytes[spec.path]
-        if (offsets < 0).any() or (offsets % row_nbytes).any() or ends > len(self._file.bytes):
-            return None
-        count = len(self._file.bytes) // row_nbytes
-        rows = self._scattered.bytes[: count * row_nbytes].view(spec.dtype)
-        return ChunkedRows(
-            self._scattered,
-            rows.reshape(count, *spec.shape[2:]),
-            offsets // row_nbytes,
-            self.addresses.chunk_rows[spec.path],
-        )
+    def layer(self, array: str, position: int) -> MappedLayer | None:
+        """Return a layer (by its position) for random access, None where it is not mapped."""
+        layer = self._layers.get((array, position))
+        if layer is None and array in self.addresses.chunks:
+            offsets = self.addresses.chunks[array][position]
+            layer = FileLayer(self._scattered, self._specs[array], self.addresses.chunk_rows[array], offsets)
+            self._layers[array, position] = layer
+        return layer
 
     def rows(self, array: str, layer: int, partition: int) -> RowSource:
         """Return the rows of one layer (by its position among the stored ones) of a committed partition."""
@@ -178,7 +178,9 @@ class HDF5Reader:
         spec = self._specs["hidden_states"]
         start, _ = self.metadata.layout.span(int(written[0]))
         row = np.empty((1, *spec.shape[2:]), spec.dtype)
-        self.rows("hidden_states", 0, int(written[0])).take(np.zeros(1, np.int64), row)
+        layer = self.layer("hidden_states", 0)
+        assert layer is not None
+        layer.take(np.array([start]), [], row)
         with self._library_array(spec) as array:
             expected = array[0, start]
         if row.tobytes() != expected.tobytes():

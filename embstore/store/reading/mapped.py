@@ -1,4 +1,4 @@
-"""Rows of one layer in one local file: taken at random through the memory map, read in order through the file.
+"""Rows of one layer in local files: taken at random through memory maps, read in order through the files.
 
 Where another tool has compressed an array, or laid it out otherwise, its library reads the rows.
 """
@@ -6,42 +6,33 @@ Where another tool has compressed an array, or laid it out otherwise, its librar
 from __future__ import annotations
 
 import math
-import mmap
 import os
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
+from embstore.kernels.compiled import gather_rows, will_need
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, read_at, reading
 
-PAGE = mmap.PAGESIZE
-_NEAR_PAGES = 4
-_ADVICE_NBYTES = 2**19  # Linux reads no more for one call than its limits on read-ahead and on one request
 MAX_EXPANSION = 100_000  # of a column that a library decompresses
+
+_BATCH_NBYTES = 32 * 2**20  # of rows that are read from the disk at a time
+_SAMPLE_ROWS = 8
+_COLD_SECONDS_A_ROW = 25e-6
+_REPEATED = 2**63  # of an address: every row of the chunk is the one there
 
 Read = Callable[[int, int, NDArray[Any]], None]
 
 
-class TakeSource(Protocol):
-    """Random access to rows of one layer, counted from the first of a partition or of the whole store."""
-
-    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copy rows, in any order, into `out`."""
-        ...
-
-    def prefetch(self, rows: NDArray[np.int64]) -> None:
-        """Start reading the pages of rows from the disk before they are taken."""
-        ...
-
-
-class RowSource(TakeSource, Protocol):
-    """Random and sequential access to the rows of one layer in one partition, counted from the partition's first."""
+class RowSource(Protocol):
+    """Sequential access to the rows of one layer in one partition, counted from the partition's first."""
 
     def view(self, start: int, stop: int) -> NDArray[Any] | None:
         """Return rows from `start` up to `stop`, or fewer, as a read-only view of the file; None without one."""
@@ -54,6 +45,59 @@ class RowSource(TakeSource, Protocol):
     def reading(self) -> AbstractContextManager[Read]:
         """Open the file; gives a function `read(start, stop, out)` for ascending rows."""
         ...
+
+
+class MappedLayer(ABC):
+    """One layer of all partitions as the addresses of its chunks in memory: random access to all its rows.
+
+    `fill`: the row that a chunk reads as which is left out.
+    """
+
+    def __init__(self, n_rows: int, chunk_rows: int, fill: NDArray[Any]) -> None:
+        self._chunk_rows = chunk_rows
+        self._fill = fill
+        self._row_nbytes = fill.nbytes
+        self._bases = np.zeros(-(-n_rows // chunk_rows), np.uint64)
+
+    @abstractmethod
+    def files(self, partitions: Sequence[int]) -> Sequence[MappedFile]:
+        """Map partitions, and return their files."""
+
+    def place(self, chunk: int, file: MappedFile, offsets: NDArray[np.int64]) -> None:
+        """Set where chunks from `chunk` on begin in a file, -1 for one that is left out."""
+        addresses = np.where(offsets < 0, self._fill.ctypes.data | _REPEATED, offsets.view(np.uint64) + file.address)
+        part = self._bases[chunk : chunk + len(addresses)]
+        part[...] = addresses[: len(part)]
+
+    def take(self, rows: NDArray[np.int64], partitions: Sequence[int], out: NDArray[Any]) -> None:
+        """Copy rows, in any order, into `out`, which is C-contiguous. `partitions`: those of the rows.
+
+        Raises StoreDamagedError where a file has become shorter.
+        """
+        files = self.files(partitions)
+        for file in files:
+            file.require_whole()
+        step = max(1, _BATCH_NBYTES // self._row_nbytes)
+        if len(rows) <= step:
+            self._take(rows, out)
+            return
+        for start in range(0, len(rows), step):
+            self._take(rows[start : start + step], out[start : start + step])
+
+    def _take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy rows; where the first ones have to wait for the disk, all are requested from it first."""
+        if len(rows) > 2 * _SAMPLE_ROWS:
+            began = time.perf_counter()
+            gather_rows(self._bases, self._chunk_rows, self._row_nbytes, rows[:_SAMPLE_ROWS], out[:_SAMPLE_ROWS])
+            if time.perf_counter() - began > _SAMPLE_ROWS * _COLD_SECONDS_A_ROW:
+                chunks, inside = np.divmod(rows, self._chunk_rows)
+                inside *= self._row_nbytes
+                addresses = self._bases[chunks]
+                addresses = (addresses + inside.view(np.uint64))[(addresses != 0) & (addresses < _REPEATED)]
+                addresses.sort()
+                will_need(addresses, self._row_nbytes)
+        if gather_rows(self._bases, self._chunk_rows, self._row_nbytes, rows, out) < len(rows):
+            raise StoreDamagedError(f"a chunk lies beyond the end of its file: {REPAIR_HINT}")
 
 
 @dataclass(frozen=True)
@@ -77,38 +121,6 @@ class MappedRows:
         self._runs = runs
         self._fill = fill
         self._starts = np.array([run.start for run in runs], np.int64)
-        self._whole = runs[0].rows if len(runs) == 1 else None
-
-    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        self._file.require_whole()
-        if self._whole is not None:
-            self._whole.take(rows, 0, out, "clip")
-            return
-        runs = self._starts.searchsorted(rows, "right") - 1
-        if (runs[1:] < runs[:-1]).any():
-            order = runs.astype(np.uint16 if len(self._runs) <= 2**16 else np.int64).argsort(kind="stable")
-            self._take_grouped(rows[order], runs[order], taken := np.empty_like(out))
-            out[order] = taken
-        else:
-            self._take_grouped(rows, runs, out)
-
-    def _take_grouped(self, rows: NDArray[np.int64], runs: NDArray[np.int64], out: NDArray[Any]) -> None:
-        edges = ((runs[1:] != runs[:-1]).nonzero()[0] + 1).tolist()
-        for first, last in zip([0, *edges], [*edges, len(rows)], strict=True):
-            if first == last:
-                continue
-            run = self._runs[runs[first]]
-            if run.rows is None:
-                out[first:last] = self._fill
-            else:
-                run.rows.take(rows[first:last] - run.start, 0, out[first:last], "clip")
-
-    def prefetch(self, rows: NDArray[np.int64]) -> None:
-        rows = np.sort(rows)
-        bounds = [*rows.searchsorted(self._starts).tolist(), len(rows)]
-        for run, (first, last) in zip(self._runs, pairwise(bounds), strict=True):
-            if first < last and run.rows is not None:
-                _will_need(self._file.map, run.offset, rows[first:last] - run.start, run.rows[0].nbytes)
 
     def view(self, start: int, stop: int) -> NDArray[Any] | None:
         run = self._runs[int(self._starts.searchsorted(start, "right")) - 1]
@@ -118,16 +130,11 @@ class MappedRows:
         return run.rows[start - run.start : stop - run.start]
 
     def will_need(self, start: int, stop: int) -> None:
-        if not hasattr(mmap, "MADV_WILLNEED"):  # Windows
-            return
         first, last = self._starts.searchsorted((start, stop - 1), "right") - 1
         for run in self._runs[first : last + 1]:
             if run.rows is not None:
-                row_nbytes = run.rows[0].nbytes
-                begin = run.offset + max(start - run.start, 0) * row_nbytes
-                end = run.offset + (min(stop, run.stop) - run.start) * row_nbytes
-                for offset in range(begin - begin % PAGE, end, _ADVICE_NBYTES):
-                    self._file.map.madvise(mmap.MADV_WILLNEED, offset, min(_ADVICE_NBYTES, end - offset))
+                wanted = run.rows[max(start - run.start, 0) : stop - run.start]
+                will_need(np.array([wanted.ctypes.data], np.uint64), wanted.nbytes)
 
     @contextmanager
     def reading(self) -> Iterator[Read]:
@@ -155,29 +162,6 @@ class MappedRows:
             number += 1
 
 
-class ChunkedRows:
-    """A TakeSource over a whole layer in one file, in which every chunk begins at a multiple of the size of a row.
-
-    `rows`: the file seen as rows. `firsts` int64 [chunk]: the position of each chunk's first row among them.
-    """
-
-    def __init__(self, file: MappedFile, rows: NDArray[Any], firsts: NDArray[np.int64], chunk_rows: int) -> None:
-        self._file = file
-        self._rows = rows
-        self._shifts = firsts - np.arange(len(firsts)) * chunk_rows
-        self._chunk_rows = chunk_rows
-
-    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        self._file.require_whole()
-        self._rows.take(self._positions(rows), 0, out, "clip")
-
-    def prefetch(self, rows: NDArray[np.int64]) -> None:
-        _will_need(self._file.map, 0, np.sort(self._positions(rows)), self._rows[0].nbytes)
-
-    def _positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._shifts.take(rows // self._chunk_rows, mode="clip") + rows
-
-
 class LibraryRows:
     """A RowSource through the zarr or HDF5 library, for an array that cannot be mapped.
 
@@ -190,12 +174,10 @@ class LibraryRows:
         self._start = start
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy rows, in any order, into `out`."""
         distinct, inverse = np.unique(rows, return_inverse=True)
         with self._open_array() as array:
             out[...] = np.asarray(array[self._layer, distinct + self._start])[inverse]
-
-    def prefetch(self, rows: NDArray[np.int64]) -> None:
-        """Does nothing: the library reads what it needs."""
 
     def view(self, start: int, stop: int) -> None:
         """Return None: the file has no such rows."""
@@ -211,19 +193,6 @@ class LibraryRows:
                 out[...] = array[self._layer, self._start + start : self._start + stop]
 
             yield read
-
-
-def _will_need(mapped: mmap.mmap, offset: int, rows: NDArray[np.int64], row_nbytes: int) -> None:
-    """Advise the kernel to read the pages of ascending rows, those near each other in one call."""
-    if not hasattr(mmap, "MADV_WILLNEED"):  # Windows
-        return
-    first = (offset + rows * row_nbytes) // PAGE
-    last = (offset + (rows + 1) * row_nbytes - 1) // PAGE + 1
-    gaps = np.flatnonzero(first[1:] > last[:-1] + _NEAR_PAGES)
-    starts = first[np.concatenate([[0], gaps + 1])] * PAGE
-    stops = np.minimum(last[np.concatenate([gaps, [len(rows) - 1]])] * PAGE, len(mapped))
-    for start, nbytes in zip(starts.tolist(), (stops - starts).tolist(), strict=True):
-        mapped.madvise(mmap.MADV_WILLNEED, start, nbytes)
 
 
 def runs_of_chunks(

@@ -16,7 +16,7 @@ from embstore.errors import EmbstoreError, StoreDamagedError
 from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader
 from embstore.store.layout import Layout
-from embstore.store.reading.mapped import Read, RowSource
+from embstore.store.reading.mapped import LibraryRows, Read, RowSource
 from embstore.store.storage.base import wait_all
 from embstore.store.storage.files import REPAIR_HINT
 from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
@@ -49,6 +49,40 @@ class Checksums:
                         f"the rows of partition {partition} of {self._reader.path} were changed: {REPAIR_HINT}"
                     )
                 self._intact.add(partition)
+
+
+def take_stored(
+    reader: Reader,
+    array: str,
+    position: int,
+    rows: NDArray[np.int64],
+    partitions: NDArray[np.integer],
+    out: NDArray[Any],
+) -> None:
+    """Copy committed rows of one array and layer of a local store, in any order and as they are stored, into `out`.
+
+    `partitions`: those of the rows, ascending. `out` is C-contiguous.
+    """
+    layer = reader.layer(array, position)
+    if layer is not None and len(partitions) <= reader.max_mapped:
+        layer.take(rows, partitions.tolist(), out)
+        return
+    size = reader.metadata.layout.partition_rows
+    order = rows.argsort(kind="stable")
+    ordered = rows[order]
+    step = 1 if layer is None else reader.max_mapped
+    for number in range(0, len(partitions), step):
+        some = partitions[number : number + step].tolist()
+        first, last = ordered.searchsorted((some[0] * size, (some[-1] + 1) * size)).tolist()
+        taken = np.empty((last - first, *out.shape[1:]), out.dtype)
+        layer = reader.layer(array, position)
+        if layer is not None:
+            layer.take(ordered[first:last], some, taken)
+        else:
+            source = reader.rows(array, position, some[0])
+            assert isinstance(source, LibraryRows)
+            source.take(ordered[first:last] - some[0] * size, taken)
+        out[order[first:last]] = taken
 
 
 @dataclass(frozen=True)
@@ -167,16 +201,14 @@ class SequentialReader:
             self.read(first, last, between)
             between.take(rows - first, 0, out, "clip")
         else:
-            parts = parts_of(rows, rows // self._partition_rows, self._partition_rows)
+            partitions = np.unique(rows // self._partition_rows)
             if self._checksums is not None:
-                self._checksums.require(part.partition for part in parts)
+                self._checksums.require(partitions.tolist())
             if self._remote is not None:
+                parts = parts_of(rows, rows // self._partition_rows, self._partition_rows)
                 wait_all(self._remote.begin(self._array, [self._layer], parts, out[None]))
-                return
-            for part in parts:
-                source = self._reader.rows(self._array, self._layer, part.partition)
-                source.prefetch(part.local)
-                source.take(part.local, out[part.first : part.last])
+            else:
+                take_stored(self._reader, self._array, self._layer, rows, partitions, out)
 
 
 def scan_blocks(

@@ -250,6 +250,7 @@ class MappedFile:
         if random and hasattr(mmap, "MADV_RANDOM"):
             self.map.madvise(mmap.MADV_RANDOM)
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
+        self.address = self.bytes.ctypes.data
 
     def require_whole(self) -> None:
         """Raise StoreDamagedError where the file has become shorter: reading the map there would end the process."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ from embstore.store.arrays import (
     record_crc32c,
 )
 from embstore.store.metadata import parse
-from embstore.store.reading.mapped import MAX_EXPANSION, LibraryRows, MappedRows, RowSource, TakeSource, runs_of_chunks
+from embstore.store.reading.mapped import MAX_EXPANSION, LibraryRows, MappedLayer, MappedRows, RowSource, runs_of_chunks
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
 from embstore.store.storage.local import LocalStorage
@@ -39,6 +38,39 @@ MAX_CHUNK_NBYTES = 2**27  # of chunks that the zarr library decompresses
 
 _PAYLOAD = ("hidden_states", "scale")
 _COLUMNS_AT_ONCE = 8
+
+
+class Shard(NamedTuple):
+    """A mapped shard, and the byte at which each of its inner chunks begins [layer, chunk], -1 for one left out."""
+
+    file: MappedFile
+    offsets: NDArray[np.int64]
+
+
+class ShardedLayer(MappedLayer):
+    """A layer whose partitions are in files of their own, which `open_shard` maps. `position`: of the layer in them."""
+
+    def __init__(
+        self, spec: ArraySpec, chunk_rows: int, position: int, open_shard: Callable[[str, int], Shard]
+    ) -> None:
+        super().__init__(spec.shape[1], chunk_rows, np.full(spec.shape[2:], spec.fill, spec.dtype))
+        self._array = spec.path
+        self._position = position
+        self._open_shard = open_shard
+        self._partition_chunks = spec.shard[1] // chunk_rows
+        self._files: dict[int, MappedFile] = {}
+
+    def files(self, partitions: Sequence[int]) -> list[MappedFile]:
+        try:
+            return [self._files[partition] for partition in partitions]
+        except KeyError:
+            for partition in partitions:
+                if partition not in self._files:
+                    shard = self._open_shard(self._array, partition)
+                    offsets = shard.offsets[self._position]
+                    self.place(partition * self._partition_chunks, shard.file, offsets)
+                    self._files[partition] = shard.file
+            return [self._files[partition] for partition in partitions]
 
 
 class ZarrReader:
@@ -73,8 +105,9 @@ class ZarrReader:
         self._columns: dict[str, NDArray[Any]] = {}
         self._files: list[MappedFile] = []
         self._records: Records | None = None
-        self._shards: OrderedDict[tuple[str, int], list[RowSource]] = OrderedDict()
-        self._max_shards = max_mapped()
+        self._shards: dict[tuple[str, int], Shard] = {}
+        self._layers: dict[tuple[str, int], ShardedLayer] = {}
+        self.max_mapped = max_mapped()
         self._mutex = threading.Lock()
 
     @property
@@ -123,6 +156,7 @@ class ZarrReader:
         """Drop mapped shards and their indexes, since another process may have replaced them."""
         with self._mutex:
             self._shards.clear()
+            self._layers.clear()
         if self.remote is not None:
             self.remote.forget()
 
@@ -180,26 +214,46 @@ class ZarrReader:
         data.flags.writeable = False
         return data.view(spec.dtype).reshape(spec.shape)
 
-    def layer(self, array: str, position: int) -> TakeSource | None:
-        """Return the rows of all partitions at once where they are in one mapped file, else None."""
-        if self.metadata.layout.n_partitions > 1 or self.remote is not None:
-            return None
-        return self.rows(array, position, 0)
+    def layer(self, array: str, position: int) -> MappedLayer | None:
+        """Return a layer (by its position) for random access, None where shards are not mapped.
+
+        Get it anew for each access, and for no more than `max_mapped` partitions: when so many shards are mapped, all
+        are forgotten.
+        """
+        layer = self._layers.get((array, position))
+        if layer is None and self.remote is None and array in self._chunk_rows:
+            layer = ShardedLayer(self.specs[array], self._chunk_rows[array], position, self._shard)
+            self._layers[array, position] = layer
+        return layer
 
     def rows(self, array: str, position: int, partition: int) -> RowSource:
         """Return the rows of one layer (by its position) of a committed partition, whose shard is mapped."""
-        key = (array, partition)
+        spec, chunk_rows = self.specs[array], self._chunk_rows.get(array)
+        start, stop = self.metadata.layout.span(partition)
+        if chunk_rows is None:
+            return LibraryRows(partial(self._library_array, spec), position, start)
+        file, offsets = self._shard(array, partition)
+        runs = runs_of_chunks(
+            file.bytes,
+            offsets[position],
+            chunk_rows=chunk_rows,
+            n_rows=stop - start,
+            dtype=spec.dtype,
+            row_shape=spec.shape[2:],
+        )
+        return MappedRows(file, runs, spec.fill)
+
+    def _shard(self, array: str, partition: int) -> Shard:
         with self._mutex:
-            sources = self._shards.get(key)
-            if sources is None:
+            shard = self._shards.get((array, partition))
+            if shard is None:
                 with self._of_this_store(checksum=not self._is_folder):
-                    sources = self._open_shard(self.specs[array], partition)
-                self._shards[key] = sources
-                if len(self._shards) > self._max_shards:
-                    self._shards.popitem(last=False)
-            else:
-                self._shards.move_to_end(key)
-        return sources[position]
+                    shard = self._open_shard(self.specs[array], partition)
+                if len(self._shards) >= self.max_mapped:
+                    self._shards.clear()
+                    self._layers.clear()
+                self._shards[array, partition] = shard
+        return shard
 
     def partition_crc32c(self, partition: int) -> int | None:
         """Return the CRC32C of a partition's bytes, None where another tool has rewritten them.
@@ -237,28 +291,12 @@ class ZarrReader:
         files = self.storage.files(Expected(f"partition {partition}", keys, sizes, crc, version, ends))
         return files[keys.index(key)]
 
-    def _open_shard(self, spec: ArraySpec, partition: int) -> list[RowSource]:
-        start, stop = self.metadata.layout.span(partition)
-        chunk_rows = self._chunk_rows.get(spec.path)
-        if chunk_rows is None:
-            opener = partial(self._library_array, spec)
-            return [LibraryRows(opener, layer, start) for layer in range(spec.shape[0])]
+    def _open_shard(self, spec: ArraySpec, partition: int) -> Shard:
+        chunk_rows = self._chunk_rows[spec.path]
         file = MappedFile(self._shard_file(spec, partition), random=True, of=f" of partition {partition}")
         row_nbytes = spec.dtype.itemsize * math.prod(spec.shape[2:])
         chunks = (spec.shape[0], spec.shard[1] // chunk_rows)
-        offsets = parse_index(file.bytes, chunks, chunk_rows * row_nbytes, name=file.path)
-        sources: list[RowSource] = []
-        for of_layer in offsets:
-            runs = runs_of_chunks(
-                file.bytes,
-                of_layer,
-                chunk_rows=chunk_rows,
-                n_rows=stop - start,
-                dtype=spec.dtype,
-                row_shape=spec.shape[2:],
-            )
-            sources.append(MappedRows(file, runs, spec.fill))
-        return sources
+        return Shard(file, parse_index(file.bytes, chunks, chunk_rows * row_nbytes, name=file.path))
 
     def _chunk_rows_of(self, spec: ArraySpec) -> int | None:
         """Return the rows of an inner chunk, None where only the zarr library can read the array."""
@@ -338,6 +376,7 @@ def foreign_chunk_rows(node: dict[str, Any], spec: ArraySpec) -> int | None:
         and index_codecs == [little, {"name": "crc32c"}]
         and inner.get("index_location", "end") == "end"
         and chunk[0] == 1
+        and shard[1] % chunk[1] == 0
         and tuple(chunk[2:]) == spec.shape[2:]
     )
     return int(chunk[1]) if mappable else None
