@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from embstore.kernels.compiled import (
     add_cosines,
     gather_rows,
     limit_target,
+    mark_partitions,
     pack_queries,
     padded_queries,
     score_pairs,
+    will_need,
 )
 
 BEST = limit_target(2)
@@ -31,18 +34,60 @@ def target(request: pytest.FixtureRequest) -> Iterator[int]:
     limit_target(2)
 
 
-def test_rows_are_copied_in_the_order_asked_for_up_to_a_missing_segment() -> None:
-    segments = [np.arange(n * 6, n * 6 + 6, dtype=np.int32).reshape(3, 2) for n in range(4)]
+@pytest.mark.parametrize("segment_rows", [3, 4])
+@pytest.mark.parametrize("n_rows", [1, 7, 8, 9, 40])
+def test_rows_are_copied_in_the_order_asked_for_up_to_a_missing_segment(segment_rows: int, n_rows: int) -> None:
+    values = np.arange(4 * segment_rows * 2, dtype=np.int32).reshape(-1, 2)
+    segments = [part.copy() for part in np.split(values, 4)]
     bases = np.array([segment.ctypes.data for segment in segments], np.uint64)
-    rows = np.array([11, 0, 5, 5, 3, 8, 1, 2, 10, 4, 9, 0])
-    out = np.full((len(rows), 2), -1, np.int32)
-    assert gather_rows(bases, 3, 8, rows, out.reshape(-1).view(np.int8)) == len(rows)
-    assert (out == np.concatenate(segments)[rows]).all()
-    bases[2] = 0
+    rows = np.random.default_rng(n_rows).integers(0, len(values), n_rows)
+    out = np.full((n_rows, 2), -1, np.int32)
+    assert gather_rows(bases, segment_rows, 8, rows, out) == n_rows
+    assert (out == values[rows]).all()
+    same = np.array([70, 71], np.int32)
+    bases[1] = same.ctypes.data + 2**63
+    values[segment_rows : 2 * segment_rows] = same
+    assert gather_rows(bases, segment_rows, 8, rows, out) == n_rows
+    assert (out == values[rows]).all()
+    bases[rows[-1] // segment_rows] = 0
+    first = int((rows // segment_rows == rows[-1] // segment_rows).argmax())
     out[:] = -1
-    assert gather_rows(bases, 3, 8, rows, out.reshape(-1).view(np.int8)) == 5
-    assert (out[:5] == np.concatenate(segments)[rows[:5]]).all()
-    assert (out[5:] == -1).all()
+    assert gather_rows(bases, segment_rows, 8, rows, out) == first
+    assert (out[:first] == values[rows[:first]]).all()
+    assert (out[first:] == -1).all()
+
+
+def test_a_buffer_that_does_not_fit_the_rows_is_refused() -> None:
+    bases, rows = np.zeros(1, np.uint64), np.zeros(2, np.int64)
+    for out in (np.empty((3, 2), np.int32), np.empty((2, 4), np.int32)[:, ::2], b"0" * 16):
+        with pytest.raises((ValueError, BufferError)):
+            gather_rows(bases, 3, 8, rows, out)  # type: ignore[arg-type]
+    flags = np.zeros(2, np.uint8)
+    with pytest.raises(ValueError, match="one item for each partition"):
+        mark_partitions(rows, 9, 3, flags, flags)
+
+
+@pytest.mark.parametrize("partition_rows", [3, 4])
+def test_partitions_are_marked_and_rows_that_are_missing_counted(partition_rows: int) -> None:
+    committed, marked = np.array([1, 0, 1, 0], np.uint8), np.zeros(4, np.uint8)
+    n_stored = 4 * partition_rows - 1
+    rows = np.array([0, partition_rows, partition_rows - 1, 2 * partition_rows - 1, n_stored - 1])
+    assert mark_partitions(rows, n_stored, partition_rows, committed, marked) == 3
+    assert marked.tolist() == [1, 1, 0, 1]
+    for wrong in (-1, n_stored, -(2**63), 2**63 - 1):
+        assert mark_partitions(np.array([0, wrong]), n_stored, partition_rows, committed, marked) == -1
+
+
+def test_pages_of_memory_maps_are_requested(tmp_path: Path) -> None:
+    """Rows near each other, far from each other, more than one request can bring, and where nothing is mapped."""
+    (tmp_path / "file").write_bytes(bytes(4 * 2**20))
+    mapped = np.memmap(tmp_path / "file", np.uint8, "r")
+    start = mapped.ctypes.data
+    will_need(np.array([start, start + 100, start + 2**20], np.uint64), 300)
+    will_need(np.array([start], np.uint64), len(mapped))
+    will_need(np.array([8], np.uint64), 100)
+    will_need(np.empty(0, np.uint64), 100)
+    assert not mapped.any()
 
 
 class Search:

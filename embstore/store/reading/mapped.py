@@ -76,7 +76,8 @@ class MappedLayer(ABC):
         """
         files = self.files(partitions)
         for file in files:
-            file.require_whole()
+            if file.size() < file.nbytes:  # a call less for each file
+                file.require_whole()
         step = max(1, _BATCH_NBYTES // self._row_nbytes)
         if len(rows) <= step:
             self._take(rows, out)

@@ -251,10 +251,12 @@ class MappedFile:
             self.map.madvise(mmap.MADV_RANDOM)
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
         self.address = self.bytes.ctypes.data
+        self.nbytes = len(self.bytes)
+        self.size = self.map.size
 
     def require_whole(self) -> None:
         """Raise StoreDamagedError where the file has become shorter: reading the map there would end the process."""
-        if self.map.size() < len(self.map):
+        if self.size() < self.nbytes:
             raise StoreDamagedError(f"{self.path} is cut short since it was opened: {REPAIR_HINT}")
 
     @contextmanager
