@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "progress": set(),
     "corpus": {"errors", "arguments", "progress"},
     "vectors": {"errors", "arguments", "progress", "corpus", "store"},
-    "store": {"errors", "arguments", "html", "progress", "schemas"},
+    "store": {"errors", "arguments", "html", "kernels", "progress", "schemas"},
     "models": {"errors", "arguments", "devices", "progress", "store", "corpus", "vectors"},
     "extraction": {
         "errors",

@@ -21,7 +21,7 @@ def mark_partitions(
 ) -> int:
     """Set `marked` for the partition of every row; return how many rows are of partitions that are not committed.
 
-    Returns -1 where a row is none of the `n_stored` rows.
+    Returns -1 for a row that is negative or not below `n_stored`.
     """
 
 def gather_rows(

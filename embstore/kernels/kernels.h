@@ -10,7 +10,7 @@ int target(void);
 int limit_target(int most);
 
 /* Set marked[p] for the partition p of every row; returns how many rows are of partitions that are not committed, -1
-   where a row is none of the n_stored rows. */
+   for a row that is negative or not below n_stored. */
 int64_t mark_partitions(
     const int64_t *rows, int64_t n_rows, int64_t n_stored, int64_t partition_rows, const uint8_t *committed,
     uint8_t *marked);

@@ -217,8 +217,8 @@ class ZarrReader:
     def layer(self, array: str, position: int) -> MappedLayer | None:
         """Return a layer (by its position) for random access, None where shards are not mapped.
 
-        Get it anew for each access, and for no more than `max_mapped` partitions: when so many shards are mapped, all
-        are forgotten.
+        Not to be held from one access to the next, and for at most `max_mapped` partitions: when this number of shards
+        is mapped, all are released.
         """
         layer = self._layers.get((array, position))
         if layer is None and self.remote is None and array in self._chunk_rows:
