@@ -17,6 +17,7 @@ from embstore.errors import EmbstoreError, EmbstoreWarning
 from embstore_cli.commands import Commands, Entry, Group
 from embstore_cli.options import SETTINGS
 
+OPENMP_WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}  # of GNU's OpenMP, in tries; of LLVM's, in ms
 MAX_WORD = 200  # characters of a word in a message
 START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models and speed"
 
@@ -156,8 +157,19 @@ def _main(
     pass
 
 
+def _yield_idle_cores() -> None:
+    """Let idle threads of OpenMP sleep after microseconds, unless the user has said how they wait.
+
+    By default they spin for milliseconds, which makes other processes, and in the end this one, several times slower
+    where they share cores. OpenMP reads these variables when torch is imported.
+    """
+    if not {"OMP_WAIT_POLICY", *OPENMP_WAITING} & set(os.environ):
+        os.environ.update(OPENMP_WAITING)
+
+
 def run() -> None:
     """Run the application: errors as one line on standard error, exit status 2 for bad input, 1 for a failure."""
+    _yield_idle_cores()
     debug = os.environ.get("EMBSTORE_DEBUG") == "1"
     warnings.showwarning = _show_warning
     signal.signal(signal.SIGTERM, _terminate)

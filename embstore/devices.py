@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embstore.errors import InvalidValueError, check_whole, quoted
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 ALLOWED = "auto, cpu, cuda, cuda:N, mps, xpu"
+OMP_THREADS = "OMP_NUM_THREADS"
+CGROUPS = Path("/sys/fs/cgroup")
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many threads
 COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -46,16 +50,58 @@ def choose_device(device: str = "auto", *, float64: bool = False) -> torch.devic
 
 
 def thread_count(threads: int | None = None) -> int:
-    """Return how many CPU threads to use: `threads`, else OMP_NUM_THREADS, else one for each core that is available.
+    """Return how many CPU threads to use: `threads`, else OMP_NUM_THREADS, else one for each core; see `n_cores`.
 
     Raises InvalidValueError for anything but a number from 1 to 1,024.
     """
     if threads is not None:
         return check_whole("threads", threads, 1, MAX_THREADS)
-    variable = os.environ.get("OMP_NUM_THREADS", "")
+    variable = os.environ.get(OMP_THREADS, "")
     if variable.isdecimal() and int(variable):
         return int(variable)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return n_cores()
+
+
+def n_cores() -> int:
+    """Return how many CPU cores this process may use: those of its affinity, at most the quota of its cgroup."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    return cores if quota is None else min(cores, quota)
+
+
+def cpu_quota(root: Path = CGROUPS, process: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Return the CPU time that the cgroups of this process allow, in whole cores, at least one; None: no limit.
+
+    `root`: where cgroups are mounted (version 1 or 2). `process`: the file that names those of this process.
+    """
+    try:
+        lines = [line.split(":", 2) for line in process.read_text().splitlines()]
+    except OSError:
+        return None
+    quotas = []
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "cpu" if controllers else root
+        inside = top / path.lstrip("/")
+        for folder in (inside, *inside.parents):
+            if (quota := _quota_of(folder)) is not None:
+                quotas.append(quota)
+            if folder == top:
+                break
+    return max(1, ceil(min(quotas))) if quotas else None
+
+
+def _quota_of(cgroup: Path) -> float | None:
+    """Return the cores that a cgroup itself allows: microseconds of CPU time for each period, by its microseconds."""
+    try:
+        if (limit := cgroup / "cpu.max").is_file():
+            quota, period = limit.read_text().split()
+        else:
+            quota, period = ((cgroup / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # no such file; "max" is no limit
+        return None
 
 
 def choose_dtype(compute_dtype: str, device: torch.device) -> torch.dtype:
@@ -77,18 +123,19 @@ def choose_dtype(compute_dtype: str, device: torch.device) -> torch.dtype:
 
 @contextmanager
 def torch_threads(threads: int | None) -> Iterator[None]:
-    """Let torch use `threads` CPU threads inside the block and restore the number afterwards; None changes nothing.
+    """Let torch use `threads` CPU threads inside the block and restore the number afterwards.
 
-    Raises InvalidValueError for anything but a number from 1 to 1,024.
+    None changes nothing, unless torch has more threads than the CPU quota of this process allows, which it does not
+    know. Raises InvalidValueError for anything but a number from 1 to 1,024.
     """
-    if threads is None:
+    quota = None
+    if threads is None and (OMP_THREADS in os.environ or (quota := cpu_quota()) is None):
         yield
         return
-    threads = thread_count(threads)
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(thread_count(threads) if quota is None else min(before, quota))
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ from multiprocessing import connection, get_context, parent_process
 from types import TracebackType
 from typing import Any, TypeVar
 
+from embstore.devices import n_cores
 from embstore.errors import EmbstoreError, ExecutorError, InvalidValueError, MissingPackageError, check_whole, quoted
 
 __all__ = ["Processes", "RayExecutor"]
@@ -62,7 +63,7 @@ class Processes(ProcessPoolExecutor):
     def __init__(self, n_workers: int | None = None, *, devices: Iterable[str | int] | None = None) -> None:
         if n_workers is not None:
             check_whole("n_workers", n_workers, 1, MAX_WORKERS)
-        names = ("cpu",) * (n_workers or _n_cores()) if devices is None else tuple(map(device_name, devices))
+        names = ("cpu",) * (n_workers or n_cores()) if devices is None else tuple(map(device_name, devices))
         if not names:
             raise InvalidValueError("no device is given: name one or more, such as 0,1 or cpu")
         if n_workers not in (None, len(names)):
@@ -101,7 +102,7 @@ def device_name(device: str | int) -> str:
 def worker_environment(device: str, devices: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which a process sees its device alone and uses its share of the cores."""
     if device == "cpu":
-        share = str(max(1, _n_cores() // devices.count("cpu")))
+        share = str(max(1, n_cores() // devices.count("cpu")))
         threads = {} if any(name in base for name in THREAD_VARIABLES) else dict.fromkeys(THREAD_VARIABLES, share)
         return {DEVICE_VARIABLE: "cpu", "CUDA_VISIBLE_DEVICES": "", **threads}
     number = int(device.removeprefix("cuda:"))
@@ -114,10 +115,6 @@ def worker_environment(device: str, devices: Sequence[str], base: Mapping[str, s
 def worker_device() -> str:
     """Return the device that this worker was given: "cpu", "cuda", or "auto" in any other process."""
     return os.environ.get(DEVICE_VARIABLE, "auto")
-
-
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _begin_process(environments: Any) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
+from embstore import devices
 from embstore.analysis.words import Resources
-from embstore.devices import choose_device, choose_dtype, torch_threads
+from embstore.devices import choose_device, choose_dtype, cpu_quota, n_cores, thread_count, torch_threads
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe
 
@@ -79,3 +83,59 @@ def test_the_number_of_threads_is_restored() -> None:
         assert torch.get_num_threads() == before
     with pytest.raises(InvalidValueError, match="threads 0 is not allowed: give 1 to 1,024"), torch_threads(0):
         pass
+
+
+def cgroups(folder: Path, named: str, files: dict[str, str]) -> int | None:
+    """Return the quota that these files of cgroups, and the names of those of a process, mean."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "process").write_text(named)
+    return cpu_quota(folder, folder / "process")
+
+
+@pytest.mark.parametrize(
+    ("named", "files", "cores"),
+    [
+        ("0::/", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/", {"cpu.max": "max 100000\n"}, None),
+        ("0::/", {}, None),
+        ("0::/", {"cpu.max": "nonsense\n"}, None),
+        ("0::/", {"cpu.max": "150000 100000\n"}, 2),
+        ("0::/", {"cpu.max": "10000 100000\n"}, 1),
+        ("0::/a/b", {"cpu.max": "max 100000", "a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"}, 3),
+        ("0::/a/b", {"a/cpu.max": "500000 100000", "a/b/cpu.max": "400000 100000"}, 4),
+        (
+            "5:devices:/\n1:cpu,cpuacct:/x\n",
+            {"cpu/x/cpu.cfs_quota_us": "250000", "cpu/x/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        ("1:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
+        ("1:cpuset:/x\n", {"cpu/x/cpu.cfs_quota_us": "250000", "cpu/x/cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_the_cpu_quota_of_a_container(tmp_path: Path, named: str, files: dict[str, str], cores: int | None) -> None:
+    assert cgroups(tmp_path, named, files) == cores
+
+
+def test_the_quota_limits_the_default_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(devices, "cpu_quota", lambda: None)
+    assert n_cores() == thread_count() == 8
+    monkeypatch.setattr(devices, "cpu_quota", lambda: 3)
+    assert n_cores() == thread_count() == 3
+    assert thread_count(5) == 5
+    before = torch.get_num_threads()
+    try:
+        for given, allowed in ((6, 3), (2, 2)):
+            torch.set_num_threads(given)
+            with torch_threads(None):
+                assert torch.get_num_threads() == allowed
+            assert torch.get_num_threads() == given
+        torch.set_num_threads(6)
+        monkeypatch.setenv("OMP_NUM_THREADS", "6")
+        with torch_threads(None):
+            assert torch.get_num_threads() == 6
+    finally:
+        torch.set_num_threads(before)

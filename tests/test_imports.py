@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "devices": {"errors"},
     "sizes": {"errors"},
     "arguments": {"errors"},
-    "executors": {"errors"},
+    "executors": {"errors", "devices"},
     "html": set(),
     "kernels": set(),
     "progress": set(),

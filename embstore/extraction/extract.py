@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arguments import checked
+from embstore.devices import torch_threads
 from embstore.errors import (
     EmbstoreError,
     ExecutorError,
@@ -154,7 +155,7 @@ def extract_together(
     targets = [_Target(plan, path, repair=repair) for plan, path in zip(plans, paths, strict=True)]
     timings = timings or Timings()
     began = time.perf_counter()
-    with ExitStack() as stack:
+    with torch_threads(None), ExitStack() as stack:
         stores = [target for target in targets if not target.complete]
         for store in stores:
             store.open(stack.enter_context(StoreWriter(store.path)))

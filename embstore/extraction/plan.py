@@ -11,6 +11,7 @@ from typing import Any
 
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
+from embstore.devices import torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, estimate
@@ -232,8 +233,10 @@ def plan(
     check_labels(source, options)
     if store is not None:
         check_store(parse_location(store), source, options, contexts)
-    reading = read(source, model, options, device=device, compute_dtype=compute_dtype, store=store, progress=progress)
-    return make_plan(reading, reading.options, contexts, store=store, calibrate=calibrate)
+    where = {"device": device, "compute_dtype": compute_dtype}
+    with torch_threads(None):
+        reading = read(source, model, options, **where, store=store, progress=progress)
+        return make_plan(reading, reading.options, contexts, store=store, calibrate=calibrate)
 
 
 def read(

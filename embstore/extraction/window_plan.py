@@ -9,6 +9,7 @@ from typing import Any
 
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
+from embstore.devices import torch_threads
 from embstore.errors import InvalidValueError
 from embstore.extraction.estimate import Estimate
 from embstore.extraction.options import ExtractionOptions, Window, check_window, sorted_windows, window_name
@@ -117,18 +118,20 @@ def plan_windows(
         for window, own in each.items():
             check_store(store_path(store, kind=kind, window=window), source, own, contexts)
     strictest = next(iter(each.values()))  # a window, if any: whether the model knows it is checked on loading
-    reading = read(source, model, strictest, device=device, compute_dtype=compute_dtype, store=store, progress=progress)
+    where = {"device": device, "compute_dtype": compute_dtype}
     plans: dict[Window, Plan] = {}
-    for window, own in each.items():
-        shared = kind == "context" and bool(plans)  # the batches, and their cost, are those of the first plan
-        plans[window] = make_plan(
-            reading,
-            replace(own, batch_subwords=reading.options.batch_subwords),
-            contexts,
-            store=store,
-            calibrate=calibrate and not shared,
-            checked=shared,
-        )
+    with torch_threads(None):
+        reading = read(source, model, strictest, **where, store=store, progress=progress)
+        for window, own in each.items():
+            shared = kind == "context" and bool(plans)  # the batches, and their cost, are those of the first plan
+            plans[window] = make_plan(
+                reading,
+                replace(own, batch_subwords=reading.options.batch_subwords),
+                contexts,
+                store=store,
+                calibrate=calibrate and not shared,
+                checked=shared,
+            )
     return WindowPlan(kind, plans, _total_cost(kind, [plan.estimate for plan in plans.values()]))
 
 
