@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from embstore.extraction import WindowPlan
 
 KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
+MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many
 KEEP = {"min_contexts": int, "per": str, "seed": int}
 READING = {"normalize": str, "columns": str}
 COMPUTING = {"unit": Literal["word", "subword"], "compute_dtype": str, "batch_subwords": int, "max_length": int}
@@ -65,7 +66,7 @@ AttentionWindow = Annotated[
     ),
 ]
 Devices = Annotated[str | None, opt.option("LIST", "A process for each of these: GPUs as 0,1, or cpu.", panel=WORKERS)]
-Threads = Annotated[int | None, opt.option("N", "CPU threads of the model (one a core).", min=1, max=1024)]
+Threads = Annotated[int | None, opt.option("N", "CPU threads of the model (one a core).", min=1)]
 Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "The workers of a Ray cluster.", panel=WORKERS)]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
 
@@ -95,6 +96,8 @@ class Extraction:
 
     def __init__(self, corpus: str, given: Extracting) -> None:
         settings = opt.read_settings(given.settings, SETTINGS)
+        if given.threads is not None and given.threads > MAX_THREADS:
+            raise InvalidValueError(f"--threads {given.threads} is not allowed: give {MAX_THREADS:,} or fewer")
         if given.threads is not None:  # torch and worker processes, which begin later, read it
             os.environ["OMP_NUM_THREADS"] = str(given.threads)
 
@@ -159,7 +162,8 @@ def plan(
 ) -> None:
     """Estimate what an extraction will cost, before it starts.
 
-    Reads the corpus once and times a hundredth of it, or three batches. Ends with status 1 if the store would not fit on the disk.
+    Reads the corpus once and times a hundredth of it, or three batches. Ends with status 1 if the store would not fit
+    on the disk.
     """
     made = Extraction(corpus, extracting).plan(model, store=store, device=extracting.device)
     if as_json:
