@@ -20,7 +20,6 @@ Inject = Callable[[Path], tuple[int, ...] | None]
 
 ALL = (0, 1, 2, 3, 4)
 NONE: tuple[int, ...] = ()
-GROUPS = ("", "labels", "labels/class", "labels/upos", "occurrences", "occurrences/labels", "sentences", "types")
 COLUMNS = (
     "layer",
     *(f"occurrences/{name}" for name in ("type", "sentence", "position", "subwords", "labels/class", "labels/upos")),
@@ -29,7 +28,6 @@ COLUMNS = (
     *(f"labels/{column}/{name}" for column in ("class", "upos") for name in ("name_offsets", "name_bytes")),
 )
 CHUNK_NBYTES = 256 * 8 * 4  # rows, features, bytes of a float32
-NODES = tuple(f"{name}/zarr.json".lstrip("/") for name in (*GROUPS, *COLUMNS, "hidden_states", "commits"))
 
 
 @dataclass(frozen=True)
@@ -89,11 +87,6 @@ def at(name: str, change: Callable[..., None], *args: int, **options: int) -> In
     return lambda path: change(path / name, *args, **options)
 
 
-def middle(file: Path) -> None:
-    """Flip a bit in the middle of a file."""
-    flip(file, file.stat().st_size // 2, bit=5)
-
-
 def append(file: Path) -> None:
     file.write_bytes(file.read_bytes() + b"x")
 
@@ -108,36 +101,18 @@ def half(file: Path) -> None:
 
 
 def zarr_injuries() -> Iterator[tuple[str, Injury]]:
-    """Give faults of a finished Zarr store by name."""
+    """Give faults of a finished Zarr store by name, besides those of the campaign."""
     shards = [f"hidden_states/c/0/{partition}/0" for partition in ALL]
-    for partition in (0, 2, 4):
-        yield f"bit in shard {partition}", in_partition(at(shards[partition], middle), partition)
     yield "bit in the padding of the last shard", in_partition(at(shards[4], flip, 255 * 32), 4)
     yield "bit in a shard's index", in_partition(at(shards[1], flip, -30), 1)
-    yield "bit in a shard's checksum", in_partition(at(shards[3], flip, -1), 3)
-    yield "shard cut in half", in_partition(at(shards[2], half), 2)
-    yield "shard cut by a byte", in_partition(at(shards[0], cut, -1), 0)
     yield "empty shard", in_partition(at(shards[3], cut, 0), 3)
-    yield "missing shard", in_partition(at(shards[1], Path.unlink), 1)
     yield "missing folder of a shard", in_partition(at("hidden_states/c/0/4", shutil.rmtree), 4)
     yield "missing vectors", Injury(at("hidden_states", shutil.rmtree), ALL, ALL)
-    yield "swapped shards", in_partition(lambda path: swap_files(path / shards[0], path / shards[1]), 0, 1)
     yield "bytes after a shard", in_partition(at(shards[2], append), 2)
     yield "zeroed region of a shard", in_partition(at(shards[3], lambda file: write_at(file, 4096, bytes(512))), 3)
     yield "shard of zeros", in_partition(at(shards[1], zero), 1)
-    for name in NODES:
-        yield f"bit in {name}", Injury(at(name, middle))
-    for name in COLUMNS:
-        yield f"bit in {name}", Injury(at(chunk_of(name), middle))
-        yield f"cut {name}", Injury(at(chunk_of(name), cut, -1))
-    for name in ("zarr.json", "hidden_states/zarr.json", "commits/zarr.json", "sentences/zarr.json"):
-        yield f"missing {name}", Injury(at(name, Path.unlink))
-        yield f"half of {name}", Injury(at(name, half))
-    yield "missing text", Injury(at("sentences/text_bytes/c/0", Path.unlink))
     yield "missing sentences", Injury(at("sentences", shutil.rmtree))
     yield "missing label column", Injury(at("occurrences/labels/class", shutil.rmtree))
-    columns = [f"occurrences/{name}/c/0" for name in ("position", "type")]
-    yield "swapped columns", Injury(lambda path: swap_files(path / columns[0], path / columns[1]))
     yield "edited pooling", Injury(at("zarr.json", lambda file: edit(file, b'"pooling": "mean"', b'"pooling": "last"')))
     yield "edited rows", Injury(at("zarr.json", lambda file: edit(file, b'"n_rows": 1199', b'"n_rows": 1198')))
     yield "edited checksum of the metadata", Injury(at("zarr.json", _edit_crc32c))
@@ -154,11 +129,6 @@ def zarr_injuries() -> Iterator[tuple[str, Injury]]:
     yield "foreign file", Injury(lambda path: _write(path / "occurrences/notes.txt"))
     yield "shard past the last", Injury(lambda path: _write(path / "hidden_states/c/0/5/0"))
     yield "file next to the commits", Injury(lambda path: _write(path / "commits/c/1/0"))
-
-
-def chunk_of(column: str) -> str:
-    """The one file of the elements of a column."""
-    return f"{column}/c/0"
 
 
 def _edit_crc32c(file: Path) -> None:

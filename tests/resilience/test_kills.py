@@ -67,7 +67,7 @@ def test_killed_anywhere(
     ALL_SCENES[scene].assert_whole(tmp_path / "steps", uninterrupted)
     rng = np.random.default_rng(SEED)
     states: Counter[str] = Counter()
-    for number in range(campaign(64, 4)):
+    for number in range(campaign(52, 4)):
         where = rng.random()
         when = {"kill_after": where * seconds} if number % 4 == 3 else {"kill_at": int(len(names) * where**0.5)}
         kill_all, at_once = scene in PROCESSES and number % 3 == 0, number % 2 == 1
