@@ -54,10 +54,13 @@ def noting(recorder: Recorder, commit: Callable[..., None]) -> Callable[..., Non
 
 
 def distinct(disks: Iterator[Disk], *, count: int, seed: int = SEED) -> Iterator[tuple[int, Tree]]:
-    """Yield (what was reported as done, the tree) of every power failure, each different one once."""
+    """Yield (what was reported as done, the tree) of every power failure, each different one once.
+
+    From the last disk to the first, since a tree must have all that was reported at any time when it is possible.
+    """
     rng = np.random.default_rng(seed)
     seen: set[tuple[tuple[str, bytes | None], ...]] = set()
-    for disk in disks:
+    for disk in reversed(list(disks)):
         for found in disk.states(rng, count):
             key = tuple(sorted(found.items()))
             if key not in seen:
@@ -115,7 +118,7 @@ def test_every_fsync_is_needed(tmp_path: Path, whole: GetWhole, record: GetRecor
 
 def any_is_lost(scene: str, whole: Whole, folder: Path, disks: Iterator[Disk]) -> bool:
     folder.mkdir()
-    for number, (done, found) in enumerate(distinct(reversed(list(disks)), count=0)):
+    for number, (done, found) in enumerate(distinct(disks, count=0)):
         try:
             require_survives(scene, whole, folder / str(number), done, found, resume=True)
         except (Exception, pytest.fail.Exception):
@@ -160,6 +163,7 @@ SYNCS: dict[str, dict[str, int]] = {
         "files.fsync < files.replacing < index_files._put": 2,
         f"{FOLDER} < files.replacing": 5,
         f"{FOLDER} < index_files.put_in_place": 1,
+        f"{FOLDER} < files.make_folders": 1,
     },
     "saved probes": {"files.fsync < files.replacing < saved.write_tensors": 1, **REPLACED},
     "result": {"files.fsync < files.replacing < files.write_frame": 1, **REPLACED},

@@ -37,7 +37,7 @@ from embstore.errors import (
 from embstore.store import Store
 from embstore.store.backend import is_file
 from embstore.store.metadata import canonical, document_crc32c
-from embstore.store.storage.files import crc32c_of_file, fsync_folder, reading, remove, replacing, storing
+from embstore.store.storage.files import crc32c_of_file, fsync_folder, make_folders, reading, remove, replacing, storing
 from embstore.store.storage.lock import ProcessLock
 from embstore.store.zarr.format import INDEXES
 from embstore.vectors.kmeans import unit_rows
@@ -299,10 +299,11 @@ def building(folder: Path) -> Iterator[Path]:
     new = building_folder(folder)
     busy = f"another process is building the index {folder.name}; wait until it ends, or stop it"
     with storing(new):
-        new.mkdir(parents=True, exist_ok=True)
+        make_folders(folder.parent)
         try:
             with ProcessLock(lock_file(folder), busy):
-                new.mkdir(parents=True, exist_ok=True)
+                make_folders(folder.parent)  # removed by another process in the meantime
+                new.mkdir(exist_ok=True)
                 yield new
         finally:
             if folder.parent.is_dir() and not os.listdir(folder.parent):
