@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from embstore.arguments import checked
-from embstore.errors import ModelError, StorageError
+from embstore.errors import ModelError, StorageError, quoted
 from embstore.models.memory import memory_needed
 from embstore.models.static.shorthand import require_name
 from embstore.store.storage.files import fsync_folder, fsync_tree, storing
@@ -137,8 +137,8 @@ def _weight_files(folder: Path, config: Any) -> list[Path]:
     n_layers = getattr(config, "num_hidden_layers", 0)
     if isinstance(n_layers, int) and n_layers > max(n_tensors, LAYERS_THAT_SHARE):  # it would be built before it fails
         raise ModelError(
-            f"the config.json of {str(folder)!r} has {n_layers:,} layers, its weights have only {n_tensors:,} tensors; "
-            "download the model again"
+            f"the config.json of {str(folder)!r} has {quoted(n_layers)} layers, its weights have only {n_tensors:,} "
+            "tensors; download the model again"
         )
     return files
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, StoreDamagedError
+from embstore.errors import InvalidValueError, StoreDamagedError, quoted
 from embstore.store.index import Index
 from embstore.store.layout import CHUNK_ROWS, Layout
 from embstore.store.metadata import Metadata, StoredArray
@@ -72,7 +72,7 @@ def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
     elif parts[0] == "labels" and len(parts) == 3 and _is_name(parts[1]):
         name, kinds = parts[2], _LABEL
     if name not in kinds:
-        raise StoreDamagedError(f"the metadata names an unknown array {path!r}")
+        raise StoreDamagedError(f"the metadata names an unknown array {quoted(path)}")
     dtype, dims = kinds[name]
     return np.dtype(dtype), dims
 
@@ -81,7 +81,7 @@ def frozen_spec(path: str, shape: tuple[int, ...]) -> ArraySpec:
     """Return the spec of an array that is written once: of the index, the layers or the center."""
     dtype, dims = _frozen_kind(path)
     if len(dims) != len(shape):
-        raise StoreDamagedError(f"the metadata gives the array {path!r} an invalid shape {list(shape)}")
+        raise StoreDamagedError(f"the metadata gives the array {quoted(path)} an invalid shape {list(shape)}")
     shard = chunk = tuple(max(size, 1) for size in shape)
     if len(shape) == 1 and shape[0] > COLUMN_CHUNK:
         chunk = (COLUMN_CHUNK,)

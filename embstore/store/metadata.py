@@ -115,11 +115,12 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
 
     Raises StoreFormatError for anything else and for a newer format, StoreDamagedError where the checksum differs.
     """
-    if not isinstance(fields, dict) or not isinstance(fields.get("format_version"), int):
+    version = fields.get("format_version") if isinstance(fields, dict) else None
+    if not isinstance(fields, dict) or not isinstance(version, int) or version < 1:
         raise StoreFormatError(f"{path} is not an embstore store: its root has no attribute 'embstore'")
-    if fields["format_version"] > FORMAT_VERSION:
+    if version > FORMAT_VERSION:
         raise StoreFormatError(
-            f"{path} has store format {fields['format_version']}, newer than {FORMAT_VERSION}, "
+            f"{path} has store format {version}, newer than {FORMAT_VERSION}, "
             "the newest that this version reads: upgrade embstore"
         )
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from embstore.errors import InvalidValueError, StorageError
 from embstore.progress import Progress
 from embstore.store.metadata import canonical
-from embstore.store.storage.files import crc32c, replacing, storing, write_frame
+from embstore.store.storage.files import crc32c, read_json, regular_file, replacing, storing, write_frame
 
 if TYPE_CHECKING:
     import polars as pl
@@ -48,8 +48,8 @@ class StudyFolder:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{self.path} cannot be created: {error.strerror}") from error
-        with suppress(OSError, ValueError):  # of an earlier call
-            self.seconds.update(json.loads(self._times.read_text()))
+        with suppress(OSError, ValueError, TypeError):  # of an earlier call
+            self.seconds.update(read_json(self._times))
 
     @property
     def bars(self) -> Progress:
@@ -85,8 +85,8 @@ class StudyFolder:
         origin = path.with_suffix(".json")
         wanted = json.loads(canonical(made_from))
         with suppress(OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError):
-            stored = json.loads(origin.read_text("utf-8"))
-            data = path.read_bytes()
+            stored = read_json(origin)
+            data = regular_file(path).read_bytes()
             if stored["made_from"] == wanted and stored["crc32c"] == crc32c(data) and (needs is None or needs.exists()):
                 return pl.read_parquet(data)
         frame = self.step(name, make)

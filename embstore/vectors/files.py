@@ -22,9 +22,9 @@ from embstore.errors import (
     check_choice,
     check_whole,
 )
-from embstore.store.storage.files import replacing, storing
+from embstore.store.storage.files import regular_file, replacing, storing
 from embstore.vectors.fasttext import MAGIC, FastTextTable
-from embstore.vectors.mapped import MappedFile, header_counts, regular_file, sha256_of_files
+from embstore.vectors.mapped import MappedFile, header_counts, sha256_of_files
 from embstore.vectors.word2vec import open_binary, open_text
 from embstore.vectors.word_vectors import RowTable, VectorTable, WordVectors, first_nonfinite, first_repeated
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import mmap
-import os
-import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +13,7 @@ from numpy.typing import NDArray
 
 from embstore.corpus.lines import GZIP_MAGIC, ZSTD_MAGIC, read_blocks
 from embstore.errors import CorpusError, WordVectorsError, WordVectorsNotFoundError
+from embstore.store.storage.files import regular_file
 from embstore.vectors.word_vectors import first_nonfinite
 
 BOM = b"\xef\xbb\xbf"
@@ -73,16 +71,6 @@ class MappedFile:
             where = "" if line else f" (word {row + 1})"
             message = f"the vector of {words[row]!r}{where} has NaN or infinity in it"
             raise self.error(message, line=line + row if line else None)
-
-
-def regular_file(path: Path) -> Path:
-    """Return the path of a file; raises OSError for a folder, and for a pipe or device, which could be waited for."""
-    mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is a pipe or device, not a file", str(path))
-    return path
 
 
 def _mapped(descriptor: int) -> mmap.mmap | bytes:

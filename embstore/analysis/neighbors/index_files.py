@@ -37,11 +37,20 @@ from embstore.errors import (
 from embstore.store import Store
 from embstore.store.backend import is_file
 from embstore.store.metadata import canonical, document_crc32c
-from embstore.store.storage.files import crc32c_of_file, fsync_folder, make_folders, reading, remove, replacing, storing
+from embstore.store.storage.files import (
+    crc32c_of_file,
+    fsync_folder,
+    make_folders,
+    read_json,
+    reading,
+    regular_file,
+    remove,
+    replacing,
+    storing,
+)
 from embstore.store.storage.lock import ProcessLock
 from embstore.store.zarr.format import INDEXES
 from embstore.vectors.kmeans import unit_rows
-from embstore.vectors.mapped import regular_file
 
 FORMAT_VERSION = 1
 METADATA, SPACE, FAISS = "index.json", "space.npz", "index.faiss"
@@ -194,7 +203,7 @@ def not_found(store: Store, name: str) -> SearchIndexNotFoundError:
 def read_info(folder: Path) -> IndexInfo:
     """Read the metadata of an index; raises SearchIndexError if it is damaged or of a newer format."""
     try:
-        fields = json.loads(regular_file(folder / METADATA).read_bytes())
+        fields = read_json(folder / METADATA)
         if fields["format_version"] > FORMAT_VERSION:
             raise SearchIndexError(
                 f"the index {folder} has format {fields['format_version']}; this version reads up to "
@@ -424,7 +433,7 @@ class _Build:
     def _resumed(self) -> bool:
         """Take up an interrupted run with these settings; False if there is none whose files match their checksums."""
         try:
-            fields = json.loads(regular_file(self.new / PROGRESS).read_bytes())
+            fields = read_json(self.new / PROGRESS)
             if fields.pop("crc32c") != document_crc32c(fields) or fields["settings"] != asdict(self.settings):
                 return False
             for name, allowed in _Progress(**fields).files.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from embstore.errors import ModelError
 from embstore.models.checkpoint import reason
 from embstore.models.static.shorthand import require_name
+from embstore.store.storage.files import read_json
 
 Array = NDArray[np.float32]
 Activation = Literal["relu", "tanh"]
@@ -116,10 +116,10 @@ def find_elmo(model: str | Path) -> ElmoFiles | None:
 def read_options(file: Path) -> ElmoOptions:
     """Read `options.json`; raises ModelError, naming the file and the key."""
     try:
-        parsed = json.loads(file.read_text("utf-8"))
+        parsed = read_json(file)
     except OSError as error:
         raise ModelError(f"the options {str(file)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"the options {str(file)!r} are not JSON: {reason(error)}") from error
     lstm, cnn = _Keys(file, parsed, "").section("lstm"), _Keys(file, parsed, "").section("char_cnn")
     cnn.number("n_characters", CHARACTERS, CHARACTERS + 1)

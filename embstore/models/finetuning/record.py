@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from embstore.errors import InvalidValueError, one_line
 from embstore.models.checkpoint import WEIGHTS, make_durable
-from embstore.store.storage.files import fsync_folder, make_folders, replacing, storing
+from embstore.store.storage.files import fsync_folder, make_folders, read_json, replacing, storing
 
 RECORD = "finetuning.json"
 TRAINING = "training"  # the folder of an unfinished training, removed at its end
@@ -44,7 +44,7 @@ def stage_of(out: Path) -> Stage:
 def read_record(path: Path) -> dict[str, Any]:
     """Read a record or a plan; raises InvalidValueError for any other file."""
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = read_json(path)
     except (OSError, ValueError) as error:
         raise InvalidValueError(f"{one_line(path)} cannot be read ({error}): choose another --out") from None
     if not isinstance(record, dict) or any(name not in record for name in COMPARED):
@@ -114,7 +114,7 @@ def last_checkpoint(training: Path) -> Path | None:
 def _is_complete(checkpoint: Path) -> bool:
     """Return whether the files of a checkpoint can be read; a crash of the machine may have cut them short."""
     try:
-        json.loads((checkpoint / "trainer_state.json").read_bytes())
+        read_json(checkpoint / "trainer_state.json")
         with safe_open(checkpoint / WEIGHTS, "pt"):
             pass
         for name in ("optimizer.pt", "scheduler.pt"):

@@ -41,6 +41,7 @@ from embstore.store.reading.mapped import (
     MappedLayer,
     MappedRows,
     RowSource,
+    crc32c_of_rows,
     runs_of_chunks,
 )
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, opened, reading
@@ -141,12 +142,17 @@ class HDF5Reader:
         )
         return MappedRows(self._scattered, runs, spec.fill)
 
-    def partition_crc32c(self, partition: int) -> int | None:
-        """Return the CRC32C of a partition's bytes, None where another tool has rewritten them."""
+    def partition_crc32c(self, partition: int) -> int:
+        """Return the CRC32C of a partition's rows, also where another tool has rewritten them."""
         specs = list(self._specs.values())
         chunks = self.addresses.chunks
         if any(spec.path not in chunks or (chunks[spec.path] < 0).any() for spec in specs):
-            return None
+            start, stop = self.metadata.layout.span(partition)
+            crc = 0
+            for spec in specs:
+                for layer in range(spec.shape[0]):
+                    crc = crc32c_of_rows(self.rows(spec.path, layer, partition), stop - start, spec, crc)
+            return crc
         with self._file.reopened() as descriptor:
             return payload_crc32c(descriptor, self.addresses, specs, self.metadata.layout, partition)[0]
 

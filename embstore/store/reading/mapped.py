@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
 from embstore.kernels.compiled import gather_rows, will_need
-from embstore.store.storage.files import REPAIR_HINT, MappedFile, read_at, reading
+from embstore.store.arrays import ArraySpec
+from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c, read_at, reading
+
+_BLOCK_NBYTES = 2**24
 
 MAX_EXPANSION = 100_000  # of a column that a library decompresses
 
@@ -188,12 +191,23 @@ class LibraryRows:
 
     @contextmanager
     def reading(self) -> Iterator[Read]:
-        with self._open_array() as array:
-
-            def read(start: int, stop: int, out: NDArray[Any]) -> None:
+        def read(start: int, stop: int, out: NDArray[Any]) -> None:
+            with self._open_array() as array:  # each time, so that any error of the library is raised as ours
                 out[...] = array[self._layer, self._start + start : self._start + stop]
 
-            yield read
+        yield read
+
+
+def crc32c_of_rows(source: RowSource, n_rows: int, spec: ArraySpec, crc: int) -> int:
+    """Extend a CRC32C by all rows of one layer of a partition, as they are read."""
+    at_once = max(1, _BLOCK_NBYTES // (spec.dtype.itemsize * math.prod(spec.shape[2:])))
+    with source.reading() as read:
+        for start in range(0, n_rows, at_once):
+            stop = min(start + at_once, n_rows)
+            rows = np.empty((stop - start, *spec.shape[2:]), spec.dtype)
+            read(start, stop, rows)
+            crc = crc32c(rows, crc)
+    return crc
 
 
 def runs_of_chunks(

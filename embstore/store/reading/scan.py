@@ -39,7 +39,7 @@ class Checksums:
     def require(self, partitions: Iterable[int]) -> None:
         """Raise StoreDamagedError for a partition whose bytes were changed.
 
-        One whose arrays another tool has rewritten has no checksum, and passes.
+        Objects in a bucket that another tool has rewritten have no checksum, and pass.
         """
         for partition in partitions:
             if partition not in self._intact:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import mmap
 import os
 import re
@@ -170,16 +171,36 @@ def fsync_tree(path: Path) -> None:
         fsync(path)
 
 
+def regular_file(path: Path) -> Path:
+    """Return the path of a file; raises OSError for a folder, and for a pipe or device, which could be waited for."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe or device, not a file", str(path))
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON document. Raises OSError, and ValueError for anything else or one that is nested too deeply."""
+    try:
+        return json.loads(regular_file(path).read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; the file written there becomes `path`, atomically and durably.
 
     The order is: the file's bytes to disk, rename, the folder's names to disk. Where the block or a step fails, the old
-    file stays and the temporary one is removed. Raises StorageError.
+    file stays and the temporary one is removed. Raises StorageError, also for a pipe, socket or device.
     """
-    target = path.resolve()  # a link stays, and what it names is replaced
+    target = Path(os.path.realpath(path))  # a link stays, and what it names is replaced
     partial = target.with_name(f".{path.name}.new")
     with storing(path):
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            raise StorageError(f"cannot write {path}: it is a pipe, socket or device, not a file")
         try:
             yield partial
             fsync(partial)

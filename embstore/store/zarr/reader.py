@@ -26,8 +26,17 @@ from embstore.store.arrays import (
     payload_specs,
     record_crc32c,
 )
+from embstore.store.layout import CHUNK_ROWS
 from embstore.store.metadata import parse
-from embstore.store.reading.mapped import MAX_EXPANSION, LibraryRows, MappedLayer, MappedRows, RowSource, runs_of_chunks
+from embstore.store.reading.mapped import (
+    MAX_EXPANSION,
+    LibraryRows,
+    MappedLayer,
+    MappedRows,
+    RowSource,
+    crc32c_of_rows,
+    runs_of_chunks,
+)
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
 from embstore.store.storage.local import LocalStorage
@@ -256,15 +265,16 @@ class ZarrReader:
         return shard
 
     def partition_crc32c(self, partition: int) -> int | None:
-        """Return the CRC32C of a partition's bytes, None where another tool has rewritten them.
+        """Return the CRC32C of a partition's bytes, None for objects that another tool has rewritten.
 
-        Raises StoreDamagedError where a shard has another size or index than the layout requires: the CRC32C of bytes
+        In a folder, rows that another tool has rewritten count as the bytes that embstore writes for them. Raises
+        StoreDamagedError where a shard has another size or index than the layout requires: the CRC32C of bytes
         that end with an index and its own checksum does not depend on the index.
         """
-        if self.is_foreign:
-            return None
         crc = 0
         start, stop = self.metadata.layout.span(partition)
+        if self.is_foreign:
+            return self._crc32c_of_values(partition, stop - start) if self._is_folder else None
         for spec in self.specs.values():
             storage, key, (nbytes, end) = self.storage, shard_key(spec, partition), shard_end(spec, stop - start)
             if self.cache is not None:  # the local copy is what is read
@@ -276,6 +286,16 @@ class ZarrReader:
             if size != nbytes or storage.get_range(key, nbytes - len(end), nbytes).tobytes() != end:
                 raise StoreDamagedError(f"the size or index of {url} was changed: {REPAIR_HINT}")
             crc = storage.crc32c(key, size, crc)
+        return crc
+
+    def _crc32c_of_values(self, partition: int, n_rows: int) -> int:
+        crc = 0
+        for spec in self.specs.values():
+            padding = np.full((-n_rows % CHUNK_ROWS, *spec.shape[2:]), spec.fill, spec.dtype)
+            for layer in range(spec.shape[0]):
+                crc = crc32c_of_rows(self.rows(spec.path, layer, partition), n_rows, spec, crc)
+                crc = crc32c(padding, crc)
+            crc = crc32c(np.frombuffer(shard_end(spec, n_rows)[1], np.uint8), crc)
         return crc
 
     def _shard_file(self, spec: ArraySpec, partition: int) -> Path:

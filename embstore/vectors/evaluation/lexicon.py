@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.arguments import checked
 from embstore.corpus.lines import read_blocks
 from embstore.errors import BenchmarkError, CorpusError, InvalidValueError
+from embstore.store.storage.files import regular_file
 from embstore.vectors.kmeans import unit_rows
-from embstore.vectors.mapped import regular_file
 from embstore.vectors.word_vectors import WordVectors
 
 Oov = Literal["skip", "mean"]
