@@ -447,15 +447,27 @@ def outcomes(template: Path, seed: int, count: int) -> Iterator[Outcome]:
         yield Outcome(kind, name, argument, shown, status, out[:2000], err[:4000])
 
 
-def main() -> None:
+def load_everything() -> None:
+    """Import what any case may use, so that a forked process need not."""
+    import importlib.readers  # noqa: F401  here, as a user without rights may not read it
+
+    import faiss  # noqa: F401
+    import h5py  # noqa: F401
     import matplotlib
     import transformers.models.bert.modeling_bert  # noqa: F401
+    import zarr  # noqa: F401
 
+    import embstore.analysis.neighbors.index
     import embstore.extraction.extract
     import embstore.models.transformer.encoder
     import embstore.probes.edges.probe  # noqa: F401
+    import embstore_cli.main  # noqa: F401
 
     matplotlib.use("agg")
+
+
+def main() -> None:
+    load_everything()
     template, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     for outcome in outcomes(template, seed, count):
         print(json.dumps(asdict(outcome)), flush=True)

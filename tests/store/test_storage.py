@@ -14,7 +14,7 @@ import pytest
 from embstore.errors import StorageError, StoreBusyError, StoreDamagedError
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage, wait_all
 from embstore.store.storage.cache import CachedStorage
-from embstore.store.storage.files import crc32c_of_file, crc32c_of_spans, opened
+from embstore.store.storage.files import crc32c_of_file, crc32c_of_spans, opened, replacing
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.lock import StoreLock
@@ -290,3 +290,18 @@ def test_the_checksum_of_spans_is_that_of_their_bytes(tmp_path: Path) -> None:
     joined = b"".join(data[start:stop] for start, stop in spans if start >= 0)
     with opened(tmp_path / "file") as descriptor:
         assert crc32c_of_spans(descriptor, spans, 17) == (google_crc32c.extend(17, joined), len(joined))
+
+
+def test_a_pipe_or_what_a_link_names_is_never_replaced_by_a_file(tmp_path: Path) -> None:
+    """As a device would be, for root."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with (
+            pytest.raises(StorageError, match=r"cannot write .* it is a pipe, socket or device"),
+            replacing(path) as new,
+        ):
+            new.write_bytes(b"x")
+    assert pipe.is_fifo()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "pipe"]

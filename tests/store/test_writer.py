@@ -26,6 +26,7 @@ from embstore.errors import (
 )
 from embstore.store import Index, Metadata, StoreWriter, Strings, create_store, open_store, verify
 from embstore.store.arrays import commit_record, committed, record_crc32c
+from embstore.store.storage.local import LocalStorage
 from embstore.store.writer import PartitionWriter
 from tests.store.example import SUFFIXES, all_files, example
 
@@ -317,3 +318,20 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         assert all_files(path) == before
     made.fill(path)
     assert all_files(path) == all_files(made.make(tmp_path / f"u{suffix}").path)
+
+
+def test_a_partition_is_discarded_by_its_record_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a crash in between would leave a record that vouches for a shard that is not there."""
+    path = example().make(tmp_path / "s.zarr").path
+    seen: list[bool] = []
+    delete = LocalStorage.delete
+
+    def observed(storage: LocalStorage, key: str) -> None:
+        with pytest.warns(UnfinishedStoreWarning):
+            seen.append(bool(open_store(path).committed[1]))
+        delete(storage, key)
+
+    monkeypatch.setattr(LocalStorage, "delete", observed)
+    with StoreWriter(path) as writer:
+        writer.discard([1])
+        assert seen == [False]
