@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import embstore as es
+from embstore import devices
 from embstore.models.encoder import Spans, Tokenized
 from tests.extraction.fake import FakeEncoder
 
@@ -72,3 +75,27 @@ def test_the_self_check_knows_the_longest_sentence() -> None:
     assert encoder.checked["n_sentences"] == 4
     es.plan([["abc"] * 90, ["abc"] * 7], model=encoder, progress=False)
     assert encoder.checked["longest"] == 60  # more than the model accepts
+
+
+def test_a_plan_and_an_extraction_keep_to_the_cpu_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Counting(FakeEncoder):
+        def encode(self, *given: Any, **options: Any) -> Iterator[Any]:
+            seen.append(torch.get_num_threads())
+            return super().encode(*given, **options)
+
+        def self_check(self, *given: Any, **options: Any) -> float:
+            seen.append(torch.get_num_threads())
+            return 0.0
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(devices, "cpu_quota", lambda: 2)
+    with devices.torch_threads(3):
+        encoder = Counting()
+        plan = es.plan(sentences(8), model=encoder, progress=False)
+        es.extract(plan, tmp_path / "x.zarr", progress=False)
+        es.extraction.plan_windows(sentences(8), model=encoder, context_windows=[1, None], progress=False)
+        assert torch.get_num_threads() == 3
+    assert len(seen) >= 3
+    assert set(seen) == {2}

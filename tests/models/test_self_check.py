@@ -316,3 +316,13 @@ def test_a_wrong_mask_of_windows_is_found_without_that_mask(tmp_path, name, wron
     encoder.network.inputs = replace(encoder.network.inputs, **wrong)
     with pytest.raises(ModelError, match=r"an attention window wider than the sentence changes layer 1 of"):
         encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean", attention_window=2)
+
+
+def test_an_activation_of_several_layers_stays(tmp_path):
+    model = load_encoder(save("bert", tmp_path)).network.model
+    blocks = model.encoder.layer
+    for block in blocks:
+        block.intermediate.intermediate_act_fn = blocks[0].intermediate.intermediate_act_fn
+    made, nbytes = layers.packed_copy(model, {"input_ids": torch.tensor([[1, 2, 3]])})
+    assert nbytes > 0
+    assert not any(isinstance(module, torch.nn.Identity) for module in made.modules())
