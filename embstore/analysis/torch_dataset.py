@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,6 +24,8 @@ GROUP_NBYTES = 4 * 2**20  # of vectors that are read at once: whole batches, one
 N_AHEAD = 3  # groups that are being read, or wait, while the batches of another one are used
 N_THREADS = 1
 CAST_SIZE = 2**15 - 1  # numbers that torch converts in the thread that asks, without starting threads of its own
+MAX_BUFFERS = 2 * N_AHEAD  # of memory that is used again
+VALUES = {np.dtype(np.float32): torch.float32, np.dtype(np.float16): torch.float16}
 STORED = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float32}
 
 
@@ -151,12 +155,13 @@ class TorchDataset(IterableDataset[Examples]):
         batches = range(self._batch + turn, len(self), n_turns)
         groups = self._groups(self._order.of_epoch(self.epoch), batches)
         pin = self._pin_memory and worker is None  # the DataLoader pins what its workers make
+        read = partial(self._read, buffers=_Buffers(pin=pin))
         waiting: deque[Future[Examples]] = deque()
         with ThreadPoolExecutor(N_THREADS, "embstore-read-ahead") as threads:
             try:
                 while True:
                     while len(waiting) <= N_AHEAD and (positions := next(groups, None)) is not None:
-                        waiting.append(threads.submit(self._read, positions, pin))
+                        waiting.append(threads.submit(read, positions))
                     if not waiting:
                         return
                     parts = (torch.split(part, self._batch_size) for part in waiting.popleft().result())
@@ -181,25 +186,51 @@ class TorchDataset(IterableDataset[Examples]):
             ]
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _read(self, positions: NDArray[np.int64], pin: bool) -> Examples:
+    def _read(self, positions: NDArray[np.int64], buffers: _Buffers) -> Examples:
         """Read the examples at some positions in the selection."""
         rows = self._selection.rows[positions]
         labels = np.full(len(rows), -1, np.int64) if self._labels is None else self._labels[positions]
-        examples = Examples(self._vectors(rows, pin), torch.from_numpy(rows), torch.from_numpy(labels))
-        return Examples(*(part.pin_memory() for part in examples)) if pin else examples
+        examples = Examples(self._vectors(rows, buffers), torch.from_numpy(rows), torch.from_numpy(labels))
+        return Examples(*(part.pin_memory() for part in examples)) if buffers.pin else examples
 
-    def _vectors(self, rows: NDArray[np.int64], pin: bool) -> torch.Tensor:
+    def _vectors(self, rows: NDArray[np.int64], buffers: _Buffers) -> torch.Tensor:
         """Read vectors [n, layer, hidden_size]; they are gathered where they stay if they need no other form."""
         store, layers = self._selection.store, self._selection.layers
         shape = (len(layers), len(rows), store.hidden_size)
-        found = torch.empty((shape[1], shape[0], shape[2]), dtype=self._dtype, pin_memory=pin)
-        if len(layers) == 1 and self._dtype == STORED[store.dtype] != torch.bfloat16:
+        found = buffers.empty((shape[1], shape[0], shape[2]), self._dtype)
+        if len(layers) == 1 and self._dtype == VALUES[store.vector_dtype]:
             store.gather_layers(rows, layers, out=found.view(shape).numpy())
             return found
-        vectors = torch.from_numpy(store.gather_layers(rows, layers))
+        vectors = buffers.empty(shape, VALUES[store.vector_dtype])
+        store.gather_layers(rows, layers, out=vectors.numpy())
         for row in range(0, len(rows), size := max(1, CAST_SIZE // (shape[0] * shape[2]))):
             found[row : row + size] = vectors[:, row : row + size].transpose(0, 1)
         return found
+
+
+class _Buffers:
+    """Memory for tensors, used again once no tensor views it: new memory costs as much as copying rows into it.
+
+    `pin`: page-locked memory, which torch itself uses again, once copies from it have ended.
+    """
+
+    def __init__(self, *, pin: bool) -> None:
+        self.pin = pin
+        self._buffers = [np.empty(1, np.uint8)]
+        self._free_count = sys.getrefcount(self._buffers[0])
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor whose values are not set."""
+        if self.pin:
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
+        nbytes = math.prod(shape) * dtype.itemsize
+        for number in range(len(self._buffers)):
+            if len(self._buffers[number]) >= nbytes and sys.getrefcount(self._buffers[number]) == self._free_count:
+                break
+        else:
+            number = -1
+            self._buffers = [*self._buffers[-MAX_BUFFERS:], np.empty(nbytes, np.uint8)]
+        return torch.from_numpy(self._buffers[number])[:nbytes].view(dtype).view(shape)
 
 
 @dataclass(frozen=True)
