@@ -21,11 +21,10 @@ from embstore.store import Selection
 from embstore.store.table import label_column
 
 GROUP_NBYTES = 4 * 2**20  # of vectors that are read at once: whole batches, one or more
-N_AHEAD = 3  # groups that are being read, or wait, while the batches of another one are used
+N_AHEAD = 2  # groups that are being read, or wait, while the batches of another one are used
 N_THREADS = 1
 CAST_SIZE = 2**15 - 1  # numbers that torch converts in the thread that asks, without starting threads of its own
-MAX_BUFFERS = 2 * N_AHEAD  # of memory that is used again
-VALUES = {np.dtype(np.float32): torch.float32, np.dtype(np.float16): torch.float16}
+MAX_BUFFERS = 6  # of memory that is used again
 STORED = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float32}
 
 
@@ -188,7 +187,7 @@ class TorchDataset(IterableDataset[Examples]):
 
     def _read(self, positions: NDArray[np.int64], buffers: _Buffers) -> Examples:
         """Read the examples at some positions in the selection."""
-        rows = self._selection.rows[positions]
+        rows = positions.copy() if self._selection.is_whole else self._selection.rows[positions]
         labels = np.full(len(rows), -1, np.int64) if self._labels is None else self._labels[positions]
         examples = Examples(self._vectors(rows, buffers), torch.from_numpy(rows), torch.from_numpy(labels))
         return Examples(*(part.pin_memory() for part in examples)) if buffers.pin else examples
@@ -198,11 +197,13 @@ class TorchDataset(IterableDataset[Examples]):
         store, layers = self._selection.store, self._selection.layers
         shape = (len(layers), len(rows), store.hidden_size)
         found = buffers.empty((shape[1], shape[0], shape[2]), self._dtype)
-        if len(layers) == 1 and self._dtype == VALUES[store.vector_dtype]:
-            store.gather_layers(rows, layers, out=found.view(shape).numpy())
+        stored = STORED[store.dtype]
+        is_found = len(layers) == 1 and self._dtype == stored
+        vectors = found.view(shape) if is_found else buffers.empty(shape, stored)
+        bits = vectors.view(torch.uint16) if stored == torch.bfloat16 else vectors
+        store.gather_layers(rows, layers, out=bits.numpy())
+        if is_found:
             return found
-        vectors = buffers.empty(shape, VALUES[store.vector_dtype])
-        store.gather_layers(rows, layers, out=vectors.numpy())
         for row in range(0, len(rows), size := max(1, CAST_SIZE // (shape[0] * shape[2]))):
             found[row : row + size] = vectors[:, row : row + size].transpose(0, 1)
         return found

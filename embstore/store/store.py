@@ -274,7 +274,7 @@ class Store:
         """Return the vectors of some rows of one layer, in the order of `rows`; [n, hidden_size].
 
         `rows`: integers in any order, repeats allowed. `layer`: its number, or -1 or "last". `out`: a C-contiguous
-        array of `vector_dtype` that receives the result.
+        array of `vector_dtype` that receives the result; for bfloat16 it may be of uint16, and receives the bits.
 
         Raises InvalidValueError for a layer or row that does not exist, MissingRowsError for rows not written yet,
         unless `missing="nan"`.
@@ -380,10 +380,10 @@ class Selection:
         return html_table(facts.items(), f"Selection of {self.store.path}")
 
     def __len__(self) -> int:
-        return self.store.n_rows if self._is_whole else len(self.rows)
+        return self.store.n_rows if self.is_whole else len(self.rows)
 
     @property
-    def _is_whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether no condition is given: all rows are selected and need not be listed."""
         return self._given is None and not self._conditions
 
@@ -412,7 +412,7 @@ class Selection:
 
         Raises InvalidValueError for values that do not fit and for a row that is given two different labels.
         """
-        store = self.store._labelled(name, values, None if self._is_whole else self.rows)
+        store = self.store._labelled(name, values, None if self.is_whole else self.rows)
         return Selection(store, layers=self.layers, rows=self._given, conditions=self._conditions)
 
     def vectors(self, *, dtype: DTypeLike | None = None, missing: Literal["error", "nan"] = "error") -> NDArray[Any]:
@@ -440,7 +440,7 @@ class Selection:
         from embstore.store.table import occurrence_table
 
         self.store._reader.require_current(columns=True)
-        return occurrence_table(self.store.index, rows=None if self._is_whole else self.rows, columns=columns)
+        return occurrence_table(self.store.index, rows=None if self.is_whole else self.rows, columns=columns)
 
     def occurrences(self) -> list[dict[str, Any]]:
         """Return the rows of `table` as dicts; for a few of them this is faster, since Polars is not imported."""
@@ -460,7 +460,7 @@ class Selection:
 
     @cached_property
     def _is_dense(self) -> bool:
-        if self._is_whole:
+        if self.is_whole:
             return True
         rows = self.rows
         if len(rows) < 2 or not bool((np.diff(rows) > 0).all()):
@@ -473,7 +473,7 @@ class Selection:
             yield Block(layer, rows, self.store.gather(rows, layer))
 
     def _scanned(self, layer: int, size: int, copy: bool) -> Iterator[Block]:
-        if self._is_whole:
+        if self.is_whole:
             for start, vectors in self.store.scan(layer, block_rows=size, copy=copy):
                 yield Block(layer, np.arange(start, start + len(vectors)), vectors)
             return

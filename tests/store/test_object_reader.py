@@ -18,6 +18,7 @@ from embstore.errors import (
     UnfinishedStoreWarning,
 )
 from embstore.store import Store, open_store
+from embstore.store.vectors import float32_of_bfloat16
 from embstore.store.zarr import remote
 from embstore.store.zarr.remote import runs_of
 from tests.object_server import Bucket, Fault
@@ -280,3 +281,30 @@ def test_no_warning_for_a_finished_store(bucket: Bucket, tmp_path: Path) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         open_store(f"{bucket.url}/{KEY}")
+
+
+@pytest.mark.parametrize("remote", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_gather_may_ask_for_the_bits_of_bfloat16(
+    request: pytest.FixtureRequest, tmp_path: Path, remote: bool
+) -> None:
+    near = example(dtype="bfloat16").make(tmp_path / "x.zarr")
+    store = open_store(request.getfixturevalue("bucket").upload(tmp_path / "x.zarr", KEY)) if remote else near
+    rows = np.random.default_rng(2).integers(0, near.n_rows, 300)
+    bits = np.empty((len(near.layers), len(rows), near.hidden_size), np.uint16)
+    assert store.gather_layers(rows, out=bits) is bits
+    assert np.array_equal(float32_of_bfloat16(bits), near.gather_layers(rows))
+    with pytest.raises(InvalidValueError, match="out must be a C-contiguous float32 array"):
+        store.gather_layers(rows, out=bits.view(np.float16))
+
+
+def test_rows_not_written_are_the_bits_of_nan(tmp_path: Path) -> None:
+    made = example(dtype="bfloat16")
+    made.fill(made.create(tmp_path / "x.zarr"), [1])
+    start, stop = made.metadata.layout.span(1)
+    with pytest.warns(UnfinishedStoreWarning):
+        store = open_store(tmp_path / "x.zarr")
+    rows = np.array([stop - 1, 0, start, 1])
+    bits = np.empty((len(store.layers), 4, store.hidden_size), np.uint16)
+    store.gather_layers(rows, out=bits, missing="nan")
+    assert np.array_equal(bits[:, [0, 2]], made.arrays["hidden_states"][:, [stop - 1, start]])
+    assert np.isnan(float32_of_bfloat16(bits[:, [1, 3]])).all()

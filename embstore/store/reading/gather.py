@@ -13,7 +13,7 @@ from embstore.kernels.compiled import mark_partitions
 from embstore.store.conditions import require_rows
 from embstore.store.reading.scan import Snapshot, take_stored
 from embstore.store.storage.base import wait_all
-from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
+from embstore.store.vectors import BFLOAT16_NAN, SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
 from embstore.store.zarr.remote import RemoteRows, parts_of
 
 RESUME = "resume the extraction by repeating the call or the `embstore extract` command that began it"
@@ -48,10 +48,11 @@ class Gatherer:
         shape = (len(layers), len(rows), layout.hidden_size)
         if out is None:
             out = np.empty(shape, self._value)
-        elif (
+        bits = layout.dtype == "bfloat16" and isinstance(out, np.ndarray) and out.dtype == self._storage
+        if (
             not isinstance(out, np.ndarray)
             or out.shape != shape
-            or out.dtype != self._value
+            or not (bits or out.dtype == self._value)
             or not out.flags.c_contiguous
             or not out.flags.writeable
         ):
@@ -68,8 +69,9 @@ class Gatherer:
                     f"not written yet: {RESUME}"
                 )
             written = self._committed[numbers // layout.partition_rows]
-            out[:, ~written] = np.nan
-            out[:, written] = self.take(numbers[written], layers, out=None, nan=False)
+            found = np.empty((len(layers), int(written.sum()), layout.hidden_size), out.dtype)
+            out[:, ~written] = BFLOAT16_NAN if bits else np.nan
+            out[:, written] = self.take(numbers[written], layers, out=found, nan=False)
             return out
         partitions = marked.nonzero()[0]
         if self._checksums is not None:
@@ -84,7 +86,7 @@ class Gatherer:
     def _take_local(
         self, rows: NDArray[np.int64], partitions: NDArray[np.integer], layer: int, out: NDArray[Any]
     ) -> None:
-        if self._storage == self._value:
+        if self._storage == out.dtype:
             take_stored(self._reader, "hidden_states", layer, rows, partitions, out)
             return
         stored = np.empty((len(rows), self._layout.hidden_size), self._storage)
@@ -115,7 +117,8 @@ class Gatherer:
                 begun += remote.begin("scale", layers, parts, scales)
             wait_all(begun)
             for number, layer in enumerate(layers):
-                values = self._decoded(layer, stored[number], None if scales is None else scales[number])
+                scale = None if scales is None else scales[number]
+                values = stored[number] if self._storage == out.dtype else self._decoded(layer, stored[number], scale)
                 out[number, start + order] = values
 
     def _decoded(
