@@ -161,6 +161,28 @@ def test_a_damaged_checkpoint_is_never_used(tmp_path: Path, file: str, damage: s
         assert longest[0] == longest[1]
 
 
+def test_a_build_killed_before_a_checkpoint_has_its_name_resumes_at_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fresh(tmp_path / "s.zarr")
+    options: dict[str, Any] = {"layer": LAYER, "kind": "flat", "name": "a", "checkpoint_seconds": 0}
+    replace = os.replace
+    named: list[str] = []
+
+    def kill(old: Path, new: Path) -> None:
+        named.append(Path(new).name)
+        if named.count("index.faiss") == 4:
+            raise Stop
+        replace(old, new)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(os, "replace", kill)
+        build_index(store, **options)
+    steps: list[tuple[int, int]] = []
+    build_index(store, progress=lambda *step: steps.append(step), **options)
+    assert steps[0][0] == 192  # of the checkpoints of 0, 64, 128 and 192 rows the third is there
+
+
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_build_killed_at_any_step_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, kind: str) -> None:
