@@ -41,9 +41,11 @@ from embstore.analysis.neighbors.recall import measure_recall
 from embstore.analysis.neighbors.space import Space, StoreVectors
 from embstore.bench.cases import Setting, search_rows
 from embstore.bench.measure import Row, cores
+from embstore.bench.rivals import SEARCH
 
 K = 10
-COUNTS = (1, 32, 1_000, 10_000)
+COUNTS, MANY = (1, 32, 1_000), 10_000
+PRODUCTS = {name: rival for name, rival in SEARCH.items() if "float16" not in name}  # the others take minutes for MANY
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"counts": (1, 32, 1_000), "k": 1_000},
     {"counts": (1, 32), "metric": "cosine"},
@@ -76,9 +78,13 @@ def exact(arguments: argparse.Namespace, store: es.Store, folder: Path) -> Itera
     """Exact search by inner product, k 10, and its variants with fewer numbers of queries."""
     threads = int(os.environ.get("OMP_NUM_THREADS", cores()))
     setting = Setting(store, arguments.layer, folder, threads, arguments.repeats, arguments.seed)
-    yield from search_rows(setting, [count for count in COUNTS if count <= arguments.most_queries], k=K)
+    most = arguments.most_queries
+    yield from search_rows(setting, [count for count in COUNTS if count <= min(most, 1_000)], k=K)
+    if most >= MANY:
+        yield from search_rows(setting, [MANY], k=K, rivals=PRODUCTS)
     for variant in VARIANTS:
-        yield from search_rows(setting, **variant)
+        counts = [count for count in variant["counts"] if count <= most]
+        yield from search_rows(setting, **{**variant, "counts": counts})
 
 
 def own_memory(arguments: argparse.Namespace, store: es.Store) -> dict[str, float]:

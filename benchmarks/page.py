@@ -1,0 +1,155 @@
+"""Write docs/benchmarks.md from the files in benchmarks/results: python benchmarks/page.py [--check]."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from embstore.bench.measure import Row, shown_seconds
+
+ROOT = Path(__file__).parent.parent
+PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results"
+ORDER = ("all", "extract", "query", "neighbors", "geometry", "growth", "plan", "memory", "windows", "bank", "probe")
+ABOUT = {
+    "all": "Everything in one run: `embstore bench all`",
+    "extract": "Extraction: `benchmarks/extract.py`",
+    "query": "Reading: `benchmarks/query.py`",
+    "neighbors": "Exact search and indexes: `benchmarks/neighbors.py`",
+    "geometry": "Geometry: `benchmarks/geometry.py`",
+    "growth": "Growth with the number of rows: `benchmarks/growth.py`",
+    "plan": "Planning: `benchmarks/plan.py`",
+    "memory": "Memory of an extraction: `benchmarks/memory.py`",
+    "windows": "Context windows: `benchmarks/windows.py`",
+    "bank": "Class probes: `benchmarks/bank.py`",
+    "probe": "Edge probes: `benchmarks/probe.py`",
+}
+HEAD = """# Benchmarks
+
+<!-- Written by `python benchmarks/page.py` from the files in benchmarks/results: change these, not this page. -->
+
+Each table is one run of a script ([how to run and read them](../benchmarks/README.md)): embstore and its rivals take
+turns in the same run, and the figure is the median. **The best rival is the fastest that was installed, weak and strong
+ones measured alike**, and the limit is what the same machine does at best for the same result (one read of the bytes, a
+matrix product, a copy), measured in the same run. ours/rival below 1 means that embstore is faster; ours/limit cannot
+fall much below 1. "processor" is the time of the processor, which other programs on the machine disturb least; "wall"
+is the time by the clock. A bold ratio misses the project's own target.
+
+`embstore bench all --quick` measures the first table on your machine in about a minute.
+"""
+
+
+def results(folder: Path = RESULTS) -> list[tuple[str, dict[str, Any]]]:
+    """Return the result files of speed, in the order of the page."""
+    held = [(path.name, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+    known = [(name, result) for name, result in held if result["benchmark"] in ORDER]
+    return sorted(known, key=lambda each: ORDER.index(each[1]["benchmark"]))
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def run_line(name: str, result: dict[str, Any]) -> str:
+    """When, what and where a file was measured, and how quiet the machine was."""
+    machine, load = result["machine"], result["load"]
+    capability = f", {machine['cpu_capability']}" if machine.get("cpu_capability") else ""
+    others = load["cores_of_others"]
+    noise = "" if others is None else f"; other programs used {others:.2f} cores"
+    quiet = " (**not a quiet run**)" if load["quiet"] is False else ""
+    return (
+        f"Run of {result['date']}, commit {result['commit'] or 'unknown'}: {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['memory_gib']:.0f} GiB{capability}{noise}{quiet}. File: `benchmarks/results/{name}`."
+    )
+
+
+def ratio(value: float | None, most: float | None) -> str:
+    if value is None:
+        return ""
+    shown = f"{value:.2f}"
+    return f"**{shown}** (<= {most:.2g})" if most is not None and value > most else shown
+
+
+def row_line(row: Row) -> list[str]:
+    rival, targets = row.best_rival, row.targets
+    others = [
+        f"{name} {'not installed' if seconds is None else shown_seconds(seconds)}"
+        for name, seconds in sorted(row.rivals.items(), key=lambda each: each[1] or 1e9)
+        if name != rival
+    ]
+    slow = targets.get("seconds")
+    ours = f"**{shown_seconds(row.ours)}** (<= {slow:g} s)" if slow and row.ours > slow else shown_seconds(row.ours)
+    return [
+        row.what.replace("|", " "),
+        f"{row.threads}, {row.clock}",
+        ours,
+        f"{shown_seconds(row.rivals[rival])} {rival}" if rival else "",
+        f"{shown_seconds(row.limit)} {row.limit_name}" if row.limit else "",
+        ratio(row.to_rival, targets.get("to_rival")),
+        ratio(row.to_limit, targets.get("to_limit")),
+        "; ".join(others),
+    ]
+
+
+def growth_lines(growth: list[dict[str, Any]], figure: str) -> Iterator[str]:
+    sizes = [f"{rows:,} rows" for rows in growth[0]["rows"]]
+    lines = [
+        [each["operation"], *map(shown_seconds, each["seconds"]), f"{each['exponent']:.2f}",
+         " / ".join(f"{nbytes / 2**20:.0f}" for nbytes in each["own_nbytes"])]
+        for each in growth
+    ]  # fmt: skip
+    yield table(["operation", *sizes, "exponent", "own memory, MiB"], lines)
+    yield "The exponent is that of time between the last two sizes; own memory is what each takes above the start."
+    if (RESULTS / figure).exists():
+        yield f"![Time and own memory over the number of rows](../benchmarks/results/{figure})"
+
+
+def case_lines(cases: dict[str, dict[str, Any]]) -> str:
+    """The cases of a script as they were measured, the fastest first."""
+    timed = sorted(
+        ((case["median_s"], name) for name, case in cases.items() if case.get("median_s")), key=lambda x: x[0]
+    )
+    return table(["case", "median"], [[name, shown_seconds(seconds)] for seconds, name in timed])
+
+
+def targets_lines(targets: list[dict[str, Any]]) -> str:
+    rows = [[each["what"], f"{each['bound']:g}", f"{each['value']:.3g}", "yes" if each["holds"] else "**no**"]
+            for each in targets if each["value"] is not None]  # fmt: skip
+    return table(["target", "bound", "measured", "holds"], rows)
+
+
+def section(name: str, result: dict[str, Any]) -> Iterator[str]:
+    yield f"## {ABOUT[result['benchmark']]}"
+    yield run_line(name, result)
+    if result["rows"]:
+        header = ["what", "threads, clock", "ours", "best rival", "limit", "ours/rival", "ours/limit", "other rivals"]
+        yield table(header, [row_line(Row.of_json(row)) for row in result["rows"]])
+    if result.get("growth"):
+        yield from growth_lines(result["growth"], Path(name).with_suffix(".png").name)
+    if result.get("cases"):
+        yield case_lines(result["cases"])
+    if result.get("targets"):
+        yield targets_lines(result["targets"])
+
+
+def page(folder: Path = RESULTS) -> str:
+    """Return the whole page."""
+    parts = [HEAD.rstrip()]
+    for name, result in results(folder):
+        parts += section(name, result)
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    made = page()
+    if "--check" in sys.argv:
+        sys.exit(0 if PAGE.read_text() == made else "docs/benchmarks.md is old: run python benchmarks/page.py")
+    PAGE.write_text(made)
+    print(f"written: {PAGE.name}, {len(results())} files")
+
+
+if __name__ == "__main__":
+    main()
