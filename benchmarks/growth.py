@@ -95,7 +95,7 @@ def child(arguments: argparse.Namespace) -> None:
 
 
 def exponent(rows: list[int], values: list[float]) -> float:
-    """The slope between the last two sizes: where fixed costs weigh least."""
+    """The exponent of the growth between the last two sizes: where fixed costs weigh least."""
     return float(np.log(values[-1] / values[-2]) / np.log(rows[-1] / rows[-2]))
 
 
@@ -122,7 +122,7 @@ def grown(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 
 def plot(growth: list[dict[str, Any]], path: str) -> None:
-    """Draw time and own memory over the number of rows, with the line of slope 1."""
+    """Draw time and own memory over the number of rows, with the line of exponent 1."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -131,13 +131,13 @@ def plot(growth: list[dict[str, Any]], path: str) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     marks = "osv^D<>"
     for each, mark in zip(growth, marks, strict=True):
-        label = f"{each['operation']} (slope {each['exponent']:.2f})"
+        label = f"{each['operation']} (exponent {each['exponent']:.2f})"
         left.loglog(each["rows"], each["seconds"], marker=mark, markersize=4, label=label)
         mebibytes = [max(nbytes, 2**16) / 2**20 for nbytes in each["own_nbytes"]]
         right.loglog(each["rows"], mebibytes, marker=mark, markersize=4)
     rows = np.array(growth[0]["rows"], float)
     least = min(each["seconds"][0] for each in growth)
-    left.loglog(rows, least * rows / rows[0], color="grey", linestyle="--", linewidth=1, label="slope 1")
+    left.loglog(rows, least * rows / rows[0], color="grey", linestyle="--", linewidth=1, label="exponent 1")
     left.set(xlabel="rows of the store", ylabel="processor time, seconds")
     right.set(xlabel="rows of the store", ylabel="own memory above the start, MiB")
     for axes in (left, right):
