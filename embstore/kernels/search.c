@@ -6,11 +6,21 @@
 #include "kernels.h"
 
 #define FEATURES 256         /* features multiplied at a time: those of a panel fit the first cache */
-#define CHUNK_FLOATS 65536   /* floats of the rows that are multiplied with all queries: they fit the second cache */
+#define CHUNK_FLOATS 32768   /* floats of the rows that are multiplied with all queries: they fit the second cache */
+#define AHEAD_NBYTES 1024
 #define GROUP 12             /* chunks are whole groups of rows, 12 or 6 */
 #define MOST_PANEL 32
 static const float SMALLEST = 1e-30f;  /* a squared length below which some squares may have underflowed */
 static const float CANCELLED = 64;     /* a row this many times shorter than what was subtracted is left to float64 */
+
+/* Ask for bytes soon after those of a row: the processor itself reads ahead only within a page. */
+static inline void prefetch(const void *row, int64_t nbytes) {
+#ifdef __GNUC__
+    for (int64_t i = 0; i < nbytes; i += 64) __builtin_prefetch((const char *)row + i + AHEAD_NBYTES);
+#else
+    (void)row, (void)nbytes;
+#endif
+}
 
 static inline float float_of_bfloat(uint16_t bits) {
     union { uint32_t bits; float value; } number;
@@ -30,7 +40,7 @@ static inline int64_t stride_of(int64_t size) {
 
 static inline int64_t chunk_rows(int64_t size) {
     int64_t groups = CHUNK_FLOATS / (GROUP * stride_of(size));
-    return GROUP * (groups > 1 ? groups : 1);
+    return GROUP * (groups > 4 ? groups : 4);
 }
 
 /* The largest magnitude; infinite if a value is not finite. */

@@ -192,6 +192,7 @@ INLINE TARGET int64_t NAME(search_few)(
     float scores[FEW_QUERIES], *row = search->buffer;
     for (int64_t i = 0; i < n; i++) {
         const void *from = (const char *)vectors + i * size * (kind == FLOAT ? 4 : 2);
+        prefetch(from, size * (kind == FLOAT ? 4 : 2));
         float scale, bias, square = NAME(dots_few)(from, kind, search->queries, size, search->n_queries, scores);
         state[i] = FINE;
         if (NAME(is_plain)(search, square)) {
@@ -224,6 +225,7 @@ INLINE TARGET int64_t NAME(search_many)(
         int64_t count = n - start < most ? n - start : most;
         for (int64_t i = 0; i < count; i++) {
             const void *from = (const char *)vectors + (start + i) * size * (kind == FLOAT ? 4 : 2);
+            prefetch(from, size * (kind == FLOAT ? 4 : 2));
             float *row = chunk + i * stride, square = NAME(read_row)(from, kind, size, row);
             state[start + i] = FINE;
             if (NAME(is_plain)(search, square)) {

@@ -47,7 +47,7 @@ class StoreVectors:
     def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
         first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
         if last - first == len(rows):
-            for start, vectors in self.store.scan(self.layer, first, last, block_rows=block_rows):
+            for start, vectors in self.store.scan(self.layer, first, last, block_rows=block_rows, copy=False):
                 yield np.arange(start, start + len(vectors)), vectors
             return
         chosen = Selection(self.store, layers=(self.layer,), rows=rows)
