@@ -22,7 +22,7 @@ from embstore.kernels.compiled import (
 )
 
 BEST = limit_target(2)
-FLOAT, HALF, BFLOAT = 0, 1, 2
+FLOAT, HALF, BFLOAT, DOUBLE = 0, 1, 2, 3
 COSINE, PRODUCT, DISTANCE = 0, 1, 2
 
 
@@ -140,7 +140,7 @@ def as_stored(values: np.ndarray, kind: int) -> tuple[np.ndarray, np.ndarray]:
     if kind == BFLOAT:
         bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    stored = values.astype(np.float16 if kind == HALF else np.float32)
+    stored = values.astype({FLOAT: np.float32, HALF: np.float16, DOUBLE: np.float64}[kind])
     return stored, stored.astype(np.float64)
 
 
@@ -169,6 +169,15 @@ def test_scores_are_those_of_numpy(target: int, n_queries: int, metric: int, kin
         assert np.allclose(search.table(31), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
+def test_more_queries_than_fit_the_cache(target: int) -> None:
+    generator = np.random.default_rng(4)
+    stored, exact = as_stored(generator.standard_normal((430, 600)), FLOAT)
+    queries = generator.standard_normal((450, 600)).astype(np.float32)
+    search = Search(queries, PRODUCT, 431)
+    search.add(stored, FLOAT)
+    assert np.allclose(search.table(430), order_scores(exact, queries, PRODUCT), atol=1e-3)
+
+
 @pytest.mark.parametrize("n_queries", [3, 20])
 def test_every_finite_half_is_read_exactly(target: int, n_queries: int) -> None:
     bits = np.arange(65536, dtype=np.uint16)
@@ -192,8 +201,8 @@ def test_the_best_remain_when_the_candidates_are_full(target: int, kind: int, n_
     queries = generator.standard_normal((n_queries, 24)).astype(np.float32)
     of_rows, of_queries = generator.integers(0, 5, 900), generator.integers(-1, 5, (1, n_queries))
     search = Search(queries, DISTANCE, 50, n_best=20, groups=(of_rows, of_queries))
-    for first in range(0, 900, 130):
-        search.add(stored[first : first + 130], kind, first)
+    search.add(stored[:700], kind)
+    search.add(stored[700:], kind, 700)
     expected = order_scores(exact, queries, DISTANCE)
     expected[(of_rows[None] == of_queries.T) & (of_queries.T >= 0)] = -np.inf
     found = search.table(900)
@@ -242,7 +251,7 @@ def test_rows_that_floats_cannot_compare(target: int, n_queries: int) -> None:
     assert close.tolist() == [1, 1, 2, 1, 2, 1, 0, 0, 1]
 
 
-@pytest.mark.parametrize("kind", [FLOAT, HALF, BFLOAT], ids=["float", "half", "bfloat"])
+@pytest.mark.parametrize("kind", [FLOAT, HALF, BFLOAT, DOUBLE], ids=["float", "half", "bfloat", "double"])
 @pytest.mark.parametrize("size", [1, 8, 19])
 def test_pairs_are_scored_in_float64(target: int, size: int, kind: int) -> None:
     generator = np.random.default_rng(size)

@@ -1,7 +1,7 @@
 """Compiled loops over arrays, which release the GIL; see compiled.pyx and kernels.h.
 
-Vectors are given as bytes, int8 [n, nbytes], with the number of their dtype: 0 float32, 1 float16, 2 bfloat16. Metrics
-are 0 cosine, 1 inner product, 2 distance.
+Vectors are given as bytes, int8 [n, nbytes], with the number of their dtype: 0 float32, 1 float16, 2 bfloat16, and for
+pairs 3 float64. Metrics are 0 cosine, 1 inner product, 2 distance.
 """
 
 from typing import Any

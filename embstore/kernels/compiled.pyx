@@ -48,7 +48,7 @@ cdef extern from "kernels.h" nogil:
         const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out
     )
     int64_t panels_floats(int64_t size, int64_t n_queries)
-    int64_t buffer_floats(int64_t size)
+    int64_t buffer_floats(int64_t size, int64_t n_queries)
     int64_t panel_queries()
     void c_pack_queries "pack_queries" (const float *queries, int64_t n_queries, int64_t size, float *panels)
     int64_t search_rows(
@@ -160,7 +160,7 @@ cdef class Candidates:
             raise ValueError("the groups of rows and of queries do not fit")
         if panels is None and n_queries > FEW_QUERIES:
             raise ValueError("more queries than a few must be packed")
-        self._buffer = _floats(buffer_floats(size))
+        self._buffer = _floats(buffer_floats(size, n_queries))
         self._arrays = (queries, panels, mean, components, row_groups, query_groups, scores, rows, filled, least)
         self._groups = <const int64_t **>malloc(sizeof(int64_t *) * (len(row_groups) + 1))
         for group in range(len(row_groups)):
@@ -185,7 +185,7 @@ cdef class Candidates:
     def add(self, const char[:, ::1] vectors, int kind, const int64_t[::1] rows, uint8_t[::1] state):
         cdef int64_t n = vectors.shape[0], n_other
         cdef float longest = 0
-        if rows.shape[0] != n or state.shape[0] != n or vectors.shape[1] != self._search.size * (2 if kind else 4):
+        if rows.shape[0] != n or state.shape[0] != n or vectors.shape[1] != self._search.size * (4, 2, 2)[kind]:
             raise ValueError("the shapes of the arguments do not fit")
         if not n:
             return 0, 0.0
@@ -204,7 +204,7 @@ def score_pairs(
     double[::1] scores,
 ):
     cdef int64_t n_pairs = owners.shape[0], size = queries.shape[1]
-    if numbers.shape[0] != n_pairs or scores.shape[0] != n_pairs or vectors.shape[1] != size * (2 if kind else 4):
+    if numbers.shape[0] != n_pairs or scores.shape[0] != n_pairs or vectors.shape[1] != size * (4, 2, 2, 8)[kind]:
         raise ValueError("the shapes of the arguments do not fit")
     if not n_pairs:
         return

@@ -24,8 +24,8 @@ int64_t gather_rows(
 /* Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once. */
 void will_need(const uint64_t *starts, int64_t n, int64_t nbytes);
 
-/* How numbers are stored: float32, or the bits of float16 or bfloat16. */
-enum { FLOAT, HALF, BFLOAT };
+/* How numbers are stored: float32, the bits of float16 or bfloat16, or float64, which score_pairs alone takes. */
+enum { FLOAT, HALF, BFLOAT, DOUBLE };
 enum { COSINE, PRODUCT, DISTANCE };
 /* Whether a row can be compared in float32: UNSURE is left to float64, BAD is not finite or too long. */
 enum { FINE, UNSURE, BAD };
@@ -55,12 +55,12 @@ typedef struct {
     int64_t *rows;
     int64_t *filled;
     float *least;
-    float *buffer;             /* of search_buffer(size, n_queries) floats */
+    float *buffer;             /* of buffer_floats(size, n_queries) floats */
 } search_t;
 
 /* The numbers of floats in the panels of queries and in the buffer of a search, and of queries in a panel. */
 int64_t panels_floats(int64_t size, int64_t n_queries);
-int64_t buffer_floats(int64_t size);
+int64_t buffer_floats(int64_t size, int64_t n_queries);
 int64_t panel_queries(void);
 void pack_queries(const float *queries, int64_t n_queries, int64_t size, float *panels);
 

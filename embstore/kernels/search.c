@@ -7,6 +7,7 @@
 
 #define FEATURES 256         /* features multiplied at a time: those of a panel fit the first cache */
 #define CHUNK_FLOATS 32768   /* floats of the rows that are multiplied with all queries: they fit the second cache */
+#define MANY_FLOATS 262144   /* floats of queries that do not fit it, and then of rows: queries are read more rarely */
 #define AHEAD_NBYTES 1024
 #define GROUP 12             /* chunks are whole groups of rows, 12 or 6 */
 #define MOST_PANEL 32
@@ -38,8 +39,9 @@ static inline int64_t stride_of(int64_t size) {
     return (size + 15) / 16 * 16 + 16;
 }
 
-static inline int64_t chunk_rows(int64_t size) {
-    int64_t groups = CHUNK_FLOATS / (GROUP * stride_of(size));
+static inline int64_t chunk_rows(int64_t size, int64_t n_queries) {
+    int64_t floats = n_queries * size > MANY_FLOATS ? MANY_FLOATS : CHUNK_FLOATS;
+    int64_t groups = floats / (GROUP * stride_of(size));
     return GROUP * (groups > 4 ? groups : 4);
 }
 
@@ -108,8 +110,8 @@ int64_t panels_floats(int64_t size, int64_t n_queries) {
     return (n_queries + MOST_PANEL) * size + 16;
 }
 
-int64_t buffer_floats(int64_t size) {
-    return chunk_rows(size) * (stride_of(size) + MOST_PANEL + 2) + 16;
+int64_t buffer_floats(int64_t size, int64_t n_queries) {
+    return chunk_rows(size, n_queries) * (stride_of(size) + MOST_PANEL + 2) + 16;
 }
 
 void pack_queries(const float *queries, int64_t n_queries, int64_t size, float *panels) {

@@ -218,7 +218,7 @@ INLINE TARGET int64_t NAME(search_many)(
     const search_t *search, const void *vectors, const int kind, int64_t n, const int64_t *rows, uint8_t *state,
     float *longest
 ) {
-    const int64_t size = search->size, stride = stride_of(size), most = chunk_rows(size);
+    const int64_t size = search->size, stride = stride_of(size), most = chunk_rows(size, search->n_queries);
     float *scale = aligned(search->buffer), *bias = scale + most, *chunk = bias + most, *products = chunk + most * stride;
     int64_t n_other = 0;
     for (int64_t start = 0; start < n; start += most) {
@@ -274,6 +274,10 @@ TARGET static void NAME(pack_queries)(const float *queries, int64_t n_queries, i
                 panels[j * PANEL + query] = first + query < n_queries ? queries[(first + query) * size + j] : 0;
 }
 
+INLINE TARGET double NAME(load_double)(const void *from, const int kind, int64_t at) {
+    return kind == DOUBLE ? ((const double *)from)[at] : NAME(load_one)(from, kind, at);
+}
+
 INLINE TARGET double NAME(score_pair)(const void *row, const int kind, int64_t size, int metric, const double *query) {
     double products[8] = {0}, squares[8] = {0};
     int64_t j = 0;
@@ -281,9 +285,9 @@ INLINE TARGET double NAME(score_pair)(const void *row, const int kind, int64_t s
         double values[8] = {0};
         const int64_t count = size - j < 8 ? size - j : 8;
         if (count == 8)
-            UNROLL for (int i = 0; i < 8; i++) values[i] = NAME(load_one)(row, kind, j + i);
+            UNROLL for (int i = 0; i < 8; i++) values[i] = NAME(load_double)(row, kind, j + i);
         else
-            for (int64_t i = 0; i < count; i++) values[i] = NAME(load_one)(row, kind, j + i);
+            for (int64_t i = 0; i < count; i++) values[i] = NAME(load_double)(row, kind, j + i);
         for (int i = 0; i < (count == 8 ? 8 : count); i++) {
             double own = metric == DISTANCE ? values[i] - query[j + i] : values[i];
             products[i] += values[i] * query[j + i];
@@ -303,8 +307,9 @@ TARGET static void NAME(score_pairs)(
 ) {
     for (int64_t pair = 0; pair < n_pairs; pair++) {
         const double *query = queries + owners[pair] * size;
-        const void *row = (const char *)vectors + numbers[pair] * size * (kind == FLOAT ? 4 : 2);
-        if (kind == HALF) scores[pair] = NAME(score_pair)(row, HALF, size, metric, query);
+        const void *row = (const char *)vectors + numbers[pair] * size * (kind == DOUBLE ? 8 : kind == FLOAT ? 4 : 2);
+        if (kind == DOUBLE) scores[pair] = NAME(score_pair)(row, DOUBLE, size, metric, query);
+        else if (kind == HALF) scores[pair] = NAME(score_pair)(row, HALF, size, metric, query);
         else if (kind == BFLOAT) scores[pair] = NAME(score_pair)(row, BFLOAT, size, metric, query);
         else scores[pair] = NAME(score_pair)(row, FLOAT, size, metric, query);
     }

@@ -28,7 +28,7 @@ SMALL = 2**35  # multiplications up to which a GPU is not looked for, which woul
 BLOCK_NBYTES = 2**21  # of float32
 GPU_BLOCK_NBYTES = 2**28
 SECOND_PASS_SCORES = 2**22
-SPARE_CANDIDATES = 256  # candidates collected before the best of them are selected
+SPARE_CANDIDATES = 64  # candidates collected before the best of them are selected, or half as many as are kept
 EXTRA_CANDIDATES = 48  # candidates beyond k: with more of them a second pass is rarer
 RESCORED_NBYTES = 2**26
 _METRIC = {"cosine": 0, "ip": 1, "l2": 2}
@@ -218,7 +218,8 @@ class Search:
     def rescored(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """The score of each query with its own rows, float64 [q, c]; NaN for -1."""
         out = np.full(rows.shape, np.nan)
-        step = max(1, RESCORED_NBYTES // (8 * max(1, rows.shape[1]) * self.vectors.hidden_size))
+        most = RESCORED_NBYTES // (8 * self.vectors.hidden_size)
+        step = max(1, len(rows) if len(self.rows) <= most else most // max(1, rows.shape[1]))
         for start in range(0, len(rows), step):
             known = rows[start : start + step] >= 0
             if known.any():
@@ -231,8 +232,7 @@ class Search:
         self, vectors: NDArray[Any], owners: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """The scores of queries `owners` with vectors `numbers`, pair by pair."""
-        if self.mean is not None:
-            return self.space.pair_scores(self.queries[owners], self.space.transform(vectors)[numbers])
+        vectors = vectors if self.mean is None else self.space.transform(vectors)
         scores = np.empty(len(owners))
         score_pairs(*stored_bytes(vectors), _METRIC[self.space.metric], self.queries, owners, numbers, scores)
         return scores
@@ -305,7 +305,8 @@ def _best_of_part(
     search: Search, packed: Any, least: NDArray[np.float32], start: int, stop: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """The rows of a part that may be among the best: scores and rows [q, capacity], -inf and -1 for none."""
-    capacity = min(search.n_candidates + SPARE_CANDIDATES, max(stop - start, search.n_candidates) + 1)
+    spare = max(SPARE_CANDIDATES, search.n_candidates // 2)
+    capacity = min(search.n_candidates + spare, max(stop - start, search.n_candidates) + 1)
     found = _Found(search, packed, least, capacity)
     block_rows = min(max(1, BLOCK_NBYTES // (4 * search.vectors.hidden_size)), max(1, stop - start))
     for rows, stored in search.vectors.blocks(search.rows[start:stop], block_rows):

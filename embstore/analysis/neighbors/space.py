@@ -74,9 +74,9 @@ class ArrayVectors:
 
 
 def stored_bytes(vectors: NDArray[Any]) -> tuple[NDArray[np.int8], int]:
-    """Vectors as the kernels take them: the bytes of each, and the number of their dtype, float32 or float16."""
+    """Vectors as the kernels take them: their bytes, and the number of their dtype (float16, float32 or float64)."""
     stored = np.ascontiguousarray(vectors)
-    return stored.view(np.int8), (np.float32, np.float16).index(stored.dtype)
+    return stored.view(np.int8), {"float32": 0, "float16": 1, "float64": 3}[stored.dtype.name]
 
 
 def refuse_vector(row: int, vector: Stored) -> None:
