@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError, StorageError, UnfinishedStoreWarning
 from embstore.store import Store, StoreWriter, open_store
+from embstore.store.reading import mapped
 from tests.store.example import DTYPES, SUFFIXES, Example, example
 
 CASES = [
@@ -263,3 +265,74 @@ def test_a_disk_that_fails_during_a_scan_or_as_a_lock_is_removed(
         writer.finish()
     monkeypatch.undo()
     assert StoreWriter(store.path).missing() == []  # a lock file that stays is not a lock
+
+
+def test_more_shards_than_are_mapped_at_a_time(tmp_path: Path) -> None:
+    """In several threads, of which each releases shards that the others read."""
+    made = example(rows=256 * 12 - 100, layers=(0, 4), hidden_size=24, labels=False)
+    path = made.make(tmp_path / "s.zarr").path
+    store = open_store(path)
+    store._reader.max_mapped = 3
+    gc.collect()
+    before = _descriptors()
+
+    def check(seed: int) -> int:
+        random = np.random.default_rng(seed)
+        for _ in range(20):
+            rows = random.integers(0, store.n_rows, int(random.integers(1, 300)))
+            np.testing.assert_array_equal(store.gather_layers(rows), made.values[:, rows])
+        return seed
+
+    assert check(0) == 0
+    assert _descriptors() <= before + 2 * 3
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(check, range(1, 7))) == [1, 2, 3, 4, 5, 6]
+    scanned = np.concatenate([block.copy() for _, block in store.scan(4, copy=False)])
+    np.testing.assert_array_equal(scanned, made.values[1])
+    assert _descriptors() <= before + 2 * 3
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_and_buffers_of_every_kind(tmp_path: Path, suffix: str) -> None:
+    made = example()
+    store = made.make(tmp_path / f"s{suffix}")
+    rows = np.array([699, 3, 3, 0, 256, 255, 511, 512] * 5)
+    of_bytes = rows % 200
+    for of_kind in (rows[::2], rows.astype(">i8"), rows.astype(np.uint64), list(rows), of_bytes.astype(np.uint8)):
+        numbers = np.asarray(of_kind).astype(np.int64)
+        np.testing.assert_array_equal(store.gather(of_kind, 3), made.values[1, numbers])
+    buffer = np.zeros((50, 16), np.float16)
+    assert np.shares_memory(store.gather(rows, 3, out=buffer[5:45]), buffer)
+    np.testing.assert_array_equal(buffer[5:45], made.values[1, rows])
+    assert not buffer[:5].any()
+    assert not buffer[45:].any()
+    locked = np.zeros((40, 16), np.float16)
+    locked.flags.writeable = False
+    for wrong in (locked, buffer[:39], np.zeros((40, 16), np.float16, "F"), np.zeros((40, 32), np.float16)[:, ::2]):
+        with pytest.raises(InvalidValueError, match="out must be a C-contiguous float16 array"):
+            store.gather(rows, 3, out=wrong)
+        assert not wrong[:5].any()
+    for missing in (2**63, 2**64 - 1):
+        with pytest.raises(InvalidValueError, match=f"there is no row {missing}"):
+            store.gather(np.array([0, missing], np.uint64), 3)
+
+
+def test_rows_that_wait_for_the_disk_are_requested_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is requested are the pages of the rows, of every file, each once and in order."""
+    made = example(rows=2000, partition_rows=512, hidden_size=2048, layers=(0, 1), dtype="float32")
+    store = made.make(tmp_path / "s.zarr")
+    asked: list[tuple[NDArray[np.uint64], int]] = []
+    monkeypatch.setattr(mapped, "will_need", lambda starts, nbytes: asked.append((starts, nbytes)))
+    monkeypatch.setattr(mapped, "_COLD_SECONDS_A_ROW", 0)
+    rows = np.random.default_rng(0).integers(0, 2000, 100)
+    found = store.gather(rows, 1)
+    np.testing.assert_array_equal(found, made.values[1, rows])
+    [(starts, nbytes)] = asked
+    assert nbytes == 8192
+    assert (np.diff(starts.astype(np.int64)) >= 0).all()
+    views = {first: view.ctypes.data for first, view in store.scan(1, block_rows=512, copy=False)}
+    assert starts.tolist() == sorted(views[row // 512 * 512] + row % 512 * 8192 for row in rows.tolist())
+    store.gather(rows[:16], 1)
+    monkeypatch.setattr(mapped, "_COLD_SECONDS_A_ROW", 60)
+    store.gather(rows, 1)
+    assert len(asked) == 5  # and four by the scan
