@@ -23,7 +23,7 @@ from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, deco
 from embstore.store.zarr.remote import ReadAhead, parts_of
 
 BLOCK_NBYTES = 2 * 2**20
-AHEAD_NBYTES = 8 * 2**20  # of a local layer that are requested from the disk before they are read
+AHEAD_NBYTES = 16 * 2**20  # of a local layer that are requested from the disk before they are read
 _WINDOW_NBYTES = 4 * 2**20
 DENSE = 0.1  # above this share of the rows, reading everything in order is faster than gathering
 
