@@ -272,7 +272,7 @@ def test_more_shards_than_are_mapped_at_a_time(tmp_path: Path) -> None:
     made = example(rows=256 * 12 - 100, layers=(0, 4), hidden_size=24, labels=False)
     path = made.make(tmp_path / "s.zarr").path
     store = open_store(path)
-    store._reader.max_mapped = 3
+    store._reader._max_shards = 3  # type: ignore[union-attr]
     gc.collect()
     before = _descriptors()
 
@@ -336,3 +336,20 @@ def test_rows_that_wait_for_the_disk_are_requested_first(tmp_path: Path, monkeyp
     monkeypatch.setattr(mapped, "_COLD_SECONDS_A_ROW", 60)
     store.gather(rows, 1)
     assert len(asked) == 5  # and four by the scan
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_store_that_is_no_longer_used_holds_no_file(tmp_path: Path, suffix: str) -> None:
+    path = example(rows=1000).make(tmp_path / f"s{suffix}").path
+    gc.collect()
+    before = _descriptors()
+    gc.disable()
+    try:
+        store = open_store(path)
+        store.gather(np.arange(1000), 0)
+        list(store.scan(0))
+        assert _descriptors() > before
+        del store
+        assert _descriptors() == before
+    finally:
+        gc.enable()

@@ -47,26 +47,11 @@ from embstore.store.reading.mapped import (
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, opened, reading
 
 
-class FileLayer(MappedLayer):
-    """A layer in one mapped file; `offsets` int64 [chunk]: where its chunks begin, -1 for one that is left out."""
-
-    def __init__(self, file: MappedFile, spec: ArraySpec, chunk_rows: int, offsets: NDArray[np.int64]) -> None:
-        super().__init__(spec.shape[1], chunk_rows, np.full(spec.shape[2:], spec.fill, spec.dtype))
-        self._files = (file,)
-        self.place(0, file, offsets)
-        last = np.minimum(spec.shape[1] - np.arange(len(offsets)) * chunk_rows, chunk_rows)
-        self._bases[offsets > len(file.bytes) - last * self._row_nbytes] = 0
-
-    def files(self, partitions: Sequence[int]) -> Sequence[MappedFile]:
-        return self._files
-
-
 class HDF5Reader:
     """The arrays of an HDF5 store. The library is used once, at opening, for the metadata and the addresses."""
 
     remote: None = None
     cache: None = None
-    max_mapped = sys.maxsize
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,14 +95,17 @@ class HDF5Reader:
         start, stop = self._span(name)
         return self._file.bytes[start:stop].view(spec.dtype).reshape(spec.shape)
 
-    def layer(self, array: str, position: int) -> MappedLayer | None:
-        """Return a layer (by its position) for random access, None where it is not mapped."""
+    def most_mapped(self, array: str) -> int:
+        """Return for how many partitions of an array `layer` may be called, 0 where it is not mapped."""
+        return sys.maxsize if array in self.addresses.chunks else 0
+
+    def layer(self, array: str, position: int, partitions: Sequence[int]) -> tuple[MappedLayer, list[MappedFile]]:
+        """Return a layer (by its position) for access to rows of some partitions, and the file."""
         layer = self._layers.get((array, position))
-        if layer is None and array in self.addresses.chunks:
-            offsets = self.addresses.chunks[array][position]
-            layer = FileLayer(self._scattered, self._specs[array], self.addresses.chunk_rows[array], offsets)
-            self._layers[array, position] = layer
-        return layer
+        if layer is None:
+            layer = self._layers[array, position] = MappedLayer(self._specs[array], self.addresses.chunk_rows[array])
+            layer.place(0, self._scattered, self.addresses.chunks[array][position])
+        return layer, [self._scattered]
 
     def rows(self, array: str, layer: int, partition: int) -> RowSource:
         """Return the rows of one layer (by its position among the stored ones) of a committed partition."""
@@ -184,9 +172,8 @@ class HDF5Reader:
         spec = self._specs["hidden_states"]
         start, _ = self.metadata.layout.span(int(written[0]))
         row = np.empty((1, *spec.shape[2:]), spec.dtype)
-        layer = self.layer("hidden_states", 0)
-        assert layer is not None
-        layer.take(np.array([start]), [], row)
+        layer, files = self.layer("hidden_states", 0, [int(written[0])])
+        layer.take(np.array([start]), files, row)
         with self._library_array(spec) as array:
             expected = array[0, start]
         if row.tobytes() != expected.tobytes():

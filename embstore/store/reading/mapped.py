@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -50,34 +49,34 @@ class RowSource(Protocol):
         ...
 
 
-class MappedLayer(ABC):
+class MappedLayer:
     """One layer of all partitions as the addresses of its chunks in memory: random access to all its rows.
 
-    `fill`: the row that a chunk reads as which is left out.
+    `files`: those in which partitions are.
     """
 
-    def __init__(self, n_rows: int, chunk_rows: int, fill: NDArray[Any]) -> None:
+    def __init__(self, spec: ArraySpec, chunk_rows: int) -> None:
+        self.files: dict[int, MappedFile] = {}
+        self._n_rows = spec.shape[1]
         self._chunk_rows = chunk_rows
-        self._fill = fill
-        self._row_nbytes = fill.nbytes
-        self._bases = np.zeros(-(-n_rows // chunk_rows), np.uint64)
+        self._fill = np.full(spec.shape[2:], spec.fill, spec.dtype)
+        self._row_nbytes = self._fill.nbytes
+        self._bases = np.zeros(-(-self._n_rows // chunk_rows), np.uint64)
 
-    @abstractmethod
-    def files(self, partitions: Sequence[int]) -> Sequence[MappedFile]:
-        """Map partitions, and return their files."""
+    def place(self, first: int, file: MappedFile, offsets: NDArray[np.int64]) -> None:
+        """Set at which byte of a file chunks from number `first` on begin, -1 for one that is left out."""
+        part = self._bases[first : first + len(offsets)]
+        offsets = offsets[: len(part)]
+        starts = np.arange(first, first + len(part)) * self._chunk_rows
+        nbytes = np.minimum(self._n_rows - starts, self._chunk_rows) * self._row_nbytes
+        addresses = np.where(offsets > file.nbytes - nbytes, 0, offsets.view(np.uint64) + file.address)
+        part[...] = np.where(offsets < 0, self._fill.ctypes.data | _REPEATED, addresses)
 
-    def place(self, chunk: int, file: MappedFile, offsets: NDArray[np.int64]) -> None:
-        """Set where chunks from `chunk` on begin in a file, -1 for one that is left out."""
-        addresses = np.where(offsets < 0, self._fill.ctypes.data | _REPEATED, offsets.view(np.uint64) + file.address)
-        part = self._bases[chunk : chunk + len(addresses)]
-        part[...] = addresses[: len(part)]
-
-    def take(self, rows: NDArray[np.int64], partitions: Sequence[int], out: NDArray[Any]) -> None:
-        """Copy rows, in any order, into `out`, which is C-contiguous. `partitions`: those of the rows.
+    def take(self, rows: NDArray[np.int64], files: Iterable[MappedFile], out: NDArray[Any]) -> None:
+        """Copy rows, in any order, into `out`, which is C-contiguous. `files`: those of the rows.
 
         Raises StoreDamagedError where a file has become shorter.
         """
-        files = self.files(partitions)
         for file in files:
             if file.size() < file.nbytes:  # a call less for each file
                 file.require_whole()

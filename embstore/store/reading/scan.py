@@ -63,21 +63,23 @@ def take_stored(
 
     `partitions`: those of the rows, ascending. `out` is C-contiguous.
     """
-    layer = reader.layer(array, position)
-    if layer is not None and len(partitions) <= reader.max_mapped:
-        layer.take(rows, partitions.tolist(), out)
+    if not len(rows):
+        return
+    most = reader.most_mapped(array)
+    if len(partitions) <= most:
+        layer, files = reader.layer(array, position, partitions.tolist())
+        layer.take(rows, files, out)
         return
     size = reader.metadata.layout.partition_rows
     order = rows.argsort(kind="stable")
     ordered = rows[order]
-    step = 1 if layer is None else reader.max_mapped
-    for number in range(0, len(partitions), step):
-        some = partitions[number : number + step].tolist()
+    for number in range(0, len(partitions), most or 1):
+        some = partitions[number : number + (most or 1)].tolist()
         first, last = ordered.searchsorted((some[0] * size, (some[-1] + 1) * size)).tolist()
         taken = np.empty((last - first, *out.shape[1:]), out.dtype)
-        layer = reader.layer(array, position)
-        if layer is not None:
-            layer.take(ordered[first:last], some, taken)
+        if most:
+            layer, files = reader.layer(array, position, some)
+            layer.take(ordered[first:last], files, taken)
         else:
             source = reader.rows(array, position, some[0])
             assert isinstance(source, LibraryRows)

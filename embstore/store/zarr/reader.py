@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -56,32 +56,6 @@ class Shard(NamedTuple):
     offsets: NDArray[np.int64]
 
 
-class ShardedLayer(MappedLayer):
-    """A layer whose partitions are in files of their own, which `open_shard` maps. `position`: of the layer in them."""
-
-    def __init__(
-        self, spec: ArraySpec, chunk_rows: int, position: int, open_shard: Callable[[str, int], Shard]
-    ) -> None:
-        super().__init__(spec.shape[1], chunk_rows, np.full(spec.shape[2:], spec.fill, spec.dtype))
-        self._array = spec.path
-        self._position = position
-        self._open_shard = open_shard
-        self._partition_chunks = spec.shard[1] // chunk_rows
-        self._files: dict[int, MappedFile] = {}
-
-    def files(self, partitions: Sequence[int]) -> list[MappedFile]:
-        try:
-            return [self._files[partition] for partition in partitions]
-        except KeyError:
-            for partition in partitions:
-                if partition not in self._files:
-                    shard = self._open_shard(self._array, partition)
-                    offsets = shard.offsets[self._position]
-                    self.place(partition * self._partition_chunks, shard.file, offsets)
-                    self._files[partition] = shard.file
-            return [self._files[partition] for partition in partitions]
-
-
 class ZarrReader:
     """The arrays of a Zarr store. Files are mapped, and columns read, when they are first needed.
 
@@ -115,8 +89,8 @@ class ZarrReader:
         self._files: list[MappedFile] = []
         self._records: Records | None = None
         self._shards: dict[tuple[str, int], Shard] = {}
-        self._layers: dict[tuple[str, int], ShardedLayer] = {}
-        self.max_mapped = max_mapped()
+        self._layers: dict[tuple[str, int], MappedLayer] = {}
+        self._max_shards = max_mapped()
         self._mutex = threading.Lock()
 
     @property
@@ -223,17 +197,26 @@ class ZarrReader:
         data.flags.writeable = False
         return data.view(spec.dtype).reshape(spec.shape)
 
-    def layer(self, array: str, position: int) -> MappedLayer | None:
-        """Return a layer (by its position) for random access, None where shards are not mapped.
+    def most_mapped(self, array: str) -> int:
+        """Return for how many partitions of an array `layer` may be called, 0 where its shards are not mapped."""
+        return self._max_shards if self.remote is None and array in self._chunk_rows else 0
 
-        Not to be held from one access to the next, and for at most `max_mapped` partitions: when this number of shards
-        is mapped, all are released.
+    def layer(self, array: str, position: int, partitions: Sequence[int]) -> tuple[MappedLayer, list[MappedFile]]:
+        """Return a layer (by its position) for access to rows of some partitions, and their files.
+
+        Not to be held from one access to the next: when too many shards are mapped, all are released.
         """
         layer = self._layers.get((array, position))
-        if layer is None and self.remote is None and array in self._chunk_rows:
-            layer = ShardedLayer(self.specs[array], self._chunk_rows[array], position, self._shard)
-            self._layers[array, position] = layer
-        return layer
+        if layer is None:
+            layer = self._layers[array, position] = MappedLayer(self.specs[array], self._chunk_rows[array])
+        files = layer.files
+        for partition in partitions:
+            if partition not in files:
+                shard = self._shard(array, partition)
+                offsets = shard.offsets[position]
+                layer.place(partition * len(offsets), shard.file, offsets)
+                files[partition] = shard.file
+        return layer, [files[partition] for partition in partitions]
 
     def rows(self, array: str, position: int, partition: int) -> RowSource:
         """Return the rows of one layer (by its position) of a committed partition, whose shard is mapped."""
@@ -258,7 +241,7 @@ class ZarrReader:
             if shard is None:
                 with self._of_this_store(checksum=not self._is_folder):
                     shard = self._open_shard(self.specs[array], partition)
-                if len(self._shards) >= self.max_mapped:
+                if len(self._shards) >= self._max_shards:
                     self._shards.clear()
                     self._layers.clear()
                 self._shards[array, partition] = shard
