@@ -167,7 +167,6 @@ class Cosines:
     def merge(self, state: CosineSums, other: CosineSums) -> CosineSums:
         incomplete = [*state.take_incomplete(), *other.take_incomplete()]
         state.flush()
-        other.flush()
         state.total += other.total
         state.word_sums += other.word_sums
         state.word_totals += other.word_totals
