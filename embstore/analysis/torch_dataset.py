@@ -78,6 +78,8 @@ class TorchDataset(IterableDataset[Examples]):
             raise InvalidValueError(f'shuffle must be True, False or "blocks", not {quoted(shuffle)}')
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise InvalidValueError(f"dtype {quoted(dtype)} is not allowed: give one of torch's, such as torch.float32")
+        if pin_memory and not torch.cuda.is_available():
+            raise InvalidValueError("pin_memory needs a GPU, and torch finds none: leave it out")
         for name, value in (("block_rows", block_rows), ("window_blocks", window_blocks), ("batch_size", batch_size)):
             check_whole(name, value, 1)
         check_whole("seed", seed, 0, 2**63 - 1)

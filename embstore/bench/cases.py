@@ -336,7 +336,7 @@ def geometry_rows(setting: Setting) -> Iterator[Row]:
 
 
 def batch_rows(setting: Setting) -> Iterator[Row]:
-    """All vectors of a layer as shuffled float32 batches of torch."""
+    """All vectors of a layer as shuffled batches of torch, of the dtype that is stored."""
     import torch
 
     from embstore.analysis.torch_dataset import TorchDataset
@@ -354,7 +354,7 @@ def batch_rows(setting: Setting) -> Iterator[Row]:
     def gathered(read: Callable[[NDArray[np.int64]], Any], number: int) -> None:
         order = np.random.default_rng(number + 1).permutation(n_rows)
         for first in range(0, n_rows, BATCH):
-            torch.from_numpy(read(order[first : first + BATCH])).float()
+            torch.from_numpy(read(order[first : first + BATCH]))
 
     cases: dict[str, Callable[[int], object]] = {
         "ours": ours,

@@ -182,6 +182,8 @@ def test_an_abandoned_pass_begins_again(made: Made) -> None:
     assert order(islice(dataset, 3)) == list(range(24))
     assert dataset.state_dict()["batch"] == 3
     assert order(dataset) == list(range(made.store.n_rows))
+    dataset.set_epoch(1)
+    assert dataset.state_dict()["batch"] == 0, "none of the new epoch"
 
 
 class _Worker:
@@ -280,7 +282,8 @@ def test_a_batch_may_be_changed(made: Made) -> None:
     assert same(dataset, before)
 
 
-def test_bad_options_are_refused(made: Made) -> None:
+def test_bad_options_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     selection = made.store.select()
     for option, value in product(("batch_size", "block_rows", "window_blocks"), (0, -3)):
         with pytest.raises(InvalidValueError, match=f"{option} {value} is not allowed: give 1 or more"):
@@ -289,6 +292,7 @@ def test_bad_options_are_refused(made: Made) -> None:
         "no label column 'ner': the store has upos": {"label": "ner"},
         "shuffle must be True, False or \"blocks\", not 'rows'": {"shuffle": "rows"},
         "dtype torch.int8 is not allowed": {"dtype": torch.int8},
+        "pin_memory needs a GPU, and torch finds none": {"pin_memory": True},
         "rank 1 and world_size None do not fit": {"rank": 1},
         "rank 2 is not allowed": {"rank": 2, "world_size": 2},
     }
