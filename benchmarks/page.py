@@ -40,6 +40,30 @@ is the time by the clock. A bold ratio misses the project's own target.
 `embstore bench all --quick` measures the first table on your machine in about a minute.
 """
 
+# Of scripts with cases alone: what each case of ours is, its rivals (None: all others), and its limit.
+COMPARED: dict[str, tuple[tuple[str, str, tuple[str, ...] | None, str], ...]] = {
+    "extract": (("plan and extraction, to disk", "embstore", None, "sgemm"),),
+    "geometry": (
+        ("three cosines of a layer", "one pass of the layer", ("torch index_add", "numpy reduceat"), ""),
+        ("three cosines of all layers", "selfsim + intrasim + anisotropy", (), "bare scan"),
+        ("MEV", "MEV", ("numpy svd a word", "numpy svd a word, values alone"), ""),
+    ),
+}
+
+
+def compared(result: dict[str, Any]) -> list[Row]:
+    """Return the rows that the cases of a result make."""
+    taken = {name: case["median_s"] for name, case in result.get("cases", {}).items() if case.get("median_s")}
+    if "needed_gflop" in result:
+        taken["sgemm"] = result["needed_gflop"] / result["matmul_peak_gflops"]
+    threads = result["machine"].get("torch_threads", 1)
+    rows = []
+    for what, ours, rivals, limit in COMPARED.get(result["benchmark"], ()):
+        others = [name for name in taken if name not in (ours, limit)] if rivals is None else rivals
+        named = {name: taken.get(name) for name in others}
+        rows.append(Row(what, taken[ours], named, taken.get(limit), limit, threads))
+    return rows
+
 
 def results(folder: Path = RESULTS) -> list[tuple[str, dict[str, Any]]]:
     """Return the result files of speed, in the order of the page."""
@@ -124,9 +148,10 @@ def targets_lines(targets: list[dict[str, Any]]) -> str:
 def section(name: str, result: dict[str, Any]) -> Iterator[str]:
     yield f"## {ABOUT[result['benchmark']]}"
     yield run_line(name, result)
-    if result["rows"]:
+    rows = [Row.of_json(row) for row in result["rows"]] or compared(result)
+    if rows:
         header = ["what", "threads, clock", "ours", "best rival", "limit", "ours/rival", "ours/limit", "other rivals"]
-        yield table(header, [row_line(Row.of_json(row)) for row in result["rows"]])
+        yield table(header, [row_line(row) for row in rows])
     if result.get("growth"):
         yield from growth_lines(result["growth"], Path(name).with_suffix(".png").name)
     if result.get("cases"):

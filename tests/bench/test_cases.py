@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import jsonschema
@@ -24,16 +23,11 @@ from embstore.bench.probe_cases import epoch_of_baddbmm, epoch_of_linear_layers
 from embstore.bench.rivals import GATHER, GATHER_SLOW, SEARCH, ReadData, Rival, SearchData, made
 from embstore.bench.run import QUICK, Sizes
 from embstore.errors import InvalidValueError
+from tests.bench.reports import validate
 from tests.models.tiny import save
 from tests.store_making import make_store
 
 TINY = Sizes(1_500, 2, 16, (50, 1_000), (1, 20), (12,), 1, 0.0)
-
-
-def validate(report: dict[str, object]) -> None:
-    against = json.loads(resources.files("embstore.schemas").joinpath("bench.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(against)
-    jsonschema.validate(report, against)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from embstore.bench.measure import Row
-from tests.bench.test_cases import validate
+from tests.bench.reports import validate
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,3 +51,11 @@ def test_a_row_names_the_best_rival_the_run_and_what_misses_its_target(page: Mod
     assert "| open | 1, processor | **500 µs** (<= 0.0001 s) |" in text
     assert "| scan | 100 ms | 1.00 s | 1.00 | 0 / 1 |" in text
     assert text.count("\n## ") == 1, "scores are not speed"
+
+
+def test_the_cases_of_a_script_are_compared_with_their_best_rival(page: ModuleType) -> None:
+    cases = {"embstore": {"median_s": 4.0}, "good script": {"median_s": 5.0}, "plain script": {"median_s": 9.0}}
+    result = {"benchmark": "extract", "machine": {"torch_threads": 2}, "cases": cases}
+    (row,) = page.compared({**result, "needed_gflop": 300.0, "matmul_peak_gflops": 100.0})
+    assert (row.best_rival, row.to_rival, row.limit, row.threads) == ("good script", 0.8, 3.0, 2)
+    assert page.compared({**result, "benchmark": "windows"}) == []
