@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import embstore as es
 from embstore.corpus import Keep, Sentence
+from embstore.errors import StoreDamagedError
 from embstore.extraction import rows as rows_module
 from embstore.extraction.rows import make_index
 from embstore.extraction.survey import Spool, Survey, survey
 from embstore.store.check.consistency import index_faults
 from tests.extraction.fake import FakeEncoder
+from tests.extraction.plans import plan_of
 
 KEEPS = [
     Keep(),
@@ -86,3 +90,11 @@ def test_memory_does_not_grow_with_the_rows(keep: Keep, monkeypatch: pytest.Monk
     tracemalloc.stop()
     assert len(index.type) == kept
     assert peak < 2.5e6, f"{peak:,} bytes"
+
+
+def test_a_tokenizer_that_changes_after_the_plan_is_noticed(tmp_path: Path) -> None:
+    encoder = FakeEncoder()
+    plan = plan_of([Sentence(["bank", "extraordinary"])], model=encoder)
+    encoder.pieces = lambda word: [word]  # type: ignore[method-assign]
+    with pytest.raises(StoreDamagedError, match=r"row 0 .* has 1 subwords, the index says 2: .* tokenizer has changed"):
+        es.extract(plan, tmp_path / "s.zarr", progress=False)
