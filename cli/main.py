@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -191,7 +192,8 @@ def run() -> None:
     except OSError as error:
         if is_out_of_memory(error):
             _fail(OUT_OF_MEMORY, 1, debug)
-        _fail(f"{error.filename or 'the output'}: {error.strerror or error}", 1, debug)
+        status = 2 if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR) else 1
+        _fail(f"{error.filename or 'the output'}: {error.strerror or error}", status, debug)
     except Exception as error:
         if hasattr(error, "format_message"):
             _fail_usage(error)

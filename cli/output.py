@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -180,7 +181,9 @@ def create_folder(folder: Path, *, option: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{option} {folder} cannot be created: {error.strerror or error}") from error
+        is_wrong = error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG)
+        kind = InvalidValueError if is_wrong else StorageError
+        raise kind(f"{option} {folder} cannot be created: {error.strerror or error}") from error
     return folder
 
 

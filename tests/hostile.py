@@ -57,7 +57,7 @@ BASES = {
     "probe mdl": "edges.zarr tasks/colours --set epochs=1 --set hidden_size=4 --set projection=4",
     "probe trace": "edges.zarr edge-probes --targets tasks",
     "probe structure": "trees.zarr --train train.conllu --dev dev.conllu --test test.conllu --set epochs=1",
-    "reproduce": "tenney2019 tasks -m random:8 --out study --set epochs=1 --set hidden_size=4 --set sentences=4",
+    "reproduce": "tenney2019 tasks -m tiny=random:8 --out study --set epochs=1 --set hidden_size=4 --set sentences=4",
     "bench all": "gone.zarr --quick",
     "bench extract": "corpus.txt -m random:8 --sentences 2",
     "demo": "",
@@ -111,8 +111,8 @@ def values_of(name: str, kind: Any) -> list[str]:
     return TEXTS
 
 
-def command_cases() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (command, argument, words of the command line) for every argument and setting of every command."""
+def command_cases() -> Iterator[tuple[str, str, list[str], str]]:
+    """Yield (command, argument, words of the command line, bad value) for every argument and setting of a command."""
     from tests.test_public_names import commands
 
     for name, base in BASES.items():
@@ -124,16 +124,16 @@ def command_cases() -> Iterator[tuple[str, str, list[str]]]:
             if each.param_type_name == "argument":
                 for value in values_of(each.name, kind):
                     changed = [*words[:place], value, *words[place + 1 :]]
-                    yield name, each.name, [*name.split(), *changed]
+                    yield name, each.name, [*name.split(), *changed], value
                 place += 1
             elif each.name == "settings":
                 for key in re.findall(r"\w+", each.help.partition(": ")[2]):
                     for value in KEYS:
-                        yield name, f"--set {key}", [*name.split(), *words, "--set", f"{key}={value}"]
+                        yield name, f"--set {key}", [*name.split(), *words, "--set", f"{key}={value}"], value
             elif not each.is_flag:
                 for value in values_of(each.name, kind):
                     option = max(each.opts, key=len)
-                    yield name, option, [*name.split(), *words, f"{option}={value}"]
+                    yield name, option, [*name.split(), *words, f"{option}={value}"], value
 
 
 def run_command(words: list[str]) -> tuple[int, str, str]:
@@ -338,7 +338,7 @@ def run_python(name: str, argument: str, label: str) -> tuple[int, str, str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one case left: `case` names it; `status` is negative if a signal ended it (14: the limit of time)."""
+    """What a case left: `value` is the bad one; `status` is negative if a signal ended it (14: the limit of time)."""
 
     kind: str
     call: str
@@ -427,8 +427,8 @@ def outcomes(template: Path, seed: int, count: int) -> Iterator[Outcome]:
     generator = random.Random(seed)
     drawn: list[tuple[str, str, str, Any]] = []
     groups: dict[tuple[str, str, str], list[Any]] = {}
-    for name, argument, words in command_cases():
-        groups.setdefault(("command", name, argument), []).append(words)
+    for name, argument, words, value in command_cases():
+        groups.setdefault(("command", name, argument), []).append((words, value))
     for name, argument, label in python_cases():
         groups.setdefault(("function", name, argument), []).append(label)
     order = list(groups)
@@ -439,12 +439,14 @@ def outcomes(template: Path, seed: int, count: int) -> Iterator[Outcome]:
         drawn += [(*key, groups[key].pop()) for key in order if groups[key]]
     for kind, name, argument, given in drawn[:count]:
         if kind == "command":
-            status, out, err = forked(lambda words=given: run_command(words), template)
-            shown = repr(given[-1] if argument.startswith("-") else given)
+            status, out, err = forked(lambda words=given[0]: run_command(words), template)
+            shown = given[1]
         else:
             status, out, err = forked(lambda n=name, a=argument, v=given: run_python(n, a, v), template)
             shown = given
-        yield Outcome(kind, name, argument, shown, status, out[:2000], err[:4000])
+        yield Outcome(
+            kind, name, argument, shown.encode("utf-8", "backslashreplace").decode(), status, out[:2000], err[:4000]
+        )
 
 
 def load_everything() -> None:

@@ -272,7 +272,7 @@ class _Run:
         if len(wrong):
             raise NonFiniteError(
                 f"the dev loss of {self._trainer.what} of {self._trainer.describe(int(wrong[0]))} is not finite: "
-                f"{VERIFY}, or give a smaller learning rate"
+                f"{VERIFY}, or give a smaller learning rate than {self._schedule.learning_rate:g}"
             )
         better = self.running & (losses < self.best - self._trainer.min_gain)
         self.best[better], self.best_epoch[better] = losses[better], epoch
@@ -299,7 +299,7 @@ class _Run:
                 number = int(self._trainer.numbers()[int(wrong[0])])
                 raise NonFiniteError(
                     f"training diverged: {name} of {self._trainer.what} of {self._trainer.describe(number)} contains "
-                    f"NaN or infinity: {VERIFY}, or give a smaller learning rate"
+                    f"NaN or infinity: {VERIFY}, or give a smaller learning rate than {self._schedule.learning_rate:g}"
                 )
 
     def _state(self) -> dict[str, torch.Tensor]:

@@ -65,6 +65,13 @@ class ObjectPath:
         return self.parent / name
 
 
+def _is_encodable(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
 def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | ObjectPath:
     """Parse a local path or an object-store URL (s3://, gs://, az://, https://).
 
@@ -77,7 +84,7 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
     if not isinstance(location, str | os.PathLike):
         raise InvalidValueError(f"a store is named by its path or URL, not by {quoted(location)}")
     text = os.fsdecode(location)
-    if not text or "\0" in text:
+    if not text or not _is_encodable(text):
         raise InvalidValueError(f"{quoted(text)} cannot be the path of a store")
     url = _URL.fullmatch(text)
     if url is None:
