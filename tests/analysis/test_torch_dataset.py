@@ -95,6 +95,13 @@ def test_shuffling_is_determined_by_seed_and_epoch(made: Made, shuffle: Any) -> 
     assert shuffled(epoch=1) == others[2]
 
 
+def test_the_rows_of_a_window_are_permuted_differently_in_each_epoch(made: Made) -> None:
+    one_block = es.TorchDataset(made.store.select(), shuffle="blocks", block_rows=made.store.n_rows)
+    first = order(one_block)
+    one_block.set_epoch(1)
+    assert order(one_block) != first
+
+
 def test_the_exact_shuffle_is_one_permutation_of_all_rows(made: Made) -> None:
     dataset = es.TorchDataset(made.store.select(), shuffle=True, seed=3)
     dataset.set_epoch(2)
