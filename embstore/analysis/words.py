@@ -28,7 +28,6 @@ PADDING = 1.125  # a batch holds words of up to this many times the occurrences 
 _GPU_BATCH_NBYTES = 2**28
 _BATCH_TIMES = 24  # the memory of a thread, in batches
 _MOMENTS = 6  # matrices [feature, feature] of float64 that a thread holds for a word with more vectors than features
-_REMOTE_NBYTES = 16 * 2**20  # scattered rows per request to a remote store
 
 Blocks = Callable[[], Iterator[torch.Tensor]]
 
@@ -283,7 +282,7 @@ def _compute_group(
 
 def iter_batches(store: Store, layer: int, words: WordRows, *, nbytes: int) -> Iterator[WordBatch]:
     """Yield words of ascending counts in batches of about `nbytes` of float32; raises NonFiniteError."""
-    vectors, counts = _read_words(store, layer, words), words.counts
+    vectors, counts = store.gather(words.rows, layer), words.counts
     first = 0
     while first < len(counts):
         last = int(np.searchsorted(counts, max(counts[first], int(counts[first] * PADDING)), side="right"))
@@ -310,20 +309,6 @@ def iter_word_blocks(store: Store, layer: int, words: WordRows, *, nbytes: int) 
         if not bool(torch.isfinite(vectors.sum())):
             _require_finite(store, layer, part, vectors)
         yield vectors
-
-
-def _read_words(store: Store, layer: int, words: WordRows) -> NDArray[Any]:
-    """The vectors of words one after the other, [n, hidden_size] in the store's dtype; read in the order of rows."""
-    order = np.argsort(words.rows, kind="stable")
-    vectors = np.empty((len(order), store.hidden_size), store.vector_dtype)
-    size = None
-    if "://" in str(store.path):
-        size = max(1, _REMOTE_NBYTES // (store.hidden_size * store.vector_dtype.itemsize))
-    done = 0
-    for block in Selection(store, layers=layer, rows=words.rows[order]).iter_blocks(block_rows=size):
-        vectors[order[done : done + len(block.rows)]] = block.vectors
-        done += len(block.rows)
-    return vectors
 
 
 def _require_finite(store: Store, layer: int, rows: NDArray[np.int64], vectors: torch.Tensor) -> None:

@@ -308,9 +308,12 @@ def _groups(sizes: NDArray[np.int64], most: int) -> list[slice]:
 
 
 def _require_finite(vectors: torch.Tensor, rows: NDArray[np.int64], layers: Sequence[int], store: Store) -> None:
-    """Raise NonFiniteError for vectors with NaN or infinity: these remain in a sum of wider numbers."""
-    wider = torch.float32 if vectors.itemsize < 4 else torch.float64
-    if bool(torch.isfinite(vectors.sum(dtype=wider))):
+    """Raise NonFiniteError for vectors with NaN or infinity; these remain in a sum of wider numbers."""
+    if vectors.dtype == torch.float16:  # by their exponents: four times faster than a sum
+        finite = int((vectors.numpy().view(np.uint16) & 0x7C00).max(initial=0)) < 0x7C00
+    else:
+        finite = bool(torch.isfinite(vectors.sum(dtype=torch.float32 if vectors.itemsize < 4 else torch.float64)))
+    if finite:
         return
     layer, place = torch.nonzero(~torch.isfinite(vectors).all(2))[0].tolist()
     raise NonFiniteError(
