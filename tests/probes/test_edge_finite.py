@@ -23,5 +23,5 @@ def test_vectors_that_are_not_finite(dtype: torch.dtype) -> None:
     for value in (torch.inf, -torch.inf, torch.nan):
         wrong = vectors.clone()
         wrong[1, 2, 69] = value
-        with pytest.raises(NonFiniteError, match="layer 5, row 9 of s.zarr contains NaN or infinity"):
+        with pytest.raises(NonFiniteError, match=r"layer 5, row 9 of s\.zarr contains NaN or infinity"):
             _require_finite(wrong, rows, (0, 5), store)  # type: ignore[arg-type]
