@@ -165,7 +165,7 @@ NESTED = b'{"a":' * 200_000
         (replaced("config.json"), "has no config.json"),
         (
             lambda folder: edit_config(folder, num_hidden_layers=10**7),
-            "has 10,000,000 layers, its weights have only 5",
+            "has 10000000 layers, its weights have only 5",
         ),
         (lambda folder: edit_config(folder, vocab_size=10**13), "cannot be loaded"),
         (lambda folder: edit_config(folder, num_attention_heads=0), "cannot be loaded"),
