@@ -171,6 +171,7 @@ def test_what_float32_cannot_decide_is_second_pass(monkeypatch: pytest.MonkeyPat
     again = Search._second_pass
     monkeypatch.setattr(Search, "_second_pass", lambda self, *a: (read.append(len(a[1])), again(self, *a))[1])
     monkeypatch.setattr(exact, "RESCORED_NBYTES", 4096)
+    monkeypatch.setattr(exact, "SECOND_PASS_SCORES", 200)  # blocks of 100 rows
     found = exact_search(ArrayVectors(vectors), vectors[[750, 3]], k=50)
     assert read == [2]
     assert found.rows[0].tolist() == list(range(600, 650))
