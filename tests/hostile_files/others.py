@@ -309,7 +309,9 @@ def of_documents() -> list[Defect]:
     for value, given in NOT_NUMBERS.items():
         change = lambda options, given=given: options["lstm"].update(dim=given)  # noqa: E731
         make = lambda path, change=change: edited(path.name, change)(path.parent)  # noqa: E731
-        found.append(Defect("options of ELMo", f"dim is {value}", make))
+        is_large = isinstance(given, int) and given > 1  # the weights then differ from the options, and are refused
+        reads: Reads = "other" if is_large else "refused"
+        found.append(Defect("options of ELMo", f"dim is {value}", make, reads, harmless=is_large))
     return found
 
 
