@@ -157,8 +157,8 @@ def start_rows(path: Path, repeats: int) -> Iterator[Row]:
         cases = {"ours": command("-m", "embstore", name, str(path), *more), "numpy": bare}
         times = interleaved(cases, repeats=repeats, warm=1)
         limit = "importing numpy"
-        more: dict[str, Any] = {"targets": {"seconds": START_TARGETS[name]}, "clock": "processor"}
-        yield row_of(f"embstore {name}", times, ours="ours", limit="numpy", limit_name=limit, **more)
+        row: dict[str, Any] = {"targets": {"seconds": START_TARGETS[name]}, "clock": "processor"}
+        yield row_of(f"embstore {name}", times, ours="ours", limit="numpy", limit_name=limit, **row)
 
 
 def _spent_by(line: list[str]) -> Spent:
