@@ -16,8 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, MissingRowsError, StorageError, UnfinishedStoreWarning
+from embstore.errors import (
+    InvalidValueError,
+    MissingRowsError,
+    StorageError,
+    StoreDamagedError,
+    UnfinishedStoreWarning,
+)
 from embstore.store import Store, StoreWriter, open_store
+from embstore.store.arrays import ArraySpec
 from embstore.store.reading import mapped
 from tests.store.example import DTYPES, SUFFIXES, Example, example
 
@@ -353,3 +360,18 @@ def test_a_store_that_is_no_longer_used_holds_no_file(tmp_path: Path, suffix: st
         assert _descriptors() == before
     finally:
         gc.enable()
+
+
+def test_a_chunk_beyond_the_end_of_its_file_is_refused(tmp_path: Path) -> None:
+    """The last chunk may end with its last row; a chunk that is left out is filled."""
+    (tmp_path / "file").write_bytes(bytes(range(40)))
+    file = mapped.MappedFile(tmp_path / "file")
+    spec = ArraySpec("a", (1, 7, 2), np.dtype("<i4"), ("x", "y", "z"), 9, (1, 9, 2), (1, 3, 2), {})
+    layer = mapped.MappedLayer(spec, 3)
+    layer.place(0, file, np.array([24, -1, 32]))  # the first one needs 24 bytes of the 16 left, the last one 8
+    out = np.empty((2, 2), "<i4")
+    layer.take(np.array([6, 4]), [file], out)
+    assert out[0].tobytes() == bytes(range(32, 40))
+    assert (out[1] == 9).all()
+    with pytest.raises(StoreDamagedError, match="beyond the end of its file"):
+        layer.take(np.array([6, 0]), [file], out)
