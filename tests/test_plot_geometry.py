@@ -64,6 +64,7 @@ def test_a_heat_map_has_a_panel_a_layer(words: int, layers: int, tmp_path: Path)
     assert {"a sentence", "cosine similarity", "layer 0 (no context)", *found.words} <= svg_texts(tmp_path / "map.svg")
 
 
+@pytest.mark.slow
 def test_the_words_of_a_heat_map_do_not_overlap() -> None:
     figure = plot.heat_map(similarity(30, 13))
     figure.draw_without_rendering()

@@ -295,6 +295,7 @@ def test_bench_all_names_what_is_missing_and_warns(work: Work, monkeypatch: pyte
     assert work.run("bench", "all", "--out", "report.txt").status == 2
 
 
+@pytest.mark.slow
 def test_bench_extract_leaves_nothing(work: Work) -> None:
     before = work.contents()
     ran = work.run("bench", "extract", "corpus.txt", "--model", "model", "--json")

@@ -14,7 +14,9 @@ from embstore.corpus import open_corpus, read_word_classes
 TASKS = ["constituents", "coreference", "dependencies", "entities", "pos", "protoroles", "relations", "semantic-roles"]
 
 
-@pytest.mark.parametrize(("part", "many"), [("train", 12_544), ("dev", 2_001), ("test", 2_077)])
+@pytest.mark.parametrize(
+    ("part", "many"), [pytest.param("train", 12_544, marks=pytest.mark.slow), ("dev", 2_001), ("test", 2_077)]
+)
 def test_ewt(data: Path, part: str, many: int) -> None:
     path = data / "ud-ewt" / f"en_ewt-ud-{part}.conllu"
     found = list(open_corpus(path))

@@ -76,7 +76,7 @@ def test_killed_anywhere(
         print(f"\n{scene}: {sum(states.values())} kills, seed {SEED}, over {len(names)} calls: {dict(states)}")
 
 
-@pytest.mark.parametrize("suffix", ["Zarr", "HDF5"])
+@pytest.mark.parametrize("suffix", [pytest.param("Zarr", marks=pytest.mark.slow), "HDF5"])
 def test_nothing_that_is_committed_is_encoded_again(tmp_path: Path, whole: GetWhole, suffix: str) -> None:
     """Around the creation of the store, half way through, and at the end; again and again in one folder."""
     scene = f"extraction to {suffix}"

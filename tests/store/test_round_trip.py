@@ -64,6 +64,7 @@ def test_words_lead_to_their_rows(tmp_path: Path, suffix: str) -> None:
         store.occurrences_of(8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_large_columns_are_chunked_and_mapped(tmp_path: Path, suffix: str) -> None:
     made = example(rows=70_000, layers=(1,), hidden_size=2, partition_rows=32_768)
