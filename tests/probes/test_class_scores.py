@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.probes.classes.scores import BINS, Decisions, bin_name, scored
+from embstore.probes.control import ControlTask
 from tests.probes.oracle import f1, rule_of_half
 
 CLASSES = ("a", "b", "c")
@@ -85,6 +86,15 @@ def test_groups_of_a_word_are_joined_in_a_control_task() -> None:
     assert joined.positives[:, 0, 0].tolist() == [[1, 1, 1], [3, 3, 3]]
     values = values_of(joined, np.array([1, 3]))
     assert (values["recall", ""], values["precision", ""]) == (1.0, 2 / 6)
+
+
+def test_labels_of_a_control_task_depend_on_the_form_and_the_seed() -> None:
+    forms = [f"form {number}" for number in range(40)]
+    gold = np.eye(4, dtype=bool)
+    first, second = (ControlTask.of(gold, seed).gold(forms) for seed in (0, 1))
+    assert (first != second).any()
+    assert (ControlTask.of(gold, 0).gold(forms[::-1])[::-1] == first).all()
+    assert first.any(0).all()
 
 
 def test_nothing_to_find_and_nothing_found_has_no_score() -> None:
