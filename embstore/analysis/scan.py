@@ -293,8 +293,8 @@ def reduce(
     parts of a layer (by default one for every 64 MiB of float32, between 2 and 256); the rounding of sums depends on
     `parts`, `block_rows` and the partitions of the store. `threads`: how many parts are reduced at a time (default: one
     per core; each has states of its own). `max_states`: how many states of each reducer may exist at a time (at least
-    2), for reducers with large ones. `executor`: reduce the parts in the workers of a `concurrent.futures.Executor` instead.
-    `progress(done, total)` counts occurrences times layers.
+    2), for reducers with large ones. `executor`: reduce the parts in the workers of a `concurrent.futures.Executor`
+    instead. `progress(done, total)` counts occurrences times layers.
 
     Raises InvalidValueError for an empty selection or a layer that is not stored, MissingRowsError for rows that are
     not yet written, NonFiniteError for values that are not finite, ExecutorError if workers are lost.
