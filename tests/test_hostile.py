@@ -42,19 +42,27 @@ def run(template: Path, count: int) -> list[dict[str, Any]]:
 
 
 # Calls that refuse another argument first, as what the bad one names needs it.
-OTHERS_FIRST = ("bench all", "probe mdl", "reproduce", "sense_separability", "probe_scores", "sentence_similarity")
+OTHERS_FIRST = (
+    "bench all",
+    "probe edges",
+    "probe mdl",
+    "reproduce",
+    "sense_separability",
+    "probe_scores",
+    "sentence_similarity",
+)
 
 
 def is_named(case: dict[str, Any]) -> bool:
     """Return whether the message names the bad value or, where that is empty, long or unreadable, what it was for."""
     value, err, name = case["value"], case["err"], case["argument"].removeprefix("--set ").lstrip("-")
-    names = {name, name.replace("-", "_"), name.replace("_", " "), name.replace("-", " ")}
+    names = {name, name.replace("-", "_"), name.replace("_", " "), name.replace("-", " "), name.rstrip("s")}
     if case["kind"] == "function":
         given = hostile.python_values()[value]
-        names |= {name.rstrip("s"), name.rpartition("_")[2]}
+        names.add(name.rpartition("_")[2])
         shown = {value, str(given)[:20], repr(given)[:20], *map(str, given if isinstance(given, list | set) else ())}
     else:
-        shown = {value, repr(value)[1:-1], value[:40], *value.split(",")}
+        shown = {value, repr(value), f"{Path(value)}:", repr(value)[1:-1], value[:40], *value.split(",")}
     return case["call"] in OTHERS_FIRST or any(each.strip(" ,") and each in err for each in shown | names)
 
 
@@ -75,7 +83,9 @@ def fault(case: dict[str, Any]) -> str:
         return "" if len(lines) == 1 else "not one line"
     if status == 1 and "not finite" not in case["err"] and "or give a smaller" not in case["err"]:
         return "a bad value that ends with status 1"
-    return "" if lines and all(line.startswith("embstore: ") for line in lines) else "not one line of embstore"
+    return (
+        "" if lines and all(line.startswith(("embstore: ", "... ")) for line in lines) else "not one line of embstore"
+    )
 
 
 def check(cases: list[dict[str, Any]]) -> None:

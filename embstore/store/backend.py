@@ -15,6 +15,7 @@ from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Storage
 from embstore.store.storage.cache import CachedStorage
 from embstore.store.storage.client import client
+from embstore.store.storage.files import require_short
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
@@ -121,6 +122,7 @@ def is_file(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         raise no_store(path) from None
     except OSError as error:
+        require_short(path, error)
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
     folder = stat.S_ISDIR(mode)
     if path.suffix == ".zarr" and not folder:

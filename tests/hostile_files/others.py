@@ -72,6 +72,7 @@ def of_indexes() -> list[Defect]:
     rows = 809
     built: dict[str, Callable[[], Any]] = {
         "another dimension": lambda: _filled(5, rows),
+        "another metric": lambda: _filled(12, rows, faiss.METRIC_L2),
         "no rows": lambda: _filled(12, 0),
         "a row less": lambda: _filled(12, rows - 1),
         "a row more": lambda: _filled(12, rows + 1),
@@ -109,7 +110,6 @@ def of_indexes() -> list[Defect]:
         make = lambda path, change=change: crafted(path / INDEX, change)  # noqa: E731
         found.append(Defect("index", f"metadata of {name}", make))
     ignored = {
-        "another metric": _faiss(lambda: _filled(12, rows, faiss.METRIC_L2)),
         "an unknown parameter": lambda path: crafted(path / INDEX, lambda fields: fields.update(parameters={"x": 3})),
     }
     found += [Defect("index", f"vouched for, {name}", make, "same", harmless=True) for name, make in ignored.items()]

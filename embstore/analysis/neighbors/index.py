@@ -179,6 +179,9 @@ def open_index(
     index = kinds.on_device(kinds.read_index(str(folder / FAISS), mapped=True), device)
     if (index.ntotal, index.d) != (settings.n_rows, settings.hidden_size):
         raise SearchIndexError(f"the index {folder} is damaged: it holds {index.ntotal:,} vectors of {index.d}")
+    made = kinds.new_index(settings.factory, settings.hidden_size, settings.metric)
+    if index.metric_type != made.metric_type:
+        raise SearchIndexError(f"the index {folder} is damaged: its metric is not {settings.metric}")
     return LayerIndex(data, info, read_space(folder / SPACE, settings), folder, index)
 
 

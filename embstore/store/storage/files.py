@@ -65,13 +65,13 @@ def storing(path: object) -> Iterator[None]:
         if number in _DISK_FULL:
             message = f"cannot write {path}: the disk is full; free some space and run the same command again"
         else:
-            _require_short(path, error)
+            require_short(path, error)
             reason = os.strerror(number) if number else str(error).splitlines()[0]
             message = f"cannot write {path}: {reason}"
         raise StorageError(message) from error
 
 
-def _require_short(path: object, error: OSError) -> None:
+def require_short(path: object, error: OSError) -> None:
     """Raise InvalidValueError where the name of a file is longer than the file system allows."""
     if error.errno == errno.ENAMETOOLONG:
         raise InvalidValueError(f"{quoted(str(path))} is too long for the name of a file: give a shorter one") from None
@@ -90,7 +90,7 @@ def reading(path: str | os.PathLike[str], of: str = "") -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise StoreDamagedError(f"{path}{of} is missing: {REPAIR_HINT}") from None
     except OSError as error:
-        _require_short(path, error)
+        require_short(path, error)
         reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
         raise StorageError(f"cannot read {path}{of}: {reason}") from error
 
