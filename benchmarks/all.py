@@ -1,4 +1,4 @@
-"""All measurements of the documentation in one quiet run of at most 12 minutes, and the page that is made of them.
+"""All measurements of the documentation in one quiet run of at most 14 minutes, and the page that is made of them.
 
 python benchmarks/all.py --model MODEL_DIR --corpus en_ewt-ud-train.conllu
 
