@@ -178,7 +178,7 @@ def linear(arguments: argparse.Namespace, labelled: Labelled) -> tuple[dict[str,
     times = interleaved(cases, repeats=arguments.repeats, budget=LOOP_BUDGET, tell=True)
     what = f"{len(layers) * shape.n_probes} linear probes, an epoch of {len(data):,}"
     more: dict[str, Any] = {"limit_name": "sgemm", "threads": torch.get_num_threads()}
-    row = row_of(what, times, ours="ours", limit=needed(shape, len(data)) / products_rate(), **more)
+    row = row_of(what, times, limit=needed(shape, len(data)) / products_rate(), **more)
     return {"rows": show_rows([row])}, [
         Target("linear: time of the bank, of the best rival's", row.to_rival or 0, 1, False)
     ]

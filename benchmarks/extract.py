@@ -36,9 +36,10 @@ from measure import (
     write_json,
 )
 from numpy.typing import NDArray
-from plain import extract_plainly, extract_well
+from plain import extract_plainly
 
 import embstore as es
+from embstore.bench.extraction_cases import TOKEN_BUDGET, good_script
 
 OURS, GOOD, PLAIN, NEUROX, SGEMM = "embstore", "good script", "plain script", "NeuroX", "matrix multiply"
 BY_LAYER = "plain script, pooling layer by layer"
@@ -123,13 +124,13 @@ def run_good(setting: Setting, number: int) -> float:
     processor = time.process_time()
     seconds = timed(
         partial(
-            extract_well,
+            good_script,
             setting.sentences,
             setting.tokenizer,
             setting.model,
             setting.good,
             dtype=setting.dtype,
-            budget=setting.batch_subwords or 2048,
+            budget=setting.batch_subwords or TOKEN_BUDGET,
         )
     )
     setting.processor[GOOD].append(time.process_time() - processor)

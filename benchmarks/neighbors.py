@@ -77,7 +77,7 @@ class Peak:
 def exact(arguments: argparse.Namespace, store: es.Store, folder: Path) -> Iterator[Row]:
     """Exact search by inner product, k 10, and its variants with fewer numbers of queries."""
     threads = int(os.environ.get("OMP_NUM_THREADS", cores()))
-    setting = Setting(store, arguments.layer, folder, threads, arguments.repeats, arguments.seed)
+    setting = Setting(store, arguments.layer, folder, threads, arguments.repeats, arguments.seed, budget=20.0)
     most = arguments.most_queries
     yield from search_rows(setting, [count for count in COUNTS if count <= min(most, 1_000)], k=K)
     if most >= MANY:

@@ -1,38 +1,44 @@
-"""The cases of the table: the same work by embstore, by what a user can write instead, and by the bare machine."""
+"""The cases of the table: the same work by embstore, by what a user can write instead, and by the bare machine.
+
+A case is a function of the number of its round. "ours" and "limit" are what they say, all others are rivals.
+"""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.bench.measure import Row, Spent, interleaved, row_of, spent
-from embstore.bench.page_cache import bring_in, evict, files_of, resident_share
-from embstore.bench.rivals import GATHER, SEARCH, ReadData, Rival, SearchData, made
+from embstore.bench.measure import Row, Spent, Times, interleaved, row_of, spent
+from embstore.bench.page_cache import Cold, bring_in, files_of, read_in_order
+from embstore.bench.rivals import GATHER, MAPPED, SEARCH, ReadData, Rival, SearchData, cosines_in_torch, made
 from embstore.store import Store, verify
 from embstore.store.store import open as open_store
 
 SIDE = 1024  # of the square matrices whose product is timed
-READ_NBYTES = 2**22
 FEW_QUERIES = 12  # up to this number a search is limited by reading, above it by products
 MANY, SOME_SECONDS = 100, 5e-3  # reads of a case that are timed together
 BATCH = 256  # rows of a shuffled batch
 REST = 0.2  # seconds before a case with several threads: those of the library before it spin on for a while
-TAKE = "x.take(rows, out=), in memory"
-IN_ORDER = "as many bytes read in order"
+GATHER_TARGETS = {50: {"to_limit": 2.0}, 1_000: {"to_rival": 0.5}, 100_000: {"to_rival": 0.8}}
 GEOMETRY = ("selfsim", "intrasim", "anisotropy")
+
+Cases = Mapping[str, Callable[[int], object]]
 
 
 @dataclass
 class Setting:
-    """What is measured: a store and one of its layers, a folder for copies, and how often."""
+    """What is measured: a store and one of its layers, a folder for copies, and how often.
+
+    `budget`: seconds of one case, after which it sits out the later rounds.
+    """
 
     store: Store
     layer: int
@@ -40,6 +46,11 @@ class Setting:
     threads: int = 1
     repeats: int = 5
     seed: int = 0
+    budget: float = inf
+
+    @property
+    def path(self) -> Path:
+        return Path(str(self.store.path))
 
     @cached_property
     def vectors(self) -> NDArray[Any]:
@@ -50,14 +61,14 @@ class Setting:
     def read(self) -> ReadData:
         return ReadData(self.store, self.layer, self.vectors, self.folder)
 
-    @property
-    def rest(self) -> float:
-        return REST if self.threads > 1 else 0.0
+    def times(self, cases: Cases, *, repeats: int | None = None, warm: int = 1) -> dict[str, Times]:
+        rest = REST if self.threads > 1 else 0.0
+        return interleaved(cases, repeats=repeats or self.repeats, budget=self.budget, warm=warm, rest=rest)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The threads of a row, and its clock: with one thread, processor time is what others disturb least."""
-        return {"threads": self.threads, "clock": "processor" if self.threads == 1 else "wall"}
+    def row(self, what: str, times: Mapping[str, Times], limit_name: str = "", **more: Any) -> Row:
+        """Return a row; with one thread of processor time, which others disturb least."""
+        clock = "processor" if self.threads == 1 else "wall"
+        return row_of(what, times, limit_name=limit_name, threads=self.threads, clock=clock, **more)
 
     def rows(self, count: int, number: int) -> NDArray[np.int64]:
         """Return random rows, different ones in every round."""
@@ -90,15 +101,17 @@ def products(flops: float) -> Callable[[int], Spent]:
     return lambda number: spent(partial(torch.mm, one, one, out=out)).scaled(flops / (2.0 * SIDE**3))
 
 
-def gather_rows(
-    setting: Setting, counts: Sequence[int], rivals: Mapping[str, Rival] = GATHER, budget: float = 20.0
-) -> Iterator[Row]:
+def scanned(store: Store | Path, layer: int) -> None:
+    for _ in (open_store(store) if isinstance(store, Path) else store).scan(layer):
+        pass
+
+
+def gather_rows(setting: Setting, counts: Sequence[int], rivals: Mapping[str, Rival] = GATHER) -> Iterator[Row]:
     """Random rows of one layer in random order, in the page cache; `out=` into an array that is used again."""
     ready, missing = made(rivals, setting.read)
-    path, vectors, layer = Path(str(setting.store.path)), setting.vectors, setting.layer
-    targets = {50: {"to_limit": 2.0}, 1_000: {"to_rival": 0.5}, 100_000: {"to_rival": 0.8}}
+    vectors, layer = setting.vectors, setting.layer
     for count in (count for count in counts if count <= setting.store.n_rows):
-        bring_in(path)
+        bring_in(setting.path)
         out = np.empty((count, vectors.shape[1]), vectors.dtype)
         sets: dict[Any, int] = {}  # of rows, as many as each tool reads in some milliseconds
 
@@ -115,28 +128,22 @@ def gather_rows(
         reads: dict[str, Callable[..., Any]] = {
             "ours": lambda rows: setting.store.gather(rows, layer),
             "ours, out=": lambda rows, out=out: setting.store.gather(rows, layer, out=out),
-            TAKE: lambda rows, out=out: vectors.take(rows, 0, out, "clip"),
+            "limit": lambda rows, out=out: vectors.take(rows, 0, out, "clip"),
             **ready,
         }
         cases = {name: partial(repeated, read) for name, read in reads.items()}
-        times = interleaved(cases, repeats=3 * setting.repeats, budget=budget, warm=2)
+        times = setting.times(cases, repeats=3 * setting.repeats, warm=2)
         with_out = times.pop("ours, out=")
-        what = f"gather {count:,} rows"
-        more = {"missing": missing, "limit_name": TAKE, **setting.options}
-        yield row_of(what, times, ours="ours", limit=TAKE, targets=targets.get(count, {}), **more)
-        yield row_of(f"{what}, out=", {**times, "ours": with_out}, ours="ours", limit=TAKE, **more)
+        what, limit = f"gather {count:,} rows", "x.take(rows, out=), in memory"
+        yield setting.row(what, times, limit, missing=missing, targets=GATHER_TARGETS.get(count, {}))
+        yield setting.row(f"{what}, out=", {**times, "ours": with_out}, limit, missing=missing)
 
 
 def scan_rows(setting: Setting) -> Iterator[Row]:
     """All rows of one layer in order, in the page cache."""
-    path, layer, nbytes = Path(str(setting.store.path)), setting.layer, setting.vectors.nbytes
-    made({name: rival for name, rival in GATHER.items() if "mmap" in name}, setting.read)
+    made(MAPPED, setting.read)
     npy = setting.folder / "layer.npy"
     buffer = np.empty((4096, setting.vectors.shape[1]), setting.vectors.dtype)
-
-    def scan(number: int) -> None:
-        for _ in open_store(path).scan(layer):
-            pass
 
     def mapped(number: int) -> None:
         held = np.load(npy, mmap_mode="r")
@@ -144,112 +151,48 @@ def scan_rows(setting: Setting) -> Iterator[Row]:
             part = held[first : first + len(buffer)]
             np.copyto(buffer[: len(part)], part)
 
-    name = "np.load(mmap_mode), block by block"
-    bring_in(path)
-    times = interleaved(
-        {"ours": scan, name: mapped, "read": setting.reading(nbytes)}, repeats=3 * setting.repeats, warm=1
-    )
-    yield row_of("scan a layer", times, ours="ours", limit="read", limit_name="one read of memory", **setting.options)
-
-
-@dataclass
-class Cold:
-    """Times reads whose pages are not in memory; in a process that maps none of these files, or they would stay."""
-
-    stayed: float = 0.0
-
-    def __call__(self, file: Path, read: Callable[[], object], number: int) -> Spent:
-        gc.collect()
-        evict(file)
-        self.stayed = max(self.stayed, resident_share(file))
-        return spent(read)
-
-    @property
-    def note(self) -> str:
-        return f" (NOT cold: {self.stayed:.0%} of the pages stayed)" if self.stayed > 0.01 else ""
+    bring_in(setting.path)
+    cases: Cases = {
+        "ours": in_each_round(scanned, setting.path, setting.layer),
+        "np.load(mmap_mode), block by block": mapped,
+        "limit": setting.reading(setting.vectors.nbytes),
+    }
+    yield setting.row("scan a layer", setting.times(cases, repeats=3 * setting.repeats), "one read of memory")
 
 
 def cold_rows(path: Path, layer: int, npy: Path, repeats: int) -> Iterator[Row]:
     """Scan a layer that is not in the page cache; `npy`: its vectors as a file of numpy."""
-
-    def scan() -> None:
-        for _ in open_store(path).scan(layer):
-            pass
-
-    cold, name = Cold(), "np.load(mmap_mode), copied"
-    cases = {"ours": partial(cold, path, scan), name: partial(cold, npy, lambda: np.array(np.load(npy, mmap_mode="r")))}
-    cases[IN_ORDER] = partial(cold, npy, lambda: read_in_order(npy))
-    times = interleaved(cases, repeats=repeats)
-    what = f"scan a layer, cold{cold.note}"
-    yield row_of(what, times, ours="ours", limit=IN_ORDER, limit_name=IN_ORDER, targets={"to_limit": 1.3})
-
-
-def cold_gathers(
-    path: Path, layer: int, folder: Path, count: int, rivals: Mapping[str, Rival], repeats: int
-) -> Iterator[Row]:
-    """Gather rows that are not in the page cache, opening included; `folder`: of the store and its copies."""
-    store = open_store(path)
-    n_rows = store.n_rows
-    data = ReadData(store, layer, np.array(store.gather(np.arange(n_rows), layer)), folder)
-    reading = {name: rival for name, rival in rivals.items() if "in memory" not in name}
-    ready, missing = made(reading, data)  # writes the copies
-    installed = list(ready)
-    del store, data, ready
     cold = Cold()
-
-    def case(name: str | None, number: int) -> Spent:
-        rows = np.random.default_rng((count, number)).integers(0, n_rows, count)
-
-        def read() -> object:
-            held = open_store(path)
-            if name is None:
-                return held.gather(rows, layer)
-            data = ReadData(held, layer, np.empty((0, held.hidden_size)), folder)
-            return made({name: reading[name]}, data)[0][name](rows)
-
-        return cold(folder, read, number)
-
-    cases: dict[str, Callable[[int], object]] = {"ours": partial(case, None)}
-    cases |= {name: partial(case, name) for name in installed}
-    times = interleaved(cases, repeats=repeats, budget=20.0)
-    yield row_of(f"gather {count:,} rows, cold{cold.note}", times, ours="ours", missing=missing)
-
-
-def read_in_order(path: Path, each: Callable[[memoryview], object] | None = None) -> None:
-    """Read all files of a path in blocks, and do something with each block."""
-    buffer = bytearray(READ_NBYTES)
-    view = memoryview(buffer)
-    for file in files_of(path):
-        with file.open("rb", buffering=0) as opened:
-            while got := opened.readinto(buffer):
-                if each is not None:
-                    each(view[:got])
+    cases = {
+        "ours": partial(cold, path, partial(scanned, path, layer)),
+        "np.load(mmap_mode), copied": partial(cold, npy, lambda: np.array(np.load(npy, mmap_mode="r"))),
+        "limit": partial(cold, npy, partial(read_in_order, npy)),
+    }
+    times = interleaved(cases, repeats=repeats)
+    limit, most = "as many bytes read in order", {"to_limit": 1.3}
+    yield row_of(f"scan a layer, cold{cold.note}", times, limit_name=limit, targets=most)
 
 
 def store_rows(setting: Setting) -> Iterator[Row]:
     """Opening a store, and verifying it."""
     import google_crc32c
 
-    path = Path(str(setting.store.path))
-    npy = setting.folder / "layer.npy"
-    cases: dict[str, Callable[[int], object]] = {
-        "ours": lambda number: open_store(path),
-        "np.load(mmap_mode)": lambda number: np.load(npy, mmap_mode="r"),
+    path, npy = setting.path, setting.folder / "layer.npy"
+    cases: Cases = {
+        "ours": in_each_round(open_store, path),
+        "np.load(mmap_mode)": in_each_round(np.load, npy, mmap_mode="r"),
     }
-    times = interleaved(cases, repeats=5 * setting.repeats, warm=1)
-    yield row_of("open a store", times, ours="ours", **setting.options)
+    yield setting.row("open a store", setting.times(cases, repeats=5 * setting.repeats))
     bring_in(path)
     held = setting.vectors.tobytes()
     nbytes = sum(file.stat().st_size for file in files_of(path))
     cases = {
-        "ours": lambda number: verify(path, progress=False),
-        "read and google_crc32c": lambda number: read_in_order(path, lambda block: google_crc32c.value(bytes(block))),
-        "crc32c": lambda number: spent(lambda: google_crc32c.value(held)).scaled(nbytes / len(held)),
+        "ours": in_each_round(verify, path, progress=False),
+        "read and google_crc32c": in_each_round(read_in_order, path, lambda block: google_crc32c.value(bytes(block))),
+        "limit": lambda number: spent(lambda: google_crc32c.value(held)).scaled(nbytes / len(held)),
     }
-    times = interleaved(cases, repeats=setting.repeats, warm=1)
-    most = {"to_limit": 1 / 0.6}
-    name = "crc32c of as many bytes in memory"
-    yield row_of("verify", times, ours="ours", limit="crc32c", limit_name=name, targets=most, **setting.options)
+    limit = "crc32c of as many bytes in memory"
+    yield setting.row("verify", setting.times(cases), limit, targets={"to_limit": 1 / 0.6})
 
 
 def search_rows(
@@ -260,7 +203,6 @@ def search_rows(
     metric: str = "ip",
     share: float = 1.0,
     rivals: Mapping[str, Rival] = SEARCH,
-    budget: float = 20.0,
 ) -> Iterator[Row]:
     """Exact search of some queries; `share`: of the rows, the candidates of a filter."""
     from embstore.analysis.neighbors.exact import exact_search
@@ -273,66 +215,35 @@ def search_rows(
     chosen = None if share == 1 else np.flatnonzero(draw.random(len(copy)) < share)
     ready, missing = made(rivals, SearchData(copy, k, metric, chosen, setting.threads))
     vectors, n_candidates = StoreVectors(setting.store, setting.layer), len(copy) if chosen is None else len(chosen)
+    size = n_candidates * setting.store.hidden_size
     for count in counts:
         queries, few = copy[draw.integers(0, len(copy), count)], count <= FEW_QUERIES
         ours = partial(exact_search, vectors, queries, k=k, space=Space(metric), rows=chosen, device="cpu")
-        ours(threads=setting.threads)  # compiles what it needs
-        size = n_candidates * setting.store.hidden_size
-        cases: dict[str, Callable[[int], object]] = {
+        ours(threads=setting.threads)  # brings in what it needs
+        cases: Cases = {
             "ours": in_each_round(ours, threads=setting.threads),
             "limit": setting.reading(size * setting.vectors.itemsize) if few else products(2.0 * count * size),
             **{name: in_each_round(search, queries) for name, search in ready.items()},
         }
-        repeats = setting.repeats if count < 1000 else 3
-        times = interleaved(cases, repeats=repeats, warm=1 if few else 0, rest=setting.rest, budget=budget)
-        more: dict[str, Any] = {
-            "missing": missing,
-            "limit_name": "one read of the layer" if few else "sgemm",
-            "targets": {"to_rival": 1.0},
-        }
+        times = setting.times(cases, repeats=setting.repeats if count < 1000 else 3, warm=1 if few else 0)
         filtered = "" if chosen is None else f", filter of {share:.0%}"
         what = f"exact search, {metric}, k {k:,}{filtered}, {count:,} {'query' if count == 1 else 'queries'}"
-        yield row_of(what, times, ours="ours", limit="limit", **more, **setting.options)
-
-
-def cosines_in_torch(vectors: NDArray[Any], types: NDArray[Any], sentences: NDArray[Any], at_least: int = 5) -> Any:
-    """Self-similarity of words, intra-sentence similarity of sentences, and anisotropy, as a user can write them.
-
-    The closed forms over sums of unit vectors: no pairs. Words with fewer occurrences are NaN.
-    """
-    import torch
-
-    x = torch.from_numpy(vectors).float()
-    u = torch.nn.functional.normalize(x)
-    of_type, of_sentence = torch.from_numpy(np.array(types)).long(), torch.from_numpy(np.array(sentences)).long()
-
-    def sums(groups: Any, values: Any) -> tuple[Any, Any]:
-        counts = torch.bincount(groups)
-        return torch.zeros(len(counts), values.shape[1]).index_add_(0, groups, values), counts
-
-    summed, n = sums(of_type, u)
-    selfsim = torch.where(n >= at_least, (summed.square().sum(1) - n) / (n * (n - 1)), torch.nan)
-    means, _ = sums(of_sentence, x)
-    cosines = (u * torch.nn.functional.normalize(means)[of_sentence]).sum(1, keepdim=True)
-    total, lengths = sums(of_sentence, cosines)
-    mean, count = u.sum(0), len(u)
-    return selfsim, total[:, 0] / lengths, (mean @ mean - count) / (count * (count - 1.0))
+        limit = "one read of the layer" if few else "sgemm"
+        yield setting.row(what, times, limit, missing=missing, targets={"to_rival": 1.0})
 
 
 def geometry_rows(setting: Setting) -> Iterator[Row]:
     """The three cosine measures of one layer."""
     from embstore.analysis.geometry.measure import geometry
 
-    store, index = setting.store, setting.store.index
-    cases: dict[str, Callable[[int], object]] = {
-        "ours": lambda number: geometry(store, metrics=GEOMETRY, layers=setting.layer, progress=False),
-        "scan": lambda number: [None for _ in store.scan(setting.layer)],
-        "torch, normalize and index_add": lambda number: cosines_in_torch(setting.vectors, index.type, index.sentence),
+    store, index, layer = setting.store, setting.store.index, setting.layer
+    cases: Cases = {
+        "ours": in_each_round(geometry, store, metrics=GEOMETRY, layers=layer, progress=False),
+        "limit": in_each_round(scanned, store, layer),
+        "torch, normalize and index_add": in_each_round(cosines_in_torch, setting.vectors, index.type, index.sentence),
     }
-    times = interleaved(cases, repeats=setting.repeats, warm=1, rest=setting.rest)
     most = {"to_limit": 3.5 if setting.threads == 1 else 2.5}
-    what = "geometry: selfsim, intrasim, anisotropy"
-    yield row_of(what, times, ours="ours", limit="scan", limit_name="our scan", targets=most, **setting.options)
+    yield setting.row("geometry: " + ", ".join(GEOMETRY), setting.times(cases), "our scan", targets=most)
 
 
 def batch_rows(setting: Setting) -> Iterator[Row]:
@@ -342,8 +253,7 @@ def batch_rows(setting: Setting) -> Iterator[Row]:
     from embstore.analysis.torch_dataset import TorchDataset
 
     selection, n_rows = setting.store.select(layers=setting.layer), setting.store.n_rows
-    ready, _ = made({name: rival for name, rival in GATHER.items() if "mmap" in name}, setting.read)
-    mapped = next(iter(ready.values()))
+    ready, _ = made(MAPPED, setting.read)
 
     def ours(number: int) -> None:
         dataset = TorchDataset(selection, batch_size=BATCH, shuffle=True)
@@ -356,13 +266,10 @@ def batch_rows(setting: Setting) -> Iterator[Row]:
         for first in range(0, n_rows, BATCH):
             torch.from_numpy(read(order[first : first + BATCH]))
 
-    cases: dict[str, Callable[[int], object]] = {
+    cases: Cases = {
         "ours": ours,
-        "a DataLoader's loop over np.load(mmap_mode)": partial(gathered, mapped),
-        "gather": partial(gathered, lambda rows: setting.store.gather(rows, setting.layer)),
+        "a DataLoader's loop over np.load(mmap_mode)": partial(gathered, next(iter(ready.values()))),
+        "limit": partial(gathered, lambda rows: setting.store.gather(rows, setting.layer)),
     }
-    times = interleaved(cases, repeats=setting.repeats, warm=1)
-    name = "store.gather of as many rows"
-    most = {"to_limit": 1.25}
-    what = f"{n_rows:,} vectors in shuffled batches"
-    yield row_of(what, times, ours="ours", limit="gather", limit_name=name, targets=most, **setting.options)
+    what, limit = f"{n_rows:,} vectors in shuffled batches", "store.gather of as many rows"
+    yield setting.row(what, setting.times(cases), limit, targets={"to_limit": 1.25})

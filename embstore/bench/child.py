@@ -19,39 +19,28 @@ from embstore.errors import EmbstoreError, InvalidValueError
 from embstore.store.store import open_store
 
 
-def rows_of(options: dict[str, Any]) -> Iterator[Row]:
-    sizes, path, folder = Sizes(**options["sizes"]), Path(options["path"]), Path(options["folder"])
-    group, threads = options["group"], options.get("threads", 1)
+def rows_of(group: str, path: Path, folder: Path, sizes: Sizes, *, threads: int, **options: Any) -> Iterator[Row]:
+    few = max(3, sizes.repeats // 2)
     if group == "prepare":
         prepare(path, folder, sizes, made=options["made"])
-        return
-    if group == "cold":
-        yield from cases.cold_rows(path, open_store(path).layers[-1], folder / "layer.npy", max(3, sizes.repeats // 2))
-        return
-    if group == "extraction":
+    elif group == "cold":
+        yield from cases.cold_rows(path, open_store(path).layers[-1], folder / "layer.npy", few)
+    elif group == "extraction":
         from embstore.bench.extraction_cases import extraction_rows
 
-        repeats = max(2, sizes.repeats // 2)
-        yield from extraction_rows(folder, options["model"], sizes.sentences, threads=threads, repeats=repeats)
-        return
-    from embstore.bench.probe_cases import bank_rows, stream_rows
+        yield from extraction_rows(folder, options["model"], sizes.sentences, threads=threads, repeats=few)
+    else:
+        from embstore.bench.probe_cases import bank_rows, stream_rows
 
-    store = open_store(path)
-    setting = cases.Setting(store, store.layers[-1], folder, threads, sizes.repeats)
-    searches = cases.search_rows(setting, sizes.queries, budget=sizes.budget)
-    if group == "many":
-        yield from chain(searches, cases.geometry_rows(setting), bank_rows(setting))
-        return
-    yield from chain(
-        cases.gather_rows(setting, sizes.gathered, budget=sizes.budget),
-        cases.scan_rows(setting),
-        cases.store_rows(setting),
-        searches,
-        cases.geometry_rows(setting),
-        cases.batch_rows(setting),
-        bank_rows(setting),
-        stream_rows(setting) if options["made"] else (),  # needs a row for every word
-    )
+        store = open_store(path)
+        setting = cases.Setting(store, store.layers[-1], folder, threads, sizes.repeats, budget=sizes.budget)
+        if threads == 1:
+            yield from chain(cases.gather_rows(setting, sizes.gathered), cases.scan_rows(setting))
+            yield from chain(cases.store_rows(setting), cases.batch_rows(setting))
+        yield from cases.search_rows(setting, sizes.queries)
+        yield from chain(cases.geometry_rows(setting), bank_rows(setting))
+        if threads == 1 and options["made"]:  # needs a row for every word
+            yield from stream_rows(setting)
 
 
 def prepare(path: Path, folder: Path, sizes: Sizes, *, made: bool) -> None:
@@ -65,8 +54,10 @@ def prepare(path: Path, folder: Path, sizes: Sizes, *, made: bool) -> None:
 
 
 def main() -> None:
+    options = json.loads(sys.argv[1])
+    path, folder, sizes = Path(options.pop("path")), Path(options.pop("folder")), Sizes(**options.pop("sizes"))
     try:
-        for row in rows_of(json.loads(sys.argv[1])):
+        for row in rows_of(options.pop("group"), path, folder, sizes, **options):
             print(json.dumps(row.as_json()), flush=True)
     except EmbstoreError as error:
         print(error, file=sys.stderr)

@@ -107,24 +107,13 @@ def shown_seconds(seconds: float | None) -> str:
 
 
 def row_of(
-    what: str,
-    times: Mapping[str, Times],
-    *,
-    ours: str,
-    limit: str | float | None = None,
-    share: float = 1.0,
-    **more: Any,
+    what: str, times: Mapping[str, Times], *, limit: float | None = None, missing: Mapping[str, None] = {}, **more: Any
 ) -> Row:
-    """Return the row of interleaved cases.
-
-    `ours` is the name of our case, all others are rivals; `limit`: the name of the case that is the limit, or its
-    seconds.
-    """
+    """Return the row of interleaved cases: "ours", "limit" (unless its seconds are given), and the rivals."""
     clock = more.get("clock", "wall")
     taken = {name: median(each.processor if clock == "processor" else each.seconds) for name, each in times.items()}
-    mine = taken.pop(ours)
-    least = taken.pop(limit) if isinstance(limit, str) else limit
-    return Row(what, mine, {**more.pop("missing", {}), **taken}, limit=least, **more)
+    ours, least = taken.pop("ours"), taken.pop("limit", limit)
+    return Row(what, ours, {**missing, **taken}, limit=least, **more)
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.bench.cases import Setting, products
-from embstore.bench.measure import Row, interleaved, row_of
+from embstore.bench.cases import Cases, Setting, in_each_round, products
+from embstore.bench.measure import Row
 from embstore.probes.classes.bank import Output, Shape
 from embstore.probes.classes.examples import LabelledExamples, StoredExamples
 from embstore.probes.classes.training import train_bank
@@ -74,15 +74,14 @@ def bank_rows(setting: Setting, n_examples: int = 3_000) -> Iterator[Row]:
     vectors = torch.from_numpy(store.gather_layers(rows)).float()
     targets = torch.nn.functional.one_hot(torch.from_numpy(classes), CLASSES).float()
     flops = 4.0 * len(rows) * len(layers) * CLASSES * store.hidden_size
-    cases: dict[str, Callable[[int], object]] = {
-        "ours": lambda number: train_bank(shape, data, schedule=schedule),
-        "one baddbmm over layers": lambda number: epoch_of_baddbmm(vectors, targets),
-        "nn.Linear a layer": lambda number: epoch_of_linear_layers(vectors, targets),
-        "sgemm": products(flops),
+    cases: Cases = {
+        "ours": in_each_round(train_bank, shape, data, schedule=schedule),
+        "one baddbmm over layers": in_each_round(epoch_of_baddbmm, vectors, targets),
+        "nn.Linear a layer": in_each_round(epoch_of_linear_layers, vectors, targets),
+        "limit": products(flops),
     }
-    times = interleaved(cases, repeats=setting.repeats, warm=1, rest=setting.rest)
     what = f"{len(layers) * CLASSES} linear probes, an epoch of {len(rows):,}"
-    yield row_of(what, times, ours="ours", limit="sgemm", limit_name="sgemm", **setting.options)
+    yield setting.row(what, setting.times(cases), "sgemm")
 
 
 def write_task(setting: Setting, path: Path, n_sentences: int) -> None:
@@ -120,9 +119,6 @@ def stream_rows(setting: Setting, n_sentences: int = SENTENCES) -> Iterator[Row]
         for each in rows * EPOCHS:
             torch.from_numpy(store.gather_layers(each)).float()
 
-    cases = {"ours": streamed, "gather and float32": converted, "gather": gathered}
-    times = interleaved(cases, repeats=setting.repeats, warm=1)
+    cases: Cases = {"ours": streamed, "gather and float32": converted, "limit": gathered}
     what = f"stream of edge probes, {sum(map(len, rows)) * len(store.layers):,} vectors"
-    most = {"to_limit": 1 / 0.6}
-    name = "gather_layers(out=)"
-    yield row_of(what, times, ours="ours", limit="gather", limit_name=name, targets=most, **setting.options)
+    yield setting.row(what, setting.times(cases), "gather_layers(out=)", targets={"to_limit": 1 / 0.6})

@@ -1,4 +1,4 @@
-"""What a user can write instead: rivals in reading rows and in exact search, each named and a few lines.
+"""What a user can write instead: rivals in reading rows, in exact search and in geometry, each a few lines.
 
 A rival whose package is not installed is reported as missing, never left out.
 """
@@ -108,51 +108,13 @@ def _lance(module: Any, data: ReadData) -> Gather:
     return gather
 
 
-def _tensorstore(module: Any, data: ReadData) -> Gather:
-    folder = f"{Path(str(data.store.path)) / 'hidden_states'}/"
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": folder}}
-    array = module.open(spec, open=True, read=True).result()
-    return lambda rows: np.asarray(array[data.position, rows].read().result())
-
-
-def _zarr_python(module: Any, data: ReadData) -> Gather:
-    array = module.open_group(data.store.path, mode="r")["hidden_states"]
-    return lambda rows: np.asarray(array.oindex[data.position, rows])
-
-
-def _h5py(chunk_rows: int | None) -> Callable[[Any, ReadData], Gather]:
-    """Return the maker of a rival over an HDF5 dataset with chunks of whole rows, None: those that h5py chooses."""
-
-    def make(module: Any, data: ReadData) -> Gather:
-        file = data.folder / f"chunks-{chunk_rows}.h5"
-        if not file.exists():
-            with module.File(file, "w") as written:
-                shape = True if chunk_rows is None else (chunk_rows, data.vectors.shape[1])
-                written.create_dataset("x", data=data.vectors, chunks=shape)
-        dataset = module.File(file, "r")["x"]
-
-        def gather(rows: NDArray[np.int64]) -> NDArray[Any]:
-            distinct, inverse = np.unique(rows, return_inverse=True)  # h5py takes ascending, distinct rows only
-            return np.asarray(dataset[distinct])[inverse]
-
-        return gather
-
-    return make
-
-
 GATHER: dict[str, Rival] = {
     'np.load(mmap_mode="r")[rows]': Rival("numpy", _memory_map),
     "numpy x[rows], in memory": Rival("numpy", _in_memory),
     "tensordict, memory map": Rival("tensordict", _tensordict),
     "Lance": Rival("lance", _lance),
 }
-# Slower by far; a store is a file of theirs, so they are measured too, by benchmarks/query.py.
-GATHER_SLOW: dict[str, Rival] = {
-    "TensorStore": Rival("tensorstore", _tensorstore),
-    "zarr-python oindex": Rival("zarr", _zarr_python),
-    "h5py, its own chunks": Rival("h5py", _h5py(None)),
-    "h5py, chunks of 256 rows": Rival("h5py", _h5py(256)),
-}
+MAPPED = {name: rival for name, rival in GATHER.items() if rival.make is _memory_map}
 
 
 def _numpy_search(module: Any, data: SearchData) -> Search:
@@ -237,3 +199,27 @@ SEARCH: dict[str, Rival] = {
     "torch matmul, topk": Rival("torch", _torch_search),
     "usearch, float16, exact": Rival("usearch.index", _usearch),
 }
+
+
+def cosines_in_torch(vectors: NDArray[Any], types: NDArray[Any], sentences: NDArray[Any], at_least: int = 5) -> Any:
+    """Self-similarity of words, intra-sentence similarity of sentences, and anisotropy, as a user can write them.
+
+    The closed forms over sums of unit vectors: no pairs. Words with fewer occurrences are NaN.
+    """
+    import torch
+
+    x = torch.from_numpy(vectors).float()
+    u = torch.nn.functional.normalize(x)
+    of_type, of_sentence = torch.from_numpy(np.array(types)).long(), torch.from_numpy(np.array(sentences)).long()
+
+    def sums(groups: Any, values: Any) -> tuple[Any, Any]:
+        counts = torch.bincount(groups)
+        return torch.zeros(len(counts), values.shape[1]).index_add_(0, groups, values), counts
+
+    summed, n = sums(of_type, u)
+    selfsim = torch.where(n >= at_least, (summed.square().sum(1) - n) / (n * (n - 1)), torch.nan)
+    means, _ = sums(of_sentence, x)
+    cosines = (u * torch.nn.functional.normalize(means)[of_sentence]).sum(1, keepdim=True)
+    total, lengths = sums(of_sentence, cosines)
+    mean, count = u.sum(0), len(u)
+    return selfsim, total[:, 0] / lengths, (mean @ mean - count) / (count * (count - 1.0))

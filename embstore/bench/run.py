@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from embstore.arguments import checked
+from embstore.bench.cases import Cases, in_each_round
 from embstore.bench.measure import QUIET, Row, Spent, cores, interleaved, machine, row_of, run_of, watched_load
 from embstore.errors import EmbstoreError, InvalidValueError, check_whole
 from embstore.store.storage.files import replacing
@@ -101,21 +102,19 @@ def bench_all(
 
     Raises StoreNotFoundError, InvalidValueError for another kind of store, ModelError.
     """
-    chosen = sizes or (QUICK if quick else FULL)
+    chosen, n_cores = sizes or (QUICK if quick else FULL), cores()
     check_whole("rows", chosen.rows, 1)
     if store is not None:
         open_store(store)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=folder) as temporary:
-        described = machine()
         path = Path(store) if store is not None else Path(temporary) / "made.zarr"
-        options = {"path": str(path), "folder": temporary, "model": model, "sizes": vars(chosen), "made": store is None}
+        given = {"path": str(path), "folder": temporary, "model": model, "sizes": vars(chosen), "made": store is None}
+        groups = [("prepare", n_cores), *([("extraction", n_cores)] if model else []), ("cold", 1), ("store", 1)]
+        groups += [("store", n_cores)] if n_cores > 1 else []
+        described = machine()
         with watched_load() as load:
-            list(_child({"group": "prepare", **options}))
-            groups = [{"group": "extraction", "threads": cores()}] if model else []
-            groups += [{"group": "one", "threads": 1}, {"group": "cold", "threads": 1}]
-            groups += [{"group": "many", "threads": cores()}] if cores() > 1 else []
-            measured = (_child({**options, **group}) for group in groups)
+            measured = (_child(given, group, threads) for group, threads in groups)
             for row in chain(chain.from_iterable(measured), start_rows(path, max(2, chosen.repeats // 2))):
                 rows.append(row)
                 if each_row is not None:
@@ -124,15 +123,13 @@ def bench_all(
     return BenchReport(tuple(rows), described, run_of(), load, settings)
 
 
-def _child(options: dict[str, Any]) -> Iterator[Row]:
+def _child(given: dict[str, Any], group: str, threads: int) -> Iterator[Row]:
     """Run a group in a fresh process with its number of threads; yields its rows."""
-    threads = dict.fromkeys(THREADS, str(options.get("threads", cores())))
-    command = [sys.executable, "-m", "embstore.bench.child", json.dumps(options)]
+    options = json.dumps({**given, "group": group, "threads": threads})
+    command = [sys.executable, "-m", "embstore.bench.child", options]
+    environment = {**os.environ, **dict.fromkeys(THREADS, str(threads))}
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **threads}
-        )
-        with process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:
             for line in process.stdout or ():
                 yield Row.of_json(json.loads(line))
         errors.seek(0)
@@ -140,33 +137,29 @@ def _child(options: dict[str, Any]) -> Iterator[Row]:
     if process.returncode == INVALID:
         raise InvalidValueError(last[0])
     if process.returncode:
-        raise EmbstoreError(f"the measurements {options['group']!r} ended with {process.returncode}: {last[0]}")
+        raise EmbstoreError(f"the measurements {group!r} ended with {process.returncode}: {last[0]}")
 
 
 def start_rows(path: Path, repeats: int) -> Iterator[Row]:
     """Commands in fresh processes, by processor time; what it takes to import numpy is part of each."""
-
-    def command(*arguments: str) -> Callable[[int], object]:
-        line = [sys.executable, *arguments]
-        return lambda number: _spent_by(line)
-
-    bare = command("-c", "import numpy")
     index = open_store(path).index
     word = index.words[int(index.type[0])]
     for name, more in (("info", ()), ("lookup", (word,)), ("neighbors", (word, "--layer", "last", "-k", "1"))):
-        cases = {"ours": command("-m", "embstore", name, str(path), *more), "numpy": bare}
+        cases: Cases = {
+            "ours": in_each_round(_spent_by, "-m", "embstore", name, str(path), *more),
+            "limit": in_each_round(_spent_by, "-c", "import numpy"),
+        }
         times = interleaved(cases, repeats=repeats, warm=1)
-        limit = "importing numpy"
         row: dict[str, Any] = {"targets": {"seconds": START_TARGETS[name]}, "clock": "processor"}
-        yield row_of(f"embstore {name}", times, ours="ours", limit="numpy", limit_name=limit, **row)
+        yield row_of(f"embstore {name}", times, limit_name="importing numpy", **row)
 
 
-def _spent_by(line: list[str]) -> Spent:
-    """Run a command and return what it took."""
+def _spent_by(*arguments: str) -> Spent:
+    """Run a command of Python and return what it took."""
     started = time.perf_counter()
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise EmbstoreError(f"{' '.join(line[1:4])} ended with status {process.returncode}")
+        raise EmbstoreError(f"{' '.join(arguments[:3])} ended with status {process.returncode}")
     return Spent(time.perf_counter() - started, used.ru_utime + used.ru_stime)

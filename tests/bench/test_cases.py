@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import jsonschema
@@ -20,7 +21,7 @@ from embstore.bench import cases
 from embstore.bench.extraction_cases import good_script, made_sentences
 from embstore.bench.made import write_stores
 from embstore.bench.probe_cases import epoch_of_baddbmm, epoch_of_linear_layers
-from embstore.bench.rivals import GATHER, GATHER_SLOW, SEARCH, ReadData, Rival, SearchData, made
+from embstore.bench.rivals import GATHER, SEARCH, ReadData, Rival, SearchData, cosines_in_torch, made
 from embstore.bench.run import QUICK, Sizes
 from embstore.errors import InvalidValueError
 from tests.bench.reports import validate
@@ -38,9 +39,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> es.Store:
 
 
 @pytest.mark.slow
-def test_every_way_to_gather_returns_the_same_rows(store: es.Store, tmp_path: Path) -> None:
+def test_every_way_to_gather_returns_the_same_rows(
+    store: es.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    slow = import_module("query").GATHER_SLOW
     vectors = np.array(store.gather(np.arange(store.n_rows), 1))
-    ready, _ = made(GATHER | GATHER_SLOW, ReadData(store, 1, vectors, tmp_path))
+    ready, _ = made(GATHER | slow, ReadData(store, 1, vectors, tmp_path))
     assert len(ready) >= 4
     rows = np.array([5, 899, 0, 5, 77])
     for name, gather in ready.items():
@@ -73,7 +78,7 @@ def test_cosines_by_hand_are_those_of_geometry(tmp_path: Path) -> None:
     held = make_store(tmp_path / "x.zarr", sentences=200).store
     index, layer = held.index, held.layers[1]
     vectors = np.array(held.gather(np.arange(held.n_rows), layer))
-    words, sentences, anisotropy = cases.cosines_in_torch(vectors, index.type, index.sentence)
+    words, sentences, anisotropy = cosines_in_torch(vectors, index.type, index.sentence)
     frame = es.geometry(held, metrics=("selfsim", "intrasim", "anisotropy"), layers=layer)
     by_hand = {word: float(value) for word, value in zip(index.words, words, strict=True)}
     by_hand |= {str(number): float(value) for number, value in enumerate(sentences)}
@@ -102,11 +107,13 @@ def test_the_good_script_writes_the_vectors_of_an_extraction(tmp_path: Path) -> 
     import transformers
 
     folder = save("bert", tmp_path / "model")
-    sentences = made_sentences(30)
-    assert sentences == made_sentences(30) != made_sentences(30, seed=1)
+    words = ["the", "mouse", "mice", "unhappily", "and", "x1"]
+    sentences = made_sentences(30, words)
+    assert sentences == made_sentences(30, words) != made_sentences(30, words, seed=1)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
-    theirs = good_script(sentences, tokenizer, model, tmp_path / "script.npy")
+    good_script(sentences, tokenizer, model, tmp_path / "script.npy")
+    theirs = np.load(tmp_path / "script.npy")
     plan = es.plan(sentences, model=es.load_encoder(folder), progress=False)
     ours = es.extract(plan, tmp_path / "x.zarr", progress=False)
     assert np.abs(ours.gather_layers(np.arange(ours.n_rows)).astype(float) - theirs).max() < 2e-3

@@ -52,10 +52,10 @@ def test_a_case_over_its_budget_runs_once_and_sits_out() -> None:
 
 
 def test_a_row_takes_the_clock_asked_for_and_the_limit_is_no_rival() -> None:
-    times = {"ours": Times([4.0, 6.0], [1.0, 1.0]), "numpy": Times([5.0], [2.0]), "take": Times([1.0], [0.5])}
-    row = row_of("gather", times, ours="ours", limit="take", missing={"Lance": None})
+    times = {"ours": Times([4.0, 6.0], [1.0, 1.0]), "numpy": Times([5.0], [2.0]), "limit": Times([1.0], [0.5])}
+    row = row_of("gather", times, missing={"Lance": None})
     assert (row.ours, row.rivals, row.limit) == (5.0, {"Lance": None, "numpy": 5.0}, 1.0)
-    row = row_of("gather", times, ours="ours", limit="take", clock="processor")
+    row = row_of("gather", times, clock="processor")
     assert (row.ours, row.rivals, row.limit) == (1.0, {"numpy": 2.0}, 0.5)
 
 
