@@ -314,7 +314,7 @@ class Store:
 
         The fastest way to read a whole layer. A block stays valid as long as it is held; one that is no longer held
         when the second next is requested gives its memory to it. `block_rows`: the largest number of rows of a block,
-        about 2 MiB of them by default. `missing`: rows not written yet raise MissingRowsError before the first block,
+        about 1 MiB of them by default. `missing`: rows not written yet raise MissingRowsError before the first block,
         are left out ("skip"), or read as NaN ("nan"). `copy`: with False, blocks are read-only views of the mapped
         file where the vectors are stored in it as they are returned (float32 and float16 on a local disk), which saves
         the time of a copy; such a block also ends where the file does. A file must not be cut short while a view of it
@@ -448,7 +448,7 @@ class Selection:
         return self.store.index.occurrences(self.rows)
 
     def iter_blocks(self, *, block_rows: int | None = None, copy: bool = True) -> Iterator[Block]:
-        """Read layer by layer in blocks of at most `block_rows` rows (about 2 MiB by default), in the order of `rows`.
+        """Read layer by layer in blocks of at most `block_rows` rows (about 1 MiB by default), in the order of `rows`.
 
         Where the rows ascend and are dense the layer is scanned (`copy`: as in `Store.scan`), otherwise they are
         gathered. Raises MissingRowsError for rows not written yet.

@@ -115,6 +115,10 @@ class HDF5Reader:
             source = self._sources[key] = self._open_rows(self._specs[array], layer, partition)
         return source
 
+    def will_need(self, array: str, layer: int, partition: int, start: int, stop: int) -> None:
+        """Start reading rows of one layer of a partition from the disk; returns at once."""
+        self.rows(array, layer, partition).will_need(start, stop)
+
     def _open_rows(self, spec: ArraySpec, layer: int, partition: int) -> RowSource:
         start, stop = self.metadata.layout.span(partition)
         if spec.path not in self.addresses.chunks:

@@ -1,4 +1,4 @@
-"""Rows of one layer in local files: taken at random through memory maps, read in order through the files.
+"""Rows of one layer in local files, through memory maps: taken at random, or read in order and requested ahead.
 
 Where another tool has compressed an array, or laid it out otherwise, its library reads the rows.
 """
@@ -6,10 +6,9 @@ Where another tool has compressed an array, or laid it out otherwise, its librar
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from embstore.errors import StoreDamagedError
 from embstore.kernels.compiled import gather_rows, will_need
 from embstore.store.arrays import ArraySpec
-from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c, read_at, reading
+from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
 
 _BLOCK_NBYTES = 2**24
 
@@ -30,7 +29,12 @@ _SAMPLE_ROWS = 8
 _COLD_SECONDS_A_ROW = 25e-6
 _REPEATED = 2**63  # of an address: every row of the chunk is the one there
 
-Read = Callable[[int, int, NDArray[Any]], None]
+
+def request(file: MappedFile, start: int, stop: int) -> None:
+    """Start reading bytes `[start, stop)` of a file from the disk; returns at once."""
+    start, stop = max(start, 0), min(stop, file.nbytes)
+    if start < stop:
+        will_need(np.array([file.address + start], np.uint64), stop - start)
 
 
 class RowSource(Protocol):
@@ -40,12 +44,12 @@ class RowSource(Protocol):
         """Return rows from `start` up to `stop`, or fewer, as a read-only view of the file; None without one."""
         ...
 
-    def will_need(self, start: int, stop: int) -> None:
-        """Start reading rows `[start, stop)` from the disk; returns at once."""
+    def read(self, start: int, stop: int, out: NDArray[Any]) -> None:
+        """Copy rows `[start, stop)` into `out`."""
         ...
 
-    def reading(self) -> AbstractContextManager[Read]:
-        """Open the file; gives a function `read(start, stop, out)` for ascending rows."""
+    def will_need(self, start: int, stop: int) -> None:
+        """Start reading rows `[start, stop)` from the disk; returns at once."""
         ...
 
 
@@ -136,33 +140,21 @@ class MappedRows:
         first, last = self._starts.searchsorted((start, stop - 1), "right") - 1
         for run in self._runs[first : last + 1]:
             if run.rows is not None:
-                wanted = run.rows[max(start - run.start, 0) : stop - run.start]
-                will_need(np.array([wanted.ctypes.data], np.uint64), wanted.nbytes)
+                row_nbytes = run.rows[:1].nbytes
+                first_byte = run.offset + max(start - run.start, 0) * row_nbytes
+                request(self._file, first_byte, run.offset + (min(stop, run.stop) - run.start) * row_nbytes)
 
-    @contextmanager
-    def reading(self) -> Iterator[Read]:
-        with self._file.reopened() as descriptor:
-            if hasattr(os, "posix_fadvise"):  # Linux; other systems detect sequential reads themselves
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            yield lambda start, stop, out: self._read(descriptor, start, stop, out)
-
-    def _read(self, descriptor: int, start: int, stop: int, out: NDArray[Any]) -> None:
-        row = start
-        number = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while row < stop:
-            run = self._runs[number]
-            end = min(stop, run.stop)
-            target = out[row - start : end - start]
+    def read(self, start: int, stop: int, out: NDArray[Any]) -> None:
+        first, last = self._starts.searchsorted((start, stop - 1), "right") - 1
+        for run in self._runs[first : last + 1]:
+            low, high = max(start, run.start), min(stop, run.stop)
             if run.rows is None:
-                target[...] = self._fill
-            else:
-                flat = target.reshape(-1).view(np.uint8)
-                with reading(self._file.path):
-                    count = read_at(descriptor, flat, run.offset + (row - run.start) * run.rows[0].nbytes)
-                if count < len(flat):
-                    raise StoreDamagedError(f"{self._file.path} is cut short: {REPAIR_HINT}")
-            row = end
-            number += 1
+                out[low - start : high - start] = self._fill
+                continue
+            rows = run.rows[low - run.start : high - run.start]
+            first_byte = run.offset + (low - run.start) * run.rows[:1].nbytes
+            self._file.bring_in(first_byte, first_byte + rows.nbytes)
+            out[low - start : high - start] = rows
 
 
 class LibraryRows:
@@ -185,27 +177,22 @@ class LibraryRows:
     def view(self, start: int, stop: int) -> None:
         """Return None: the file has no such rows."""
 
+    def read(self, start: int, stop: int, out: NDArray[Any]) -> None:
+        with self._open_array() as array:  # each time, so that any error of the library is raised as ours
+            out[...] = array[self._layer, self._start + start : self._start + stop]
+
     def will_need(self, start: int, stop: int) -> None:
         """Does nothing: the library reads what it needs."""
-
-    @contextmanager
-    def reading(self) -> Iterator[Read]:
-        def read(start: int, stop: int, out: NDArray[Any]) -> None:
-            with self._open_array() as array:  # each time, so that any error of the library is raised as ours
-                out[...] = array[self._layer, self._start + start : self._start + stop]
-
-        yield read
 
 
 def crc32c_of_rows(source: RowSource, n_rows: int, spec: ArraySpec, crc: int) -> int:
     """Extend a CRC32C by all rows of one layer of a partition, as they are read."""
     at_once = max(1, _BLOCK_NBYTES // (spec.dtype.itemsize * math.prod(spec.shape[2:])))
-    with source.reading() as read:
-        for start in range(0, n_rows, at_once):
-            stop = min(start + at_once, n_rows)
-            rows = np.empty((stop - start, *spec.shape[2:]), spec.dtype)
-            read(start, stop, rows)
-            crc = crc32c(rows, crc)
+    for start in range(0, n_rows, at_once):
+        stop = min(start + at_once, n_rows)
+        rows = np.empty((stop - start, *spec.shape[2:]), spec.dtype)
+        source.read(start, stop, rows)
+        crc = crc32c(rows, crc)
     return crc
 
 

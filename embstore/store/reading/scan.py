@@ -1,10 +1,10 @@
-"""Read a layer in row order: files are opened once, read sequentially and decoded into two alternating buffers."""
+"""Read a layer in row order: rows are requested from the disk ahead, and copied or decoded into two buffers in turn."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,13 +16,13 @@ from embstore.errors import EmbstoreError, StoreDamagedError
 from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader
 from embstore.store.layout import Layout
-from embstore.store.reading.mapped import LibraryRows, Read, RowSource
+from embstore.store.reading.mapped import LibraryRows, RowSource
 from embstore.store.storage.base import wait_all
 from embstore.store.storage.files import REPAIR_HINT
 from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
 from embstore.store.zarr.remote import ReadAhead, parts_of
 
-BLOCK_NBYTES = 2 * 2**20
+BLOCK_NBYTES = 2**20
 AHEAD_NBYTES = 16 * 2**20  # of a local layer that are requested from the disk before they are read
 _WINDOW_NBYTES = 4 * 2**20
 DENSE = 0.1  # above this share of the rows, reading everything in order is faster than gathering
@@ -116,9 +116,7 @@ class SequentialReader:
         self._array = array
         self._layer = layer
         self._partition = -1
-        self._files = ExitStack()
         self._source: RowSource | None = None
-        self._read_rows: Read | None = None
         self._remote = self._reader.remote
         self._ahead: ReadAhead | None = None
         self._stop = snapshot.layout.n_rows if stop is None else stop
@@ -132,7 +130,6 @@ class SequentialReader:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._files.close()
         if self._ahead is not None:
             self._ahead.close()
 
@@ -147,13 +144,11 @@ class SequentialReader:
             self._ahead.read(start, stop, out)
             return
         for partition in range(start // size, -(-stop // size)):
-            source = self._source_of(partition)
-            if self._read_rows is None:
-                self._read_rows = self._files.enter_context(source.reading())
             first = max(start, partition * size)
             last = min(stop, (partition + 1) * size)
             self._request(first, last)
-            self._read_rows(first - partition * size, last - partition * size, out[first - start : last - start])
+            source = self._source_of(partition)
+            source.read(first - partition * size, last - partition * size, out[first - start : last - start])
 
     def view(self, start: int, stop: int) -> NDArray[Any] | None:
         """Return rows from `start` up to `stop`, or fewer, as a read-only view of their file; None without one."""
@@ -164,14 +159,12 @@ class SequentialReader:
             self._checksums.require([partition])
         first = partition * self._partition_rows
         stop = min(stop, first + self._partition_rows)
-        source = self._source_of(partition)
         self._request(start, stop)
-        return source.view(start - first, stop - first)
+        return self._source_of(partition).view(start - first, stop - first)
 
     def _source_of(self, partition: int) -> RowSource:
         if self._source is None or partition != self._partition:
-            self._files.close()
-            self._source, self._read_rows = self._reader.rows(self._array, self._layer, partition), None
+            self._source = self._reader.rows(self._array, self._layer, partition)
             self._partition = partition
         return self._source
 
@@ -189,7 +182,7 @@ class SequentialReader:
             last = min(inside + end - row, self._partition_rows)
             if self._committed[partition]:
                 with suppress(EmbstoreError):
-                    self._reader.rows(self._array, self._layer, partition).will_need(inside, last)
+                    self._reader.will_need(self._array, self._layer, partition, inside, last)
             row += last - inside
         self._requested = row
 
@@ -292,8 +285,10 @@ class _Decoder:
         if not len(self._codes):
             self._vectors.read(start, stop, out)
             return out
-        codes = self._codes[: stop - start]
-        self._vectors.read(start, stop, codes)
+        codes = self._vectors.view(start, stop)
+        if codes is None or len(codes) < stop - start:
+            codes = self._codes[: stop - start]
+            self._vectors.read(start, stop, codes)
         scale = None
         if self._center is not None:
             scale = self._scale[: stop - start]

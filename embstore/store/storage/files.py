@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ _CACHED_NBYTES = 2**19  # read and checked before they leave the processor's cac
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows only
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # not on Windows; without effect on regular files
+_POPULATE_READ = 22  # MADV_POPULATE_READ, which mmap has no name for; Linux 5.14 and later
 _POSITION = threading.Lock()  # where a file has one shared position: no pread and pwrite
 
 
@@ -287,6 +289,22 @@ class MappedFile:
         """Raise StoreDamagedError where the file has become shorter: reading the map there would end the process."""
         if self.size() < self.nbytes:
             raise StoreDamagedError(f"{self.path} is cut short since it was opened: {REPAIR_HINT}")
+
+    def bring_in(self, start: int, stop: int) -> None:
+        """Map bytes `[start, stop)` into memory, so that a disk that fails raises StorageError here, on Linux.
+
+        Elsewhere, and at any other access to the map, it would end the process.
+        """
+        self.require_whole()
+        if sys.platform != "linux":
+            return
+        start -= start % mmap.PAGESIZE
+        try:
+            self.map.madvise(_POPULATE_READ, start, stop - start)
+        except OSError as error:
+            if error.errno == errno.EFAULT:
+                self.require_whole()
+                raise StorageError(f"cannot read {self.path}: {os.strerror(errno.EIO)}") from error
 
     @contextmanager
     def reopened(self) -> Iterator[int]:

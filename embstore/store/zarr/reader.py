@@ -8,9 +8,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +36,22 @@ from embstore.store.reading.mapped import (
     MappedRows,
     RowSource,
     crc32c_of_rows,
+    request,
     runs_of_chunks,
 )
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
 from embstore.store.storage.local import LocalStorage
-from embstore.store.zarr.format import COMMITS_CHUNK, NODE, array_node, column_key, parse_index, shard_end, shard_key
+from embstore.store.zarr.format import (
+    COMMITS_CHUNK,
+    NODE,
+    array_node,
+    column_key,
+    index_nbytes,
+    parse_index,
+    shard_end,
+    shard_key,
+)
 from embstore.store.zarr.remote import RemoteRows
 
 MAX_CHUNK_NBYTES = 2**27  # of chunks that the zarr library decompresses
@@ -49,11 +60,18 @@ _PAYLOAD = ("hidden_states", "scale")
 _COLUMNS_AT_ONCE = 8
 
 
-class Shard(NamedTuple):
-    """A mapped shard, and the byte at which each of its inner chunks begins [layer, chunk], -1 for one left out."""
+@dataclass(frozen=True)
+class Shard:
+    """A mapped shard of `n_chunks` [layer, chunk] of `chunk_nbytes` bytes."""
 
     file: MappedFile
-    offsets: NDArray[np.int64]
+    n_chunks: tuple[int, int]
+    chunk_nbytes: int
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """The byte at which each inner chunk begins [layer, chunk], -1 for one left out, read from the shard."""
+        return parse_index(self.file.bytes, self.n_chunks, self.chunk_nbytes, name=self.file.path)
 
 
 class ZarrReader:
@@ -97,7 +115,7 @@ class ZarrReader:
     def _is_folder(self) -> bool:
         return self.storage.is_mapped and self.cache is None
 
-    @property
+    @cached_property
     def is_foreign(self) -> bool:
         """Whether another tool has rewritten the vectors, so that the checksums of the commits do not apply."""
         return any(self._nodes[name] != array_node(spec) for name, spec in self.specs.items())
@@ -224,16 +242,32 @@ class ZarrReader:
         start, stop = self.metadata.layout.span(partition)
         if chunk_rows is None:
             return LibraryRows(partial(self._library_array, spec), position, start)
-        file, offsets = self._shard(array, partition)
+        shard = self._shard(array, partition)
         runs = runs_of_chunks(
-            file.bytes,
-            offsets[position],
+            shard.file.bytes,
+            shard.offsets[position],
             chunk_rows=chunk_rows,
             n_rows=stop - start,
             dtype=spec.dtype,
             row_shape=spec.shape[2:],
         )
-        return MappedRows(file, runs, spec.fill)
+        return MappedRows(shard.file, runs, spec.fill)
+
+    def will_need(self, array: str, position: int, partition: int, start: int, stop: int) -> None:
+        """Start reading rows of a layer of a shard, and its index, from the disk; returns at once.
+
+        Where the rows are follows from the layout, so that the index need not be waited for.
+        """
+        if self.is_foreign:
+            self.rows(array, position, partition).will_need(start, stop)
+            return
+        shard = self._shard(array, partition)
+        first, last = self.metadata.layout.span(partition)
+        row_nbytes = shard.chunk_nbytes // CHUNK_ROWS
+        layer = position * -(-(last - first) // CHUNK_ROWS) * CHUNK_ROWS
+        if "offsets" not in vars(shard):
+            request(shard.file, shard.file.nbytes - index_nbytes(shard.n_chunks), shard.file.nbytes)
+        request(shard.file, (layer + start) * row_nbytes, (layer + stop) * row_nbytes)
 
     def _shard(self, array: str, partition: int) -> Shard:
         with self._mutex:
@@ -298,8 +332,7 @@ class ZarrReader:
         chunk_rows = self._chunk_rows[spec.path]
         file = MappedFile(self._shard_file(spec, partition), random=True, of=f" of partition {partition}")
         row_nbytes = spec.dtype.itemsize * math.prod(spec.shape[2:])
-        chunks = (spec.shape[0], spec.shard[1] // chunk_rows)
-        return Shard(file, parse_index(file.bytes, chunks, chunk_rows * row_nbytes, name=file.path))
+        return Shard(file, (spec.shape[0], spec.shard[1] // chunk_rows), chunk_rows * row_nbytes)
 
     def _chunk_rows_of(self, spec: ArraySpec) -> int | None:
         """Return the rows of an inner chunk, None where only the zarr library can read the array."""
