@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.forked_command import ForkedCommand
 from tests.object_server import bucket, object_server  # noqa: F401  (fixtures)
@@ -16,6 +20,15 @@ from tests.object_server import bucket, object_server  # noqa: F401  (fixtures)
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers, two cores
 
+
+# A slow machine fails no test, and every run has the same examples, but for those of a campaign.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=os.environ.get("EMBSTORE_CAMPAIGN") != "full",
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("tests")
 
 LONGEST = ("test_ewt.py", "test_kills.py", "test_power.py", "test_full_disk.py")
 
@@ -28,6 +41,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the modules and tests that stay to the end."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """Let the numbers of global generators not depend on the tests that ran before."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")

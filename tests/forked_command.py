@@ -40,7 +40,7 @@ class ForkedCommand:
 
     def close(self) -> None:
         """End the process; what it forked has ended by then."""
-        self._server.communicate(timeout=60)
+        self._server.communicate(timeout=600)
 
 
 def serve() -> None:

@@ -121,7 +121,7 @@ class Proxy:
             return self._pass(method, path, headers, body)
 
     def _pass(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(*self._target, timeout=60)
+        connection = http.client.HTTPConnection(*self._target, timeout=600)
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
@@ -279,5 +279,5 @@ def bucket_environment(proxy: Proxy) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": "us-east-1",
         "EMBSTORE_RETRIES": "3",
-        "EMBSTORE_RETRY_SECONDS": "30",
+        "EMBSTORE_RETRY_SECONDS": "600",
     }

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 def ran(script: str, *options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARKS / script), *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 STEPS = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import shutil
 import threading
-import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -124,7 +123,7 @@ def bits_of(found: dict[int, dict[str, Any]]) -> bytes:
     return pickle.dumps([cosines.selfsim, cosines.intrasim, cosines.anisotropy, moments.mean, moments.scatter])
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(order=st.permutations(range(5)), n_workers=st.integers(1, 3))
 def test_the_order_in_which_tasks_end_changes_no_bit(small: Store, order: list[int], n_workers: int) -> None:
     expected = bits_of(reduce(small, reducers_of(small), block_rows=8, threads=1))
@@ -159,16 +158,20 @@ def test_a_reducer_of_a_user(small: Store) -> None:
 
 
 class Living:
-    """A reducer that counts the states that exist at a time."""
+    """A reducer that counts the states that exist at a time; the first ones wait until there are `wanted`."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: int, seconds: float) -> None:
         self.lock, self.living, self.most = threading.Lock(), 0, 0
+        self.wanted, self.reached, self.seconds = wanted, threading.Event(), seconds
 
     def init(self, scope: Scope) -> None:
         with self.lock:
             self.living += 1
             self.most = max(self.most, self.living)
-        time.sleep(0.02)  # lets the other threads begin
+            if self.most >= self.wanted:
+                self.reached.set()
+        if not self.reached.wait(self.seconds):
+            self.reached.set()
 
     def update(self, state: None, batch: Batch) -> None:
         return state
@@ -183,9 +186,10 @@ class Living:
 
 @pytest.mark.parametrize("max_states", [2, 3])
 def test_no_more_states_exist_than_allowed(small: Store, max_states: int) -> None:
-    found = reduce(small, {"living": Living()}, block_rows=8, threads=5, max_states=max_states)
+    limited, free = Living(max_states + 1, seconds=0.05), Living(max_states + 1, seconds=600)
+    found = reduce(small, {"living": limited}, block_rows=8, threads=5, max_states=max_states)
     assert found[2]["living"] <= max_states
-    assert reduce(small, {"living": Living()}, block_rows=8, threads=5)[2]["living"] > max_states
+    assert reduce(small, {"living": free}, block_rows=8, threads=5)[2]["living"] > max_states
 
 
 def test_parts_depend_on_the_selection_alone() -> None:

@@ -233,17 +233,21 @@ def test_an_index_is_on_disk_under_its_name_before_the_old_one_is_removed(
 def test_another_process_resumes_after_a_kill(tmp_path: Path) -> None:
     store = fresh(tmp_path / "s.zarr")
     code = (
-        "import sys, time, embstore\n"
+        "import sys, embstore\n"
         "from embstore.analysis.neighbors import index, index_files\n"
         "index_files.BLOCK_ROWS = 64\n"
-        "def slow(done, total): print(done, flush=True); time.sleep(0.2)\n"
+        "def held(done, total): print(done, flush=True); sys.stdin.readline()\n"
         f"index.build_index(embstore.open(sys.argv[1]), layer={LAYER}, kind='ivf', threads=1, checkpoint_seconds=0, "
-        "progress=slow)\n"
+        "progress=held)\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", code, str(store.path)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code, str(store.path)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdin is not None
     assert child.stdout is not None
-    for _ in range(3):
-        done = int(child.stdout.readline())
+    for _ in range(2):
+        child.stdout.readline()
+        print(file=child.stdin, flush=True)
+    done = int(child.stdout.readline())
     with pytest.raises(StoreBusyError, match="another process is building the index layer2-ivf-cosine"):
         build_index(store, layer=LAYER, kind="ivf", threads=1)
     child.send_signal(signal.SIGKILL)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from embstore.bench import measure
 from embstore.bench.measure import Row, Spent, Times, interleaved, row_of, shown_seconds, spent, watched_load
 from embstore.bench.rivals import Rival, made
 
@@ -74,16 +73,16 @@ def test_a_rival_that_is_not_installed_is_reported() -> None:
     assert missing == {"a rival (not_a_package)": None}
 
 
-def test_other_processes_are_noticed() -> None:
-    """A process that was not waited for counts as another's; our own work does not."""
-    with watched_load() as own:
-        sum(range(2_000_000))
-    assert (own["cores_of_others"] is None) == (not os.path.exists("/proc/stat"))
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
+def test_other_processes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all processes used without what this one used, by the time that passed."""
+    with watched_load() as load:
+        pass
+    assert (load["cores_of_others"] is None) == (not os.path.exists("/proc/stat"))
+    for busy, cores, quiet in (([10.0, 17.0], 1.5, False), ([10.0, 11.0], 0.0, True), ([None], None, None)):
+        monkeypatch.setattr(measure, "_busy_seconds", iter(busy).__next__)
+        monkeypatch.setattr(measure, "_own_seconds", iter([5.0, 6.0]).__next__)
+        clock = SimpleNamespace(perf_counter=iter([100.0, 104.0]).__next__)
+        monkeypatch.setattr(measure, "time", clock)
         with watched_load() as load:
-            spent(lambda: [sum(range(1000)) for _ in range(9000)])
-    finally:
-        busy.kill()
-        busy.wait()
-    assert load["cores_of_others"] is None or load["cores_of_others"] > 0
+            pass
+        assert (load["cores_of_others"], load["quiet"]) == (cores, quiet)

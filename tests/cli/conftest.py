@@ -137,7 +137,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", **more}
 
 
-def run_process(*arguments: object, cwd: Path, env: dict[str, str] | None = None, timeout: float = 120) -> Ran:
+def run_process(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> Ran:
     """Run the real command in its own process."""
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)],
@@ -145,6 +145,6 @@ def run_process(*arguments: object, cwd: Path, env: dict[str, str] | None = None
         env=env or environment(),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=600,
     )
     return Ran(done.returncode, done.stdout, done.stderr)

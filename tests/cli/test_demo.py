@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def toured(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     folder = tmp_path_factory.mktemp("tour")
-    ran = run_process("demo", cwd=folder, env=environment(COLUMNS="80"), timeout=300)
+    ran = run_process("demo", cwd=folder, env=environment(COLUMNS="80"))
     assert (ran.status, ran.err) == (0, "")
     return folder, ran.out
 
@@ -64,7 +64,7 @@ def test_its_advice_works_and_a_second_run_uses_the_store(toured: tuple[Path, st
     assert advised is not None
     ran = run_process(*advised[1].split(), cwd=folder)
     assert (ran.status, ran.err) == (0, "")
-    again = run_process("demo", cwd=folder, timeout=300)
+    again = run_process("demo", cwd=folder)
     assert again.status == 0
     assert "The store exists from an earlier run" in again.out
 

@@ -57,7 +57,7 @@ class RayHead:
     def stop(self) -> None:
         """End the head and all that it has started."""
         if self._process is not None:
-            self._process.communicate(timeout=30)
+            self._process.communicate(timeout=600)
             self._process = None
 
 

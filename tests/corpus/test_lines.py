@@ -195,7 +195,7 @@ def plain(sentence: Sentence) -> object:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_round_trip(name: str, data: st.DataObject) -> None:
     columns, as_written, as_read = WRITTEN[name]

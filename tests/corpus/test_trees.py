@@ -63,7 +63,7 @@ def trees(draw: st.DrawFn) -> np.ndarray:
     return heads
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trees())
 def test_distances_equal_those_of_a_search(heads: np.ndarray) -> None:
     neighbours: dict[int, list[int]] = {word: [] for word in range(len(heads))}

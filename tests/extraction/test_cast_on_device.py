@@ -152,7 +152,7 @@ def test_the_next_partition_is_encoded_while_vectors_are_cast(
 
     def wait_for_two(*args, **options):  # type: ignore[no-untyped-def]
         if not waited:
-            waited.append(begun.acquire(timeout=20) and begun.acquire(timeout=20))
+            waited.append(begun.acquire(timeout=600) and begun.acquire(timeout=600))
         return into(*args, **options)
 
     monkeypatch.setattr(encoder, "encode", encode)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embstore as es
@@ -133,7 +133,7 @@ def sentence(draw: st.DrawFn) -> Sentence:
     return Sentence(words, labels, targets)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     sentences=st.lists(sentence(), min_size=1, max_size=60),
     limit=st.integers(1, 30),

@@ -25,7 +25,7 @@ from embstore.errors import EmbstoreError
 from tests.hostile import run_command
 from tests.hostile_files.defects import Defect
 
-SECONDS = 30  # limit of one defect, against hanging
+SECONDS = 600  # limit of one defect, against hanging
 NBYTES = 8 * 2**30  # limit of the addresses of a process beyond those at its start
 NOBODY = 65534
 

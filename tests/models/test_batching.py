@@ -27,7 +27,7 @@ def occupied(lengths, batches):
     return used / positions if positions else 1.0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.one_of(st.integers(1, 20), st.integers(1, 700)), max_size=60),
     st.sampled_from(BATCHINGS),

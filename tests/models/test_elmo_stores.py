@@ -96,14 +96,14 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(folder, tmp_path, suffix, 
 def test_the_command_line(folder, tmp_path):
     corpus(tmp_path / "corpus.txt")
     command = [sys.executable, "-m", "embstore", "extract", "corpus.txt", "out.zarr", "--model", str(folder)]
-    done = subprocess.run([*command, "--layers", "0,2"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--layers", "0,2"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     assert "(ELMo, packed)" in done.stdout
     store = es.open(tmp_path / "out.zarr")
     assert (store.layers, store.metadata.hidden_size) == ((0, 2), 12)
     (folder / "lm_weights.hdf5").unlink()
     command[5] = "other.zarr"
-    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert failed.returncode == 2
     assert failed.stderr.count("\n") == 1
     assert "has no file *weights.hdf5" in failed.stderr

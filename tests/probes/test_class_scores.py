@@ -32,7 +32,7 @@ def decisions(words: list[str], own: list[str], yes: np.ndarray) -> tuple[Decisi
     return Decisions(positives, contexts, gold, np.array([named.index(word) for word, _ in pairs])), named
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.floats(0.05, 0.95))
 def test_scores_are_those_of_a_slow_count(seed: int, count: int, share: float) -> None:
     rng = np.random.default_rng(seed)

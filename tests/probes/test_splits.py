@@ -12,7 +12,7 @@ from embstore.probes.splits import SPLITS, WordSplit, split_words
 WORDS = st.dictionaries(st.text(min_size=1, max_size=4), st.lists(st.sampled_from("abc"), max_size=3), min_size=2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(WORDS, WORDS, st.floats(0, 0.9), st.integers(0, 100))
 def test_splits_are_disjoint_and_complete(
     train: dict[str, list[str]], test: dict[str, list[str]], share: float, seed: int

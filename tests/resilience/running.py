@@ -29,8 +29,9 @@ class Running:
     """A scene in a process of its own, and in those that it starts.
 
     `kill_at`: the call before which the process that makes it kills itself, with `kill_all` all of them. `kill_after`:
-    seconds after which it is killed. `pause`: seconds that it sleeps whenever it reports progress. Its messages:
-    "created" with the first report, then "ended" with the names of the calls, or "failed" with the error.
+    seconds after which it is killed. `held`: it waits whenever it reports progress, until `go_on` or `release`. Its
+    messages: "progress" with each report where it waits, then "ended" with the names of the calls, or "failed" with
+    the error.
     """
 
     def __init__(
@@ -41,16 +42,16 @@ class Running:
         kill_at: int | None = None,
         kill_all: bool = False,
         kill_after: float = 0,
-        pause: float = 0,
+        held: bool = False,
     ) -> None:
-        self._messages, theirs = _context.Pipe(duplex=False)
+        self._messages, theirs = _context.Pipe()
         self._temporary = tempfile.TemporaryDirectory()
         log, self._plans = Path(self._temporary.name, "calls"), Path(self._temporary.name, "plans")
         log.touch()
         self._plans.mkdir()
         steps = Steps(str(log), kill_at, kill_all=kill_all)
-        settings = _Settings(str(self._plans), steps, kill_after, pause, dict(os.environ))
-        self._process = _context.Process(target=_run, args=(theirs, scene, folder, settings))
+        settings = _Settings(str(self._plans), steps, kill_after, held, dict(os.environ))
+        self._process = _context.Process(target=_run, args=(theirs, scene, folder, settings), daemon=held)
         self._process.start()
         theirs.close()
 
@@ -66,9 +67,15 @@ class Running:
             if found == "failed":
                 raise AssertionError(value)
 
-    def wait(self, seconds: float) -> None:
-        """Let it run that long, or to its end."""
-        self._process.join(seconds)
+    def go_on(self) -> int | None:
+        """Let it run to its next report; returns how much is done by then, None at its end."""
+        self._messages.send("go on")
+        done: int | None = self.wait_for("progress")
+        return done
+
+    def release(self) -> None:
+        """Let it run to its end."""
+        self._messages.send("to the end")
 
     def failure(self) -> str | None:
         """The error that it ended with, after its end."""
@@ -84,7 +91,7 @@ class Running:
 
     def join(self) -> int | None:
         """Wait for the end; returns the exit status, negative for a signal."""
-        self._process.join(60)
+        self._process.join(600)
         assert self._process.exitcode is not None
         if self._plans.exists():
             assert list(self._plans.iterdir()) == []
@@ -94,7 +101,7 @@ class Running:
     def join_workers(self) -> None:
         """Wait until the processes that it had started are gone too: they end by themselves."""
         assert self._process.pid is not None
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 600
         with suppress(ProcessLookupError):
             while True:
                 os.killpg(self._process.pid, 0)
@@ -115,7 +122,7 @@ class _Settings:
     temporary: str
     steps: Steps
     kill_after: float
-    pause: float
+    held: bool
     environment: dict[str, str]
 
 
@@ -123,13 +130,13 @@ def _run(messages: Connection, scene: str, folder: Path, settings: _Settings) ->
     os.setpgid(0, 0)
     os.environ.update(settings.environment)
     tempfile.tempdir = settings.temporary
-    sent = []
+    held = settings.held
 
     def progress(done: int, total: int | None) -> None:
-        if not sent:
-            sent.append("created")
-            messages.send(("created", None))
-        time.sleep(settings.pause)
+        nonlocal held
+        if held:
+            messages.send(("progress", done))
+            held = messages.recv() == "go on"
 
     begin = partial(_begin_worker, settings, os.getpid())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import (
@@ -84,7 +84,7 @@ def test_layers(made: Made, tmp_path: Path, layers: Any, stored: tuple[int, ...]
 
 @pytest.mark.slow
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @pytest.mark.usefixtures("small_shards")
 def test_some_rows_layers_and_words(made: Made, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     count = len(made.table)
@@ -283,7 +283,7 @@ def test_memory_is_bounded(made: Made, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_index_subset_against_plain_python(made: Made, data: st.DataObject) -> None:
     rows = sorted(data.draw(st.sets(st.integers(0, len(made.table) - 1), min_size=1, max_size=30)))
     index = made.store.index.subset(np.array(rows))

@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import (
@@ -190,7 +190,7 @@ def test_empty_sentences_get_no_row(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 def test_random_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("random")
     word = st.text(st.characters(exclude_characters=" ", exclude_categories=["Cs"]), min_size=1, max_size=4)

@@ -50,7 +50,7 @@ def test_round_trip(format: str, tmp_path: Path) -> None:
 CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     words=st.lists(st.text(CHARACTERS, min_size=1), min_size=1, unique=True),
     dimensions=st.integers(1, 4),

@@ -26,7 +26,7 @@ from embstore.models.finetuning.settings import TASKS
 from embstore.models.finetuning.training import FineTuneRun
 from tests.models.finetuning import planted
 
-QUICK: dict[str, Any] = {"batch_size": 10, "learning_rate": 2e-3, "epochs": 3, "device": "cpu"}
+QUICK: dict[str, Any] = {"batch_size": 10, "learning_rate": 4e-3, "epochs": 3, "device": "cpu"}
 
 
 def tune(task: str, data: Path, **options: Any) -> FineTuned:
@@ -94,7 +94,7 @@ def test_a_label_that_train_does_not_have_is_an_error(made: FineTuned, model: Pa
     changed.write_text(text.replace("cat\tB-ANIMATE", "cat\tB-PET"))
     n_labels, n_unknown = text.count("\t"), text.count("cat\tB-ANIMATE")
     tuned = tune("ner", data, dev=changed, test=data / "dev.conll", model=model, out=tmp_path / "out", **QUICK)
-    dev, test = tuned.record["epochs"][-1]["dev"], tuned.record["test"]
+    dev, test = tuned.record["epochs"][tuned.record["best_epoch"] - 1]["dev"], tuned.record["test"]
     assert (tuned.record["data"]["dev"]["labels_unknown"], tuned.record["data"]["test"]["labels_unknown"]) == (
         n_unknown,
         0,
@@ -270,7 +270,7 @@ def test_a_finished_model_is_returned_as_it_is(made: FineTuned, model: Path, dat
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"learning_rate": 1e-3}, r"learning rate 0\.002, this command has 0\.001"),
+        ({"learning_rate": 1e-3}, r"learning rate 0\.004, this command has 0\.001"),
         ({"epochs": 4}, "epochs 3, this command has 4"),
         ({"attention_window": 2}, "attention window none, this command has 2"),
         ({"n_examples": 5}, "n examples none, this command has 5"),

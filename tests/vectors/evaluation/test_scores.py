@@ -24,7 +24,7 @@ def by_task(scores: list[Score]) -> dict[tuple[str, str], Score]:
     return {(score.task, score.metric): score for score in scores}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=12))
 def test_spearman(pairs: list[tuple[int, int]]) -> None:
     left, right = (list(map(float, side)) for side in zip(*pairs, strict=True))
