@@ -23,10 +23,14 @@ KEYS: dict[str, dict[str, Any]] = {
 
 
 def reproduce(
-    study: Annotated[Literal["zhao2020", "tenney2019"], opt.argument("STUDY", "The paper.")],
+    study: Annotated[Literal["zhao2020", "tenney2019", "ethayarajh2019"], opt.argument("STUDY", "The paper.")],
     data: Annotated[
         Path,
-        opt.argument("DATA", "zhao2020: a corpus in Wiki-PSE markup; tenney2019: a folder with a folder per task."),
+        opt.argument(
+            "DATA",
+            "zhao2020: a corpus in Wiki-PSE markup; tenney2019: a folder with a folder per task; ethayarajh2019: any "
+            "corpus.",
+        ),
     ],
     model: Annotated[list[str], opt.option("[NAME=]MODEL", "Model folder or hub name.", "--model", "-m")],
     out: Annotated[Path, opt.option("FOLDER", "Folder of stores, tables, figures and the report.")],
@@ -34,7 +38,7 @@ def reproduce(
     train: Annotated[Path | None, opt.option("TSV", "zhao2020: train words (DATA's train.tsv).")] = None,
     test: Annotated[Path | None, opt.option("TSV", "zhao2020: test words (DATA's test.tsv).")] = None,
     vectors: Annotated[
-        list[str] | None, opt.option("NAME=FILE", "zhao2020: word vectors to compare, repeatable.")
+        list[str] | None, opt.option("NAME=FILE", "zhao2020, ethayarajh2019: word vectors to compare, repeatable.")
     ] = None,
     tuning: Annotated[
         list[str] | None,
@@ -42,23 +46,30 @@ def reproduce(
     ] = None,
     task: Annotated[list[str] | None, opt.option("NAME", "tenney2019: a task of the folder, repeatable (all).")] = None,
     config: opt.Config = None,
-    settings: Annotated[list[str] | None, opt.set_option({**KEYS["zhao2020"], **KEYS["tenney2019"]})] = None,
+    settings: Annotated[
+        list[str] | None, opt.set_option({key: kind for keys in KEYS.values() for key, kind in keys.items()})
+    ] = None,
     device: opt.Device = "auto",
     as_json: opt.AsJson = False,
 ) -> None:
     """Reproduce the study of a paper; rerun to resume.
 
     With your model and data. zhao2020: semantic classes by layer, representation and context, before and after
-    fine-tuning. tenney2019: in which layers the tasks of the NLP pipeline are solved. Both write tables, figures and
-    report.md to --out.
+    fine-tuning. tenney2019: in which layers the tasks of the NLP pipeline are solved. ethayarajh2019: how contextual
+    the vectors of each layer are; --set benchmarks=FOLDER adds Table 1. All write tables, figures, report.md and
+    report.html to --out.
     """
     given = opt.read_settings(settings, KEYS[study], config)
     if study == "zhao2020":
         given |= {"train": train, "test": test}
         given |= {"vectors": named_files(vectors, "--vectors"), "tuning": named_files(tuning, "--tuning")}
-    else:
+    elif study == "tenney2019":
         given |= {"tasks": task}
-    kind = es.studies.STUDIES[study]
+    else:
+        given |= {"vectors": named_files(vectors, "--vectors")}
+    kind: Any = es.studies.STUDIES[study]
+    if small and not hasattr(kind, "small"):
+        raise InvalidValueError(f"--small: {study} has one size: leave it out")
     chosen: Any = kind.small(**given) if small else kind(**given)
     logging.basicConfig(format="... %(message)s")
     logging.getLogger("embstore.studies").setLevel(logging.INFO)

@@ -48,14 +48,18 @@ STRUCTURE_PANELS = {
 }
 
 
-def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
+def geometry_figure(
+    frames: Mapping[str, pl.DataFrame], *, published: Mapping[str, pl.DataFrame] | None = None
+) -> Figure:
     """Draw Figures 1-4 of Ethayarajh 2019: a panel for each metric, a line for each store by its name.
 
     `frames`: of `summarize_geometry`, with the columns `metric, layer` and, as the metric needs, `value` (anisotropy)
     or `adjusted` (selfsim, intrasim, mev), one row a metric and layer. If `low, high` or `adjusted_low, adjusted_high`
-    exist the interval is shaded. Raises InvalidValueError if no metric can be drawn.
+    exist the interval is shaded. `published`: such frames of others, drawn dashed. Raises InvalidValueError if no
+    metric can be drawn.
     """
     check_drawable(frames, ("items",), "frames of summarize_geometry by the name of the store")
+    dashed = published or {}
     for name, frame in frames.items():
         check_columns(frame, ("metric", "layer"), f"the frame of {name}")
     metrics = {metric for frame in frames.values() for metric in frame["metric"].unique().to_list()}
@@ -65,11 +69,12 @@ def geometry_figure(frames: Mapping[str, pl.DataFrame]) -> Figure:
         raise InvalidValueError(f"there is no metric to draw: give frames with one or more of {known}")
     figure, axes = panels(len(drawn), columns=2, size=(4.4, 3.0), margin=(0, 0.5))
     for (metric, title, label, columns), axis in zip(drawn, axes.flat, strict=False):
-        for number, (name, frame) in enumerate(frames.items()):
+        for number, (name, frame) in enumerate([*frames.items(), *dashed.items()]):
             part = frame.filter(frame["metric"].cast(str) == metric)
             if len(part):
                 check_columns(part, columns[:1], f"the frame of {name}, metric {metric},")
-                draw_line(axis, part, number=number, label=name, columns=columns)
+                line = "-" if number < len(frames) else "--"
+                draw_line(axis, part, number=number, label=name, columns=columns, linestyle=line)
         axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
         style(axis, title=title, x="layer", y=label)
     add_legend(figure, axes)

@@ -8,13 +8,13 @@ from pathlib import Path
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress
-from embstore.studies.settings import STUDIES, Tenney2019, Zhao2020
+from embstore.studies.settings import STUDIES, Ethayarajh2019, Settings, Zhao2020
 from embstore.studies.study import StudyResult
 
 
 @checked
 def reproduce(
-    study: str | Zhao2020 | Tenney2019,
+    study: str | Settings,
     data: str | Path,
     *,
     model: str | Path | Mapping[str, str | Path],
@@ -29,14 +29,14 @@ def reproduce(
     Parameters
     ----------
     study:
-        "zhao2020" (semantic classes) or "tenney2019" (the NLP pipeline) at the paper's size, or the settings of one:
-        `Zhao2020(...)`, `Tenney2019.small()` and so on.
+        "zhao2020" (semantic classes), "tenney2019" (the NLP pipeline) or "ethayarajh2019" (geometry) at the paper's
+        size, or the settings of one: `Zhao2020(...)`, `Tenney2019.small()` and so on.
     data:
         For zhao2020 a corpus in Wiki-PSE markup; for tenney2019 a folder with a folder per task, each with train.jsonl,
-        dev.jsonl and, if there is one, test.jsonl.
+        dev.jsonl and, if there is one, test.jsonl; for ethayarajh2019 any corpus (the paper: STS 2012-2016).
     model:
-        A model folder or the name of a model of the Hugging Face hub. tenney2019 also takes several by name, which its
-        figures compare.
+        A model folder or the name of a model of the Hugging Face hub. tenney2019 and ethayarajh2019 also take several
+        by name, which their figures compare.
     device:
         That of the model and the probes.
     progress:
@@ -48,7 +48,7 @@ def reproduce(
         For all that cannot be used, in one line, before the first extraction: settings, every input file, models.
     """
     if isinstance(study, str) and study not in STUDIES:
-        raise InvalidValueError(f"unknown study {study!r}: choose {' or '.join(STUDIES)}")
+        raise InvalidValueError(f"unknown study {study!r}: choose {', '.join(STUDIES)}")
     settings = STUDIES[study]() if isinstance(study, str) else study
     named = model if isinstance(model, Mapping) else {Path(model).name or str(model): model}
     models = {str(key): str(value) for key, value in named.items()}
@@ -61,6 +61,10 @@ def reproduce(
             raise InvalidValueError(f"zhao2020 takes one model, not {len(models)}: {', '.join(models)}")
         only = next(iter(models.values()))
         return run_zhao2020(settings, Path(data), model=only, out=Path(out), device=device, progress=progress)
+    if isinstance(settings, Ethayarajh2019):
+        from embstore.studies.ethayarajh2019.study import run_ethayarajh2019
+
+        return run_ethayarajh2019(settings, Path(data), models=models, out=Path(out), device=device, progress=progress)
     from embstore.studies.tenney2019.study import run_tenney2019
 
     return run_tenney2019(settings, Path(data), models=models, out=Path(out), device=device, progress=progress)

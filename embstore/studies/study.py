@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +22,20 @@ from embstore.store.storage.files import crc32c, read_json, regular_file, replac
 if TYPE_CHECKING:
     import polars as pl
 
+    from embstore.store import Store
+
 LOG = logging.getLogger("embstore.studies")
 T = TypeVar("T")
 Row = dict[str, Any]
 FOLDERS = ("stores", "tables", "figures", "models", "probes")
+STYLE = (
+    "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto}img{max-width:100%}"
+    "th,td{border-bottom:1px solid #ccc;padding:.2rem .6rem;text-align:left;white-space:nowrap}"
+)
+LATEX = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+)
 
 
 @dataclass
@@ -120,6 +132,29 @@ def extract_step(folder: StudyFolder, name: str, store: str, corpus: Any, **opti
     return folder.step(name, make)
 
 
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def methods(stores: Iterable[Store]) -> str:
+    """Return a paragraph for a paper's methods: models, corpora, and the versions of the software."""
+    parts: list[str] = []
+    software: dict[str, str] = {}
+    for store in stores:
+        model, corpus, made = store.metadata.model, store.metadata.corpus, store.metadata.extraction
+        software |= store.metadata.software
+        layers = f"layers {store.layers[0]}-{store.layers[-1]}" if len(store.layers) > 1 else f"layer {store.layers[0]}"
+        parts.append(
+            f"{model['name']} ({model['architecture']}, weights SHA-256 {model['weights_sha256'][:12]}), {layers} in "
+            f"{store.dtype}, one row per {made['unit']}, over {corpus['name']} ({corpus['n_sentences']:,} sentences, "
+            f"{corpus['n_words']:,} words, SHA-256 {corpus['sha256'][:12]})"
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in software.items())
+    return f"Hidden states were extracted from {'; '.join(parts)}. Software: {versions}."
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a text file atomically. Raises StorageError."""
     with replacing(path) as partial:
@@ -145,6 +180,15 @@ class Section:
             lines += [f"| {' | '.join(_cell(row.get(name)) for name in names)} |" for row in self.rows]
         return "\n".join([*lines, ""])
 
+    def latex(self) -> str:
+        """Return the rows as a LaTeX table of the package booktabs."""
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        cells = [names, *([_cell(row.get(name)) for name in names] for row in self.rows)]
+        head, *rows = (" & ".join(cell.translate(LATEX) for cell in line) + r" \\" for line in cells)
+        lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{'l' * len(names)}}}", r"\toprule", head]
+        lines += [r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", rf"\caption{{{self.title.translate(LATEX)}}}"]
+        return "\n".join([*lines, r"\end{table}", ""])
+
 
 def _cell(value: Any) -> str:
     if value is None:
@@ -162,8 +206,9 @@ class StudyResult:
     """What a study has found: the frames with all scores, the tables of the paper, and the figures.
 
     `frames`: Polars frames by name. `sections`: the tables of the report. `figures`: title by file name in
-    `folder`/figures. `scale`: one line on the size of the study. `seconds`: time by step. `report.md` in `folder` holds
-    all of it.
+    `folder`/figures. `scale`: one line on the size of the study. `methods`: a paragraph on models, data and software.
+    `citation`: the paper as BibTeX. `seconds`: time by step. `save` writes all of it to `folder`: report.md,
+    report.html (one file with its figures), tables.tex and references.bib.
     """
 
     title: str
@@ -174,6 +219,8 @@ class StudyResult:
     figures: Mapping[str, str]
     notes: Sequence[str] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    methods: str = ""
+    citation: str = ""
 
     @property
     def report(self) -> Path:
@@ -186,12 +233,29 @@ class StudyResult:
         parts += ["## Figures\n", *(f"![{title}](figures/{name})\n" for name, title in self.figures.items())]
         if self.notes:
             parts += ["## Notes\n", "\n".join(f"- {note}" for note in self.notes) + "\n"]
+        if self.methods:
+            parts.append(f"## Methods\n\n{self.methods}\n")
         times = [{"step": step, "seconds": f"{spent:,.1f}"} for step, spent in self.seconds.items()]
         return "\n".join([*parts, Section("Time", "", times).markdown()])
 
+    def page(self) -> str:
+        """Return the report as one page that holds its figures."""
+        from markdown_it import MarkdownIt
+
+        body = MarkdownIt("commonmark", {"html": False}).enable("table").render(self.markdown())
+        for name in self.figures:
+            data = base64.b64encode((self.folder / "figures" / name).read_bytes()).decode()
+            body = body.replace(f'src="figures/{name}"', f'src="data:image/png;base64,{data}"')
+        title = html.escape(self.title)
+        head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+        return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}</body></html>\n'
+
     def save(self) -> Path:
-        """Write the report to `folder`/report.md and return its path."""
+        """Write report.md, report.html, tables.tex and references.bib to `folder`; return the path of report.md."""
         write_text(self.report, self.markdown())
+        write_text(self.folder / "report.html", self.page())
+        write_text(self.folder / "tables.tex", "\n".join(section.latex() for section in self.sections if section.rows))
+        write_text(self.folder / "references.bib", self.citation)
         return self.report
 
     def __repr__(self) -> str:

@@ -23,9 +23,9 @@ from embstore.probes.edges.tasks import Sample, split_file
 from embstore.progress import Progress
 from embstore.store import Store
 from embstore.store.metadata import canonical
-from embstore.studies.published import TASKS
+from embstore.studies.published import TASKS, TENNEY_CITATION
 from embstore.studies.settings import Tenney2019
-from embstore.studies.study import StudyFolder, StudyResult, extract_step, write_text
+from embstore.studies.study import StudyFolder, StudyResult, digest_of, extract_step, methods, write_text
 from embstore.studies.tenney2019.report import Scores, draw, sections
 
 Files = Mapping[str, Path]
@@ -89,6 +89,8 @@ def run_tenney2019(
         figures=draw(scores, out / "figures") | dict.fromkeys(traces, "Figure 3. A trace"),
         notes=tuple(dict.fromkeys(run.notes)),
         seconds=run.folder.seconds,
+        methods=methods(store for encoders in stores.values() for store in encoders.values()),
+        citation=TENNEY_CITATION,
     )
     result.save()
     return result
@@ -194,11 +196,6 @@ def probe_task(run: Run, store: Store, model: str, encoder: str, task: str) -> P
     if trained and notes.exists():
         run.notes.extend(notes.read_text(encoding="utf-8").splitlines())
     return Probed(frame, path)
-
-
-def digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def draw_traces(run: Run, store: Store, saved: Mapping[str, Path]) -> tuple[str, ...]:

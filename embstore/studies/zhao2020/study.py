@@ -31,8 +31,9 @@ from embstore.probes import ClassProbe, ProbeResult, WordSplit, split_words
 from embstore.probes.classes.examples import ClassExamples, ExampleOptions
 from embstore.progress import Progress
 from embstore.store import Store
+from embstore.studies.published import ZHAO_CITATION
 from embstore.studies.settings import Zhao2020
-from embstore.studies.study import StudyFolder, StudyResult, extract_step
+from embstore.studies.study import StudyFolder, StudyResult, extract_step, methods
 from embstore.studies.zhao2020.figures import draw
 from embstore.studies.zhao2020.report import Scores, sections
 from embstore.vectors import read_vectors, train_vectors, write_vectors
@@ -115,6 +116,8 @@ def run_zhao2020(
         figures=draw(scores, out / "figures"),
         notes=tuple(dict.fromkeys(run.notes)),
         seconds=run.folder.seconds,
+        methods=methods([stores.full]),
+        citation=ZHAO_CITATION,
     )
     result.save()
     return result

@@ -1,0 +1,173 @@
+"""Ethayarajh 2019, end to end: how contextual the vectors of a model are, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import polars as pl
+
+from embstore.analysis import extreme_words, summarize_geometry
+from embstore.analysis.geometry.measure import geometry
+from embstore.analysis.static import static_vectors
+from embstore.corpus import Corpus, open_corpus
+from embstore.errors import InvalidValueError
+from embstore.extraction import ExtractionOptions
+from embstore.models import encoder_from_shorthand, model_kind
+from embstore.progress import Progress
+from embstore.store import Selection, Store
+from embstore.studies.ethayarajh2019.report import ENDS, Scores, draw, sections
+from embstore.studies.published import ETHAYARAJH_CITATION
+from embstore.studies.settings import Ethayarajh2019
+from embstore.studies.study import StudyFolder, StudyResult, digest_of, extract_step, methods
+from embstore.vectors import WordVectors, evaluate, read_benchmarks, read_vectors
+from embstore.vectors.evaluation.lexicon import Benchmark
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the study, with all its inputs read and checked."""
+
+    folder: StudyFolder
+    settings: Ethayarajh2019
+    corpus: Corpus
+    vectors: Mapping[str, WordVectors]
+    benchmarks: tuple[Benchmark, ...]
+    device: str
+
+
+def run_ethayarajh2019(
+    settings: Ethayarajh2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
+) -> StudyResult:
+    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
+
+    `data` is a corpus. See `embstore.studies.reproduce`.
+    """
+    for name, model in models.items():
+        if name in settings.vectors:
+            raise InvalidValueError(f"{name!r} is both a model and a file of word vectors: rename one")
+        model_kind(model)
+    vectors = {name: read_vectors(path) for name, path in settings.vectors.items()}
+    benchmarks = () if settings.benchmarks is None else read_benchmarks(settings.benchmarks)
+    run = Run(StudyFolder(out, progress), settings, open_corpus(data), vectors, benchmarks, device)
+    stores = {name: extract_one(run, name, model) for name, model in models.items()}
+    measured = {name: measure(run, name, store) for name, store in stores.items()}
+    frames = {
+        "geometry": named(measured, "summary"),
+        "words": named(measured, "words"),
+    }
+    if benchmarks:
+        frames |= evaluate_all(run, stores)
+    scores = Scores(settings, {name: store.metadata for name, store in stores.items()}, frames)
+    result = StudyResult(
+        title="How contextual are the vectors? After Ethayarajh 2019",
+        folder=out,
+        scale=f"{', '.join(models)}. {settings.describe()}",
+        frames=frames,
+        sections=sections(scores),
+        figures=draw(scores, out / "figures"),
+        notes=() if benchmarks else ("no benchmarks are given, so Table 1 is left out: --set benchmarks=FOLDER",),
+        seconds=run.folder.seconds,
+        methods=methods(stores.values()),
+        citation=ETHAYARAJH_CITATION,
+    )
+    result.save()
+    return result
+
+
+def extract_one(run: Run, name: str, model: str) -> Store:
+    store: Store = extract_step(
+        run.folder,
+        f"extract {name}",
+        name,
+        run.corpus,
+        model=encoder_from_shorthand(model, device=run.device),
+        options=ExtractionOptions(layers="all"),
+        device=run.device,
+    )
+    return store
+
+
+def words_of(store: Store) -> Selection:
+    """Select all words; punctuation is left out, as in the authors' code."""
+    return store.select(where=pl.col("word").cast(pl.String).str.contains(r"\w"))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The geometry of one model: `summary` by layer, and `words`, the most and least context-specific of each layer."""
+
+    summary: pl.DataFrame
+    words: pl.DataFrame
+
+
+def measure(run: Run, name: str, store: Store) -> Measured:
+    settings = run.settings
+    made_from = {"store": store.digest, "geometry": settings.measuring, "resamples": settings.resamples}
+    table = run.folder.table(
+        f"{name}-geometry",
+        made_from,
+        lambda: geometry(words_of(store), **settings.measuring, device=run.device, progress=run.folder.bars),
+    )
+    summary = run.folder.table(
+        f"{name}-summary",
+        made_from,
+        lambda: summarize_geometry(table, resamples=settings.resamples, seed=settings.seed),
+    )
+    words = [extreme_words(table, layer=layer, count=settings.n_words) for layer in store.layers]
+    selfsim = table.filter((pl.col("metric").cast(pl.String) == "selfsim") & (pl.col("item") != ""))
+    means = selfsim.group_by("item").agg(
+        pl.lit("all").alias("end"),
+        pl.lit(None, pl.Int64).alias("layer"),
+        pl.col("value").mean(),
+        pl.col("count").first(),
+    )
+    ranked = means.sort("value", "item")
+    return Measured(summary, pl.concat([*words, ranked], how="diagonal").select(ENDS))
+
+
+def named(measured: Mapping[str, Measured], part: str) -> pl.DataFrame:
+    """Join a frame of every model, named in the column `model`."""
+    parts: list[pl.DataFrame] = [
+        getattr(each, part).select(pl.lit(name).alias("model"), pl.all()) for name, each in measured.items()
+    ]
+    return pl.concat(parts)
+
+
+def evaluate_all(run: Run, stores: Mapping[str, Store]) -> dict[str, pl.DataFrame]:
+    """Score the first principal components of some layers of each model, and the given word vectors.
+
+    Returns the scores on all words of each, "evaluation", and on the words that all of them have, "shared".
+    """
+    settings, bars = run.settings, run.folder.bars
+    layers = {name: settings.evaluated(store.layers) for name, store in stores.items()}
+    made_from = {
+        "stores": {name: [store.digest, layers[name]] for name, store in stores.items()},
+        "vectors": {name: digest_of(Path(path)) for name, path in settings.vectors.items()},
+        "benchmarks": [benchmark.name for benchmark in run.benchmarks],
+        "min_contexts": settings.min_contexts,
+        "seed": settings.seed,
+    }
+
+    @cache
+    def systems() -> dict[str, WordVectors]:
+        return {
+            f"{name}, layer {layer}": static_vectors(
+                words_of(store), layer=layer, min_contexts=settings.min_contexts, device=run.device, progress=bars
+            )
+            for name, store in stores.items()
+            for layer in layers[name]
+        } | dict(run.vectors)
+
+    return {
+        table: run.folder.table(
+            table,
+            made_from,
+            lambda table=table: evaluate(  # type: ignore[misc]
+                systems(), run.benchmarks, shared_vocabulary=table == "shared", seed=settings.seed, progress=bars
+            ),
+        )
+        for table in ("evaluation", "shared")
+    }
