@@ -50,8 +50,8 @@ def print_table(
 ) -> None:
     """Print rows as a table as wide as the terminal; numbers and the columns of `right` are aligned to the right.
 
-    On a terminal too narrow for the columns each row becomes lines of `name: value`. `wrap`: whether long text may
-    continue on the next line.
+    A cell whose name a row does not have is empty. On a terminal too narrow for the columns each row becomes lines of
+    `name: value`. `wrap`: whether long text may continue on the next line.
     """
     from rich.console import Console
     from rich.table import Table
@@ -63,6 +63,8 @@ def print_table(
         console.print(Text(title, style="bold"))
     if not rows:
         return
+    names = dict.fromkeys(name for row in rows for name in row)
+    rows = [{name: row.get(name) for name in names} for row in rows]
     numeric = {name: all(isinstance(row[name], int | float | None) for row in rows) for name in rows[0]}
     cells = [{name: Text.from_ansi(_cell(value)) for name, value in row.items()} for row in rows]
     if wrap and _narrowest(cells, numeric) > width():

@@ -126,7 +126,11 @@ def extract_step(folder: StudyFolder, name: str, store: str, corpus: Any, **opti
         if "context_windows" in options:
             windows = plan_windows(corpus, store=path, calibrate=False, progress=folder.bars, **options)
             return extract_windows(windows, path, progress=folder.bars)
-        planned = plan(corpus, store=path, calibrate=False, progress=folder.bars, **options)
+        is_new = not path.exists()
+        planned = plan(corpus, store=path, calibrate=is_new, progress=folder.bars, **options)
+        if is_new:
+            cost = dict(planned.estimate.lines())
+            LOG.info(f"{planned.layout.n_rows:,} vectors a layer, {cost['on disk']}, time {cost['time']}")
         return extract(planned, path, progress=folder.bars)
 
     return folder.step(name, make)

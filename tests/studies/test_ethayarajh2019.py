@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from typer.testing import CliRunner
 
 import embstore as es
 from embstore.errors import InvalidValueError
@@ -33,8 +35,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Ethayarajh2019:
     folder = tmp_path_factory.mktemp("words")
     (folder / "similarity").mkdir()
-    (folder / "similarity" / "SimLex.tsv").write_text("cat\tmat\t3\nriver\tsea\t8\nmoney\tbank\t9\npeople\thill\t1\n")
     draws = np.random.default_rng(1)
+    pairs = list(combinations(WORDS[:-1], 2))
+    for name, drawn in (("SimLex", pairs), ("MEN", pairs[: report.MIN_ITEMS - 1])):
+        lines = [f"{first}\t{second}\t{draws.integers(10)}\n" for first, second in drawn]
+        (folder / "similarity" / f"{name}.tsv").write_text("".join(lines))
     vectors = "".join(f"{word} {' '.join(f'{x:.4f}' for x in draws.normal(size=4))}\n" for word in WORDS[:-1])
     (folder / "glove.txt").write_text(f"{len(WORDS) - 1} 4\n{vectors}")
     return Ethayarajh2019(
@@ -85,8 +90,18 @@ def test_table_1_is_that_of_evaluate(study: StudyResult, settings: Ethayarajh201
     assert study.frames["shared"].equals(es.vectors.evaluate(systems, settings.benchmarks, shared_vocabulary=True))
     table = {row["system"]: row for row in rows_of(study, "Table 1. Static")}
     assert table["paper: GloVe"]["SimLex999"] == "0.194"
-    ours = study.frames["evaluation"].filter(system="GloVe", metric="spearman")["value"].item()
+    ours = study.frames["evaluation"].filter(system="GloVe", metric="spearman", benchmark="SimLex")["value"].item()
+    assert table["GloVe"] == {"system": "GloVe", "SimLex999": f"{ours:.3f} (100%)", "MEN": ""}  # MEN: too few items
     assert table["difference"]["SimLex999"] == f"{ours - 0.194:+.3f}"
+    few = study.frames["evaluation"].with_columns(coverage=pl.lit(0.5))
+    scores = report.Scores(settings, {}, {"evaluation": few})
+    assert "difference" not in {row["system"] for row in report.static(scores).rows}
+    (shared,) = (row for row in rows_of(study, "Table 1 on shared") if row["system"] == "GloVe")
+    assert (shared["SimLex999"], shared["MEN"]) == (f"{ours:.3f}", "")
+    low, last = (study.frames["shared"].filter(system=f"tiny, layer {each}") for each in (layers[0], layers[-1]))
+    won = low.filter(benchmark="SimLex")["value"][0] > last.filter(benchmark="SimLex")["value"][0]
+    (found,) = (row["tiny"] for row in rows_of(study, "What holds") if "beat those" in row["the paper"])
+    assert found == f"{'yes' if won else 'no'}: on {int(won)} of 1 benchmarks"
     assert table["paper: BERT, Layer 1"]["SimLex999"] == "0.315"
 
 
@@ -199,3 +214,21 @@ def test_bad_input_is_refused_before_the_extraction(
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_tables(study: StudyResult, corpus: Path, settings: Ethayarajh2019, model: Path) -> None:
+    from embstore_cli.main import app
+
+    given = ["reproduce", "ethayarajh2019", str(corpus), "--model", f"tiny={model}", "--out", str(study.folder)]
+    given += ["--vectors", f"GloVe={settings.vectors['GloVe']}"]
+    for pair in (f"benchmarks={settings.benchmarks}", "sample=50", "resamples=50", "n_words=3"):
+        given += ["--set", pair]
+    ran = CliRunner().invoke(app, given)
+    assert ran.exit_code == 0, ran.output
+    for text in ("What holds", "difference", "Table 1 on shared words", "report.md"):
+        assert text in ran.stdout
+    ran = CliRunner().invoke(app, [*given, "--json"])
+    assert set(json.loads(ran.stdout)) == {section.title for section in study.sections}
+    ran = CliRunner().invoke(app, [*given, "--small"])
+    assert "ethayarajh2019 has one size" in str(ran.exception)

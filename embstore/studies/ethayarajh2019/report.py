@@ -26,6 +26,8 @@ METRICS = {
 ENDS = ("layer", "end", "item", "value", "count")
 STOPWORDS = ("the", "of", "to")  # named in section 4.2 as among the most context-specific words
 MEV_BOUND = 0.05
+MIN_ITEMS = 30  # of a benchmark, for a score to be shown
+MIN_COVERAGE = 0.9  # of a benchmark's items, for a score to be compared with the paper's
 # The published models: substring of the architecture, blocks, hidden size.
 PAPER_MODELS = {"BERT-base-cased": ("Bert", 12, 768), "GPT-2": ("GPT2", 12, 768), "ELMo": ("ELMo", 2, 1024)}
 
@@ -141,29 +143,32 @@ def words(scores: Scores, model: str) -> Section:
     return Section(f"Most and least context-specific words ({model})", note, rows)
 
 
+def benchmark_scores(frame: pl.DataFrame) -> tuple[list[Row], list[Row]]:
+    """Return the scores and the coverages as in Table 1, without scores of fewer than MIN_ITEMS items."""
+    known = frame.with_columns(value=pl.when(pl.col("count") >= MIN_ITEMS).then("value"))
+    return table1(known).to_dicts(), table1(known, of="coverage").to_dicts()
+
+
 def static(scores: Scores) -> Section:
     """Table 1 on all words of each system, each row of the paper below ours of the same model and layer."""
-    frame = table1(scores.frames["evaluation"])
-    coverage = {row["system"]: row for row in table1(scores.frames["evaluation"], of="coverage").to_dicts()}
     paper = {row["system"]: row for row in paper_table1().to_dicts()}
     rows: list[Row] = []
-    for row in frame.to_dicts():
-        system = row["system"]
-        columns = [name for name in row if name != "system"]
-        rows.append({"system": system, **{name: _covered(row[name], coverage[system][name]) for name in columns}})
-        known = paper.pop(paper_system(scores, system), None)
+    for row, coverage in zip(*benchmark_scores(scores.frames["evaluation"]), strict=True):
+        names = [name for name in row if name != "system"]
+        covered = {name: f" ({coverage[name]:.0%})" if row[name] is not None else "" for name in names}
+        shown = {name: decimals(row[name]) + covered[name] for name in names}
+        rows.append({"system": row["system"], **shown})
+        known = paper.pop(paper_system(scores, row["system"]), None)
         if known:
-            differences = {
-                name: f"{row[name] - known[name]:+.3f}"
-                for name in columns
-                if row[name] is not None and known.get(name) is not None
-            }
-            rows.append({"system": f"paper: {known['system']}", **_numbers(known)})
-            rows.append({"system": "difference", **differences})
+            whole = [name for name in names if (coverage[name] or 0) >= MIN_COVERAGE and known.get(name) is not None]
+            differences = {name: f"{row[name] - known[name]:+.3f}" for name in whole if row[name] is not None}
+            rows += [{"system": f"paper: {known['system']}", **_numbers(known)}]
+            rows += [{"system": "difference", **differences}] if differences else []
     rows += [{"system": f"paper: {row['system']}", **_numbers(row)} for row in paper.values()]
     note = (
         "First principal components of the words of a layer, not centred. Spearman's rho, accuracy or purity on the "
-        "items whose words are known; in brackets their share. Rows with different shares are not comparable."
+        f"items whose words are known; in brackets their share. Of fewer than {MIN_ITEMS} items no score is shown, and "
+        f"below a share of {MIN_COVERAGE:.0%} no difference from the paper."
     )
     return Section("Table 1. Static vectors on word benchmarks", note, rows)
 
@@ -178,14 +183,11 @@ def paper_system(scores: Scores, system: str) -> str:
 
 
 def shared(scores: Scores) -> Section:
-    rows = [{"system": row["system"], **_numbers(row)} for row in table1(scores.frames["shared"]).to_dicts()]
+    rows = [{"system": row["system"], **_numbers(row)} for row in benchmark_scores(scores.frames["shared"])[0]]
     counts = table1(scores.frames["shared"], of="count").row(0, named=True)
     rows.append({"system": "items", **{name: f"{value:,}" for name, value in counts.items() if name != "system"}})
-    return Section("Table 1 on shared words", "Every system has all of these words, so that rows are comparable.", rows)
-
-
-def _covered(value: float | None, coverage: float | None) -> str:
-    return "" if value is None else f"{value:.3f} ({coverage:.0%})"
+    note = f"Every system has all of these words, so that rows are comparable. At least {MIN_ITEMS} items."
+    return Section("Table 1 on shared words", note, rows)
 
 
 def _numbers(row: Mapping[str, Any]) -> Row:
@@ -194,7 +196,7 @@ def _numbers(row: Mapping[str, Any]) -> Row:
 
 def findings(scores: Scores) -> Section:
     """What the paper states, and whether it holds for each model."""
-    rows: list[Row] = []
+    verdicts: dict[str, Row] = {}
     for model in scores.models:
         for claim, (found, holds) in {
             "no layer with context is isotropic (anisotropy above .05)": isotropy(scores, model),
@@ -207,12 +209,12 @@ def findings(scores: Scores) -> Section:
             "less than 5 % of a word's variance is explained by one vector": explained(scores.layers(model, "mev")),
             **static_findings(scores, model),
         }.items():
-            rows.append({"the paper": claim, "model": model, "found": found, "holds": holds})
+            verdicts.setdefault(claim, {"the paper": claim})[model] = f"{holds}: {found}"
     note = (
-        "Layer 0 has no context and is left out of the first two and the last but one. Not determined: the 95 % "
-        "intervals overlap. The claims are read off one sample of text each."
+        "Layer 0 has no context; only self-similarity is compared with it. Not determined: the 95 % intervals overlap, "
+        "or there is too little data. All of it is read off one sample of text."
     )
-    return Section("What holds", note, rows)
+    return Section("What holds", note, list(verdicts.values()))
 
 
 def _contextual(rows: Sequence[Row]) -> list[Row]:
@@ -253,7 +255,7 @@ def stopwords(scores: Scores, model: str) -> tuple[str, str]:
     places = {word: ranked.index(word) / len(ranked) for word in STOPWORDS if word in ranked}
     if not places:
         return "none of them occurs often enough", "not determined"
-    found = ", ".join(f"{word} among the lowest {share:.0%}" for word, share in places.items())
+    found = ", ".join(f"{word} in the lowest {share:.1%}" for word, share in places.items())
     return f"{found} of {len(ranked):,} words", "yes" if max(places.values()) < 0.2 else "no"
 
 
@@ -279,12 +281,12 @@ def static_findings(scores: Scores, model: str) -> dict[str, tuple[str, str]]:
     """Compare static vectors on the shared words: lower layers with upper ones, and with the given vectors."""
     if "shared" not in scores.frames:
         return {}
-    rows = {row.pop("system"): row for row in table1(scores.frames["shared"]).to_dicts()}
+    rows = {row.pop("system"): row for row in benchmark_scores(scores.frames["shared"])[0]}
     own = [system for system in rows if system.rpartition(", layer ")[0] == model]
     others = [system for system in rows if system in scores.settings.vectors]
     lowest, highest = own[0], own[-1]
-    pairs = {f"static vectors of the lowest layer beat those of the highest ({highest})": highest}
-    pairs |= {f"static vectors of the lowest layer beat {other}": other for other in others}
+    pairs = {"static vectors of a low layer beat those of the last": highest}
+    pairs |= {f"static vectors of a low layer beat {other}": other for other in others}
     found = {}
     for claim, other in pairs.items():
         known = [name for name, value in rows[lowest].items() if value is not None and rows[other][name] is not None]
