@@ -60,13 +60,12 @@ def reproduce(
     report.html to --out.
     """
     given = opt.read_settings(settings, KEYS[study], config)
-    if study == "zhao2020":
-        given |= {"train": train, "test": test}
-        given |= {"vectors": named_files(vectors, "--vectors"), "tuning": named_files(tuning, "--tuning")}
-    elif study == "tenney2019":
-        given |= {"tasks": task}
-    else:
-        given |= {"vectors": named_files(vectors, "--vectors")}
+    files = {"vectors": named_files(vectors, "--vectors")}
+    given |= {
+        "zhao2020": {"train": train, "test": test, "tuning": named_files(tuning, "--tuning"), **files},
+        "tenney2019": {"tasks": task},
+        "ethayarajh2019": files,
+    }[study]
     kind: Any = es.studies.STUDIES[study]
     if small and not hasattr(kind, "small"):
         raise InvalidValueError(f"--small: {study} has one size: leave it out")
