@@ -60,22 +60,27 @@ def reproduce(
     report.html to --out.
     """
     given = opt.read_settings(settings, KEYS[study], config)
-    files = {"vectors": named_files(vectors, "--vectors")}
-    given |= {
+    files: dict[str, Any] = {"vectors": named_files(vectors, "--vectors")}
+    own: dict[str, dict[str, Any]] = {
         "zhao2020": {"train": train, "test": test, "tuning": named_files(tuning, "--tuning"), **files},
         "tenney2019": {"tasks": task},
         "ethayarajh2019": files,
-    }[study]
+    }
     kind: Any = es.studies.STUDIES[study]
     if small and not hasattr(kind, "small"):
         raise InvalidValueError(f"--small: {study} has one size: leave it out")
-    chosen: Any = kind.small(**given) if small else kind(**given)
+    chosen = (kind.small if small else kind)(**given, **own[study])
     logging.basicConfig(format="... %(message)s")
     logging.getLogger("embstore.studies").setLevel(logging.INFO)
     result = es.reproduce(chosen, data, model=named_models(model), out=out, device=device)
     if as_json:
         print_json({section.title: list(section.rows) for section in result.sections})
         return
+    print_report(result)
+
+
+def print_report(result: es.studies.StudyResult) -> None:
+    """Print the tables of a study and where its report is."""
     print(result.scale)
     for section in result.sections:
         print()
