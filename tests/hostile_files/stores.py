@@ -12,6 +12,7 @@ import google_crc32c
 import h5py
 import numpy as np
 
+from embstore.store import open_store
 from embstore.store.zarr.format import ABSENT
 from tests.hostile_files.defects import (
     NOT_JSON,
@@ -27,13 +28,48 @@ from tests.hostile_files.defects import (
     removed,
     shifted,
 )
-from tests.store.test_bad_contents import change_attribute, rewrite_column
-from tests.store.test_hostile import change_metadata
 
 Attribute = dict[str, Any]
 SUFFIXES = {"zarr": ".zarr", "hdf5": ".h5"}
 SHARD, COMMITS, NODE = "hidden_states/c/0/1/0", "commits/c/0/0", "hidden_states/zarr.json"
 INDEX_NBYTES = 3 * 16 + 4  # of a shard of three layers of one chunk
+
+
+def change_metadata(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the metadata of a Zarr store and make its checksum right again."""
+    root = json.loads((path / "zarr.json").read_text())
+    attribute = root["attributes"]["embstore"]
+    change(attribute)
+    attribute.pop("crc32c")
+    canonical = json.dumps(attribute, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    attribute["crc32c"] = google_crc32c.value(canonical.encode())
+    (path / "zarr.json").write_text(json.dumps(root))
+
+
+def change_attribute(file: h5py.File, change: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the metadata of an HDF5 store and make its checksum right again."""
+    attribute = json.loads(file.attrs["embstore"])
+    change(attribute)
+    attribute.pop("crc32c")
+    text = json.dumps(attribute, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    file.attrs["embstore"] = np.bytes_(json.dumps({**attribute, "crc32c": google_crc32c.value(text.encode())}))
+
+
+def rewrite_column(path: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Change a column of a store and all that vouches for it."""
+    if path.suffix == ".h5":
+        with h5py.File(path, "r+") as file:
+            column = change(file[name][...])
+            file[name][...] = column
+            crc = google_crc32c.value(column.tobytes())
+            change_attribute(file, lambda attribute: attribute["arrays"][name].update(crc32c=crc))
+        return
+    shard = path / name / "c/0"
+    dtype = open_store(path).index.arrays().get(name, np.empty(0, np.int64)).dtype
+    column = change(np.frombuffer(shard.read_bytes(), np.int32 if name == "layer" else dtype))
+    shard.write_bytes(column.tobytes())
+    crc = google_crc32c.value(column.tobytes())
+    change_metadata(path, lambda attribute: attribute["arrays"][name].update(crc32c=crc))
 
 
 def with_metadata(change: Callable[[Attribute], object]) -> Change:
@@ -83,6 +119,7 @@ METADATA: dict[str, Callable[[Attribute], object]] = {
     "arrays are a list": lambda a: a.update(arrays=[]),
     "no arrays": lambda a: a.update(arrays={}),
     "an array is missing": lambda a: a["arrays"].pop("occurrences/type"),
+    "the array that finds a word's rows is missing": lambda a: a["arrays"].pop("types/indptr"),
     **{
         f"an array is named {name[:9]!r}": lambda a, name=name: a["arrays"].update(
             {name: {"shape": [3], "crc32c": 0}}

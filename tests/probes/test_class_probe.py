@@ -61,7 +61,7 @@ def value(result: ProbeResult, layer: int, metric: str = "f1", *, task: str = "c
 
 
 def test_a_planted_signal_is_found_in_its_layer(result: ProbeResult) -> None:
-    assert value(result, 1) > 0.9
+    assert value(result, 1) > 0.8
     assert max(value(result, 0), value(result, 4)) < 0.6
     assert value(result, 1, task="control") < 0.6
     assert value(result, 1, "selectivity") == pytest.approx(value(result, 1) - value(result, 1, task="control"))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import zarr
 
-from embstore.errors import StoreDamagedError
-from embstore.store import Store, open_store, verify
+from embstore.errors import StoreDamagedError, StoreFormatError
+from embstore.store import Store, StoreWriter, open_store, verify
 from embstore.store.backend import open_reader
 from embstore.store.reading.mapped import LibraryRows, MappedRows
 from tests.store.example import DTYPES, Example, example
@@ -132,3 +132,22 @@ def test_hdf5_chunks_elsewhere(tmp_path: Path, dtype: str) -> None:
                     file.create_dataset(name, data=values, **{**options, **rank})
         check_reading(made, open_store(path))
         assert not verify(path).ok
+
+
+def test_an_hdf5_file_whose_every_array_was_compressed_is_read_and_not_written(tmp_path: Path) -> None:
+    """As by h5repack."""
+    made = example()
+    path = made.make(tmp_path / "s.h5").path
+    with h5py.File(path, "r+") as file:
+        names: list[str] = []
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        for name in names:
+            values = file[name][...]
+            if values.ndim and file[name].id.get_storage_size():
+                del file[name]
+                file.create_dataset(name, data=values, chunks=values.shape, compression="gzip")
+    store = open_store(path)
+    np.testing.assert_array_equal(store.gather_layers(np.arange(700)), made.values)
+    assert store.table().equals(made.make(tmp_path / "t.h5").table())
+    with pytest.raises(StoreFormatError, match="was rewritten by another tool: it can be read, but not written"):
+        StoreWriter(path)
