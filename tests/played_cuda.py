@@ -2,7 +2,8 @@
 
 Tensors stay on the CPU, and the code under test is given the device cuda:1 while cuda:0 is the current one. Each
 stream of the GPU, and the host as one more, is a line of time; the sanitizer finds accesses to the same memory that
-neither a stream, an event nor a wait puts in an order.
+neither a stream, an event nor a wait puts in an order. All memory that operators have seen is kept, as freed memory
+that is used again looks like a race.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class PlayedCuda:
         self.races: list[object] = []
         self.kernels: dict[int, list[str]] = defaultdict(list)
         self.on_gpu: set[int] = set()
+        self.kept: dict[int, Any] = {}
         self.forced = False
         self.n_events = self.n_streams = 0
         self.Stream, self.Event = _stream_class(self), _event_class(self)
@@ -71,9 +73,15 @@ class PlayedCuda:
             found = self.handler._handle_kernel_launch(stream, read - written, written, set(), name, defaultdict(list))
             self.races += found
 
+    def keep(self, tensor: torch.Tensor) -> int:
+        """Keep the memory of a tensor until the end; returns its address."""
+        storage = tensor.untyped_storage()
+        self.kept[storage.data_ptr()] = storage
+        return storage.data_ptr()
+
     def host(self, array: np.ndarray | torch.Tensor, *, writes: bool = False) -> None:
         """The host reads or writes memory, seen from outside of torch."""
-        memory = {torch.as_tensor(array).untyped_storage().data_ptr()}
+        memory = {self.keep(torch.as_tensor(array))}
         self.launch("host", HOST, set() if writes else memory, memory if writes else set())
 
 
@@ -158,13 +166,10 @@ class _Operators(TorchDispatchMode):
         given = [*zip(func._schema.arguments, args, strict=False), *((named[key], kwargs[key]) for key in kwargs)]
         for argument, value in given:
             target = written if argument.alias_info is not None and argument.alias_info.is_write else read
-            tree_map_only(torch.Tensor, lambda x, t=target: t.add(x.untyped_storage().data_ptr()), value)
-        tree_map_only(torch.Tensor, lambda x: made.add(x.untyped_storage().data_ptr()), out)
+            tree_map_only(torch.Tensor, lambda x, t=target: t.add(played.keep(x)), value)
+        tree_map_only(torch.Tensor, lambda x: made.add(played.keep(x)), out)
         made -= read | written
         on_gpu = played.forced or bool((read | written) & played.on_gpu)
-        for pointer in made:  # freed memory may be used again
-            with contextlib.suppress(Exception):
-                played.handler._handle_memory_allocation(pointer)
         played.on_gpu = played.on_gpu | made if on_gpu else played.on_gpu - made
         made = set() if name.startswith(("empty", "new_empty")) else made
         played.launch(name, played.current_stream(GPU).id if on_gpu else HOST, read, written | made)
