@@ -41,6 +41,10 @@ Dtype = Annotated[
     Literal["float16", "float32", "bfloat16", "int8"],
     opt.option("DTYPE", "Stored type: float16, float32, bfloat16 or int8."),
 ]
+Sites = Annotated[
+    str,
+    opt.option("LIST", "residual, attention_output, head_output, mlp_output, query, key, value; some, by commas."),
+]
 Words = Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.", panel=KEPT)]
 Label = Annotated[str | None, opt.option("COLUMN", "Only words with a label in this column; any: in any.", panel=KEPT)]
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
@@ -78,6 +82,7 @@ class Extracting:
     device: opt.Device = "auto"
     threads: Threads = None
     layers: opt.Layers = "all"
+    sites: Sites = "residual"
     pooling: Pooling = "mean"
     dtype: Dtype = "float16"
     words: Words = None
@@ -125,6 +130,7 @@ class Extraction:
         computing[f"{self.kind}_window"] = self.windows[0] if len(self.windows) == 1 else None
         self.options = es.ExtractionOptions(
             layers=self.layers,
+            sites=given.sites,
             pooling=given.pooling,
             dtype=given.dtype,
             keep=keep,

@@ -37,6 +37,7 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
         "vectors": f"{rows:,} rows x {described['hidden_size']} {described['dtype']}, "
         f"{described['nbytes'] / 2**20:,.1f} MiB",
         "layers": _plain(described["layers"]),
+        **({"sites": _plain(described["sites"])} if "sites" in described else {}),
         "model": _plain(_readable(described["model"])),
         "corpus": _plain(_readable(described["corpus"])),
         "words": f"{described['n_types']:,} types in {described['n_sentences']:,} sentences",

@@ -13,6 +13,7 @@ from embstore.errors import NonFiniteError
 from embstore.extraction.partition import Passage
 from embstore.models.encoder import Encoder, Pooled
 from embstore.store import Layout, quantize
+from embstore.store.layout import RESIDUAL
 
 TORCH_DTYPE = {
     "float32": torch.float32,
@@ -47,7 +48,7 @@ class Cast:
         itemsize = self._dtype.itemsize
         memory = np.empty(len(layout.layers) * n_rows * layout.hidden_size * itemsize, np.uint8)  # in huge pages
         vectors = torch.from_numpy(memory).view(self._dtype).view(len(layout.layers), n_rows, layout.hidden_size)
-        buffer = {"hidden_states": vectors}
+        buffer = {layout.vectors: vectors}
         if layout.dtype == "int8":
             buffer["scale"] = torch.empty(len(layout.layers), n_rows, dtype=torch.float32)
         return buffer
@@ -77,14 +78,14 @@ class Cast:
 
     def _stored(self, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
         if self._center is None:
-            return {"hidden_states": vectors.to(self._dtype)}
+            return {self._layout.vectors: vectors.to(self._dtype)}
         arrays = quantize(vectors.float().numpy(), self._center)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def arrays(self, buffer: Mapping[str, torch.Tensor], n_rows: int) -> dict[str, NDArray[Any]]:
         """Return the first `n_rows` rows of a buffer as the store's writer takes them."""
         if self._dtype == torch.bfloat16:
-            return {"hidden_states": buffer["hidden_states"][:, :n_rows].view(torch.uint16).numpy()}
+            return {name: array[:, :n_rows].view(torch.uint16).numpy() for name, array in buffer.items()}
         return {name: array[:, :n_rows].numpy() for name, array in buffer.items()}
 
     def _message(self, pooled: Pooled, passage: Passage) -> str:
@@ -98,7 +99,8 @@ class Cast:
         row = int(sizes.argmax())
         at = passage.row_of(int(pooled.rows[row]))
         sentence = int(passage.sentence_of_row[at])
-        where = f"layer {self._layout.layers[layer]}, sentence {sentence}, row {passage.first_row + at}"
+        at_site = "" if self._layout.site == RESIDUAL else f"{self._layout.site} of "
+        where = f"{at_site}layer {self._layout.layers[layer]}, sentence {sentence}, row {passage.first_row + at}"
         if np.isfinite(value):
             return f"{where}: {value:,.0f} is beyond float16's 65,504: choose dtype float32 or bfloat16"
         computed = str(pooled.computed or pooled.vectors.dtype).removeprefix("torch.")

@@ -96,6 +96,7 @@ def self_check(
         layers=layers,
         pooling=options.pooling,
         attention_window=options.attention_window,
+        sites=options.sites,
         equal_lengths=windowed,
         longest=longest,
     )

@@ -19,7 +19,7 @@ from embstore.extraction.partition import Part, Passage, TextOptions, passage_nb
 from embstore.extraction.survey import Survey
 from embstore.extraction.windows import select_sentences
 from embstore.models.encoder import Encoder, Spans, Tokenized
-from embstore.store import Index, Layout
+from embstore.store import Index, Layout, Metadata
 from embstore.store.storage.location import ObjectPath, parse_location
 
 BUFFERS = 2  # a partition is filled while the previous one is written
@@ -85,13 +85,14 @@ def estimate(
     encoder: Encoder,
     options: ExtractionOptions,
     *,
-    layout: Layout,
+    metadata: Metadata,
     text: TextOptions,
     store: str | Path | ObjectPath | None,
     calibrate: bool,
     n_stores: int = 1,
 ) -> Estimate:
     """Project the size of a store, and memory and time of an extraction into `n_stores` of its shape at once."""
+    layout = metadata.layout
     place = None if store is None else parse_location(store)
     folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
     if text.cuts_windows:
@@ -103,11 +104,11 @@ def estimate(
         sample = truncated(encoder.tokenize(found.sample), text.limit)
     seconds = None
     if calibrate:
-        rate = calibrated_rate(encoder, sample, positions, text=text, layers=layout.layers, options=options)
+        rate = calibrated_rate(encoder, sample, positions, text=text, layers=metadata.layers, options=options)
         seconds = None if rate is None else positions / rate
     return Estimate(
-        store_nbytes=layout.n_rows * layout.row_nbytes + index_nbytes(index),
-        memory_nbytes=peak_memory_nbytes(layout, encoder, text, n_stores=n_stores, longest=found.longest),
+        store_nbytes=layout.n_rows * metadata.row_nbytes + index_nbytes(index),
+        memory_nbytes=peak_memory_nbytes(metadata, encoder, text, n_stores=n_stores, longest=found.longest),
         free_nbytes=shutil.disk_usage(folder).free if isinstance(folder, Path) else None,
         folder=str(folder),
         subwords_per_second=None if seconds is None else subwords / seconds,
@@ -189,17 +190,22 @@ def index_nbytes(index: Index) -> int:
     return sum(column.nbytes for column in index.arrays().values()) + by_word
 
 
-def buffers_of(layout: Layout, *, n_stores: int) -> int:
-    """Return how many buffers each store has: one is filled while the other is written, if memory allows it."""
-    if n_stores > 1 and BUFFERS * n_stores * layout.partition_nbytes > MOST_BUFFERED_NBYTES:
+def buffers_of(layouts: Sequence[Layout], *, n_stores: int) -> int:
+    """Return how many buffers each store has: one is filled while the other is written, if memory allows it.
+
+    `layouts`: of everything that is written of the rows of a partition.
+    """
+    if n_stores > 1 and BUFFERS * sum(layout.partition_nbytes for layout in layouts) > MOST_BUFFERED_NBYTES:
         return 1
     return BUFFERS
 
 
-def peak_memory_nbytes(layout: Layout, encoder: Encoder, text: TextOptions, *, n_stores: int, longest: int) -> int:
+def peak_memory_nbytes(metadata: Metadata, encoder: Encoder, text: TextOptions, *, n_stores: int, longest: int) -> int:
     """Return the peak: what the process holds now, the partition buffers, a passage of text and a batch."""
-    buffers = n_stores * min(buffers_of(layout, n_stores=n_stores), layout.n_partitions) * layout.partition_nbytes
-    batch = encoder.projected_nbytes(layers=layout.layers, batch_subwords=text.batch_subwords)
+    layout, layouts = metadata.layout, metadata.layouts * n_stores
+    n_buffers = min(buffers_of(layouts, n_stores=n_stores), layout.n_partitions)
+    buffers = n_buffers * sum(layout.partition_nbytes for layout in layouts)
+    batch = encoder.projected_nbytes(layers=metadata.layers, batch_subwords=text.batch_subwords)
     growth = buffers + batch + PASSAGE_FACTOR * passage_nbytes(text.batch_subwords)
     if text.cuts_windows:
         cut = sum(_window_words(width, longest) for width in text.contexts)

@@ -33,7 +33,7 @@ from embstore.extraction.partition import Part
 from embstore.extraction.plan import Plan
 from embstore.extraction.resume import require_same_plan
 from embstore.extraction.window_plan import WINDOW_FIELD, WindowPlan
-from embstore.extraction.worker import Job, Outcome, RemoteJob, Target, Task, Timings, Worker, run_tasks
+from embstore.extraction.worker import Destination, Job, Outcome, RemoteJob, Target, Task, Timings, Worker, run_tasks
 from embstore.progress import Progress, reporting
 from embstore.store import Store, StoreWriter, create_store, open_store, verify
 from embstore.store.backend import exists, open_reader
@@ -260,7 +260,9 @@ class _Target:
 
     @property
     def n_missing_rows(self) -> int:
-        return sum(stop - start for start, stop in map(self.plan.layout.span, self.missing))
+        layout = self.plan.layout
+        missing = {partition % layout.n_partitions for partition in self.missing}
+        return sum(stop - start for start, stop in map(layout.span, missing))
 
     def is_missing(self, partition: int) -> bool:
         position = bisect_left(self.missing, partition)  # there may be 100,000 partitions
@@ -268,22 +270,34 @@ class _Target:
 
     def remove_if_empty(self) -> None:
         """Remove a store that this call created if nothing could be written into it."""
-        if self._created and len(self.writer.missing()) == self.plan.layout.n_partitions:
+        if self._created and len(self.writer.missing()) == self.plan.metadata.n_partitions:
             remove_store(self.path)
 
 
 def _tasks(stores: Sequence[_Target]) -> Iterator[Task]:
-    """Yield the partitions that any store does not have."""
+    """Yield the partitions that any store does not have of any site."""
     plan = stores[0].plan
-    for partition in sorted({partition for store in stores for partition in store.missing}):
-        chosen = tuple(number for number, store in enumerate(stores) if store.is_missing(partition))
-        yield Task(partition, Part.of(plan.index, *plan.layout.span(partition)), chosen)
+    layout, destinations = plan.layout, _destinations(stores)
+    for partition in sorted({partition % layout.n_partitions for store in stores for partition in store.missing}):
+        chosen = tuple(
+            number
+            for number, each in enumerate(destinations)
+            if stores[each.store].is_missing(each.layout.first + partition)
+        )
+        yield Task(partition, Part.of(plan.index, *layout.span(partition)), chosen)
+
+
+def _destinations(stores: Sequence[_Target]) -> tuple[Destination, ...]:
+    return tuple(
+        Destination(number, layout, store.window, store.center)
+        for number, store in enumerate(stores)
+        for layout in store.plan.metadata.layouts
+    )
 
 
 def _job(stores: Sequence[_Target]) -> Job:
     plan = stores[0].plan
-    windows, centers = zip(*((store.window, store.center) for store in stores), strict=True)
-    return Job(plan.layout, plan.options, plan.text, windows, centers)
+    return Job(plan.metadata.layers, plan.options, plan.text, _destinations(stores))
 
 
 def _run_here(stores: Sequence[_Target], timings: Timings, advance: Callable[[int], None]) -> None:
@@ -303,18 +317,19 @@ def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, adv
 
     Raises one error that names the partitions that could not be written, after the others are committed.
     """
-    n_partitions = len({partition for store in stores for partition in store.missing})
+    layout = stores[0].plan.layout
+    n_partitions = len({partition % layout.n_partitions for store in stores for partition in store.missing})
     size = max(1, min(MAX_TASKS_PER_CALL, n_partitions // (CALLS_PER_WORKER * n_workers_of(executor))))
-    submitted: dict[int, Task] = {}
+    job, submitted = _job(stores), dict[int, Task]()
     failed: list[tuple[Task, Exception]] = []
     warned: set[str] = set()
 
     def calls() -> Iterator[Callable[[], Outcome]]:
-        job = pickle.dumps(_remote_job(stores))
+        remote = pickle.dumps(_remote_job(stores, job))
         tasks = _tasks(stores)
         while len(failed) < MAX_FAILURES and (some := list(islice(tasks, size))):
             submitted.update((task.partition, task) for task in some)
-            yield partial(run_tasks, job, some)
+            yield partial(run_tasks, remote, some)
 
     n_committed = 0
     try:
@@ -328,10 +343,11 @@ def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, adv
                     if done.error is not None:
                         failed.append((task, done.error))
                         continue
-                    for store, record in zip(task.stores, done.records, strict=True):
-                        stores[store].writer.commit(done.partition, record)
+                    for number, record in zip(task.destinations, done.records, strict=True):
+                        each = job.destinations[number]
+                        stores[each.store].writer.commit(each.layout.first + done.partition, record)
                     n_committed += 1
-                    n_rows = task.part.n_rows * len(task.stores)
+                    n_rows = task.part.n_rows * job.n_stores(task)
                     timings.n_rows += n_rows
                     timings.n_subwords += done.n_subwords
                     advance(n_rows)
@@ -341,14 +357,14 @@ def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, adv
         raise _summary(stores, failed, n_committed, n_partitions) from failed[0][1]
 
 
-def _remote_job(stores: Sequence[_Target]) -> RemoteJob:
+def _remote_job(stores: Sequence[_Target], job: Job) -> RemoteJob:
     """Return what the workers need, for stores whose locks this process holds."""
     targets = []
     for store in stores:
         path = store.path.absolute() if isinstance(store.path, Path) else store.path
         targets.append(Target(path, place_mark(path), store.writer.metadata.fingerprint))
     plan = stores[0].plan
-    return RemoteJob(_job(stores), tuple(targets), plan.encoder_spec, plan.metadata.software)
+    return RemoteJob(job, tuple(targets), plan.encoder_spec, plan.metadata.software)
 
 
 def _summary(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
 from embstore.corpus import Keep
 from embstore.errors import InvalidValueError, check_type, check_whole, quoted
 from embstore.models.encoder import Pooling
-from embstore.store.layout import ITEM_NBYTES, resolve_layers
+from embstore.store.layout import ITEM_NBYTES, RESIDUAL, SITES, resolve_layers
 
 Window: TypeAlias = int | None  # words left and right of the target; None: the whole sentence
 
@@ -36,6 +36,9 @@ class ExtractionOptions:
         "all", "0,6-12,last" or numbers; 0 is the embedding output, l the output of block l, -1 or "last" the last one.
     unit:
         "word" for a row a word, "subword" for a row a subword.
+    sites:
+        What is stored of each layer: "residual", the hidden states; of the block that computes it "query", "key",
+        "value", "head_output", "attention_output" and "mlp_output" (see `Store.site`); several as a list or "a,b".
     pooling:
         How the subwords of a word become one vector: "mean", "first", "last" or "max".
     context_window:
@@ -62,6 +65,7 @@ class ExtractionOptions:
     """
 
     layers: str | int | Iterable[int | str] = "all"
+    sites: Sequence[str] = (RESIDUAL,)
     unit: str = "word"
     pooling: Pooling = "mean"
     context_window: Window = None
@@ -79,6 +83,7 @@ class ExtractionOptions:
             value = getattr(self, name)
             if not isinstance(value, str) or value not in allowed:
                 raise InvalidValueError(f"unknown {name} {quoted(value)}: choose one of {', '.join(allowed)}")
+        object.__setattr__(self, "sites", check_sites(self.sites, self.dtype))
         check_type("keep", self.keep, Keep, "a Keep")
         for name, text in (("max_length", "max length"), ("batch_subwords", "batch size")):
             if (value := getattr(self, name)) is not None:
@@ -96,6 +101,8 @@ class ExtractionOptions:
     def encoding(self) -> dict[str, Any]:
         """The arguments of `Encoder.encode` that these options decide, except for the layers."""
         arguments: dict[str, Any] = {"pooling": self.pooling, "batch_subwords": self.batch_subwords}
+        if self.sites != (RESIDUAL,):
+            arguments["sites"] = self.sites
         if self.attention_window is not None:
             arguments["attention_window"] = self.attention_window
         return arguments
@@ -119,6 +126,19 @@ class ExtractionOptions:
         if self.attention_window is not None:
             document["window_rule"] = ATTENTION_RULE
         return document
+
+
+def check_sites(sites: Any, dtype: object) -> tuple[str, ...]:
+    """Return the sites in the order of SITES, each once; raises InvalidValueError for an unknown one and for none."""
+    named = [part.strip() for part in sites.split(",")] if isinstance(sites, str) else sites
+    if not isinstance(named, Iterable) or not (named := list(named)):
+        raise InvalidValueError(f"sites {quoted(sites)} are not understood: name one or more of {', '.join(SITES)}")
+    for site in named:
+        if site not in SITES:
+            raise InvalidValueError(f"unknown site {quoted(site)}: choose among {', '.join(SITES)}")
+    if dtype == "int8" and set(named) != {RESIDUAL}:
+        raise InvalidValueError("dtype int8 is possible for the site residual alone: choose another dtype")
+    return tuple(site for site in SITES if site in named)
 
 
 def check_window(kind: str, window: object) -> Window:

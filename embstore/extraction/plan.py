@@ -26,6 +26,7 @@ from embstore.models.encoder import Encoder
 from embstore.progress import Progress, reporting
 from embstore.store import Dropped, Index, Layout, Metadata
 from embstore.store.backend import exists, open_reader
+from embstore.store.layout import RESIDUAL, partition_rows
 from embstore.store.storage.location import ObjectPath, parse_location
 
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
@@ -131,12 +132,13 @@ class Plan:
             "subwords": self.n_subwords,
             "occurrences": self.layout.n_rows,
             "types": len(self.index.words),
-            "layers": list(self.layout.layers),
-            "hidden_size": self.layout.hidden_size,
+            "layers": list(self.metadata.layers),
+            "hidden_size": self.metadata.hidden_size,
+            **({"sites": dict(self.metadata.sites)} if self.metadata.sites else {}),
             "dtype": self.layout.dtype,
             "context_window": self.options.context_window,
             "attention_window": self.options.attention_window,
-            "partitions": self.layout.n_partitions,
+            "partitions": self.metadata.n_partitions,
             "partition_rows": self.layout.partition_rows,
             "dropped": [
                 {"reason": drop.reason, "count": drop.count, "examples": list(drop.examples)}
@@ -155,7 +157,7 @@ class Plan:
         self, windows: Sequence[tuple[str, str]] | None = None, cost: Estimate | None = None
     ) -> list[tuple[str, str]]:
         """Return the plan as lines, each a name and a value; `windows` and `cost` replace the plan's own."""
-        options, layout, info = self.options, self.layout, self.encoder.info
+        options, layout, info, sites = self.options, self.layout, self.encoder.info, self.metadata.sites
         if windows is None:
             given = {"attention": options.attention_window}
             if self.text.cuts_windows:
@@ -175,8 +177,9 @@ class Plan:
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
             *windows,
             *((f"dropped: {drop.reason}", _with_examples(drop)) for drop in self.metadata.dropped),
-            ("layers", f"{', '.join(map(str, layout.layers))} x {layout.hidden_size} {layout.dtype}"),
-            ("partitions", f"{layout.n_partitions:,} of {layout.partition_rows:,} rows"),
+            ("layers", f"{', '.join(map(str, self.metadata.layers))} x {info.hidden_size} {layout.dtype}"),
+            *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
+            ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows"),
             *(cost or self.estimate).lines(),
         ]
 
@@ -266,6 +269,9 @@ def read(
         size = _recorded_batch(store, encoder) or encoder.default_batch_subwords
         options = replace(options, batch_subwords=size)
     layers = model_layers(options.layers, encoder.info.num_hidden_layers)
+    encoder.site_sizes(options.sites)
+    if layers == (0,) and options.sites != (RESIDUAL,):
+        raise InvalidValueError("layer 0 comes before the first block and has the site residual only: add other layers")
     limit = _length_limit(encoder, options.max_length)
     with reporting(progress, unit="sentences", label="plan") as report:
         found = survey(corpus, encoder, limit=limit, keep_ids=options.unit == "subword", spool=Spool(), report=report)
@@ -330,7 +336,7 @@ def make_plan(
         reading.index,
         encoder,
         options,
-        layout=metadata.layout,
+        metadata=metadata,
         text=text,
         store=store,
         calibrate=calibrate,
@@ -342,13 +348,16 @@ def make_plan(
 def _metadata(reading: Reading, options: ExtractionOptions, contexts: tuple[Window, ...]) -> Metadata:
     encoder, found, corpus = reading.encoder, reading.survey, reading.corpus
     info, n_rows = encoder.info, len(reading.index.type)
-    layout = Layout.of(n_rows=n_rows, layers=reading.layers, hidden_size=info.hidden_size, dtype=options.dtype)
+    sizes = encoder.site_sizes(options.sites)
+    n_layers = {site: len(reading.layers) - (site != RESIDUAL and 0 in reading.layers) for site in sizes}
+    n_features = sum(n_layers[site] * size for site, size in sizes.items())
     return Metadata(
         n_rows=n_rows,
         layers=reading.layers,
         hidden_size=info.hidden_size,
         dtype=options.dtype,
-        partition_rows=layout.partition_rows,
+        partition_rows=partition_rows(n_rows, n_features, options.dtype),
+        sites={} if options.sites == (RESIDUAL,) else sizes,
         model={field: getattr(info, field) for field in info.__dataclass_fields__},
         corpus={
             "name": corpus.name,
@@ -363,6 +372,7 @@ def _metadata(reading: Reading, options: ExtractionOptions, contexts: tuple[Wind
             "max_length": reading.limit + encoder.n_specials,
             "batching": encoder.batching,
             "compute_dtype": encoder.compute_dtype,
+            **({} if options.sites == (RESIDUAL,) else {"attention": dict(encoder.attention)}),
         },
         dropped=reading.dropped,
         software=software_versions(),

@@ -14,6 +14,7 @@ from embstore.extraction.options import ExtractionOptions, Window, model_layers
 from embstore.extraction.survey import BLOCK_SENTENCES
 from embstore.store import Metadata, Store
 from embstore.store.backend import exists, open_reader, require_writable
+from embstore.store.layout import RESIDUAL
 from embstore.store.storage.location import ObjectPath
 
 # Names may differ between machines; the hashes next to them may not.
@@ -24,7 +25,7 @@ def require_same_plan(planned: Metadata, stored: Metadata, *, path: Path | Objec
     """Raise StoreMismatchError, naming the first difference, if the store was made by another plan."""
     for part in ("corpus", "model", "extraction"):
         _require_equal(part, getattr(planned, part), getattr(stored, part), path)
-    for part in ("dtype", "layers", "hidden_size", "n_rows", "partition_rows", "format_version"):
+    for part in ("dtype", "layers", "sites", "hidden_size", "n_rows", "partition_rows", "format_version"):
         _require_equal(part, getattr(planned, part), getattr(stored, part), path)
 
 
@@ -83,10 +84,12 @@ def check_store(
             known[name] = known[name] or metadata.extraction.get(name)
         for name in ("batching", "compute_dtype"):
             known[name] = metadata.extraction.get(name)
+        known |= {name: given for name, given in metadata.extraction.items() if name == "attention"}
         _require_equal("extraction", known, metadata.extraction, path)
         if (depth := metadata.model.get("num_hidden_layers")) is not None:
             _require_equal("layers", model_layers(options.layers, depth), metadata.layers, path)
         _require_equal("dtype", options.dtype, metadata.dtype, path)
+        _require_equal("sites", options.sites, tuple(metadata.sites) or (RESIDUAL,), path)
         for name in ("format", "options"):
             _require_equal(f"corpus.{name}", getattr(corpus, name), metadata.corpus.get(name), path)
         if _is_read_twice(corpus):

@@ -56,11 +56,11 @@ class Timings:
 
 @dataclass(frozen=True)
 class Task:
-    """A partition to encode, and the numbers of the stores that it is written to."""
+    """The rows of a partition to encode, and the numbers of the destinations that do not have them."""
 
     partition: int
     part: Part
-    stores: tuple[int, ...] = (0,)
+    destinations: tuple[int, ...] = (0,)
 
     def __str__(self) -> str:
         rows, sentences = (self.part.start, self.part.stop), self.part.sentences
@@ -72,7 +72,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """The outcome of a task: what each store's writer returned, or the `error`."""
+    """The outcome of a task: what the writer of each destination returned, or the `error`."""
 
     partition: int
     records: tuple[Any, ...] = ()
@@ -81,24 +81,38 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Job:
-    """How all partitions are encoded.
+class Destination:
+    """A site of a store: where vectors of all partitions are written.
 
-    For each store, `windows`: the number of its context window; `centers`: the mean of each layer, for int8 only.
+    `store`: the number of the store. `window`: that of its context window. `center`: the mean of each layer, for int8
+    only.
     """
 
+    store: int
     layout: Layout
+    window: int
+    center: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """How all partitions are encoded, and where they are written."""
+
+    layers: tuple[int, ...]
     options: ExtractionOptions
     text: TextOptions
-    windows: tuple[int, ...]
-    centers: tuple[NDArray[np.float32] | None, ...]
+    destinations: tuple[Destination, ...]
+
+    def n_stores(self, task: Task) -> int:
+        """Return the number of stores that a task is written to."""
+        return len({self.destinations[number].store for number in task.destinations})
 
 
 class Worker:
     """Encodes partitions one after another; the previous one is written and the next one's text read meanwhile.
 
-    `writes`: for each store the function that writes the arrays of a partition. `on_rows`: called with the number of
-    rows just encoded.
+    `writes`: for each store the function that writes the arrays of a partition, numbered over the sites of the store.
+    `on_rows`: called with the number of rows just encoded.
     """
 
     def __init__(
@@ -115,8 +129,8 @@ class Worker:
         self._writes = writes
         self._timings = timings or Timings()
         self._on_rows = on_rows
-        self._casts = [Cast(job.layout, center=center) for center in job.centers]
-        self._n_buffers = buffers_of(job.layout, n_stores=len(writes))
+        self._casts = [Cast(each.layout, center=each.center) for each in job.destinations]
+        self._n_buffers = buffers_of([each.layout for each in job.destinations], n_stores=len(writes))
         self._buffers: list[list[_Buffer]] = []
 
     def run(self, tasks: Iterable[Task]) -> Generator[Done]:
@@ -184,13 +198,16 @@ class Worker:
     def _take(self, task: Task, passage: Passage, pooled: Pooled, buffers: Sequence[_Buffer]) -> None:
         """Cast vectors of a passage into the buffers of the partition."""
         start = time.perf_counter()
-        offset = passage.first_row - task.part.start
-        self._casts[task.stores[0]].check(pooled, passage)
-        n_rows = 0
-        for store in task.stores:
-            sources, rows = passage.rows_of(self._job.windows[store], pooled.rows)
-            self._casts[store].into(buffers[store], pooled.vectors, rows + offset, sources)
-            n_rows += len(rows)
+        offset, n_rows = passage.first_row - task.part.start, 0
+        every = self._job.destinations
+        first = {every[number].store: number for number in reversed(task.destinations)}  # each row is counted once
+        chosen = [number for number in task.destinations if every[number].layout.site == pooled.site]
+        for number in chosen:
+            if number == chosen[0]:
+                self._casts[number].check(pooled, passage)
+            sources, rows = passage.rows_of(every[number].window, pooled.rows)
+            self._casts[number].into(buffers[number], pooled.vectors, rows + offset, sources)
+            n_rows += len(rows) if first[every[number].store] == number else 0
         self._timings.n_rows += n_rows
         self._timings.cast += time.perf_counter() - start
         self._on_rows(n_rows)
@@ -198,9 +215,10 @@ class Worker:
     def _write(self, task: Task, buffers: Sequence[_Buffer], n_subwords: int) -> Done:
         start = time.perf_counter()
         records = []
-        for store in task.stores:
-            arrays = self._casts[store].arrays(buffers[store], task.part.n_rows)
-            records.append(self._writes[store](task.partition, arrays))
+        for number in task.destinations:
+            destination = self._job.destinations[number]
+            arrays = self._casts[number].arrays(buffers[number], task.part.n_rows)
+            records.append(self._writes[destination.store](destination.layout.first + task.partition, arrays))
             self._timings.nbytes += sum(array.nbytes for array in arrays.values())
         self._timings.n_subwords += n_subwords
         self._timings.write += time.perf_counter() - start
@@ -215,14 +233,16 @@ class Worker:
 
 def iter_encoded(encoder: Encoder, passage: Passage, job: Job) -> Iterator[Pooled]:
     """Run the encoder over a passage and yield all its vectors; raises StoreDamagedError if one is missing."""
-    seen = np.zeros(len(passage.spans.sentence), bool)  # buffers are reused: an unfilled row has old values
-    arguments = {**job.options.encoding, **device_cast(encoder, job.layout.dtype)}
-    for pooled in encoder.encode(passage.tokenized, passage.spans, layers=job.layout.layers, **arguments):
-        seen[pooled.rows] = True
+    # buffers are reused: an unfilled row has old values
+    seen = {site: np.zeros(len(passage.spans.sentence), bool) for site in job.options.sites}
+    arguments = {**job.options.encoding, **device_cast(encoder, job.options.dtype)}
+    for pooled in encoder.encode(passage.tokenized, passage.spans, layers=job.layers, **arguments):
+        seen[pooled.site][pooled.rows] = True
         yield pooled
-    if not seen.all():
+    if not all(rows.all() for rows in seen.values()):
+        found = min(rows.sum() for rows in seen.values())
         raise StoreDamagedError(
-            f"the model returned {seen.sum()} of {len(seen)} vectors from row {passage.first_row} on: "
+            f"the model returned {found} of {len(passage.spans.sentence)} vectors from row {passage.first_row} on: "
             "the encoder is at fault; nothing of this partition was written"
         )
 
@@ -299,7 +319,7 @@ def _process_worker(pickled: bytes) -> tuple[Worker, tuple[str, ...]]:
     remote: RemoteJob = pickle.loads(pickled)
     warnings = compare_software(remote.software)
     writers = [_open_target(target) for target in remote.targets]
-    encoder = remote.encoder.load(remote.job.layout.layers, remote.job.options)
+    encoder = remote.encoder.load(remote.job.layers, remote.job.options)
     return Worker(encoder, remote.job, [writer.write for writer in writers]), warnings
 
 

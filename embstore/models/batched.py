@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +26,7 @@ from embstore.models.running import (
     leaving,
     sentences_with_spans,
 )
+from embstore.store.layout import RESIDUAL
 
 # Largest difference allowed, relative to the largest value of a layer; bfloat16 has 3 bits less than float16.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -34,7 +36,7 @@ PROBES = (
     ("the", "the", "Straße", "naïve", "日本", "…", "x_1", "ok"),
 )
 
-Forward = Callable[[Callable[[int, torch.Tensor], None]], None]  # runs a batch and passes on each layer
+Forward = Callable[[Callable[..., None]], None]  # runs a batch and passes on each layer, and site
 # Makes the inputs of a batch; returns where its sentences are among the positions that are run, and what runs them.
 Prepare = Callable[[Batch], tuple[Batch, Forward]]
 
@@ -83,6 +85,7 @@ class BatchedEncoder(Encoder):
         pooling: Pooling,
         batch_subwords: int,
         attention_window: int | None = None,
+        sites: Sequence[str] = (RESIDUAL,),
         dtype: torch.dtype | None = None,
     ) -> Iterator[Pooled]:
         """Run the model and yield the vector of each span once; see `Encoder.encode`.
@@ -96,9 +99,10 @@ class BatchedEncoder(Encoder):
         chosen = check_arguments(self.info, layers, pooling, batch_subwords, attention_window)
         if attention_window is not None and not self.masks_attention:
             raise InvalidValueError(f"{self.info.architecture} has no attention windows; use context windows")
-        sentences = sentences_with_spans(tokenized, spans, self.info.max_subwords)
+        sizes = self.site_sizes(sites)
+        some = sentences_with_spans(tokenized, spans, self.info.max_subwords)
         clock = Stopwatch(self.device)
-        work = SpanWork(tokenized, spans, chosen, pooling, batch_subwords, attention_window, dtype, clock, *sentences)
+        work = SpanWork(tokenized, spans, chosen, pooling, batch_subwords, attention_window, sizes, dtype, clock, *some)
         ahead = self.batches_ahead if self.device.type == "cuda" else 0
         return collect(self._running(work), work.clock, self.times, ahead=ahead)
 
@@ -109,6 +113,7 @@ class BatchedEncoder(Encoder):
         layers: Sequence[int],
         pooling: Pooling,
         attention_window: int | None = None,
+        sites: Sequence[str] = (RESIDUAL,),
         equal_lengths: bool = False,
         longest: int | None = None,
     ) -> float:
@@ -126,8 +131,10 @@ class BatchedEncoder(Encoder):
                 spans = word_spans(sample, self.info.max_subwords)
                 spans = spans.where(~self.without_vector(sample, spans))
                 options: dict[str, Any] = {"layers": chosen, "pooling": pooling, "attention_window": attention_window}
-                expected = self.plain_vectors(sample, spans, **options)
-                require_finite(self.info, self.compute_dtype, expected, chosen)
+                expected = {site: self.plain_vectors(sample, spans, **options, site=site) for site in sites}
+                for plain in expected.values():
+                    require_finite(self.info, self.compute_dtype, plain, chosen[-len(plain) :])
+                options["sites"] = sites
 
                 def run(batching: str) -> Iterable[Pooled]:
                     self.batching = batching
@@ -158,14 +165,16 @@ class BatchedEncoder(Encoder):
         layers: Sequence[int],
         pooling: Pooling,
         attention_window: int | None = None,
+        site: str = RESIDUAL,
     ) -> NDArray[np.float32]:
-        """Return the vectors of spans as a plain script computes them: float32 [n_layers, n_spans, hidden_size].
+        """Return the vectors of spans as a plain script computes them: float32 [n_layers, n_spans, features].
 
         One sentence at a time, cut as `encode` cuts it; no batches, no hooks, one span after the other.
         """
-        vectors = np.empty((len(layers), len(spans.sentence), self.info.hidden_size), np.float32)
+        layers = [layer for layer in layers if layer or site == RESIDUAL]
+        vectors = np.empty((len(layers), len(spans.sentence), self.site_sizes([site])[site]), np.float32)
         for sentence in np.unique(spans.sentence).tolist():
-            states = self.plain_states(tokenized, sentence, attention_window)
+            states = self.plain_states(tokenized, sentence, attention_window, site)
             rows = np.flatnonzero(spans.sentence == sentence).tolist()
             for index, layer in enumerate(layers):
                 state = states[layer].float().cpu().numpy()
@@ -186,8 +195,10 @@ class BatchedEncoder(Encoder):
         return False
 
     @abstractmethod
-    def plain_states(self, tokenized: Tokenized, sentence: int, attention_window: int | None) -> Sequence[torch.Tensor]:
-        """Return all layers of one sentence from a slow, plain pass, each [n_subwords, hidden_size]."""
+    def plain_states(
+        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str
+    ) -> Mapping[int, torch.Tensor]:
+        """Return all layers of one sentence at a site from a slow, plain pass, each [n_subwords, features]."""
 
     @abstractmethod
     def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
@@ -214,17 +225,20 @@ class BatchedEncoder(Encoder):
         began = clock.mark()
         positions, forward = prepare(batch)
         rows, starts, lengths = work.spans_of(positions, before=self.n_before)
-        shape = len(work.layers), len(rows), self.info.hidden_size
-        pool = LayerPooling(work, starts, lengths, torch.empty(shape, dtype=self.dtype, device=self.device))
+        pool = LayerPooling(work, starts, lengths, self.device, self.dtype)
         prepared = clock.mark()
         forward(pool.receive)
         ran = clock.mark()
-        copy = self._copies.begin(leaving(pool.vectors, work.dtype), clock)
-        return RunningBatch(rows[pool.order], copy, began, prepared, ran, pool.marks, self.dtype)
+        copied = tuple(chain.from_iterable(leaving(vectors, work.dtype) for vectors in pool.vectors.values()))
+        copy = self._copies.begin(copied, clock)
+        return RunningBatch(rows[pool.order], copy, began, prepared, ran, pool.marks, self.dtype, tuple(work.sites))
 
 
 def _differences(
-    run: Callable[[str], Iterable[Pooled]], batchings: Sequence[str], expected: NDArray[np.float32], allowed: float
+    run: Callable[[str], Iterable[Pooled]],
+    batchings: Sequence[str],
+    expected: Mapping[str, NDArray[np.float32]],
+    allowed: float,
 ) -> dict[str, float]:
     """Return the relative differences of the batchings tried, up to the first one within the bound."""
     found: dict[str, float] = {}
@@ -274,12 +288,13 @@ def require_finite(info: ModelInfo, compute_dtype: str, expected: NDArray[np.flo
             )
 
 
-def largest_difference(passes: Iterable[Pooled], expected: NDArray[np.float32]) -> float:
-    """Return the largest difference between vectors and `expected`, relative to the largest value of the layer."""
-    scale = np.abs(expected).max(axis=(1, 2), initial=0)
+def largest_difference(passes: Iterable[Pooled], expected: Mapping[str, NDArray[np.float32]]) -> float:
+    """Return the largest difference from what is expected at each site, relative to the largest value of the layer."""
+    scales = {site: np.abs(plain).max(axis=(1, 2), initial=0) for site, plain in expected.items()}
     worst = 0.0
     for pooled in passes:
-        difference = np.abs(pooled.vectors.float().numpy() - expected[:, pooled.rows]).max(axis=(1, 2), initial=0)
+        plain, scale = expected[pooled.site], scales[pooled.site]
+        difference = np.abs(pooled.vectors.float().numpy() - plain[:, pooled.rows]).max(axis=(1, 2), initial=0)
         if not np.isfinite(difference).all():
             return float("inf")
         worst = max(worst, float((difference / np.where(scale > 0, scale, 1)).max(initial=0)))

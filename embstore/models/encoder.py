@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, check_whole
+from embstore.errors import InvalidValueError, ModelError, check_whole
+from embstore.store.layout import RESIDUAL, SITES
 
 Pooling = Literal["mean", "first", "last", "max"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -75,7 +76,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Vectors of some spans: `rows` int64 [n], the numbers of the spans; `vectors` [n_layers, n, hidden_size].
+    """Vectors of some spans at one site: `rows` int64 [n], the numbers of the spans; `vectors` [n_layers, n, features].
 
     `extremes`: float32 [2, n_layers], the minimum and maximum of each layer before the cast, NaN if a value is NaN;
     None if unknown. `computed`: the dtype before the cast; None if there was no cast.
@@ -85,6 +86,7 @@ class Pooled:
     vectors: torch.Tensor
     extremes: torch.Tensor | None = None
     computed: torch.dtype | None = None
+    site: str = RESIDUAL
 
 
 @dataclass
@@ -119,6 +121,11 @@ class Encoder(ABC):
     masks_attention: bool = False
 
     @property
+    def attention(self) -> Mapping[str, float]:
+        """Return "head_size", the features of a head, and "scaling", that of scores, where sites are known."""
+        return {}
+
+    @property
     def casts_on_device(self) -> bool:
         """Return whether `encode` should be given the stored `dtype`, because fewer bytes then leave the device."""
         return False
@@ -151,14 +158,15 @@ class Encoder(ABC):
         pooling: Pooling,
         batch_subwords: int,
         attention_window: int | None = None,
+        sites: Sequence[str] = (RESIDUAL,),
         dtype: torch.dtype | None = None,
     ) -> Iterator[Pooled]:
-        """Run the model over the sentences that have spans and yield the vector of each span once.
+        """Run the model over the sentences that have spans and yield the vector of each span once for each site.
 
-        Batches depend on the arguments alone, so the same call returns the same bits. Layers above the last one in
-        `layers` are not computed. `attention_window`: how many words away a word attends at every layer; None: the
-        whole sentence. `dtype`: vectors may be cast to it, unless it is wider, before they leave the device; without
-        it they have the compute dtype.
+        Of sites other than the residual stream the layers begin with 1. Batches depend on the arguments alone, so the
+        same call returns the same bits. Layers above the last one in `layers` are not computed. `attention_window`: how
+        many words away a word attends at every layer; None: the whole sentence. `dtype`: vectors may be cast to it,
+        unless it is wider, before they leave the device; without it they have the compute dtype.
         """
 
     @abstractmethod
@@ -169,6 +177,7 @@ class Encoder(ABC):
         layers: Sequence[int],
         pooling: Pooling,
         attention_window: int | None = None,
+        sites: Sequence[str] = (RESIDUAL,),
         equal_lengths: bool = False,
         longest: int | None = None,
     ) -> float:
@@ -190,6 +199,22 @@ class Encoder(ABC):
     @abstractmethod
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of the weights and of the activations of one batch, in bytes."""
+
+    def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
+        """Return the features of a vector at each of these sites, in the order of SITES.
+
+        Raises ModelError for a site that this model does not have.
+        """
+        return self._known_sizes(sites, {})
+
+    def _known_sizes(self, sites: Sequence[str], others: Mapping[str, int]) -> dict[str, int]:
+        sizes = {RESIDUAL: self.info.hidden_size, **others}
+        for site in sites:
+            if site not in sizes:
+                raise ModelError(
+                    f"{self.info.architecture} has no site {site}: only the site residual can be stored of it"
+                )
+        return {site: sizes[site] for site in SITES if site in sites}
 
     def without_vector(self, tokenized: Tokenized, spans: Spans) -> NDArray[np.bool_]:
         """Return which spans have no vector, bool [n_spans]; `encode` returns NaN for them."""

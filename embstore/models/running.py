@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError
 from embstore.models.batching import Batch
 from embstore.models.encoder import Pooled, Pooling, Spans, StageTimes, Tokenized, ragged_indices
+from embstore.store.layout import RESIDUAL
 
 _Indices = NDArray[np.int64]
 
@@ -91,7 +92,8 @@ class HostCopies:
 class SpanWork:
     """A call of `encode`: its arguments, and the sentences that have spans.
 
-    `starts`, `lengths`: int64 [n], the subwords of each such sentence, cut to the model's limit.
+    `sites`: the features of each site. `starts`, `lengths`: int64 [n], the subwords of each such sentence, cut to the
+    model's limit.
     """
 
     tokenized: Tokenized
@@ -100,12 +102,17 @@ class SpanWork:
     pooling: Pooling
     batch_subwords: int
     attention_window: int | None
+    sites: Mapping[str, int]
     dtype: torch.dtype | None
     clock: Stopwatch
     starts: _Indices
     lengths: _Indices
     first_span: _Indices
     n_spans: _Indices
+
+    def layers_of(self, site: str) -> tuple[int, ...]:
+        """Return the layers of a site: layer 0 has no block."""
+        return self.layers if site == RESIDUAL else tuple(layer for layer in self.layers if layer)
 
     def spans_of(self, batch: Batch, *, before: int) -> tuple[_Indices, _Indices, _Indices]:
         """Return the spans of a batch: their rows, their first positions in the batch, their lengths.
@@ -150,15 +157,21 @@ class LayerPooling:
     """Pools the spans of one batch in every layer, as the layers arrive, with the same index tensors.
 
     `starts`, `lengths`: int64 [n_spans], runs of positions of the batch, counted row after row. `vectors`: where the
-    result goes, [n_layers, n_spans, hidden_size]. `order`: int64 [n_spans], the span of each result; those of one
-    subword are first.
+    result goes, for each site [n_layers, n_spans, features]. `order`: int64 [n_spans], the span of each result; those
+    of one subword are first.
     """
 
-    def __init__(self, work: SpanWork, starts: _Indices, lengths: _Indices, vectors: torch.Tensor) -> None:
-        self._layers, self._mode, self._clock = work.layers, work.pooling, work.clock
-        self.vectors = vectors
+    def __init__(
+        self, work: SpanWork, starts: _Indices, lengths: _Indices, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._layers = {site: work.layers_of(site) for site in work.sites}
+        self._mode, self._clock = work.pooling, work.clock
+        self.vectors = {
+            site: torch.empty(len(self._layers[site]), len(starts), size, dtype=dtype, device=device)
+            for site, size in work.sites.items()
+        }
         self.marks: list[tuple[Any, Any]] = []
-        device, pooling = vectors.device, work.pooling
+        pooling = work.pooling
         one = lengths == 1
         if pooling in ("first", "last"):
             one = np.ones(len(lengths), np.bool_)
@@ -172,11 +185,13 @@ class LayerPooling:
         self._members = to_device(ragged_indices(starts[several], several_lengths), device)
         self._offsets = to_device(np.cumsum(several_lengths) - several_lengths, device)
 
-    def receive(self, layer: int, hidden: torch.Tensor) -> None:
-        """Pool the hidden states [..., features] of a layer, whose leading axes are the positions of the batch."""
+    def receive(self, layer: int, hidden: torch.Tensor, site: str = RESIDUAL) -> None:
+        """Pool the states [..., features] of a layer, whose leading axes are the positions of the batch."""
+        if site not in self.vectors:
+            return
         arrived = self._clock.mark()
         hidden = hidden.reshape(-1, hidden.shape[-1])
-        out = self.vectors[self._layers.index(layer)]
+        out = self.vectors[site][self._layers[site].index(layer)]
         torch.index_select(hidden, 0, self._single, out=out[: self._n_single])
         if self._n_single < len(out):
             out[self._n_single :] = torch.nn.functional.embedding_bag(
@@ -189,7 +204,8 @@ class LayerPooling:
 class RunningBatch:
     """A batch whose vectors are being copied to the host.
 
-    `rows`: int64 [n], its spans. `copy`: the vectors and, if requested, the extremes of each layer. `began`,
+    `rows`: int64 [n], its spans. `copy`: for each of `sites` the vectors and, if requested, the extremes of each layer.
+    `began`,
     `prepared`, `ran`: marks at the start of the work, of the forward pass and of the copy. `pools`: marks around the
     pooling of each layer. `computed`: the dtype before a cast.
     """
@@ -201,15 +217,18 @@ class RunningBatch:
     ran: Any
     pools: Sequence[tuple[Any, Any]] = ()
     computed: torch.dtype | None = None
+    sites: Sequence[str] = (RESIDUAL,)
 
-    def collect(self, clock: Stopwatch, times: StageTimes) -> Pooled:
+    def collect(self, clock: Stopwatch, times: StageTimes) -> Iterator[Pooled]:
         """Wait for the vectors and add up the times of the stages; preparing the inputs counts as copying."""
         pooling = sum(clock.seconds(start, stop) for start, stop in self.pools)
         times.copy += clock.seconds(self.copy.began, self.copy.ended) + clock.seconds(self.began, self.prepared)
         times.pool += pooling
         times.forward += clock.seconds(self.prepared, self.ran) - pooling
-        vectors, *extremes = self.copy.host
-        return Pooled(self.rows, vectors, extremes[0] if extremes else None, self.computed)
+        each = len(self.copy.host) // len(self.sites)
+        for number, site in enumerate(self.sites):
+            vectors, *extremes = self.copy.host[number * each : (number + 1) * each]
+            yield Pooled(self.rows, vectors, extremes[0] if extremes else None, self.computed, site)
 
 
 def collect(
@@ -221,9 +240,9 @@ def collect(
         if batch is not None:
             waiting.append(batch)
         while len(waiting) > (ahead if batch is not None else 0):
-            yield waiting.popleft().collect(clock, times)
+            yield from waiting.popleft().collect(clock, times)
     while waiting:
-        yield waiting.popleft().collect(clock, times)
+        yield from waiting.popleft().collect(clock, times)
 
 
 def leaving(vectors: torch.Tensor, dtype: torch.dtype | None) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, StoreDamagedError, quoted
 from embstore.store.index import Index
-from embstore.store.layout import CHUNK_ROWS, Layout
+from embstore.store.layout import CHUNK_ROWS, RESIDUAL, Layout
 from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.storage.files import crc32c
 from embstore.store.vectors import BFLOAT16_NAN, INT8_FILL, SCALE_DTYPE, STORAGE_DTYPE
@@ -28,6 +28,7 @@ _Kinds = Mapping[str, tuple[str, tuple[str, ...]]]
 
 _FROZEN: _Kinds = {
     "layer": ("<i4", ("layer",)),
+    "block": ("<i4", ("block",)),
     "center": ("<f4", ("layer", "feature")),
     "occurrences/type": ("<i4", ("occurrence",)),
     "occurrences/sentence": ("<i8", ("occurrence",)),
@@ -51,7 +52,10 @@ _LABEL: _Kinds = {
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array. `shard` and `chunk` are shapes; a frozen array that is one plain chunk has equal ones."""
+    """One array. `shard` and `chunk` are shapes; a frozen array that is one plain chunk has equal ones.
+
+    `first`: the number of its first partition, for an array that is written a partition at a time.
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -61,6 +65,12 @@ class ArraySpec:
     shard: tuple[int, ...]
     chunk: tuple[int, ...]
     attributes: Mapping[str, Any]
+    first: int = 0
+
+    @property
+    def is_payload(self) -> bool:
+        """Whether the array is written a partition at a time."""
+        return "occurrence" in self.dims[1:]
 
 
 def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
@@ -90,20 +100,28 @@ def frozen_spec(path: str, shape: tuple[int, ...]) -> ArraySpec:
     return ArraySpec(path, shape, dtype, dims, fill, shard, chunk, {})
 
 
-def payload_specs(metadata: Metadata) -> list[ArraySpec]:
-    """Return the specs of the arrays that are written a partition at a time."""
-    layers, rows, features = len(metadata.layers), metadata.n_rows, metadata.hidden_size
-    dtype = metadata.dtype
+def payload_specs(metadata: Metadata, partition: int | None = None) -> list[ArraySpec]:
+    """Return the specs of the arrays that are written a partition at a time, or of those that one partition is of."""
+    layouts = metadata.layouts
+    if partition is not None:
+        layouts = (layouts[partition // layouts[0].n_partitions],)
+    return [spec for layout in layouts for spec in _site_specs(metadata, layout)]
+
+
+def _site_specs(metadata: Metadata, layout: Layout) -> list[ArraySpec]:
+    layers, rows, features = len(layout.layers), layout.n_rows, layout.hidden_size
+    is_residual, dtype = layout.site == RESIDUAL, layout.dtype
     fill: int | float = {"bfloat16": BFLOAT16_NAN, "int8": INT8_FILL}.get(dtype, np.nan)
     vectors = ArraySpec(
-        path="hidden_states",
+        path=layout.vectors,
         shape=(layers, rows, features),
         dtype=STORAGE_DTYPE[dtype],
-        dims=("layer", "occurrence", "feature"),
+        dims=("layer", "occurrence", "feature") if is_residual else ("block", "occurrence", f"{layout.site}_feature"),
         fill=fill,
         shard=(layers, metadata.partition_rows, features),
         chunk=(1, CHUNK_ROWS, features),
         attributes={"embstore_dtype": dtype, "embstore_fingerprint": metadata.fingerprint},
+        first=layout.first,
     )
     if dtype != "int8":
         return [vectors]
@@ -142,10 +160,13 @@ def commit_record(n_rows: int, crc: int) -> Records:
 
 
 def committed(records: Records, layout: Layout) -> NDArray[np.bool_]:
-    """Return which partitions are committed: their records [partition, 2] are complete and have their rows."""
-    n_rows = np.full(layout.n_partitions, layout.partition_rows, np.uint64)
+    """Return which partitions are committed: their records [partition, 2] are complete and have their rows.
+
+    `records`: of one site, or of all sites of a store.
+    """
+    n_rows = np.full(len(records), layout.partition_rows, np.uint64)
     start, stop = layout.span(layout.n_partitions - 1)
-    n_rows[-1] = stop - start
+    n_rows[layout.n_partitions - 1 :: layout.n_partitions] = stop - start
     crc, complement = records[:, 1] & np.uint64(_LOW_BITS), records[:, 1] >> np.uint64(32)
     complete: NDArray[np.bool_] = (records[:, 0] == n_rows) & (crc ^ complement == _LOW_BITS)
     return complete
@@ -178,6 +199,8 @@ def frozen_arrays(
     """Return all arrays that are written once, in their stored dtypes; `words` is (indptr, occurrences)."""
     arrays = index.arrays()
     arrays["layer"] = np.array(metadata.layers, np.int32)
+    if set(metadata.sites) - {RESIDUAL}:
+        arrays["block"] = np.array(metadata.blocks, np.int32)
     arrays["types/indptr"], arrays["types/occurrences"] = words
     if center is not None:
         arrays["center"] = center

@@ -15,6 +15,8 @@ SHARD_NBYTES = 256 * 2**20
 SMALL_SHARD_NBYTES = 64 * 2**20
 FEW_SHARDS = 8
 CHUNK_ROWS = 256
+RESIDUAL = "residual"
+SITES = (RESIDUAL, "attention_output", "head_output", "mlp_output", "query", "key", "value")
 ITEM_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
@@ -22,9 +24,10 @@ _NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of a store, and which rows each partition has.
+    """The shape of one site of a store, and which rows each partition has.
 
-    A partition is exactly one shard: rows `[k * partition_rows, (k + 1) * partition_rows)` of all layers.
+    A partition is exactly one shard: rows `[k * partition_rows, (k + 1) * partition_rows)` of all layers. Partitions
+    are numbered over all sites of a store, one site after the other: `first` is the number of the site's first.
     """
 
     n_rows: int
@@ -32,27 +35,26 @@ class Layout:
     hidden_size: int
     dtype: str
     partition_rows: int
+    site: str = RESIDUAL
+    first: int = 0
 
     @classmethod
     def of(cls, *, n_rows: int, layers: tuple[int, ...], hidden_size: int, dtype: str) -> Layout:
-        """Choose `partition_rows`: the largest power of two with a shard of at most 256 MiB, and no more than needed.
+        """Return the layout of the residual stream with the partition size of `partition_rows`."""
+        return cls(n_rows, layers, hidden_size, dtype, partition_rows(n_rows, len(layers) * hidden_size, dtype))
 
-        A store of less than 2 GiB has smaller shards, an eighth of it but at least 64 MiB, because the last shard is
-        written while nothing else is left to do.
-        """
-        row_nbytes = len(layers) * hidden_size * ITEM_NBYTES[dtype]
-        nbytes = min(SHARD_NBYTES, max(SMALL_SHARD_NBYTES, n_rows * row_nbytes // FEW_SHARDS))
-        fitting = max(CHUNK_ROWS, 1 << (max(nbytes // row_nbytes, 1).bit_length() - 1))
-        needed = max(CHUNK_ROWS, 1 << max(n_rows - 1, 0).bit_length())
-        return cls(n_rows, layers, hidden_size, dtype, min(fitting, needed))
+    @property
+    def vectors(self) -> str:
+        """The name of the array that holds the vectors."""
+        return "hidden_states" if self.site == RESIDUAL else self.site
 
     @property
     def n_partitions(self) -> int:
         return -(-self.n_rows // self.partition_rows)
 
     def span(self, partition: int) -> tuple[int, int]:
-        """Return the rows `[start, stop)` of a partition."""
-        start = partition * self.partition_rows
+        """Return the rows `[start, stop)` of a partition, which may be one of another site."""
+        start = partition % self.n_partitions * self.partition_rows
         return start, min(start + self.partition_rows, self.n_rows)
 
     @property
@@ -63,6 +65,19 @@ class Layout:
     @property
     def partition_nbytes(self) -> int:
         return self.partition_rows * self.row_nbytes
+
+
+def partition_rows(n_rows: int, n_features: int, dtype: str) -> int:
+    """Choose the rows of a partition: the largest power of two of at most 256 MiB, and no more than needed.
+
+    `n_features`: of a row, in all layers and sites. A store of less than 2 GiB has smaller partitions, an eighth of it
+    but at least 64 MiB, because the last one is written while nothing else is left to do.
+    """
+    row_nbytes = n_features * ITEM_NBYTES[dtype]
+    nbytes = min(SHARD_NBYTES, max(SMALL_SHARD_NBYTES, n_rows * row_nbytes // FEW_SHARDS))
+    fitting = max(CHUNK_ROWS, 1 << (max(nbytes // row_nbytes, 1).bit_length() - 1))
+    needed = max(CHUNK_ROWS, 1 << max(n_rows - 1, 0).bit_length())
+    return min(fitting, needed)
 
 
 def resolve_layer(layer: Any, stored: Sequence[int], *, absent: str = "is not stored") -> int:

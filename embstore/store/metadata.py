@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError, check_whole
-from embstore.store.layout import CHUNK_ROWS, ITEM_NBYTES, Layout
+from embstore.store.layout import CHUNK_ROWS, ITEM_NBYTES, RESIDUAL, SITES, Layout
 from embstore.store.storage.files import REPAIR_HINT, crc32c
 
 FORMAT_VERSION = 1
@@ -36,8 +37,9 @@ class Metadata:
 
     `model`: the fields of ModelInfo. `corpus`: name, format, sha256, n_sentences, n_words, and the reader's options.
     `extraction`: unit, pooling, keep (which occurrences), max_length, context_window, attention_window, batching,
-    batch_subwords, compute_dtype, seed. `software`: the versions of the packages that began the store, which are not
-    part of the provenance.
+    batch_subwords, compute_dtype, seed. `sites`: the sites that are stored and the features of a vector of each, in the
+    order of SITES; empty: the residual stream alone, whose vectors have `hidden_size` features. `software`: the
+    versions of the packages that began the store, which are not part of the provenance.
     """
 
     n_rows: int
@@ -51,10 +53,49 @@ class Metadata:
     dropped: tuple[Dropped, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+    sites: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layout of each site. Layer 0 has no block, and is stored of the residual stream only."""
+        n_parts = -(-self.n_rows // self.partition_rows)
+        return tuple(
+            Layout(
+                n_rows=self.n_rows,
+                layers=self.layers if site == RESIDUAL else self.blocks,
+                hidden_size=size,
+                dtype=self.dtype,
+                partition_rows=self.partition_rows,
+                site=site,
+                first=number * n_parts,
+            )
+            for number, (site, size) in enumerate((self.sites or {RESIDUAL: self.hidden_size}).items())
+        )
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.n_rows, self.layers, self.hidden_size, self.dtype, self.partition_rows)
+        """The layout of the residual stream or, where it is not stored, of the first site."""
+        return self.layouts[0]
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The layers that are the output of a block."""
+        return tuple(layer for layer in self.layers if layer)
+
+    @property
+    def n_partitions(self) -> int:
+        """The partitions of all sites."""
+        return sum(layout.n_partitions for layout in self.layouts)
+
+    @property
+    def n_features(self) -> int:
+        """The numbers of one row in all layers and sites."""
+        return sum(len(layout.layers) * layout.hidden_size for layout in self.layouts)
+
+    @property
+    def row_nbytes(self) -> int:
+        """The bytes of one row in all layers and sites."""
+        return self.n_features * ITEM_NBYTES[self.dtype]
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -65,7 +106,7 @@ class Metadata:
             fields[part].pop(name, None)
         return fields
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the provenance; stored with the vectors too, to identify them when the metadata are damaged."""
         return hashlib.sha256(canonical(self.provenance)).hexdigest()
@@ -91,6 +132,8 @@ def as_json(metadata: Metadata) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(canonical(asdict(metadata)))
     except (TypeError, ValueError) as error:
         raise InvalidValueError(f"the metadata cannot be written as JSON: {error}") from error
+    if not fields["sites"]:
+        del fields["sites"]
     return fields
 
 
@@ -135,7 +178,11 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
         given: dict[str, Any] = {name: kind(fields[name]) for name, kind in kinds.items()}
         for name in ("model", "corpus", "extraction", "software", "format_version"):
             given[name] = fields[name]
-        metadata = Metadata(layers=tuple(int(layer) for layer in fields["layers"]), dropped=dropped, **given)
+        sizes = fields.get("sites", {})
+        sites = {site: int(sizes[site]) for site in sorted(sizes, key=SITES.index)}
+        metadata = Metadata(
+            sites=sites, layers=tuple(int(layer) for layer in fields["layers"]), dropped=dropped, **given
+        )
         check_metadata(metadata)
         arrays = {
             name: StoredArray(tuple(int(size) for size in item["shape"]), int(item["crc32c"]))
@@ -164,12 +211,30 @@ def check_metadata(metadata: Metadata) -> None:
         check_whole(name, getattr(metadata, name), 1, MAX_SIZE)
     if metadata.partition_rows < CHUNK_ROWS or metadata.partition_rows % CHUNK_ROWS:
         raise InvalidValueError(f"partition_rows must be a multiple of {CHUNK_ROWS}, not {metadata.partition_rows}")
-    check_whole("the size of a partition", metadata.layout.partition_nbytes, 1, MAX_PARTITION_NBYTES, unit="bytes")
-    if metadata.layout.n_partitions > MAX_PARTITIONS:
+    _check_sites(metadata)
+    nbytes = metadata.row_nbytes * metadata.partition_rows
+    check_whole("the size of a partition", nbytes, 1, MAX_PARTITION_NBYTES, unit="bytes")
+    if metadata.n_partitions > MAX_PARTITIONS:
         raise InvalidValueError(
-            f"{metadata.n_rows} rows in partitions of {metadata.partition_rows} are {metadata.layout.n_partitions} "
+            f"{metadata.n_rows} rows in partitions of {metadata.partition_rows} are {metadata.n_partitions} "
             f"partitions, more than {MAX_PARTITIONS}: choose larger ones"
         )
     for part, key in (("model", "name"), ("corpus", "name"), ("extraction", "unit")):
         if not isinstance(getattr(metadata, part).get(key), str):
             raise InvalidValueError(f"the metadata must have a string {part}.{key}")
+
+
+def _check_sites(metadata: Metadata) -> None:
+    sites = metadata.sites
+    if list(sites) != [site for site in SITES if site in sites]:
+        raise InvalidValueError(
+            f"the sites {list(sites)} are not known: choose among {', '.join(SITES)}, in this order"
+        )
+    for site, size in sites.items():
+        check_whole(f"the features of {site}", size, 1, MAX_SIZE)
+    if sites and metadata.dtype == "int8":
+        raise InvalidValueError(
+            "int8 is possible for the residual stream alone: choose another dtype, or no other site"
+        )
+    if set(sites) - {RESIDUAL} and not metadata.blocks:
+        raise InvalidValueError("layer 0 comes before the first block and has no other site: choose layers from 1 on")

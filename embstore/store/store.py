@@ -26,11 +26,11 @@ from embstore.errors import (
 )
 from embstore.html import html_table
 from embstore.store.arrays import committed
-from embstore.store.backend import Reader, open_reader
+from embstore.store.backend import SUFFIXES, Reader, open_reader
 from embstore.store.check.consistency import column_faults
 from embstore.store.conditions import Condition, parse_conditions, row_numbers, selected_rows
 from embstore.store.index import Index, Labels, TypeIndex
-from embstore.store.layout import Layout, resolve_layer, resolve_layers
+from embstore.store.layout import RESIDUAL, Layout, resolve_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.gather import RESUME, Gatherer
 from embstore.store.reading.scan import BLOCK_NBYTES, DENSE, Checksums, Snapshot, scan_blocks
@@ -52,10 +52,12 @@ def open_store(
     *,
     cache: str | os.PathLike[str] | None = None,
     verify: Literal["lazy"] | None = None,
+    site: str | None = None,
 ) -> Store:
     """Open a store for reading; an unfinished store is opened with an UnfinishedStoreWarning.
 
-    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://. `cache`: a folder for
+    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://. `site`: which vectors are read,
+    see `Store.site`; it may also follow the path: "name.zarr#query". `cache`: a folder for
     local copies of a remote store's shards, each downloaded whole when it is first needed. The default is the
     environment variable EMBSTORE_CACHE; without either, rows are requested one by one and not kept. `verify`: with
     "lazy" the index, and each partition before a row of it is first read, are compared with their checksums; a remote
@@ -63,9 +65,11 @@ def open_store(
     then read as other numbers, until `embstore.verify` is run.
 
     Raises StoreNotFoundError, StoreFormatError for a path that is no store or one of a newer format,
-    StoreDamagedError, StorageError.
+    InvalidValueError for a site that is not stored, StoreDamagedError, StorageError.
     """
-    store = Store(open_reader(parse_location(path), cache=cache_folder(cache)), verify=verify)
+    if isinstance(path, str) and site is None and path.partition("#")[0].endswith(SUFFIXES):
+        path, _, site = path.partition("#")
+    store = Store(open_reader(parse_location(path), cache=cache_folder(cache)), verify=verify, site=site or None)
     if store.n_committed_rows < store.n_rows:
         missing = int((~store.committed).sum())
         warnings.warn(
@@ -84,10 +88,11 @@ class Store:
     """A store of hidden states, open for reading. Made by `embstore.open`; only committed rows can be read.
 
     `layers`: the numbers of the stored layers. `n_rows`: one row for each occurrence. `vector_dtype`: the dtype of
-    the vectors that are returned, the stored one for float32 and float16, float32 for bfloat16 and int8.
+    the vectors that are returned, the stored one for float32 and float16, float32 for bfloat16 and int8. `sites`: what
+    is stored, see `site`; the residual stream is read unless another site is chosen.
     """
 
-    def __init__(self, reader: Reader, *, verify: Literal["lazy"] | None = None) -> None:
+    def __init__(self, reader: Reader, *, verify: Literal["lazy"] | None = None, site: str | None = None) -> None:
         if verify not in (None, "lazy"):
             raise InvalidValueError(f'verify must be "lazy" or None, not {quoted(verify)}')
         self._reader = reader
@@ -97,7 +102,8 @@ class Store:
         self.path: Path | ObjectPath = reader.path
         self.cache: Path | None = reader.cache
         self.metadata: Metadata = reader.metadata
-        self.layout: Layout = reader.metadata.layout
+        self.sites: tuple[str, ...] = tuple(layout.site for layout in reader.metadata.layouts)
+        self.layout: Layout = self._layout_of(site)
         self.layers: tuple[int, ...] = self.layout.layers
         self.n_rows: int = self.layout.n_rows
         self.hidden_size: int = self.layout.hidden_size
@@ -107,7 +113,8 @@ class Store:
 
     def __repr__(self) -> str:
         shape = f"{len(self.layers)} layers x {self.n_rows:,} rows x {self.hidden_size}"
-        return f"<Store {self.path}: {shape} {self.dtype}>"
+        site = "" if len(self.sites) == 1 else f"{self.layout.site} of {len(self.sites)} sites, "
+        return f"<Store {self.path}: {site}{shape} {self.dtype}>"
 
     def _repr_html_(self) -> str:
         return html_table(_facts(self, self.layers).items(), f"Store {self.path}")
@@ -117,30 +124,61 @@ class Store:
 
     def __reduce__(self) -> tuple[Any, ...]:
         path = self.path.absolute() if isinstance(self.path, Path) else self.path  # the reader may run elsewhere
-        return _reopen, (path, self.cache, self._verify, self._added_labels)
+        return _reopen, (path, self.cache, self._verify, self.layout.site, self._added_labels)
+
+    def _layout_of(self, site: str | None) -> Layout:
+        layouts = self.metadata.layouts
+        found = layouts[:1] if site is None else [layout for layout in layouts if layout.site == site]
+        if not found:
+            raise InvalidValueError(
+                f"{self.path} has no site {quoted(site)}: it has {', '.join(self.sites)}; others need an extraction "
+                "with --sites"
+            )
+        return found[0]
+
+    def site(self, name: str) -> Store:
+        """Return the same store with the vectors of another site, for every query and analysis.
+
+        `name`: one of `sites`: "residual", the hidden states; of the block that computes layer l, "query", "key" and
+        "value" as they enter attention, "head_output" (of all heads, one after the other, before the output
+        projection), and "attention_output" and "mlp_output", which are added to the residual stream. Their layers
+        begin with 1, and vectors have the size of the site.
+
+        Raises InvalidValueError for a site that is not stored.
+        """
+        if name == self.layout.site:
+            return self
+        store = Store(self._reader, verify=self._verify, site=self._layout_of(name).site)
+        store._added_labels = self._added_labels
+        return store
 
     def refresh(self) -> None:
         """Read the commit records again, so that rows written by another process since then can be read."""
-        records = self._reader.commits()
+        first = self.layout.first
+        records_of_all = self._reader.commits()
+        self._is_committed = bool(committed(records_of_all, self.layout).all())
+        records = records_of_all[first : first + self.layout.n_partitions]
         if self._records is not None and not np.array_equal(self._records, records):
             self._reader.forget()
         self._records = records
         self.committed: NDArray[np.bool_] = committed(records, self.layout)
         self.n_committed_rows: int = int(records[self.committed, 0].sum())
-        checksums = Checksums(self._reader, records) if self._verify else None
+        checksums = Checksums(self._reader, records, first=first) if self._verify else None
         self.snapshot = Snapshot(self._reader, self.layout, self.committed, self.center, checksums)
         self._gatherer = Gatherer(self.snapshot)
 
     @property
     def finished(self) -> bool:
-        """Whether every row is written and the writer has completed the store."""
-        return self.n_committed_rows == self.n_rows and self._reader.is_tidy()
+        """Whether every row of every site is written and the writer has completed the store."""
+        return self._is_committed and self._reader.is_tidy()
 
     @property
     def digest(self) -> str:
         """SHA-256 of the metadata and commit records; changes whenever any vector changes."""
         center = self._reader.arrays.get("center")
         made = f"{self.metadata.fingerprint} {None if center is None else center.crc32c} "
+        if self.layout.site != RESIDUAL:
+            made += f"{self.layout.site} "
         assert self._records is not None
         return hashlib.sha256(made.encode() + self._records.astype("<u8").tobytes()).hexdigest()
 
@@ -260,7 +298,7 @@ class Store:
             "n_types": len(self.index.words),
             "n_sentences": len(self.index.texts),
             "labels": {name: len(column.names) for name, column in self.index.labels.items()},
-            "nbytes": self.n_rows * self.layout.row_nbytes,
+            "nbytes": self.n_rows * self.metadata.row_nbytes,
         }
 
     def gather(
@@ -497,10 +535,10 @@ def cache_folder(cache: str | os.PathLike[str] | None) -> Path | None:
 
 
 def _reopen(
-    path: Path | ObjectPath, cache: Path | None, verify: Literal["lazy"] | None, labels: dict[str, Labels]
+    path: Path | ObjectPath, cache: Path | None, verify: Literal["lazy"] | None, site: str, labels: dict[str, Labels]
 ) -> Store:
     """Open a pickled store in another process, without a second warning."""
-    store = Store(open_reader(path, cache=cache), verify=verify)
+    store = Store(open_reader(path, cache=cache), verify=verify, site=site)
     store._added_labels = labels
     return store
 
@@ -511,6 +549,7 @@ def _facts(store: Store, layers: Sequence[int]) -> dict[str, str]:
     return {
         "Model": str(store.metadata.model["name"]),
         "Corpus": str(store.metadata.corpus["name"]),
+        **({"Site": f"{store.layout.site} (of {', '.join(store.sites)})"} if len(store.sites) > 1 else {}),
         "Layers": _ranges(layers),
         "Rows": f"{store.n_rows:,}{progress}",
         "Hidden size": f"{store.hidden_size:,}",

@@ -231,10 +231,10 @@ class StoreWriter:
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write a partition and commit it; both are durable when this returns. May be called from any thread.
 
-        In a bucket the record follows within seconds, or is found again by the shard. `arrays`: "hidden_states"
-        [layer, n, feature] in the storage dtype (bfloat16 as its uint16 bits), n the rows of the partition; for int8
-        also "scale" float32 [layer, n]. Raises InvalidValueError for other arrays or a committed partition,
-        StorageError where the disk is full: then nothing is committed.
+        In a bucket the record follows within seconds, or is found again by the shard. `arrays`: "hidden_states", or the
+        site of the partition, [layer, n, feature] in the storage dtype (bfloat16 as its uint16 bits), n the rows of the
+        partition; for int8 also "scale" float32 [layer, n]. Raises InvalidValueError for other arrays or a committed
+        partition, StorageError where the disk is full: then nothing is committed.
         """
         n_rows = check_partition(self.metadata, partition, arrays)
         with self._mutex, storing(self.path):
@@ -306,11 +306,10 @@ class StoreWriter:
 
 def check_partition(metadata: Metadata, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int:
     """Return the number of rows of a partition; raise InvalidValueError where the arrays are not its own."""
-    layout = metadata.layout
-    if not 0 <= partition < layout.n_partitions:
-        raise InvalidValueError(f"there is no partition {partition}: the store has {layout.n_partitions}")
-    start, stop = layout.span(partition)
-    specs = {spec.path: spec for spec in payload_specs(metadata)}
+    if not 0 <= partition < metadata.n_partitions:
+        raise InvalidValueError(f"there is no partition {partition}: the store has {metadata.n_partitions}")
+    start, stop = metadata.layout.span(partition)
+    specs = {spec.path: spec for spec in payload_specs(metadata, partition)}
     if set(arrays) != set(specs):
         raise InvalidValueError(f"a partition holds {sorted(specs)}, not {sorted(arrays)}")
     for name, spec in specs.items():

@@ -13,6 +13,7 @@ import torch
 from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
 
 HIDDEN_SIZE = 8
+SIZES = {"residual": HIDDEN_SIZE, "query": 6, "value": 2}
 LAYERS = 3
 
 
@@ -78,6 +79,7 @@ class FakeEncoder(Encoder):
         layers: Sequence[int],
         pooling: Pooling,
         batch_subwords: int,
+        sites: Sequence[str] = ("residual",),
         **_: Any,
     ) -> Iterator[Pooled]:
         order = np.random.default_rng(self._shuffle_seed).permutation(len(spans.sentence))
@@ -95,7 +97,13 @@ class FakeEncoder(Encoder):
                     vectors[row, column] = span_vector(
                         spelled, int(spans.start[span]), int(spans.stop[span]), layer=layer, pooling=pooling
                     )
-            yield Pooled(batch.astype(np.int64), torch.from_numpy(vectors))
+            for site in sites:
+                of_site = site_vectors(vectors, site)
+                of_site = of_site if site == "residual" else of_site[[bool(layer) for layer in layers]]
+                yield Pooled(batch.astype(np.int64), torch.from_numpy(of_site), site=site)
+
+    def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
+        return self._known_sizes(sites, SIZES)
 
     def self_check(self, tokenized: Tokenized, *, layers: Sequence[int], pooling: Pooling, **_: Any) -> float:
         return 0.0
@@ -105,6 +113,11 @@ class FakeEncoder(Encoder):
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         return 1 << 20
+
+
+def site_vectors(vectors: np.ndarray, site: str) -> np.ndarray:
+    """The vectors of another site, worked out from those of the residual stream [..., feature]."""
+    return vectors if site == "residual" else -vectors[..., : SIZES[site]]
 
 
 def piece_vector(piece: str, place: int, sentence: Sequence[str], *, layer: int) -> np.ndarray:

@@ -18,7 +18,7 @@ class Pass:
 
     def collect(self, clock, times):
         self.log.append(("collect", self.number))
-        return self.number
+        return [self.number]
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,7 @@ def encode_word(
     start, stop = (int(tokenized.word_indptr[number]) for number in (position, position + 1))
     options: dict[str, Any] = {"layers": [layer], "pooling": made["pooling"]}
     options["attention_window"] = made.get("attention_window")
+    options["sites"] = [store.layout.site]
     spans = Spans(*(np.array([number], np.int64) for number in (0, start, stop)))
     if stop == start or encoder.without_vector(tokenized, spans)[0]:
         raise InvalidValueError(

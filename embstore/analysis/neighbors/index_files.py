@@ -36,6 +36,7 @@ from embstore.errors import (
 )
 from embstore.store import Store
 from embstore.store.backend import is_file
+from embstore.store.layout import RESIDUAL
 from embstore.store.metadata import canonical, document_crc32c
 from embstore.store.storage.files import (
     crc32c_of_file,
@@ -116,7 +117,8 @@ def folder_of(store: Store) -> Path:
         raise InvalidValueError(
             f"{store.path} cannot have an index, which needs a store on a disk: search without one, or copy the store"
         )
-    return store.path.with_name(f"{store.path.name}.index") if is_file(store.path) else store.path / INDEXES
+    folder = store.path.with_name(f"{store.path.name}.index") if is_file(store.path) else store.path / INDEXES
+    return folder if store.layout.site == RESIDUAL else folder / f".{store.layout.site}"
 
 
 def building_folder(folder: Path) -> Path:

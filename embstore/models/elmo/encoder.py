@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,13 +84,15 @@ class ElmoEncoder(BatchedEncoder):
                 states = [layer.zero_state(0) for layer in self.network.layers]
             yield self._run_plain_batch(batch, chosen, states) if len(batch) else []
 
-    def plain_states(self, tokenized: Tokenized, sentence: int, attention_window: int | None) -> Sequence[torch.Tensor]:
+    def plain_states(
+        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str
+    ) -> Mapping[int, torch.Tensor]:
         """Return all layers of one sentence, without reuse of words, each [n_words, hidden_size]."""
         begin, end = CHARACTERS.sentence_words
         first, last = tokenized.sentence_bounds[sentence : sentence + 2]
         words = [begin, *map(self._words.word, tokenized.ids[first:last].tolist()), end]
         layers = plain_layers(self.network, torch.from_numpy(spell(words, width=self.options.max_characters)))
-        return [layer[1:-1] for layer in layers]
+        return {number: layer[1:-1] for number, layer in enumerate(layers)}
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of the weights, of distinct words and of the activations of one batch."""

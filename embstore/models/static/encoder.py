@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -68,7 +68,9 @@ class StaticEncoder(BatchedEncoder):
             empty[several] = self.table.phrases(tokenized.ids, starts[several], lengths[several]) < 0
         return empty
 
-    def plain_states(self, tokenized: Tokenized, sentence: int, attention_window: int | None) -> Sequence[torch.Tensor]:
+    def plain_states(
+        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str
+    ) -> Mapping[int, torch.Tensor]:
         """Return the vectors of a sentence's subwords, each looked up for itself: one layer [n_subwords, hidden_size].
 
         In a bag each is the sum of the vectors of all subwords that have one, divided by their number.
@@ -80,7 +82,7 @@ class StaticEncoder(BatchedEncoder):
         if self.bag:
             known = [vector for vector in found if vector is not None]
             vectors = [sum(known, torch.zeros_like(none)) / len(known) if known else none] * len(found)
-        return [torch.stack(vectors)]
+        return {0: torch.stack(vectors)}
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of the vectors read so far and of one batch."""

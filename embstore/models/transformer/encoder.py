@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ from embstore.models.transformer.selfcheck import (
     with_long_sentences,
 )
 from embstore.models.transformer.varlen import varlen_attention
+from embstore.store.layout import RESIDUAL
 
 
 class TransformerEncoder(BatchedEncoder):
@@ -47,6 +48,11 @@ class TransformerEncoder(BatchedEncoder):
         self.causal = self.network.inputs.causal
         self.n_specials = self.network.inputs.specials.count
         self.n_before = len(self.network.inputs.specials.prefix)
+
+    @property
+    def attention(self) -> Mapping[str, float]:
+        """Return the features of a head and the scaling of scores; see `Encoder.attention`."""
+        return self.network.sites.attention
 
     @property
     def batch_depends_on_memory(self) -> bool:
@@ -82,8 +88,14 @@ class TransformerEncoder(BatchedEncoder):
         """Run batches through the model as transformers loads it; returns False if they already do."""
         return self.network.drop_packed()
 
-    def plain_states(self, tokenized: Tokenized, sentence: int, attention_window: int | None) -> Sequence[torch.Tensor]:
-        """Return all layers of one sentence, without special subwords, each [n_subwords, hidden_size].
+    def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
+        """Return the features of a vector at each site; see `Encoder.site_sizes`."""
+        return self._known_sizes(sites, self.network.sites.sizes if set(sites) - {RESIDUAL} else {})
+
+    def plain_states(
+        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str
+    ) -> Mapping[int, torch.Tensor]:
+        """Return all layers of one sentence at a site, without special subwords, each [n_subwords, features].
 
         One call of the model with `output_hidden_states=True`. The mask of an attention window is written row by row.
         """
@@ -94,8 +106,15 @@ class TransformerEncoder(BatchedEncoder):
             n_subwords = np.diff(tokenized.word_indptr[first : last + 1])
             words = np.repeat(np.arange(len(n_subwords)), n_subwords)[: len(ids)]
             inputs["attention_mask"] = window_mask(self.network.inputs, words, attention_window)
-        states = self.network.model(**inputs, output_hidden_states=True).hidden_states
-        return [state[0, self.n_before : self.n_before + len(ids)] for state in states]
+        states: dict[int, torch.Tensor] = {}
+        if site == RESIDUAL:
+            states.update(enumerate(self.network.model(**inputs, output_hidden_states=True).hidden_states))
+        else:
+            every = range(1, self.info.num_hidden_layers + 1)
+            with self.network.sites.reading([site], every, lambda layer, state, _: states.update({layer: state})):
+                self.network.model(**inputs)
+        own = slice(self.n_before, self.n_before + len(ids))
+        return {layer: state.flatten(0, -2)[own] for layer, state in states.items()}
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
         """Estimate the memory of the weights and of the activations of one batch, from above."""
@@ -111,6 +130,7 @@ class TransformerEncoder(BatchedEncoder):
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
         reach, how, network = work.attention_window, cast(Batching, self.batching), self.network
         window = None if reach is None else WordWindow.of(work.tokenized, reach)
+        inner = [site for site in work.sites if site != RESIDUAL]
         if window is not None and how == "varlen":
             raise InvalidValueError("sentences end to end have no mask for an attention window; use another batching")
 
@@ -119,7 +139,11 @@ class TransformerEncoder(BatchedEncoder):
             inputs = network.inputs.batch(batch, work.tokenized.ids, starts, lengths, how, window)
 
             def forward(receive: Any) -> None:
-                with varlen_attention(network.fast_tap.model) if how == "varlen" else nullcontext():
+                with ExitStack() as stack:
+                    if how == "varlen":
+                        stack.enter_context(varlen_attention(network.fast_tap.model))
+                    if inner:
+                        stack.enter_context(network.fast_sites.reading(inner, work.layers, receive))
                     network.fast_tap.run(inputs, work.layers, receive)
 
             return batch, forward

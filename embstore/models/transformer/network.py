@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,12 @@ from embstore.models.transformer.probing import (
     probe_inputs,
     vocabulary_of,
 )
+from embstore.models.transformer.sites import SiteTap, find_sites
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.models.transformer.varlen import accepts_sentence_bounds
 
 BATCHES_AHEAD = 2  # batches that a GPU is given before an earlier one is fetched
+SITE_SUBWORDS = 24  # of the sentence on which sites are checked
 _SHORT_SUBWORDS = 5  # of a sentence that is run to see what the model does
 
 
@@ -63,10 +66,23 @@ class Network:
             final_norm=self.tap.final_norm,
         )
 
+    @cached_property
+    def sites(self) -> SiteTap:
+        """What the parts of the blocks compute; raises ModelError if that is not known."""
+        half = self.tokenizer.vocabulary // 2
+        ids = np.resize(np.arange(half, 2 * half, dtype=np.int32), SITE_SUBWORDS)
+        return find_sites(self.tap, self.inputs.plain(ids) | self.inputs.fixed, name=self.info.name)
+
+    @cached_property
+    def fast_sites(self) -> SiteTap:
+        """Return the sites of the model that batches run through."""
+        return self.sites.of_copy(self.fast_tap)
+
     def drop_packed(self) -> bool:
         """Run batches through the model as transformers loads it from now on; returns whether that is a change."""
         changed = self.packed_nbytes > 0
         self.fast_tap, self.packed_nbytes = self.tap, 0
+        self.__dict__.pop("fast_sites", None)
         return changed
 
     def candidate_batchings(

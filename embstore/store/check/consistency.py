@@ -25,8 +25,9 @@ def column_faults(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> It
             found = ["types/indptr and types/occurrences do not fit the number of types and rows"]
         else:
             found = list(occurrence_faults(index.type, len(index.words), *words))
-    if not np.array_equal(columns["layer"], metadata.layers):
-        found.append("layer does not hold the layers that the metadata names")
+    for name, layers in (("layer", metadata.layers), ("block", metadata.blocks)):
+        if not np.array_equal(columns.get(name, layers), layers):
+            found.append(f"{name} does not hold the layers that the metadata names")
     yield from found
 
 

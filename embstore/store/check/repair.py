@@ -64,7 +64,7 @@ def _repair_zarr(
     try:
         metadata = parse(root_attribute(storage.get_or_none(NODE), storage), path=str(path))[0]
     except (StoreDamagedError, StoreFormatError) as error:
-        node = storage.get_or_none(f"hidden_states/{NODE}")
+        node = storage.get_or_none(f"{planned.layout.vectors}/{NODE}")
         if node is None or planned.fingerprint.encode() not in node:
             raise _unknown(path, error) from error
         metadata = planned
@@ -127,7 +127,7 @@ def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np
     _require_same(path, metadata, planned)
     with built(path, metadata=metadata, index=index, center=center) as new:
         intact = copy_intact(path, new, metadata, center)
-    return [partition for partition in range(metadata.layout.n_partitions) if partition not in intact]
+    return [partition for partition in range(metadata.n_partitions) if partition not in intact]
 
 
 def _unknown(path: Path | ObjectPath, error: EmbstoreError) -> EmbstoreError:

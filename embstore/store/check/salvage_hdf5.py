@@ -25,7 +25,7 @@ def copy_intact(old: Path, new: Path, metadata: Metadata, center: NDArray[np.flo
     The same layout gives the same addresses, so those of the new file apply to the old one; where the old file
     reports others, these are tried too.
     """
-    layout, specs = metadata.layout, payload_specs(metadata)
+    layout = metadata.layout
     candidates = [read_addresses(new)[2]]
     with suppress(EmbstoreError, OSError):
         candidates.append(read_addresses(old)[2])
@@ -39,6 +39,7 @@ def copy_intact(old: Path, new: Path, metadata: Metadata, center: NDArray[np.flo
                 for partition, record in _intact(descriptor, addresses, metadata):
                     if partition not in copied:
                         span = layout.span(partition)
+                        specs = payload_specs(metadata, partition)
                         arrays = {spec.path: _read_rows(descriptor, addresses, spec, *span) for spec in specs}
                         writer.write(partition, arrays)
                         writer.commit(partition, record)
@@ -55,15 +56,15 @@ def _has_center(descriptor: int, addresses: Addresses, center: NDArray[np.float3
 
 def _intact(descriptor: int, addresses: Addresses, metadata: Metadata) -> Iterator[tuple[int, NDArray[np.uint64]]]:
     """Yield each partition whose rows at these addresses match its commit record, with the record."""
-    layout, specs = metadata.layout, payload_specs(metadata)
-    if any(spec.path not in addresses.chunks for spec in specs) or COMMITS not in addresses.spans:
+    layout = metadata.layout
+    if any(spec.path not in addresses.chunks for spec in payload_specs(metadata)) or COMMITS not in addresses.spans:
         return
     data = read_span(descriptor, *addresses.spans[COMMITS])
-    if len(data) != layout.n_partitions * 2 * COMMIT_DTYPE.itemsize:
+    if len(data) != metadata.n_partitions * 2 * COMMIT_DTYPE.itemsize:
         return
     records = data.view(COMMIT_DTYPE).reshape(-1, 2)
     for partition in np.flatnonzero(committed(records, layout)).tolist():
-        crc, _ = payload_crc32c(descriptor, addresses, specs, layout, partition)
+        crc, _ = payload_crc32c(descriptor, addresses, payload_specs(metadata, partition), layout, partition)
         if crc == record_crc32c(records[partition]):
             yield partition, records[partition]
 

@@ -96,13 +96,13 @@ def _verify(path: Path | ObjectPath, findings: Findings) -> int:
     complete = {name: column for name, column in columns.items() if column is not None}
     if len(complete) == len(arrays):
         check_index(complete, metadata, findings)
-    records = checks.records(metadata.layout)
+    records = checks.records(metadata)
     for partition in np.flatnonzero(committed(records, metadata.layout)).tolist():
-        checks.partition(payload_specs(metadata), metadata.layout, partition, records[partition])
+        checks.partition(payload_specs(metadata, partition), metadata.layout, partition, records[partition])
     for key in sorted(set(sizes) - expected_keys(metadata, arrays)):
         if not key.startswith(f"{TEMPORARY}/"):  # what a killed writer left is not a fault
             findings.fault(key, "does not belong to the store")
-    return metadata.layout.n_partitions
+    return metadata.n_partitions
 
 
 def key_sizes(storage: Storage) -> dict[str, int]:
@@ -183,16 +183,16 @@ class _ZarrChecks:
         column: NDArray[Any] = data[:nbytes].view(spec.dtype).reshape(spec.shape)
         return column
 
-    def records(self, layout: Layout) -> Records:
+    def records(self, metadata: Metadata) -> Records:
         """Check and return the commit records [partition, 2]."""
-        records = no_records(layout.n_partitions)
+        records = no_records(metadata.n_partitions)
         data = self.get(COMMITS_CHUNK) if COMMITS_CHUNK in self._sizes else None
         if data is None or len(data) != records.nbytes:
-            for partition in range(layout.n_partitions):
+            for partition in range(metadata.n_partitions):
                 self._findings.fault(COMMITS_CHUNK, "is missing or cut short", partition=partition)
             return records
         records = np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)
-        check_records(records, layout, COMMITS_CHUNK, self._findings)
+        check_records(records, metadata.layout, COMMITS_CHUNK, self._findings)
         return records
 
     def partition(self, specs: list[ArraySpec], layout: Layout, partition: int, record: Records) -> None:

@@ -58,7 +58,7 @@ def verify_hdf5(path: Path, findings: Findings) -> int:
     complete = {name: column for name, column in columns.items() if column is not None}
     if len(complete) == len(arrays):
         check_index(complete, metadata, findings)
-    return metadata.layout.n_partitions
+    return metadata.n_partitions
 
 
 @dataclass(frozen=True)
@@ -91,22 +91,23 @@ class _Checks:
 
     def partitions(self) -> None:
         """Check the commit records, the rows of every committed partition, and that nothing follows the last row."""
-        layout, specs = self.metadata.layout, payload_specs(self.metadata)
-        records = no_records(layout.n_partitions)
+        layout = self.metadata.layout
+        records = no_records(self.metadata.n_partitions)
         data = read_span(self.descriptor, *self.addresses.spans[COMMITS])
         if len(data) == records.nbytes:
             records = data.view(records.dtype).reshape(records.shape)
         self.findings.checked(len(data))
         check_records(records, layout, COMMITS, self.findings)
         for partition in np.flatnonzero(committed(records, layout)).tolist():
+            specs = payload_specs(self.metadata, partition)
             crc, nbytes = payload_crc32c(self.descriptor, self.addresses, specs, layout, partition)
             self.findings.checked(nbytes)
             if crc != record_crc32c(records[partition]):
                 names = " and ".join(spec.path for spec in specs)
                 self.findings.fault(names, "its bytes do not match the commit record", partition=partition)
-        for spec in specs:
+        for spec in payload_specs(self.metadata):
             spans = padding_spans(self.addresses, spec)
             self.findings.checked(sum(stop - start for start, stop in spans))
             if any(read_span(self.descriptor, *span).any() for span in spans):
-                last = layout.n_partitions - 1
+                last = spec.first + layout.n_partitions - 1
                 self.findings.fault(spec.path, "holds bytes beyond its last row", partition=last)

@@ -24,8 +24,8 @@ from embstore.store.convert.filling import (
     require_storable,
     sample_rows,
 )
-from embstore.store.layout import Layout
-from embstore.store.metadata import Dropped, Metadata
+from embstore.store.layout import Layout, partition_rows
+from embstore.store.metadata import Dropped, Metadata, check_metadata
 from embstore.store.reading.scan import SequentialReader
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Selection, Store, cache_folder
@@ -48,6 +48,8 @@ def export(
 ) -> Store:
     """Copy a finished store, or a selection of its rows and layers, to the new path `out` (.zarr, .h5, s3://...).
 
+    All sites are copied, whichever one is open.
+
     `data`: a path, an open store, or a selection with ascending rows. `dtype`: that of the source by default; what is
     not converted is copied bit for bit, int8 codes included. `check`: compare everything that is read with its
     checksums first. `progress`: a function of (rows written, rows in all), or False for no bar. Of a model or corpus
@@ -60,20 +62,20 @@ def export(
     given = data.store if isinstance(data, Selection) else data
     location = (given.path, given.cache) if isinstance(given, Store) else (parse_location(given), cache_folder(None))
     source = Store(open_reader(location[0], cache=location[1]), verify="lazy" if check else None)
-    missing = source.n_rows - source.n_committed_rows
+    missing = max(source.n_rows - source.site(site).n_committed_rows for site in source.sites)
     if missing:
         raise MissingRowsError(
             f"{source.path} cannot be exported: {missing:,} of its {source.n_rows:,} rows are not written yet; finish "
             "it first with the command that began it"
         )
-    layers = sorted(set(data.layers)) if isinstance(data, Selection) else source.layers
-    positions = [source.layers.index(layer) for layer in layers]
+    layers = tuple(sorted(set(data.layers))) if isinstance(data, Selection) else source.metadata.layers
     dtype = source.dtype if dtype is None else dtype
     require_dtype(dtype)
     rows = _copied_rows(data) if isinstance(data, Selection) else None
     require_free_path(path)
-    metadata = _metadata(_without_folders(source.metadata), positions, rows, dtype)
-    copy = _Copy(source, metadata, positions, rows)
+    metadata = _metadata(_without_folders(source.metadata), layers, rows, dtype)
+    check_metadata(metadata)
+    copy = _Copy(source, metadata, rows)
     return fill_store(
         path,
         metadata=metadata,
@@ -97,13 +99,11 @@ def _copied_rows(selection: Selection) -> Rows | None:
     return None if len(rows) == selection.store.n_rows else rows
 
 
-def _metadata(source: Metadata, layers: list[int], rows: Rows | None, dtype: str) -> Metadata:
+def _metadata(source: Metadata, layers: tuple[int, ...], rows: Rows | None, dtype: str) -> Metadata:
     """Return the metadata of the copy: that of the source where nothing is left out or converted."""
-    if rows is None and len(layers) == len(source.layers) and dtype == source.dtype:
+    if rows is None and layers == source.layers and dtype == source.dtype:
         return source
-    stored = tuple(source.layers[layer] for layer in layers)
     n_rows = source.n_rows if rows is None else len(rows)
-    layout = Layout.of(n_rows=n_rows, layers=stored, hidden_size=source.hidden_size, dtype=dtype)
     of: dict[str, Any] = {"n_rows": source.n_rows, "layers": list(source.layers), "dtype": source.dtype}
     sha256 = None if rows is None else hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
     record = {"of": of, "rows_sha256": sha256, "earlier": source.extraction.get("export")}
@@ -112,12 +112,10 @@ def _metadata(source: Metadata, layers: list[int], rows: Rows | None, dtype: str
         earlier = sum(item.count for item in dropped if item.reason == LEFT_OUT)
         others = tuple(item for item in dropped if item.reason != LEFT_OUT)
         dropped = (*others, Dropped(LEFT_OUT, earlier + source.n_rows - n_rows, ()))
+    made = replace(source, n_rows=n_rows, layers=layers, dtype=dtype)
     return replace(
-        source,
-        n_rows=n_rows,
-        layers=stored,
-        dtype=dtype,
-        partition_rows=layout.partition_rows,
+        made,
+        partition_rows=partition_rows(n_rows, made.n_features, dtype),
         extraction={**source.extraction, "export": record},
         dropped=dropped,
     )
@@ -136,24 +134,30 @@ def _without_folders(source: Metadata) -> Metadata:
 class _Copy:
     """Makes the partitions of a copy from its source, reading a few MiB at a time.
 
-    `layers`: the positions of the copied layers in the source. `rows`: the copied rows, None for all of them.
+    `rows`: the copied rows, None for all of them.
     """
 
-    def __init__(self, source: Store, metadata: Metadata, layers: list[int], rows: Rows | None) -> None:
-        self._source = source
-        self._layout = metadata.layout
-        self._layers = layers
+    def __init__(self, source: Store, metadata: Metadata, rows: Rows | None) -> None:
         self._rows = rows
+        self._of_site(source, metadata.layout)
         self.center = self._center()
 
     def fill(self, buffer: PartitionBuffer, start: int, stop: int) -> None:
         """Put rows `[start, stop)` of the copy into the buffer."""
+        if buffer.layout != self._layout:
+            self._of_site(self._source, buffer.layout)
         put = self._copy if self._layout.dtype == self._source.dtype else self._convert
         for layer in range(len(self._layers)):
             put(buffer, layer, start, stop)
 
+    def _of_site(self, source: Store, layout: Layout) -> None:
+        """Copy this site of the source from now on."""
+        self._source, self._layout = source.site(layout.site), layout
+        self._layers = [self._source.layers.index(layer) for layer in layout.layers]
+
     def _copy(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
-        for array in ["hidden_states", "scale"] if self._layout.dtype == "int8" else ["hidden_states"]:
+        vectors = self._layout.vectors
+        for array in [vectors, "scale"] if self._layout.dtype == "int8" else [vectors]:
             with self._sequential(array, layer, stop) as source:
                 for first, rows in self._batches(start, stop):
                     source.read_rows(rows, buffer.stored(array, layer, first - start, first - start + len(rows)))
@@ -161,7 +165,8 @@ class _Copy:
     def _convert(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
         dtype, center = self._source.dtype, self._source.center
         center = None if center is None else center[self._layers[layer]]
-        with self._sequential("hidden_states", layer, stop) as codes, self._sequential("scale", layer, stop) as scales:
+        vectors = self._layout.vectors
+        with self._sequential(vectors, layer, stop) as codes, self._sequential("scale", layer, stop) as scales:
             for first, rows in self._batches(start, stop):
                 values = np.empty((len(rows), self._layout.hidden_size), STORAGE_DTYPE[dtype])
                 codes.read_rows(rows, values)

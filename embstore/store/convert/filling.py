@@ -45,21 +45,24 @@ def fill_store(
 ) -> Store:
     """Create a store, or resume an interrupted one with the same contents, and write what is missing.
 
-    `fill(buffer, start, stop)`: puts rows `[start, stop)` of the store, a partition, into the buffer from its row 0 on.
-    `progress`: see `embstore.progress`; counts rows. If the rows of a store that this call created cannot be stored,
-    it is removed.
+    `fill(buffer, start, stop)`: puts rows `[start, stop)` of the site `buffer.layout`, a partition, into the buffer
+    from its row 0 on. `progress`: see `embstore.progress`; counts rows. If the rows of a store that this call created
+    cannot be stored, it is removed.
 
     Raises InvalidValueError where anything else exists at `path`, StorageError for a disk that is too small.
     """
     created = _create_or_resume(path, metadata=metadata, index=index, center=center)
-    layout = metadata.layout
-    buffer = PartitionBuffer(layout, center=center)
-    with StoreWriter(path) as writer, reporting(progress, total=layout.n_rows, unit="rows", label=label) as report:
+    layout, buffer = metadata.layout, PartitionBuffer(metadata.layout, center=center)
+    total = layout.n_rows * len(metadata.layouts)
+    with StoreWriter(path) as writer, reporting(progress, total=total, unit="rows", label=label) as report:
         try:
             missing = writer.missing()
-            done = layout.n_rows - sum(stop - start for start, stop in map(layout.span, missing))
+            done = total - sum(stop - start for start, stop in map(layout.span, missing))
             for partition in missing:
                 report(done)
+                site = metadata.layouts[partition // layout.n_partitions]
+                if buffer.layout != site:
+                    buffer = PartitionBuffer(site, center=None)
                 start, stop = layout.span(partition)
                 fill(buffer, start, stop)
                 writer.write(partition, buffer.arrays(stop - start))
@@ -118,7 +121,7 @@ def _unfinished(path: Path | ObjectPath) -> Reader | None:
 def _require_space(path: Path, metadata: Metadata, index: Index) -> None:
     layout = metadata.layout
     by_type = 8 * (len(index.words) + 1 + layout.n_rows)
-    needed = layout.n_rows * layout.row_nbytes + sum(array.nbytes for array in index.arrays().values()) + by_type
+    needed = layout.n_rows * metadata.row_nbytes + sum(array.nbytes for array in index.arrays().values()) + by_type
     with storing(path):
         free = shutil.disk_usage(path.absolute().parent).free
     if needed > free:
@@ -158,10 +161,10 @@ class PartitionBuffer:
     """
 
     def __init__(self, layout: Layout, *, center: NDArray[np.float32] | None) -> None:
-        self._layout = layout
+        self.layout = layout
         self._center = center
         shape = (len(layout.layers), min(layout.partition_rows, layout.n_rows), layout.hidden_size)
-        self._arrays = {"hidden_states": np.empty(shape, STORAGE_DTYPE[layout.dtype])}
+        self._arrays = {layout.vectors: np.empty(shape, STORAGE_DTYPE[layout.dtype])}
         if layout.dtype == "int8":
             self._arrays["scale"] = np.empty(shape[:2], SCALE_DTYPE)
 
@@ -171,10 +174,10 @@ class PartitionBuffer:
 
     def put(self, layer: int, start: int, values: NDArray[Any], *, where: Callable[[int], str]) -> None:
         """Encode values [n, feature] of one layer into the rows from `start` on. Raises NonFiniteError."""
-        layout = self._layout
+        layout = self.layout
         require_storable(values, dtype=layout.dtype, layer=layout.layers[layer], where=where)
         stop = start + len(values)
-        target = self._arrays["hidden_states"][layer, start:stop]
+        target = self._arrays[layout.vectors][layer, start:stop]
         if layout.dtype == "bfloat16":
             target[...] = bfloat16_bits(values.astype(np.float32, copy=False))
         elif self._center is None:

@@ -50,7 +50,7 @@ def find_addresses(file: h5py.File, metadata: Metadata, arrays: Mapping[str, Sto
     chunks: dict[str, NDArray[np.int64]] = {}
     chunk_rows: dict[str, int] = {}
     chunk_nbytes: dict[str, int] = {}
-    for spec in [*frozen_specs(arrays), commits_spec(metadata.layout.n_partitions), checksum_spec()]:
+    for spec in [*frozen_specs(arrays), commits_spec(metadata.n_partitions), checksum_spec()]:
         dataset = get_dataset(file, spec)
         offset = dataset.id.get_offset()
         if 0 in spec.shape:

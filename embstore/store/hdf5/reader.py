@@ -66,10 +66,10 @@ class HDF5Reader:
     def commits(self) -> Records:
         """Read the commit records [partition, 2]."""
         if COMMITS not in self.addresses.spans:
-            return self._column_by_library(commits_spec(self.metadata.layout.n_partitions))
+            return self._column_by_library(commits_spec(self.metadata.n_partitions))
         with self._file.reopened() as descriptor:
             records = read_span(descriptor, *self._span(COMMITS))
-        if len(records) < self.metadata.layout.n_partitions * 2 * COMMIT_DTYPE.itemsize:
+        if len(records) < self.metadata.n_partitions * 2 * COMMIT_DTYPE.itemsize:
             raise StoreDamagedError(f"{self.path} is cut short: {REPAIR_HINT}")
         return records.view(COMMIT_DTYPE).reshape(-1, 2)
 
@@ -136,7 +136,7 @@ class HDF5Reader:
 
     def partition_crc32c(self, partition: int) -> int:
         """Return the CRC32C of a partition's rows, also where another tool has rewritten them."""
-        specs = list(self._specs.values())
+        specs = payload_specs(self.metadata, partition)
         chunks = self.addresses.chunks
         if any(spec.path not in chunks or (chunks[spec.path] < 0).any() for spec in specs):
             start, stop = self.metadata.layout.span(partition)
@@ -171,12 +171,12 @@ class HDF5Reader:
     def _check_a_row(self) -> None:
         """Compare one committed row, as mapped, with what the HDF5 library reads."""
         written = np.flatnonzero(committed(self.commits(), self.metadata.layout))
-        if not len(written) or "hidden_states" not in self.addresses.chunks:
+        spec = payload_specs(self.metadata, int(written[0]) if len(written) else 0)[0]
+        if not len(written) or spec.path not in self.addresses.chunks:
             return
-        spec = self._specs["hidden_states"]
         start, _ = self.metadata.layout.span(int(written[0]))
         row = np.empty((1, *spec.shape[2:]), spec.dtype)
-        layer, files = self.layer("hidden_states", 0, [int(written[0])])
+        layer, files = self.layer(spec.path, 0, [int(written[0])])
         layer.take(np.array([start]), files, row)
         with self._library_array(spec) as array:
             expected = array[0, start]

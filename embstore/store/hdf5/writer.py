@@ -51,35 +51,37 @@ NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
 def create(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
     """Create a store without rows in the new file `path`, which is not durable yet."""
     arrays = stored_arrays(frozen)
-    vectors = payload_specs(metadata)[0]
-    with _new_file(path, vectors) as file:
+    with _new_file(path, [spec for spec in payload_specs(metadata) if len(spec.shape) == 3]) as file:
         _write_attribute(file, canonical(document(metadata, arrays)).decode())
         for spec in frozen_specs(arrays):
             _create(file, spec)
-        _create(file, commits_spec(metadata.layout.n_partitions))
+        _create(file, commits_spec(metadata.n_partitions))
         _create(file, checksum_spec())
         for spec in payload_specs(metadata):
             _create(file, spec, chunks=hdf5_chunk(spec))
-        _add_scales(file, [*frozen_specs(arrays), commits_spec(metadata.layout.n_partitions), *payload_specs(metadata)])
+        _add_scales(file, [*frozen_specs(arrays), commits_spec(metadata.n_partitions), *payload_specs(metadata)])
         addresses = find_addresses(file, metadata, arrays)
     with opened(path, os.O_RDWR) as descriptor:
         for name, array in frozen.items():
             write_at(descriptor, array, addresses.spans[name][0])
-        write_at(descriptor, no_records(metadata.layout.n_partitions), addresses.spans[COMMITS][0])
+        write_at(descriptor, no_records(metadata.n_partitions), addresses.spans[COMMITS][0])
         checksum = frozen_crc32c(descriptor, addresses)
         write_at(descriptor, checksum.to_bytes(4, "little"), addresses.spans[CHECKSUM][0])
 
 
 @contextmanager
-def _new_file(path: Path, vectors: ArraySpec) -> Iterator[h5py.File]:
-    """Create a file through the library; where the disk is full, only a second close frees its space."""
-    row_nbytes = vectors.shape[2] * vectors.dtype.itemsize
+def _new_file(path: Path, vectors: Sequence[ArraySpec]) -> Iterator[h5py.File]:
+    """Create a file through the library; where the disk is full, only a second close frees its space.
+
+    The addresses of vectors are multiples of a page and, of a store of one site, of a row.
+    """
+    row_nbytes = [spec.shape[2] * spec.dtype.itemsize for spec in vectors]
     file = h5py.File(
         path,
         "x",
         libver=("earliest", "v110"),
-        alignment_threshold=hdf5_chunk(vectors)[1] * row_nbytes,
-        alignment_interval=math.lcm(PAGE_NBYTES, row_nbytes),
+        alignment_threshold=hdf5_chunk(vectors[0])[1] * min(row_nbytes),
+        alignment_interval=math.lcm(PAGE_NBYTES, row_nbytes[0]) if len(vectors) == 1 else PAGE_NBYTES,
         locking=False,
     )
     try:
@@ -131,7 +133,7 @@ def _add_scales(file: h5py.File, specs: Sequence[ArraySpec]) -> None:
     used: dict[str, list[tuple[h5py.Reference, int]]] = {}
     for spec in specs:
         group = spec.path.rpartition("/")[0]
-        paths = [name if name == "occurrence" else f"{group}/{name}".lstrip("/") for name in spec.dims]
+        paths = [name if name in ("occurrence", "block") else f"{group}/{name}".lstrip("/") for name in spec.dims]
         for axis, (path, size) in enumerate(zip(paths, spec.shape, strict=True)):
             if path not in file:
                 _create(file, ArraySpec(path, (size,), np.dtype(">f4"), (), 0, (), (), {}), allocated=False)
@@ -180,7 +182,7 @@ class HDF5Writer:
         """Write the rows of a partition, durably, and return the CRC32C of their bytes in C order."""
         crc = 0
         start, stop = self.metadata.layout.span(partition)
-        for spec in self._specs:
+        for spec in payload_specs(self.metadata, partition):
             for layer, rows in enumerate(arrays[spec.path]):
                 offsets, step = row_offsets(self._addresses, spec, layer, start, stop)
                 for number, offset in enumerate(offsets.tolist()):
@@ -198,7 +200,7 @@ class HDF5Writer:
     def commits(self) -> Records:
         """Return the commit records [partition, 2]."""
         records = read_span(self._descriptor, *self._addresses.spans[COMMITS])
-        return records.view(COMMIT_DTYPE).reshape(self.metadata.layout.n_partitions, 2)
+        return records.view(COMMIT_DTYPE).reshape(self.metadata.n_partitions, 2)
 
     def commit(self, partition: int, record: Records) -> None:
         """Record in place that a partition is written."""

@@ -33,6 +33,7 @@ class Gatherer:
         self._checksums = snapshot.checksums
         self._committed = snapshot.committed
         self._center = snapshot.center
+        self._vectors = layout.vectors
         self._storage = STORAGE_DTYPE[layout.dtype]
         self._value = VALUE_DTYPE[layout.dtype]
 
@@ -87,10 +88,10 @@ class Gatherer:
         self, rows: NDArray[np.int64], partitions: NDArray[np.integer], layer: int, out: NDArray[Any]
     ) -> None:
         if self._storage == out.dtype:
-            take_stored(self._reader, "hidden_states", layer, rows, partitions, out)
+            take_stored(self._reader, self._vectors, layer, rows, partitions, out)
             return
         stored = np.empty((len(rows), self._layout.hidden_size), self._storage)
-        take_stored(self._reader, "hidden_states", layer, rows, partitions, stored)
+        take_stored(self._reader, self._vectors, layer, rows, partitions, stored)
         scale = None
         if self._center is not None:
             scale = np.empty(len(rows), SCALE_DTYPE)
@@ -110,7 +111,7 @@ class Gatherer:
             some = rows[start : start + step][order]
             parts = parts_of(some, some // self._layout.partition_rows, self._layout.partition_rows)
             stored = np.empty((len(layers), len(some), self._layout.hidden_size), self._storage)
-            begun = remote.begin("hidden_states", layers, parts, stored)
+            begun = remote.begin(self._vectors, layers, parts, stored)
             scales = None
             if self._center is not None:
                 scales = np.empty(stored.shape[:2], SCALE_DTYPE)

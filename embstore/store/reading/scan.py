@@ -29,10 +29,14 @@ DENSE = 0.1  # above this share of the rows, reading everything in order is fast
 
 
 class Checksums:
-    """Compares each partition with its commit record [partition, 2] once, before it is first read."""
+    """Compares each partition with its commit record [partition, 2] once, before it is first read.
 
-    def __init__(self, reader: Reader, records: Records) -> None:
+    `records`: of the site that begins with partition `first` of the store.
+    """
+
+    def __init__(self, reader: Reader, records: Records, *, first: int) -> None:
         self._reader = reader
+        self._first = first
         self._records = records
         self._intact: set[int] = set()
 
@@ -43,10 +47,11 @@ class Checksums:
         """
         for partition in partitions:
             if partition not in self._intact:
-                found = self._reader.partition_crc32c(partition)
+                number = self._first + partition
+                found = self._reader.partition_crc32c(number)
                 if found is not None and found != record_crc32c(self._records[partition]):
                     raise StoreDamagedError(
-                        f"the rows of partition {partition} of {self._reader.path} were changed: {REPAIR_HINT}"
+                        f"the rows of partition {number} of {self._reader.path} were changed: {REPAIR_HINT}"
                     )
                 self._intact.add(partition)
 
@@ -262,7 +267,7 @@ class _Decoder:
     def __init__(self, snapshot: Snapshot, layer: int, block_rows: int, stop: int) -> None:
         dtype = self._dtype = snapshot.layout.dtype
         self._center = None if snapshot.center is None else snapshot.center[layer]
-        self._vectors = SequentialReader(snapshot, "hidden_states", layer, stop)
+        self._vectors = SequentialReader(snapshot, snapshot.layout.vectors, layer, stop)
         self._scales = SequentialReader(snapshot, "scale", layer, stop)
         direct = STORAGE_DTYPE[dtype] == VALUE_DTYPE[dtype]
         self._codes = np.empty((0 if direct else block_rows, snapshot.layout.hidden_size), STORAGE_DTYPE[dtype])

@@ -38,7 +38,7 @@ def group_node(attributes: Mapping[str, Any]) -> bytes:
 def array_node(spec: ArraySpec) -> bytes:
     """Return the zarr.json of an array; shards hold uncompressed chunks and end with their index."""
     codecs: list[dict[str, Any]] = [_BYTES]
-    if spec.shard != spec.chunk or spec.path in {"hidden_states", "scale"}:
+    if spec.shard != spec.chunk or spec.is_payload:
         codecs = [
             {
                 "name": "sharding_indexed",
@@ -72,7 +72,7 @@ def all_nodes(metadata: Metadata, arrays: Mapping[str, StoredArray]) -> dict[str
     for path in group_paths(arrays):
         if path:
             nodes[f"{path}/{NODE}"] = group_node({})
-    for spec in [*payload_specs(metadata), *frozen_specs(arrays), commits_spec(metadata.layout.n_partitions)]:
+    for spec in [*payload_specs(metadata), *frozen_specs(arrays), commits_spec(metadata.n_partitions)]:
         nodes[f"{spec.path}/{NODE}"] = array_node(spec)
     nodes[NODE] = group_node({"embstore": document(metadata, arrays)})
     return nodes
@@ -84,8 +84,9 @@ def column_key(spec: ArraySpec) -> str:
 
 
 def shard_key(spec: ArraySpec, partition: int) -> str:
-    """Return the key of the shard of one partition of `hidden_states` or `scale`."""
-    return f"{spec.path}/c/" + "/".join(str(partition) if axis == 1 else "0" for axis in range(len(spec.shape)))
+    """Return the key of the shard of one partition, counted over the store or over the array."""
+    number = partition % -(-spec.shape[1] // spec.shard[1])
+    return f"{spec.path}/c/" + "/".join(str(number) if axis == 1 else "0" for axis in range(len(spec.shape)))
 
 
 def _encode(node: Mapping[str, Any]) -> bytes:

@@ -94,10 +94,12 @@ class ZarrReader:
         self.metadata, self.arrays = parse(root_attribute(self._root, storage), path=str(self.path))
         self._nodes = dict(zip(_PAYLOAD, nodes, strict=True))
         self.specs = {spec.path: spec for spec in payload_specs(self.metadata)}
+        others = [name for name in self.specs if name not in _PAYLOAD]
+        self._nodes.update(zip(others, storage.get_many(f"{name}/{NODE}" for name in others), strict=True))
         rows = {name: self._chunk_rows_of(spec) for name, spec in self.specs.items()}
         self._chunk_rows = {name: count for name, count in rows.items() if count is not None}
         if not self._is_folder and (len(self._chunk_rows) < len(rows) or (self.cache and self.is_foreign)):
-            raise self._rewritten("hidden_states")
+            raise self._rewritten(self.metadata.layout.vectors)
         self.remote: RemoteRows | None = None
         if not storage.is_mapped:
             self.remote = RemoteRows(
@@ -146,7 +148,7 @@ class ZarrReader:
     def commits(self) -> Records:
         """Read the commit records [partition, 2]."""
         with self._of_this_store():
-            self._records = read_records(self.storage, self.metadata.layout.n_partitions)
+            self._records = read_records(self.storage, self.metadata.n_partitions)
         return self._records.copy()
 
     def is_tidy(self) -> bool:
@@ -292,7 +294,7 @@ class ZarrReader:
         start, stop = self.metadata.layout.span(partition)
         if self.is_foreign:
             return self._crc32c_of_values(partition, stop - start) if self._is_folder else None
-        for spec in self.specs.values():
+        for spec in payload_specs(self.metadata, partition):
             storage, key, (nbytes, end) = self.storage, shard_key(spec, partition), shard_end(spec, stop - start)
             if self.cache is not None:  # the local copy is what is read
                 file = self._shard_file(spec, partition)
@@ -307,7 +309,7 @@ class ZarrReader:
 
     def _crc32c_of_values(self, partition: int, n_rows: int) -> int:
         crc = 0
-        for spec in self.specs.values():
+        for spec in payload_specs(self.metadata, partition):
             padding = np.full((-n_rows % CHUNK_ROWS, *spec.shape[2:]), spec.fill, spec.dtype)
             for layer in range(spec.shape[0]):
                 crc = crc32c_of_rows(self.rows(spec.path, layer, partition), n_rows, spec, crc)
@@ -322,10 +324,12 @@ class ZarrReader:
             return Path(str(self.path), key)
         records = self.commits() if self._records is None else self._records
         start, stop = self.metadata.layout.span(partition)
-        keys = tuple(shard_key(each, partition) for each in self.specs.values())
-        sizes, ends = zip(*(shard_end(each, stop - start) for each in self.specs.values()), strict=True)
-        crc, version = record_crc32c(records[partition]), self.metadata.fingerprint
-        files = self.storage.files(Expected(f"partition {partition}", keys, sizes, crc, version, ends))
+        number = spec.first + partition % self.metadata.layout.n_partitions
+        specs = payload_specs(self.metadata, number)
+        keys = tuple(shard_key(each, partition) for each in specs)
+        sizes, ends = zip(*(shard_end(each, stop - start) for each in specs), strict=True)
+        crc, version = record_crc32c(records[number]), self.metadata.fingerprint
+        files = self.storage.files(Expected(f"partition {number}", keys, sizes, crc, version, ends))
         return files[keys.index(key)]
 
     def _open_shard(self, spec: ArraySpec, partition: int) -> Shard:

@@ -22,7 +22,6 @@ from embstore.store.arrays import (
     payload_specs,
     stored_arrays,
 )
-from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Parts, Storage
 from embstore.store.storage.files import crc32c, write_file
@@ -57,7 +56,7 @@ def static_objects(metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> di
 def create_local(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
     """Create a store without rows in the new folder `path`, which is not durable yet."""
     objects = static_objects(metadata, frozen)
-    objects[COMMITS_CHUNK] = [no_records(metadata.layout.n_partitions)]
+    objects[COMMITS_CHUNK] = [no_records(metadata.n_partitions)]
     for key, parts in objects.items():
         (path / key).parent.mkdir(parents=True, exist_ok=True)
         write_file(path / key, parts, fsync=False)
@@ -79,7 +78,7 @@ def create_remote(storage: Storage, metadata: Metadata, frozen: Mapping[str, NDA
             f"cannot write {storage.path}: its server overwrites objects that should only be created (it does not "
             "know If-None-Match); write the store to a disk and copy it from there"
         )
-    objects[COMMITS_CHUNK] = [no_records(metadata.layout.n_partitions)]
+    objects[COMMITS_CHUNK] = [no_records(metadata.n_partitions)]
     for key, parts in objects.items():
         _create(storage, key, parts)
     if not storage.put_new(NODE, root) and not storage.holds(NODE, root):
@@ -107,10 +106,9 @@ class CommitTable:
     `flush`; whatever it does not name yet is found again by its shards.
     """
 
-    def __init__(self, storage: Storage, layout: Layout) -> None:
+    def __init__(self, storage: Storage, n_partitions: int) -> None:
         self._storage = storage
-        self._layout = layout
-        self.records = read_records(storage, layout.n_partitions)
+        self.records = read_records(storage, n_partitions)
         self._is_changed = False
         self._written = time.monotonic()
 
@@ -147,7 +145,6 @@ class ZarrWriter:
             metadata = reader.metadata
         self.metadata = metadata
         self._storage = storage
-        self._specs = payload_specs(metadata)
         self._table: CommitTable | None = None
 
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int:
@@ -157,7 +154,7 @@ class ZarrWriter:
         CRC32C is that of its bytes; one that cannot be a shard of this partition is replaced.
         """
         crc = 0
-        for spec in self._specs:
+        for spec in payload_specs(self.metadata, partition):
             parts = shard_parts(spec, arrays[spec.path])
             key = shard_key(spec, partition)
             for _ in range(_TRIES):
@@ -184,7 +181,7 @@ class ZarrWriter:
         """Return the CRC32C of the shards of a partition, None where their size or index is not that of shards."""
         crc = 0
         start, stop = self.metadata.layout.span(partition)
-        for spec in self._specs:
+        for spec in payload_specs(self.metadata, partition):
             key, shape = shard_key(spec, partition), shard_end(spec, stop - start)
             if not self._is_shard(key, shape):
                 return None
@@ -197,15 +194,15 @@ class ZarrWriter:
         In a bucket, where records are written with a delay, such shards are checked and committed. On a disk they
         are rare, and removed to be written again.
         """
-        table = self._table = CommitTable(self._storage, self.metadata.layout)
+        table = self._table = CommitTable(self._storage, self.metadata.n_partitions)
         self._storage.finish()
         missing = np.flatnonzero(~committed(table.records, self.metadata.layout)).tolist()
         if self._storage.is_in_place:
             self._delete_shards(missing)
             return
-        shards = self._storage.sizes(self._specs[0].path)
+        shards = {key for layout in self.metadata.layouts for key in self._storage.sizes(layout.vectors)}
         for partition in missing:
-            if shard_key(self._specs[0], partition) in shards:
+            if shard_key(payload_specs(self.metadata, partition)[0], partition) in shards:
                 crc = self.shards_crc32c(partition)
                 if crc is not None:
                     start, stop = self.metadata.layout.span(partition)
@@ -242,12 +239,12 @@ class ZarrWriter:
 
     def _open_table(self) -> CommitTable:
         if self._table is None:
-            self._table = CommitTable(self._storage, self.metadata.layout)
+            self._table = CommitTable(self._storage, self.metadata.n_partitions)
         return self._table
 
     def _delete_shards(self, partitions: Iterable[int]) -> None:
         for partition in partitions:
-            for spec in self._specs:
+            for spec in payload_specs(self.metadata, partition):
                 key = shard_key(spec, partition)
                 if not self._storage.is_in_place or self._storage.size(key) is not None:
                     self._storage.delete(key)

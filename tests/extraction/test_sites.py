@@ -1,0 +1,226 @@
+"""Stores of several sites: what each holds, and commits, resume, repair and export of them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.errors import InvalidValueError, MissingRowsError, ModelError, StoreMismatchError
+from embstore.executors import Processes
+from embstore.store import StoreWriter
+from tests.extraction.fake import SIZES, FakeEncoder, site_vectors
+from tests.extraction.plans import plan_of
+from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
+from tests.models.tiny import random_sentences, save
+from tests.store.memory_bucket import URL, MemoryBucket
+
+SITES = tuple(SIZES)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_partitions(monkeypatch)
+
+
+def plan(**options: Any) -> es.Plan:
+    options = {"sites": SITES, "dtype": "float32", "model": FakeEncoder()} | options
+    return plan_of(many(150), **options)
+
+
+def require_all_sites(path: Path, *, layers: tuple[int, ...] = (0, 1, 2)) -> None:
+    store = es.open(path)
+    assert store.sites == SITES
+    assert store.layers == layers
+    assert store.finished
+    assert es.verify(path, progress=False).ok
+    residual = store.select(layers=[layer for layer in layers if layer]).vectors()
+    for site in SITES:
+        of_site = store.site(site)
+        assert of_site.layers == (layers if site == "residual" else tuple(layer for layer in layers if layer))
+        found = of_site.select(layers=[layer for layer in layers if layer]).vectors()
+        np.testing.assert_array_equal(found, site_vectors(residual, site))
+        scanned = np.concatenate([block for _, block in of_site.scan("last")])
+        np.testing.assert_array_equal(scanned, found[-1])
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_each_site_is_stored(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    made = plan()
+    store = es.extract(made, path, progress=False)
+    assert made.layout.n_partitions > 2
+    assert made.metadata.n_partitions == 3 * made.layout.n_partitions
+    require_all_sites(path)
+    alone = es.extract(plan(sites=["residual"]), tmp_path / f"alone{suffix}", progress=False)
+    np.testing.assert_array_equal(alone.select().vectors(), store.select().vectors())
+    assert alone.sites == ("residual",)
+
+
+def test_a_site_is_opened_by_name_and_by_path(tmp_path: Path) -> None:
+    es.extract(plan(), tmp_path / "x.zarr", progress=False)
+    query = es.open(f"{tmp_path}/x.zarr#query")
+    assert query.hidden_size == 6
+    assert query.layers == (1, 2)
+    assert len(query) == query.n_rows
+    digests = {es.open(tmp_path / "x.zarr", site=site).digest for site in SITES}
+    assert len(digests) == 3
+    assert query.digest == query.site("value").site("query").digest
+    copy = pickle.loads(pickle.dumps(query))
+    np.testing.assert_array_equal(copy.gather([0, 3], 2), query.gather([0, 3], 2))
+    labelled = query.with_labels("kind", ["a"] * query.n_rows).site("value")
+    assert labelled.select(labels={"kind": "a"}).vectors().shape == (2, query.n_rows, 2)
+    assert es.open(tmp_path / "x.zarr", site="value", verify="lazy").gather([1], 1).shape == (1, 2)
+    with pytest.raises(InvalidValueError, match="no site 'key': it has residual, query, value"):
+        es.open(tmp_path / "x.zarr", site="key")
+    with pytest.raises(InvalidValueError, match="layer 0 is not stored"):
+        query.gather([0], 0)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_without_the_residual_stream(tmp_path: Path, suffix: str) -> None:
+    store = es.extract(plan(sites="value, query", layers="1-2"), tmp_path / f"x{suffix}", progress=False)
+    assert store.sites == ("query", "value")
+    assert store.layout.site == "query"
+    assert store.hidden_size == 6
+    assert es.verify(store.path, progress=False).ok
+    assert store.finished
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.parametrize("survived", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3, 5, 8))])
+def test_interrupted_between_the_sites_of_a_partition(
+    tmp_path: Path, suffix: str, survived: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes result, wherever the first call ended."""
+    expected = es.extract(plan(), tmp_path / f"whole{suffix}", progress=False)
+    path, write, left = tmp_path / f"x{suffix}", StoreWriter.write, [survived]
+
+    def stopping(self: StoreWriter, partition: int, arrays: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Stopped
+        write(self, partition, arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, "write", stopping)
+        with pytest.raises(Stopped):
+            es.extract(plan(), path, progress=False)
+    if survived == 2:  # residual and query of the first partition
+        with pytest.warns(es.errors.UnfinishedStoreWarning):
+            store = es.open(path)
+        assert not store.finished
+        assert store.site("query").committed.tolist() == [True] + [False] * (store.layout.n_partitions - 1)
+        assert not store.site("value").committed.any()
+        with pytest.raises(MissingRowsError):
+            store.site("value").gather([0], 1)
+    counted: list[tuple[int, int | None]] = []
+    es.extract(plan(), path, progress=lambda done, total: counted.append((done, total)))
+    assert counted[-1] == (expected.n_rows, expected.n_rows)
+    assert all(done <= expected.n_rows for done, _ in counted)
+    assert tree_bytes(path) == tree_bytes(expected.path)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    store = es.extract(plan(), path, progress=False)
+    n_parts = store.layout.n_partitions
+    target, before = path, store.site("query").gather([0], 1)
+    if suffix == ".zarr":
+        target = path / "query" / "c" / "0" / "1" / "0"
+        assert target.exists()
+    row = store.site("query").gather([store.layout.partition_rows], 1).tobytes()
+    data = bytearray(target.read_bytes())
+    at = data.find(row)
+    data[at] ^= 1
+    target.write_bytes(bytes(data))
+    report = es.verify(path, progress=False)
+    assert report.damaged_partitions == [n_parts + 1]
+    assert "query" in str(report.faults[0])
+    es.extract(plan(), path, repair=True, progress=False)
+    require_all_sites(path)
+    np.testing.assert_array_equal(es.open(path, site="query").gather([0], 1), before)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_damaged_metadata_are_repaired_and_rows_kept(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    es.extract(plan(), path, progress=False)
+    if suffix == ".zarr":
+        (path / "query" / "zarr.json").unlink()
+        (path / "block" / "c" / "0").unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        at = data.find(b'"batch_subwords"')
+        data[at + 2] ^= 1
+        path.write_bytes(bytes(data))
+    assert not es.verify(path, progress=False).ok
+    es.extract(plan(), path, repair=True, progress=False)
+    require_all_sites(path)
+
+
+def test_a_bucket_gets_the_bytes_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
+    held = MemoryBucket()
+    monkeypatch.setattr("embstore.store.storage.objects.ObjectStorage.at", held.at)
+    es.extract(plan(store=URL), URL, progress=False)
+    near = es.extract(plan(), tmp_path / "x.zarr", progress=False)
+    assert held.files() == tree_bytes(near.path)
+    query = es.open(URL, site="query")
+    np.testing.assert_array_equal(query.gather([5, 1], 2), near.site("query").gather([5, 1], 2))
+
+
+@pytest.mark.slow
+def test_workers_write_all_sites(tmp_path: Path) -> None:
+    """In two processes, on a real model; query and value are smaller than the residual stream."""
+    folder = save("llama", tmp_path / "model")
+    made = plan_of(random_sentences(60, seed=1), model=folder, sites=("residual", "value"), dtype="float32")
+    here = es.extract(made, tmp_path / "here.zarr", progress=False)
+    with Processes(2) as pool:
+        there = es.extract(made, tmp_path / "there.zarr", executor=pool, progress=False)
+    assert tree_bytes(there.path) == tree_bytes(here.path)
+
+
+@pytest.mark.parametrize(("start", "end"), [(".zarr", ".h5"), (".h5", ".zarr")])
+def test_all_sites_are_exported(tmp_path: Path, start: str, end: str) -> None:
+    store = es.extract(plan(), tmp_path / f"x{start}", progress=False)
+    es.export(store.site("value"), tmp_path / f"copy{end}", progress=False)
+    require_all_sites(tmp_path / f"copy{end}")
+    es.export(store.select(rows=slice(10, 300), layers=[0, 2]), tmp_path / f"part{end}", progress=False)
+    require_all_sites(tmp_path / f"part{end}", layers=(0, 2))
+    half = es.export(store, tmp_path / f"half{end}", dtype="float16", progress=False).site("query")
+    assert half.dtype == "float16"
+    assert es.verify(half.path, progress=False).ok
+    np.testing.assert_allclose(half.select().vectors(), store.site("query").select().vectors(), atol=1e-3)
+    for dtype, layers, message in (("int8", [1], "int8 is possible"), (None, [0], "layer 0 comes before")):
+        with pytest.raises(InvalidValueError, match=message):
+            es.export(store.select(layers=layers), tmp_path / "no.zarr", dtype=dtype, progress=False)
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    for sites, message in (
+        ("residual,quary", "unknown site 'quary': choose among residual, attention_output"),
+        ([], "name one or more"),
+        (3, "are not understood"),
+        ([3], "unknown site 3"),
+    ):
+        with pytest.raises(InvalidValueError, match=message):
+            es.ExtractionOptions(sites=sites)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match="int8 is possible for the site residual alone"):
+        es.ExtractionOptions(sites=SITES, dtype="int8")
+    with pytest.raises(InvalidValueError, match="layer 0 comes before the first block"):
+        plan(layers=0)
+    with pytest.raises(ModelError, match="Fake has no site mlp_output"):
+        plan(sites="mlp_output")
+    es.extract(plan(), tmp_path / "x.zarr", progress=False)
+    with pytest.raises(StoreMismatchError, match="was made with sites"):
+        plan(sites="residual", store=tmp_path / "x.zarr")
