@@ -20,9 +20,10 @@ from embstore.kernels.compiled import (
     score_pairs,
     will_need,
 )
+from embstore.store.vectors import dequantize
 
 BEST = limit_target(2)
-FLOAT, HALF, BFLOAT, DOUBLE = 0, 1, 2, 3
+FLOAT, HALF, BFLOAT, DOUBLE, CODES = range(5)
 COSINE, PRODUCT, DISTANCE = 0, 1, 2
 
 
@@ -119,10 +120,12 @@ class Search:
             n_best or capacity - 1, self.scores, self.rows, self.filled, self.least,
         )  # fmt: skip
 
-    def add(self, vectors: np.ndarray, kind: int, first: int = 0) -> tuple[np.ndarray, float]:
+    def add(
+        self, vectors: np.ndarray, kind: int, first: int = 0, rows: np.ndarray | None = None, **more: Any
+    ) -> tuple[np.ndarray, float]:
         """Returns the state of each row, and the largest squared length."""
-        state = np.full(len(vectors), 9, np.uint8)
-        n_other, longest = self.kernel.add(vectors.view(np.int8), kind, np.arange(first, first + len(vectors)), state)
+        state = np.full(len(vectors) if rows is None else len(rows), 9, np.uint8)
+        n_other, longest = self.kernel.add(vectors.view(np.int8), kind, state, first, rows, **more)
         assert n_other == (state > 0).sum()
         return state, longest
 
@@ -167,6 +170,56 @@ def test_scores_are_those_of_numpy(target: int, n_queries: int, metric: int, kin
         assert longest == pytest.approx(np.square(exact).sum(1).max(), rel=1e-5)
         expected = order_scores(exact, queries, metric)
         assert np.allclose(search.table(31), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("metric", [COSINE, PRODUCT, DISTANCE], ids=["cosine", "product", "distance"])
+@pytest.mark.parametrize("n_queries", [1, 2, 3, 4, 20])
+def test_codes_are_compared_as_the_values_they_decode_to(target: int, n_queries: int, metric: int) -> None:
+    """The products of unit vectors are single values: float32 rounds them after scaling and after adding the center."""
+    generator = np.random.default_rng(5)
+    for size in (7, 40, 97):
+        codes = generator.integers(-127, 128, (50, size)).astype(np.int8)
+        scales = generator.uniform(0.01, 3, 50).astype(np.float32)
+        center = (generator.standard_normal(size) * 40).astype(np.float32)
+        codes[:9] = np.round(-center / scales[:9, None]).clip(-127, 127)  # small differences of large numbers
+        values = dequantize(codes, scales, center)
+        queries = np.eye(size, dtype=np.float32)[generator.permutation(size)[:n_queries]]
+        search = Search(queries, metric, 60)
+        state, _ = search.add(codes, CODES, scales=scales, center=center)
+        assert not state.any()
+        table, expected = search.table(50), order_scores(values.astype(np.float64), queries, metric)
+        if metric == PRODUCT:
+            assert (table == expected).all()
+        assert np.allclose(table, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", [FLOAT, HALF, BFLOAT, CODES], ids=["float", "half", "bfloat", "codes"])
+@pytest.mark.parametrize("n_queries", [1, 20])
+def test_rows_among_others_are_read_where_they_are(target: int, n_queries: int, kind: int) -> None:
+    generator = np.random.default_rng(6)
+    size = 33
+    more = {}
+    if kind == CODES:
+        stored = generator.integers(-127, 128, (200, size)).astype(np.int8)
+        scales, center = generator.uniform(0.1, 1, 200).astype(np.float32), np.ones(size, np.float32)
+        more = {"scales": scales, "center": center}
+        exact = dequantize(stored, scales, center).astype(np.float64)
+    else:
+        stored, exact = as_stored(generator.standard_normal((200, size)), kind)
+    queries = generator.standard_normal((n_queries, size)).astype(np.float32)
+    for chosen in ([0, 199], [5], np.flatnonzero(generator.random(200) < 0.3), np.arange(200)):
+        spread, packed = Search(queries, DISTANCE, 300), Search(queries, DISTANCE, 300)
+        rows = 1000 + np.asarray(chosen)
+        spread.add(stored, kind, 1000, rows, spread=True, **more)
+        packed.add(stored[chosen], kind, 7, rows, **{**more, **({"scales": more["scales"][chosen]} if more else {})})
+        expected = np.full((n_queries, 1200), np.nan)
+        expected[:, rows] = order_scores(exact[chosen], queries, DISTANCE)
+        for search in (spread, packed):
+            assert np.allclose(search.table(1200), expected, atol=1e-5 * np.nanmax(np.abs(expected)), equal_nan=True)
+    with pytest.raises(ValueError, match="not among the vectors"):
+        spread.add(stored, kind, 1000, np.array([1000, 1200]), spread=True, **more)
+    with pytest.raises(ValueError, match="not those of the states"):
+        spread.add(stored, kind, 1000, spread=True, **more)
 
 
 def test_more_queries_than_fit_the_cache(target: int) -> None:
@@ -214,13 +267,14 @@ def test_the_best_remain_when_the_candidates_are_full(target: int, kind: int, n_
         assert 20 <= search.filled[query] < 50
 
 
-@pytest.mark.parametrize("n_queries", [1, 30])
-def test_mean_and_components_are_subtracted(target: int, n_queries: int) -> None:
+@pytest.mark.parametrize("n_components", [0, 2])
+@pytest.mark.parametrize("n_queries", [1, 3, 30])
+def test_mean_and_components_are_subtracted(target: int, n_queries: int, n_components: int) -> None:
     generator = np.random.default_rng(2)
     size = 37
     stored, exact = as_stored(generator.standard_normal((50, size)) + 3, HALF)
     mean = exact.mean(0).astype(np.float32)
-    components = np.linalg.qr(generator.standard_normal((size, 2)))[0].T.copy()
+    components = np.linalg.qr(generator.standard_normal((size, 2)))[0].T.copy()[:n_components]
     queries = generator.standard_normal((n_queries, size)).astype(np.float32)
     moved = exact - mean
     moved -= moved @ components.T @ components

@@ -1,7 +1,7 @@
 """Compiled loops over arrays, which release the GIL; see compiled.pyx and kernels.h.
 
 Vectors are given as bytes, int8 [n, nbytes], with the number of their dtype: 0 float32, 1 float16, 2 bfloat16, and for
-pairs 3 float64. Metrics are 0 cosine, 1 inner product, 2 distance.
+pairs 3 float64; for searches 4 int8 codes. Metrics are 0 cosine, 1 inner product, 2 distance.
 """
 
 from typing import Any
@@ -71,11 +71,21 @@ class Candidates:
         least: NDArray[np.float32],
     ) -> None: ...
     def add(
-        self, vectors: NDArray[np.int8], kind: int, rows: NDArray[np.int64], state: NDArray[np.uint8]
+        self,
+        vectors: NDArray[np.int8],
+        kind: int,
+        state: NDArray[np.uint8],
+        first: int,
+        rows: NDArray[np.int64] | None = None,
+        spread: bool = False,
+        scales: NDArray[np.float32] | None = None,
+        center: NDArray[np.float32] | None = None,
     ) -> tuple[int, float]:
         """Add rows; set the `state` of each: 0, 1 (left to float64) or 2 (not finite, or too long).
 
-        Returns how many states are not 0, and the largest squared length.
+        `rows`: their numbers, ascending; None: first, first + 1, ... With `spread`, row r is vector r - first, else
+        the vectors are those of the rows. `scales` [vector] and `center` [feature] are of int8 codes. Returns how many
+        states are not 0, and the largest squared length.
         """
 
 def score_pairs(

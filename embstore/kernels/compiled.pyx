@@ -8,6 +8,7 @@ from libc.stdlib cimport free, malloc
 cdef extern from "kernels.h" nogil:
     enum:
         FEW_QUERIES
+        CODES
     ctypedef struct search_t:
         int64_t size, n_queries, n_components, n_groups, n_best, capacity
         int metric
@@ -23,6 +24,14 @@ cdef extern from "kernels.h" nogil:
         int64_t *filled
         float *least
         float *buffer
+    ctypedef struct block_t:
+        const void *vectors
+        int kind
+        const float *scales
+        const float *center
+        int64_t n, first
+        const int64_t *rows
+        int spread
     ctypedef struct cosines_t:
         int64_t size, n
         const void *vectors
@@ -51,10 +60,7 @@ cdef extern from "kernels.h" nogil:
     int64_t buffer_floats(int64_t size, int64_t n_queries)
     int64_t panel_queries()
     void c_pack_queries "pack_queries" (const float *queries, int64_t n_queries, int64_t size, float *panels)
-    int64_t search_rows(
-        const search_t *search, const void *vectors, int kind, int64_t n, const int64_t *rows, uint8_t *state,
-        float *longest
-    )
+    int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state, float *longest)
     void c_score_pairs "score_pairs" (
         const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
         const int64_t *owners, const int64_t *numbers, double *scores
@@ -182,15 +188,36 @@ cdef class Candidates:
     def __dealloc__(self):
         free(self._groups)
 
-    def add(self, const char[:, ::1] vectors, int kind, const int64_t[::1] rows, uint8_t[::1] state):
-        cdef int64_t n = vectors.shape[0], n_other
+    def add(
+        self,
+        const char[:, ::1] vectors,
+        int kind,
+        uint8_t[::1] state,
+        int64_t first,
+        const int64_t[::1] rows = None,
+        bint spread = False,
+        const float[::1] scales = None,
+        const float[::1] center = None,
+    ):
+        cdef int64_t n_vectors = vectors.shape[0], n = state.shape[0], n_other
         cdef float longest = 0
-        if rows.shape[0] != n or state.shape[0] != n or vectors.shape[1] != self._search.size * (4, 2, 2)[kind]:
+        cdef block_t block
+        if vectors.shape[1] != self._search.size * (4, 2, 2, 0, 1)[kind] or (n != n_vectors and not spread):
             raise ValueError("the shapes of the arguments do not fit")
+        if (rows is None and spread) or (rows is not None and rows.shape[0] != n):
+            raise ValueError("the rows are not those of the states")
+        if kind == CODES and (scales is None or scales.shape[0] != n_vectors or center.shape[0] != self._search.size):
+            raise ValueError("codes need a scale for each vector, and a center")
         if not n:
             return 0, 0.0
+        if spread and not first <= rows[0] <= rows[n - 1] < first + n_vectors:
+            raise ValueError("the rows are not among the vectors")
+        block.vectors, block.kind, block.n, block.first, block.spread = &vectors[0, 0], kind, n, first, spread
+        block.rows = NULL if rows is None else &rows[0]
+        block.scales = NULL if scales is None else &scales[0]
+        block.center = NULL if center is None else &center[0]
         with nogil:
-            n_other = search_rows(&self._search, &vectors[0, 0], kind, n, &rows[0], &state[0], &longest)
+            n_other = search_rows(&self._search, &block, &state[0], &longest)
         return n_other, longest
 
 

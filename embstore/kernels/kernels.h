@@ -24,13 +24,26 @@ int64_t gather_rows(
 /* Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once. */
 void will_need(const uint64_t *starts, int64_t n, int64_t nbytes);
 
-/* How numbers are stored: float32, the bits of float16 or bfloat16, or float64, which score_pairs alone takes. */
-enum { FLOAT, HALF, BFLOAT, DOUBLE };
+/* How numbers are stored: float32, the bits of float16 or bfloat16, float64, which score_pairs alone takes, or int8
+   codes, which score_pairs does not take: a value is code * scale + center, both rounded to float32. */
+enum { FLOAT, HALF, BFLOAT, DOUBLE, CODES };
 enum { COSINE, PRODUCT, DISTANCE };
 /* Whether a row can be compared in float32: UNSURE is left to float64, BAD is not finite or too long. */
 enum { FINE, UNSURE, BAD };
 /* Up to this number of queries, rows are multiplied as they are read. */
 enum { FEW_QUERIES = 4 };
+
+/* Rows that are searched. `rows` are their numbers, or NULL: first, first + 1, ... Row r is vector r - first where the
+   vectors are of more rows than these (`spread`), else they follow each other. */
+typedef struct {
+    const void *vectors;   /* [., size] */
+    int kind;
+    const float *scales;   /* [.] and [size], of CODES */
+    const float *center;
+    int64_t n, first;
+    const int64_t *rows;
+    int spread;
+} block_t;
 
 /* A search for the best rows of some queries; in float32, so that it keeps more candidates than are asked for. */
 typedef struct {
@@ -64,11 +77,9 @@ int64_t buffer_floats(int64_t size, int64_t n_queries);
 int64_t panel_queries(void);
 void pack_queries(const float *queries, int64_t n_queries, int64_t size, float *panels);
 
-/* Add rows [n, size] to a search; `rows` are their numbers. Sets state[i] of each, and `longest` to the largest squared
-   length. Returns how many are not FINE. */
-int64_t search_rows(
-    const search_t *search, const void *vectors, int kind, int64_t n, const int64_t *rows, uint8_t *state,
-    float *longest);
+/* Add rows to a search. Sets state[i] of each, and `longest` to the largest squared length. Returns how many are not
+   FINE. */
+int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state, float *longest);
 
 /* The scores in float64 of pairs: query owners[i] (at unit length for COSINE) and row numbers[i]. The order of additions
    is the same for all pairs, so that equal vectors have equal scores. DISTANCE is Euclidean. */

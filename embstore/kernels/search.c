@@ -8,26 +8,29 @@
 #define FEATURES 256         /* features multiplied at a time: those of a panel fit the first cache */
 #define CHUNK_FLOATS 32768   /* floats of the rows that are multiplied with all queries: they fit the second cache */
 #define MANY_FLOATS 262144   /* floats of queries that do not fit it, and then of rows: queries are read more rarely */
-#define AHEAD_NBYTES 1024
+#define AHEAD_NBYTES 2048    /* what is fetched into the cache is this far ahead of what is read */
 #define GROUP 12             /* chunks are whole groups of rows, 12 or 6 */
 #define MOST_PANEL 32
 static const float SMALLEST = 1e-30f;  /* a squared length below which some squares may have underflowed */
 static const float CANCELLED = 64;     /* a row this many times shorter than what was subtracted is left to float64 */
 
-/* Ask for bytes soon after those of a row: the processor itself reads ahead only within a page. */
-static inline void prefetch(const void *row, int64_t nbytes) {
+/* The processor itself reads ahead only within a page. */
 #ifdef __GNUC__
-    for (int64_t i = 0; i < nbytes; i += 64) __builtin_prefetch((const char *)row + i + AHEAD_NBYTES);
+#define FETCH(address) __builtin_prefetch(address)
 #else
-    (void)row, (void)nbytes;
+#define FETCH(address)
 #endif
-}
 
-static inline float float_of_bfloat(uint16_t bits) {
-    union { uint32_t bits; float value; } number;
-    number.bits = (uint32_t)bits << 16;
-    return number.value;
-}
+/* Rounds a product to float32 before it is added to, as numpy does: compilers make one operation of both. */
+#if defined(__GNUC__) && defined(__x86_64__)
+#define ROUND(value) __asm__("" : "+v"(value))
+#elif defined(__GNUC__) && defined(__aarch64__)
+#define ROUND(value) __asm__("" : "+w"(value))
+#elif defined(__GNUC__)
+#define ROUND(value) __asm__("" : "+m"(value))
+#else
+#define ROUND(value)
+#endif
 
 /* The first address from here on that a vector of any target is aligned at. */
 static inline float *aligned(const float *from) {
@@ -99,6 +102,40 @@ static void add_candidate(const search_t *search, int64_t query, int64_t row, fl
     search->filled[query] = filled;
 }
 
+/* A stored row; its scale is of CODES. */
+typedef struct {
+    const char *values;
+    float scale;
+} row_t;
+
+/* How the rows of a search are read: what is subtracted from them, and from which squared length on one is compared as
+   it is. Of shorter ones, float32 may not give the length. */
+typedef struct {
+    const float *mean, *center;
+    float least_square;
+} reading_t;
+
+static inline int64_t nbytes_of(int kind, int64_t size) {
+    return size * (kind == FLOAT ? 4 : kind == CODES ? 1 : 2);
+}
+
+static inline row_t row_of(const block_t *block, const int kind, int64_t size, int64_t i) {
+    int64_t at = block->spread ? block->rows[i] - block->first : i;
+    row_t row = {(const char *)block->vectors + at * nbytes_of(kind, size), kind == CODES ? block->scales[at] : 0};
+    return row;
+}
+
+static inline int64_t number_of(const block_t *block, int64_t i) {
+    return block->rows ? block->rows[i] : block->first + i;
+}
+
+static reading_t reading_of(const search_t *search, const block_t *block) {
+    float length = search->mean && search->metric == COSINE ? 3 * search->mean_length / (CANCELLED - 1) : 0;
+    reading_t reading = {search->mean, block->center, length * length > SMALLEST ? length * length : SMALLEST};
+    if (search->n_components) reading.least_square = INFINITY;
+    return reading;
+}
+
 #define BODY "search_body.h"
 #include "targets.h"
 
@@ -118,11 +155,8 @@ void pack_queries(const float *queries, int64_t n_queries, int64_t size, float *
     CHOOSE(pack_queries)(queries, n_queries, size, panels);
 }
 
-int64_t search_rows(
-    const search_t *search, const void *vectors, int kind, int64_t n, const int64_t *rows, uint8_t *state,
-    float *longest
-) {
-    return CHOOSE(search_rows)(search, vectors, kind, n, rows, state, longest);
+int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state, float *longest) {
+    return CHOOSE(search_rows)(search, block, state, longest);
 }
 
 void score_pairs(

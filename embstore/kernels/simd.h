@@ -41,6 +41,32 @@ TARGET static inline floats NAME(load_halves)(const uint16_t *from) {
 #endif
 }
 
+/* WIDTH bfloat16 values, given as their bits, as floats. */
+TARGET static inline floats NAME(load_bfloats)(const uint16_t *from) {
+#ifdef WIDTH_16
+    return (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
+#elif defined(WIDTH_8)
+    return (floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16);
+#else
+    float values[WIDTH];
+    for (int i = 0; i < WIDTH; i++) values[i] = float_of_bfloat(from[i]);
+    return NAME(load_floats)(values);
+#endif
+}
+
+/* WIDTH int8 values as floats. */
+TARGET static inline floats NAME(load_codes)(const int8_t *from) {
+#ifdef WIDTH_16
+    return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(WIDTH_8)
+    return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    float values[WIDTH];
+    for (int i = 0; i < WIDTH; i++) values[i] = from[i];
+    return NAME(load_floats)(values);
+#endif
+}
+
 TARGET static inline void NAME(store_floats)(float *to, floats values) {
     *(floats *)to = values;
 }

@@ -29,6 +29,12 @@ static inline float float_of_half(uint16_t half) {
     return (half & 0x7C00) == 0x7C00 ? special.value : number.value * 0x1p112f;
 }
 
+static inline float float_of_bfloat(uint16_t bits) {
+    union { uint32_t bits; float value; } number;
+    number.bits = (uint32_t)bits << 16;
+    return number.value;
+}
+
 #define JOIN_(name, suffix) name##_##suffix
 #define JOIN(name, suffix) JOIN_(name, suffix)
 

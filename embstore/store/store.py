@@ -33,7 +33,7 @@ from embstore.store.index import Index, Labels, TypeIndex
 from embstore.store.layout import RESIDUAL, Layout, resolve_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.gather import RESUME, Gatherer
-from embstore.store.reading.scan import BLOCK_NBYTES, DENSE, Checksums, Snapshot, scan_blocks
+from embstore.store.reading.scan import BLOCK_NBYTES, DENSE, Checksums, Snapshot, scan_blocks, stored_blocks
 from embstore.store.storage.files import REPAIR_HINT, crc32c
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.vectors import VALUE_DTYPE
@@ -370,6 +370,19 @@ class Store:
         if missing == "error":
             self._require_committed(start, stop)
         return scan_blocks(self.snapshot, number, start, stop, block_rows=block_rows, nan=missing == "nan", copy=copy)
+
+    def scan_stored(
+        self, layer: Layer, start: int, stop: int, *, block_rows: int
+    ) -> Iterator[tuple[int, NDArray[Any], NDArray[np.float32] | None]]:
+        """Yield `(first row, stored numbers [n, hidden_size], scales [n])` over rows `[start, stop)` of one layer.
+
+        As `scan` without a copy, but bfloat16 as its bits and int8 as its codes: only int8 has scales, and its values
+        are code * scale + `center`.
+        """
+        number = self.layers.index(resolve_layer(layer, self.layers))
+        self._reader.require_current(columns=False)
+        self._require_committed(start, stop)
+        return stored_blocks(self.snapshot, number, start, stop, block_rows=block_rows)
 
     def _require_committed(self, start: int, stop: int) -> None:
         size = self.layout.partition_rows

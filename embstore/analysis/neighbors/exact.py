@@ -8,16 +8,18 @@ ordered by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.analysis.neighbors.space import Space, Vectors, refuse_vector, stored_bytes
+from embstore.analysis.neighbors.space import Rows, Space, StoredBlock, Vectors, refuse_vector, stored_bytes
 from embstore.arguments import as_matrix
 from embstore.errors import InvalidValueError, NonFiniteError, check_whole
 from embstore.kernels.compiled import Candidates, pack_queries, padded_queries, score_pairs
@@ -25,7 +27,9 @@ from embstore.vectors.kmeans import unit_rows
 
 MAX_K = 2**31 - 1
 SMALL = 2**35  # multiplications up to which a GPU is not looked for, which would load torch
-BLOCK_NBYTES = 2**21  # of float32
+THREAD_ROWS = 4096  # fewer rows are not worth another thread
+BLOCKS_A_THREAD = 8  # blocks of a search, so that threads end together; but
+LEAST_NUMBERS, MOST_NUMBERS = 2**19, 2**22  # numbers in a block
 GPU_BLOCK_NBYTES = 2**28
 SECOND_PASS_SCORES = 2**22
 SPARE_CANDIDATES = 64  # candidates collected before the best of them are selected, or half as many as are kept
@@ -61,7 +65,7 @@ def exact_search(
     *,
     k: int,
     space: Space | None = None,
-    rows: NDArray[np.int64] | None = None,
+    rows: Rows | None = None,
     exclude: Sequence[Exclusion] = (),
     device: str = "auto",
     threads: int | None = None,
@@ -78,8 +82,10 @@ def exact_search(
     space = Space() if space is None else space
     compared = checked_queries(queries, vectors.hidden_size, space)
     check_whole("k", k, 1, MAX_K)
-    candidates = np.arange(vectors.count) if rows is None else np.ascontiguousarray(rows, np.int64)
-    if rows is not None and (candidates[1:] <= candidates[:-1]).any():
+    candidates: Rows = range(vectors.count) if rows is None else rows
+    if not isinstance(candidates, range):
+        candidates = np.ascontiguousarray(candidates, np.int64)
+    if not isinstance(candidates, range) and (candidates[1:] <= candidates[:-1]).any():
         raise InvalidValueError("rows must be ascending, each given once: sort them")
     if len(candidates) and not 0 <= candidates[0] <= candidates[-1] < vectors.count:
         raise InvalidValueError(f"rows must be between 0 and {vectors.count - 1:,}, those of the searched vectors")
@@ -115,7 +121,7 @@ class Search:
     queries: NDArray[np.float64]
     k: int
     space: Space
-    rows: NDArray[np.int64]
+    rows: Rows
     exclude: tuple[Exclusion, ...]
     progress: Callable[[int], object] | None
 
@@ -154,18 +160,22 @@ class Search:
         """The best rows of each query in float32, not ordered: scores and rows [q, n_candidates]."""
         from embstore.devices import thread_count
 
-        n_parts = min(thread_count(threads), max(1, len(self.rows) // 4096))
-        parts = list(pairwise(len(self.rows) * part // n_parts for part in range(n_parts + 1)))
+        n_threads = min(thread_count(threads), max(1, len(self.rows) // THREAD_ROWS))
         # Threads share the lowest useful score of each query; any value that one of them writes is a valid bound.
         least = self.least_of(np.full(len(self.queries), -np.inf))
         packed = pack_queries(self.queries32)
-        if len(parts) == 1:
-            found = [_best_of_part(self, packed, least, *parts[0])]
-        else:
-            with ThreadPoolExecutor(len(parts), "embstore-search") as pool:
-                running = [pool.submit(_best_of_part, self, packed, least, *part) for part in parts]
-                found = [future.result() for future in running]
-        scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*found, strict=True))
+        capacity = self.n_candidates + max(SPARE_CANDIDATES, self.n_candidates // 2)
+        found = [_Found(self, packed, least, min(capacity, len(self.rows) + 1)) for _ in range(n_threads)]
+        blocks = _Blocks(self, n_threads)
+        others = [_pool(os.getpid()).submit(one.add_all, blocks) for one in found[1:]]
+        try:
+            found[0].add_all(blocks)
+        finally:
+            blocks.stop()
+            wait(others)
+        for other in others:
+            other.result()
+        scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*(one.best() for one in found), strict=True))
         if scores.shape[1] > self.n_candidates:
             best = np.argpartition(-scores, self.n_candidates - 1, axis=1)[:, : self.n_candidates]
             scores, rows = np.take_along_axis(scores, best, 1), np.take_along_axis(rows, best, 1)
@@ -253,12 +263,12 @@ class Search:
         again = Search(self.vectors, self.queries[doubtful], self.k, self.space, self.rows, exclude, None)
         best = Hits(hits.rows[doubtful], hits.scores[doubtful])
         least = again.least_of((worst - self.rounding)[doubtful])
-        block_rows = max(1, min(SECOND_PASS_SCORES // len(doubtful), len(self.rows)))
-        near = _Found(again, pack_queries(again.queries32), least, block_rows + 1)
-        for read, stored in self.vectors.blocks(self.rows, block_rows):
-            near.filled[:] = 0
-            near.add(read, stored)
-            new = np.where(np.arange(near.filled.max()) < near.filled[:, None], near.rows[:, : near.filled.max()], -1)
+        packed = pack_queries(again.queries32)
+        for read in self.vectors.stored(self.rows, max(1, SECOND_PASS_SCORES // len(doubtful))):
+            block = read()
+            near = _Found(again, packed, least, block.n_rows + 1)
+            near.add(block)
+            new = near.best()[1][:, : near.filled.max()]
             for query in np.flatnonzero(near.filled).tolist():
                 new[query, np.isin(new[query], best.rows[query])] = -1
             if (new >= 0).any():
@@ -281,16 +291,64 @@ class _Found:
         groups = (search.row_groups, search.query_groups)
         self._kernel = Candidates(*compared, *groups, n_best, self.scores, self.rows, self.filled, least)
 
-    def add(self, rows: NDArray[np.int64], stored: NDArray[Any]) -> None:
+    def add(self, block: StoredBlock) -> None:
         """Add the rows of a block that are above the lowest useful score; raises NonFiniteError."""
-        state = np.empty(len(rows), np.uint8)
-        n_other, square = self._kernel.add(*stored_bytes(stored), rows, state)
+        state = np.empty(block.n_rows, np.uint8)
+        vectors, kind = stored_bytes(block.vectors)
+        n_other, square = self._kernel.add(
+            vectors, kind, state, block.first, block.rows, block.spread, block.scales, block.center
+        )
         if n_other:
-            bad = np.flatnonzero(state == _BAD)
+            bad = block.numbers(np.flatnonzero(state == _BAD))
             if len(bad):
-                refuse_vector(int(rows[bad[0]]), stored[bad[0]])
-            self._search.unsure.append(rows[state == _UNSURE])
+                refuse_vector(int(bad[0]), self._search.vectors.gather(bad[:1])[0])
+            self._search.unsure.append(block.numbers(np.flatnonzero(state == _UNSURE)))
         self._search.lengths.append(square**0.5)
+
+    def add_all(self, blocks: _Blocks) -> None:
+        """Add blocks until there are no more."""
+        while (read := blocks.next()) is not None:
+            block = read()
+            self.add(block)
+            blocks.done(block.n_rows)
+
+    def best(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The candidates: scores and rows [q, capacity], -inf and -1 for none."""
+        unused = np.arange(self.scores.shape[1]) >= self.filled[:, None]
+        self.scores[unused], self.rows[unused] = -np.inf, -1
+        return self.scores, self.rows
+
+
+class _Blocks:
+    """The blocks of a search, which several threads take in turn, so that files are read in order."""
+
+    def __init__(self, search: Search, n_threads: int) -> None:
+        size = search.vectors.hidden_size
+        even = len(search.rows) // (BLOCKS_A_THREAD * n_threads)
+        block_rows = max(1, LEAST_NUMBERS // size, min(even, MOST_NUMBERS // size))
+        self._search, self._lock = search, Lock()
+        self._left: Iterator[Callable[[], StoredBlock]] = search.vectors.stored(search.rows, block_rows)
+
+    def next(self) -> Callable[[], StoredBlock] | None:
+        with self._lock:
+            return next(self._left, None)
+
+    def done(self, n_rows: int) -> None:
+        with self._lock:
+            self._search.advance(n_rows)
+
+    def stop(self) -> None:
+        """Give out no more blocks."""
+        with self._lock:
+            self._left = iter(())
+
+
+@lru_cache(1)
+def _pool(process: int) -> ThreadPoolExecutor:
+    """The threads of all searches; those of another process do not survive a fork."""
+    from embstore.devices import MAX_THREADS
+
+    return ThreadPoolExecutor(MAX_THREADS, "embstore-search")
 
 
 def _excluded(search: Search, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -299,22 +357,6 @@ def _excluded(search: Search, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     for of_rows, of_queries in zip(search.row_groups, search.query_groups, strict=True):
         out |= (of_rows[rows][None] == of_queries[:, None]) & (of_queries[:, None] >= 0)
     return out
-
-
-def _best_of_part(
-    search: Search, packed: Any, least: NDArray[np.float32], start: int, stop: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The rows of a part that may be among the best: scores and rows [q, capacity], -inf and -1 for none."""
-    spare = max(SPARE_CANDIDATES, search.n_candidates // 2)
-    capacity = min(search.n_candidates + spare, max(stop - start, search.n_candidates) + 1)
-    found = _Found(search, packed, least, capacity)
-    block_rows = min(max(1, BLOCK_NBYTES // (4 * search.vectors.hidden_size)), max(1, stop - start))
-    for rows, stored in search.vectors.blocks(search.rows[start:stop], block_rows):
-        found.add(rows, stored)
-        search.advance(len(rows))
-    unused = np.arange(capacity) >= found.filled[:, None]
-    found.scores[unused], found.rows[unused] = -np.inf, -1
-    return found.scores, found.rows
 
 
 def _gpu_candidates(search: Search, device: Any) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

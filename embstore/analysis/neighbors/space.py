@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,23 +14,56 @@ from embstore.arguments import as_matrix
 from embstore.errors import NonFiniteError, check_choice, check_whole
 from embstore.store import Selection, Store
 from embstore.store.layout import resolve_layer
+from embstore.store.reading.scan import DENSE
 from embstore.vectors.kmeans import unit_rows
 
 METRICS = ("cosine", "ip", "l2")
 MAX_SEED = 2**63 - 1  # as tables hold it
 
+KINDS = {"float32": 0, "float16": 1, "uint16": 2, "float64": 3, "int8": 4}  # the numbers of dtypes in the kernels
+
 Stored = NDArray[np.float32] | NDArray[np.float16]
 Block = tuple[NDArray[np.int64], Stored]
+Rows = NDArray[np.int64] | range  # ascending; a range takes no memory
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """Rows of one layer as they are stored.
+
+    `vectors` [n, feature]: float32, float16, the bits of bfloat16 (uint16) or int8 codes, whose values are
+    code * `scales` [n] + `center` [feature], both rounded to float32. `first`: the row of the first vector. `rows`: the
+    rows meant, ascending; None: those of all vectors. `spread`: the vectors of other rows lie between them.
+    """
+
+    first: int
+    vectors: NDArray[Any]
+    scales: NDArray[np.float32] | None = None
+    center: NDArray[np.float32] | None = None
+    rows: NDArray[np.int64] | None = None
+    spread: bool = False
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.vectors) if self.rows is None else len(self.rows)
+
+    def numbers(self, chosen: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The rows at these positions among the rows meant."""
+        return np.asarray(chosen + self.first if self.rows is None else self.rows[chosen], np.int64)
 
 
 class Vectors(Protocol):
-    """Vectors that can be searched: `count` of them with `hidden_size` features, float16 or float32."""
+    """Vectors that can be searched: `count` of them with `hidden_size` features.
+
+    `stored` gives ascending rows in blocks, each of them read by the thread that calls it.
+    """
 
     count: int
     hidden_size: int
 
     def gather(self, rows: NDArray[np.int64]) -> Stored: ...
-    def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]: ...
+    def blocks(self, rows: Rows, block_rows: int) -> Iterator[Block]: ...
+    def stored(self, rows: Rows, block_rows: int) -> Iterator[Callable[[], StoredBlock]]: ...
 
 
 class StoreVectors:
@@ -44,15 +78,36 @@ class StoreVectors:
     def gather(self, rows: NDArray[np.int64]) -> Stored:
         return self.store.gather(rows, self.layer)
 
-    def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
+    def blocks(self, rows: Rows, block_rows: int) -> Iterator[Block]:
         first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
         if last - first == len(rows):
             for start, vectors in self.store.scan(self.layer, first, last, block_rows=block_rows, copy=False):
                 yield np.arange(start, start + len(vectors)), vectors
             return
-        chosen = Selection(self.store, layers=(self.layer,), rows=rows)
+        chosen = Selection(self.store, layers=(self.layer,), rows=np.asarray(rows))
         for block in chosen.iter_blocks(block_rows=block_rows):
             yield block.rows, block.vectors
+
+    def stored(self, rows: Rows, block_rows: int) -> Iterator[Callable[[], StoredBlock]]:
+        first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+        is_every = last - first == len(rows)
+        if not is_every and (len(rows) <= DENSE * (last - first) or self.store.n_committed_rows < self.store.n_rows):
+            for start in range(0, len(rows), block_rows):
+                yield partial(self._gathered, np.asarray(rows[start : start + block_rows]))
+            return
+        center = None if self.store.center is None else self.store.center[self.store.layers.index(self.layer)]
+        for start, vectors, scales in self.store.scan_stored(self.layer, first, last, block_rows=block_rows):
+            chosen = None
+            if not is_every:
+                left, right = np.searchsorted(rows, (start, start + len(vectors)))
+                chosen = np.asarray(rows[left:right])
+            yield partial(StoredBlock, start, vectors, scales, center, chosen, chosen is not None)
+
+    def _gathered(self, rows: NDArray[np.int64]) -> StoredBlock:
+        out = None
+        if self.store.dtype == "bfloat16":
+            out = np.empty((len(rows), self.hidden_size), np.uint16)
+        return StoredBlock(0, self.store.gather(rows, self.layer, out=out), rows=rows)
 
 
 class ArrayVectors:
@@ -66,17 +121,27 @@ class ArrayVectors:
     def gather(self, rows: NDArray[np.int64]) -> Stored:
         return self._array[rows]
 
-    def blocks(self, rows: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
-        is_all = len(rows) == self.count
+    def blocks(self, rows: Rows, block_rows: int) -> Iterator[Block]:
+        for start in range(0, len(rows), block_rows):
+            part = np.asarray(rows[start : start + block_rows])
+            first, last = int(part[0]), int(part[-1]) + 1
+            yield part, self._array[first:last] if last - first == len(part) else self._array[part]
+
+    def stored(self, rows: Rows, block_rows: int) -> Iterator[Callable[[], StoredBlock]]:
+        array = np.ascontiguousarray(self._array)
         for start in range(0, len(rows), block_rows):
             part = rows[start : start + block_rows]
-            yield part, self._array[start : start + block_rows] if is_all else self._array[part]
+            first, last = int(part[0]), int(part[-1]) + 1
+            if last - first == len(part):
+                yield partial(StoredBlock, first, array[first:last])
+            else:
+                yield partial(StoredBlock, first, array[first:last], rows=np.asarray(part), spread=True)
 
 
 def stored_bytes(vectors: NDArray[Any]) -> tuple[NDArray[np.int8], int]:
-    """Vectors as the kernels take them: their bytes, and the number of their dtype (float16, float32 or float64)."""
+    """Vectors as the kernels take them: their bytes, and the number of their dtype."""
     stored = np.ascontiguousarray(vectors)
-    return stored.view(np.int8), {"float32": 0, "float16": 1, "float64": 3}[stored.dtype.name]
+    return stored.view(np.int8), KINDS[stored.dtype.name]
 
 
 def refuse_vector(row: int, vector: Stored) -> None:

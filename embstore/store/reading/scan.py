@@ -245,6 +245,33 @@ def scan_blocks(
                 row = end
 
 
+def stored_blocks(
+    snapshot: Snapshot, layer: int, start: int, stop: int, *, block_rows: int
+) -> Iterator[tuple[int, NDArray[Any], NDArray[np.float32] | None]]:
+    """Yield (first row, stored numbers [n, feature], scales [n] of int8) over committed rows `[start, stop)`.
+
+    They are read-only views of mapped files where possible, and then end where the file does.
+    """
+    layout = snapshot.layout
+    with (
+        SequentialReader(snapshot, "hidden_states", layer, stop) as vectors,
+        SequentialReader(snapshot, "scale", layer, stop) as scales,
+    ):
+        row = start
+        while row < stop:
+            end = min(row + block_rows, stop)
+            stored = vectors.view(row, end)
+            if stored is None:
+                stored = np.empty((end - row, layout.hidden_size), STORAGE_DTYPE[layout.dtype])
+                vectors.read(row, end, stored)
+            scale = None
+            if snapshot.center is not None:
+                scale = np.empty(len(stored), SCALE_DTYPE)
+                scales.read(row, row + len(stored), scale)
+            yield row, stored, scale
+            row += len(stored)
+
+
 class _Buffers:
     """Two buffers handed out in turn; one that the caller still holds is replaced by a new one."""
 
