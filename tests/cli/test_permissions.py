@@ -29,18 +29,27 @@ def without_privileges() -> Iterator[None]:
         os.seteuid(0)
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the first test has made."""
+    return tmp_path_factory.mktemp("template") / "work"
+
+
 @pytest.fixture
-def shared(made: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder with model, corpus and store, in a place that every user reaches."""
-    with tempfile.TemporaryDirectory() as top:
-        folder = Path(top) / "work"
-        shutil.copytree(made, folder)
-        for path in (Path(top), *Path(top).rglob("*")):
-            path.chmod(0o777 if path.is_dir() else 0o666)
-        monkeypatch.chdir(folder)
+def shared(made: Path, template: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder with model, corpus and stores, in a place that every user reaches."""
+    if not template.exists():
+        shutil.copytree(made, template)
+        monkeypatch.chdir(template)
         for command in ("extract corpus.txt first.h5 --model model", "lookup first.h5 bank --out first.csv"):
             assert run(*command.split()).status == 0  # loads whatever that user might not be allowed to load
         assert run("export", "first.h5", "second.zarr").status == 0
+    with tempfile.TemporaryDirectory() as top:
+        folder = Path(top) / "work"
+        shutil.copytree(template, folder)
+        for path in (Path(top), *Path(top).rglob("*")):
+            path.chmod(0o777 if path.is_dir() else 0o666)
+        monkeypatch.chdir(folder)
         yield folder
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o777)

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import embstore as es
-from tests.cli.conftest import COMMAND, SENTENCES, environment, run_process, settings
+from tests.cli.conftest import COMMAND, SENTENCES, Ran, environment, run_process, settings
 from tests.models import tiny
 
 HELD = (  # the command, which waits for long once the first words are encoded
@@ -169,7 +170,6 @@ def test_output_to_a_full_disk_is_a_failure_in_one_line(made: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["lookup", "store.zarr", b"\xff"], "is not text"),
         (["lookup", "store.zarr", b"\xed\xa0\x80"], "is not text"),
         (["info", b"\xff.zarr"], "there is no store at"),
         (["extract", b"\xff.txt", "new.zarr", "-m", "random:4"], "no corpus at"),
@@ -181,14 +181,22 @@ def test_output_to_a_full_disk_is_a_failure_in_one_line(made: Path) -> None:
     ],
 )  # fmt: skip
 def test_arguments_that_are_no_text_or_too_large_end_in_one_line(
-    arguments: list[str | bytes], says: str, made: Path
+    arguments: list[str | bytes], says: str, made: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = subprocess.run([*COMMAND, *arguments], cwd=made, env=environment(), capture_output=True, check=False)
-    err = done.stderr.decode("utf-8", "backslashreplace")
-    assert (done.returncode, done.stdout, err.count("\n")) == (2, b"", 1), err
-    assert err.startswith("embstore: "), err
-    assert says in err
-    assert "EMBSTORE_DEBUG" not in err
+    monkeypatch.chdir(made)
+    ran = run(*map(os.fsdecode, arguments))
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1), ran.err
+    assert ran.err.startswith("embstore: "), ran.err
+    assert says in ran.err
+    assert "EMBSTORE_DEBUG" not in ran.err
+
+
+def test_an_argument_that_is_no_text_in_a_process(made: Path) -> None:
+    command = [*COMMAND, "lookup", "store.zarr", b"\xff"]
+    done = subprocess.run(command, cwd=made, env=environment(), capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+    assert done.stderr.startswith(b"embstore: ")
+    assert b"is not text" in done.stderr
 
 
 @pytest.mark.slow
