@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "corpus": {"errors", "arguments", "progress"},
     "vectors": {"errors", "arguments", "progress", "corpus", "store"},
     "store": {"errors", "arguments", "html", "kernels", "progress", "schemas"},
-    "models": {"errors", "arguments", "devices", "progress", "store", "corpus", "vectors"},
+    "models": {"errors", "arguments", "devices", "kernels", "progress", "store", "corpus", "vectors"},
     "extraction": {
         "errors",
         "arguments",

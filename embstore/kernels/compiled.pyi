@@ -120,3 +120,21 @@ def add_cosines(
     `sentences` [n] may be empty, -1 is none, and sentences ascend; the other arguments are explained in kernels.h.
     Returns how many vectors are not zero, or -1 if one is not finite or its square overflows.
     """
+
+def attend(
+    queries: NDArray[np.float32],
+    keys: NDArray[np.float32],
+    values: NDArray[np.float32],
+    bounds: NDArray[np.int32],
+    scale: float,
+    before: int,
+    after: int,
+    n_threads: int,
+    out: NDArray[np.float32],
+) -> None:
+    """Attend within each sentence: `queries` [position, head, feature] to `keys` and `values`, into `out`.
+
+    `bounds` [sentence + 1] ascend from 0 to the number of positions. Several heads may share keys and values. A head
+    has a multiple of 16 features. A position attends up to `before` and `after` positions away, -1: to all. The
+    result does not depend on the number of threads.
+    """

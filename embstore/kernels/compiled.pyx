@@ -2,7 +2,7 @@
 """Compiled loops over arrays, which release the GIL. Each checks the shapes of its arguments, not their values."""
 
 from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 cdef extern from "kernels.h" nogil:
@@ -65,6 +65,17 @@ cdef extern from "kernels.h" nogil:
         const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
         const int64_t *owners, const int64_t *numbers, double *scores
     )
+    ctypedef struct attention_t:
+        int64_t n_sentences, n_heads, n_groups, size
+        const int32_t *bounds
+        const float *queries
+        const float *keys
+        const float *values
+        int64_t query_step, query_head, key_step, key_head, value_step, value_head
+        float *out
+        float scale
+        int64_t before, after
+    int c_attend "attend" (const attention_t *attention, int n_threads)
     int64_t add_cosines_float(const cosines_t *sums)
     int64_t add_cosines_double(const cosines_t *sums)
 
@@ -288,3 +299,42 @@ def add_cosines(
     with nogil:
         n_nonzero = add_cosines_float(&sums) if real is float else add_cosines_double(&sums)
     return n_nonzero
+
+
+def attend(
+    const float[:, :, :] queries,
+    const float[:, :, :] keys,
+    const float[:, :, :] values,
+    const int32_t[::1] bounds,
+    float scale,
+    int64_t before,
+    int64_t after,
+    int n_threads,
+    float[:, :, ::1] out,
+):
+    cdef attention_t attention
+    cdef int64_t n = queries.shape[0], n_heads = queries.shape[1], size = queries.shape[2]
+    cdef int failed
+    cdef const float[:, :, :] each
+    for each in (keys, values):
+        if each.shape[0] != n or each.shape[2] != size or not each.shape[1] or n_heads % each.shape[1]:
+            raise ValueError("the shapes of the arguments do not fit")
+    for each in (queries, keys, values):
+        if each.strides[2] != sizeof(float) or each.strides[0] % sizeof(float) or each.strides[1] % sizeof(float):
+            raise ValueError("the features of a head are not next to each other")
+    if keys.shape[1] != values.shape[1] or (out.shape[0], out.shape[1], out.shape[2]) != (n, n_heads, size):
+        raise ValueError("the shapes of the arguments do not fit")
+    if size % 16 or bounds.shape[0] < 2 or bounds[0] != 0 or bounds[bounds.shape[0] - 1] != n:
+        raise ValueError("a head has no multiple of 16 features, or the bounds are not those of the positions")
+    attention.n_sentences, attention.n_heads, attention.size = bounds.shape[0] - 1, n_heads, size
+    attention.n_groups = n_heads // keys.shape[1]
+    attention.bounds, attention.out, attention.scale = &bounds[0], &out[0, 0, 0], scale
+    attention.queries, attention.keys, attention.values = &queries[0, 0, 0], &keys[0, 0, 0], &values[0, 0, 0]
+    attention.query_step, attention.query_head = queries.strides[0] // sizeof(float), queries.strides[1] // sizeof(float)
+    attention.key_step, attention.key_head = keys.strides[0] // sizeof(float), keys.strides[1] // sizeof(float)
+    attention.value_step, attention.value_head = values.strides[0] // sizeof(float), values.strides[1] // sizeof(float)
+    attention.before, attention.after = before, after
+    with nogil:
+        failed = c_attend(&attention, n_threads)
+    if failed:
+        raise MemoryError("attention of a long sentence")

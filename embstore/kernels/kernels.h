@@ -115,4 +115,18 @@ enum { FLUSH_COUNT = 64 };
 int64_t add_cosines_float(const cosines_t *sums);
 int64_t add_cosines_double(const cosines_t *sums);
 
+/* Attention of float32 within sentences that follow one another. */
+typedef struct {
+    int64_t n_sentences, n_heads, n_groups, size;   /* n_groups: heads that share keys and values; size of a head */
+    const int32_t *bounds;                          /* [n_sentences + 1], the positions where sentences begin */
+    const float *queries, *keys, *values;           /* by position and head, with the steps of both, in floats */
+    int64_t query_step, query_head, key_step, key_head, value_step, value_head;
+    float *out;                                     /* [position, n_heads, size] */
+    float scale;
+    int64_t before, after;                          /* how far a position attends, -1 for any distance */
+} attention_t;
+
+/* `size` must be a multiple of 16. Returns 1 if memory is short, else 0. */
+int attend(const attention_t *attention, int n_threads);
+
 #endif

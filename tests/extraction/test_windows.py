@@ -144,7 +144,7 @@ def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene:
         tmp_path / "x.zarr",
     )
     wide = plan_of(list(CORPUS), model=used.encoder, dtype="float32", context_window=1000)
-    assert ordinary.metadata.extraction["batching"] == "packed"
+    assert ordinary.metadata.extraction["batching"] == "varlen"
     assert wide.metadata.extraction["batching"] == "equal"
     counted = Timings()
     store = es.extract(wide, tmp_path / "wide.zarr", timings=counted)
@@ -463,7 +463,7 @@ def test_an_encoder_takes_the_batching_of_the_plan_at_hand(tmp_path: Path, scene
     plan_of(list(CORPUS), model=encoder, dtype="float32", context_window=1)
     assert encoder.batching == "equal"
     es.extract(packed, tmp_path / "x.zarr")
-    assert encoder.batching == "packed"
+    assert encoder.batching == "varlen"
 
 
 def test_too_little_space_is_reported_before_the_first_store(

@@ -13,6 +13,7 @@ from embstore.errors import InvalidValueError, ModelError
 from embstore.models import load_encoder
 from embstore.models.transformer import layers, probing
 from embstore.models.transformer.layers import PackedLinear
+from embstore.models.transformer.varlen import KEYWORD
 from tests.models.oracle import PlainScript, gather, relative_error, word_spans
 from tests.models.tiny import ARCHITECTURES, SENTENCES, save
 
@@ -31,19 +32,28 @@ def meddle(encoder, change):
         model.forward = lambda forward=forward, **inputs: forward(**change(dict(inputs)))
 
 
+def without_bounds(inputs):
+    """A model that does not pass on where its sentences end."""
+    inputs.pop(KEYWORD, None)
+    return inputs
+
+
 def ignore_packing(inputs):
+    without_bounds(inputs)
     if "attention_mask" in inputs and inputs["attention_mask"].dim() == 4:
         inputs.pop("attention_mask")
     return inputs
 
 
 def ignore_positions(inputs):
+    without_bounds(inputs)
     if inputs.get("attention_mask") is not None and inputs["attention_mask"].dim() == 4:
         inputs.pop("position_ids", None)
     return inputs
 
 
 def refuse_packing(inputs):
+    without_bounds(inputs)
     if "attention_mask" in inputs and inputs["attention_mask"].dim() == 4:
         raise ValueError("a mask of two dimensions is needed")
     return inputs
@@ -51,7 +61,7 @@ def refuse_packing(inputs):
 
 def ignore_masks(inputs):
     inputs.pop("attention_mask", None)
-    return inputs
+    return without_bounds(inputs)
 
 
 def slide(inputs, reach=40):
@@ -70,7 +80,8 @@ def slide(inputs, reach=40):
 @pytest.mark.parametrize(
     ("change", "chosen"),
     [
-        (dict, "packed"),
+        (dict, "varlen"),
+        (without_bounds, "packed"),
         (ignore_packing, "padded"),
         (ignore_positions, "padded"),
         (refuse_packing, "padded"),
@@ -128,7 +139,7 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
         model.embeddings.register_forward_hook(drift)
     with pytest.raises(ModelError, match=r"no batching .* reproduces"):
         encoder.self_check(tokenized, layers=(3,), pooling="mean")
-    assert encoder.batching == "packed"
+    assert encoder.batching == "varlen"
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
@@ -138,7 +149,7 @@ def test_wrong_packed_weights_are_dropped(tmp_path, name):
     packed[1].register_forward_hook(lambda module, args, output: output * 1.001)
     tokenized = encoder.tokenize(SENTENCES)
     assert encoder.self_check(tokenized, layers=(3,), pooling="mean") < 2e-5
-    assert encoder.batching == "packed"
+    assert encoder.batching == "varlen"
     assert encoder.network.packed_nbytes == 0
     assert encoder.network.fast_tap.model is encoder.network.model
 
@@ -231,7 +242,7 @@ def test_half_precision_is_near_the_plain_pass(tmp_path, dtype):
 def test_half_precision_uses_the_first_batching(tmp_path, dtype):
     encoder = load_encoder(save("bert", tmp_path), compute_dtype=dtype)
     assert encoder.self_check(encoder.tokenize(SENTENCES), layers=(0, 1, 2, 3), pooling="mean") > 0
-    assert encoder.batching == "packed"
+    assert encoder.batching == "varlen"
 
 
 def test_stages_are_timed_and_memory_is_projected(encoder):

@@ -26,7 +26,7 @@ def test_gpt_nano_equals_an_independent_implementation(data, tmp_path):
     assert encoder.info.final_norm
     tokenized = encoder.tokenize([["ABC"[int(index)] for index in row] for row in expected["idx"]])
     assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
-    assert encoder.batching == "packed"
+    assert encoder.batching == "varlen"
     places = np.tile(np.arange(11), 3)
     spans = Spans(np.repeat(np.arange(3), 11), places, places + 1)
     passes = encoder.encode(tokenized, spans, layers=(0, 1, 2, 3), pooling="mean", batch_subwords=64)
@@ -52,7 +52,7 @@ def test_minilm_on_real_text_equals_a_plain_script(minilm, data):
     tokenized = encoder.tokenize(sentences)
     assert encoder.info.max_subwords == 510
     assert encoder.self_check(tokenized, layers=range(7), pooling="mean") < 2e-5
-    assert encoder.batching == "packed"
+    assert encoder.batching == "varlen"
     spans, names = word_spans(tokenized)
     vectors = gather(
         encoder.encode(tokenized, spans, layers=range(7), pooling="mean", batch_subwords=512), spans, 7, 384
@@ -60,4 +60,4 @@ def test_minilm_on_real_text_equals_a_plain_script(minilm, data):
     script = PlainScript.open(minilm)
     expected = np.stack([script.span(sentences[s], w, w + 1, "mean") for s, w in names], axis=1)
     assert relative_error(vectors, expected) < 2e-5
-    assert encoder.network.candidate_batchings() == ("packed", "padded", "equal")
+    assert encoder.network.candidate_batchings() == ("varlen", "packed", "padded", "equal")

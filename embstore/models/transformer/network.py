@@ -90,15 +90,14 @@ class Network:
     ) -> tuple[Batching, ...]:
         """Return the batchings to try with this model, fastest first.
 
-        "varlen" is first on a GPU, where a mask costs more than the attention of the sentences, and not used on a CPU,
-        where it gains nothing (see docs/gpu.md); it has no mask for an attention window. `equal_lengths`: batch only
-        sentences of one length together.
+        "varlen" is first, because a mask costs more than the attention of the sentences; it has none for an attention
+        window. `equal_lengths`: batch only sentences of one length together.
         """
         if equal_lengths or "attention_mask" not in self.inputs.parameters:
             masked: tuple[Batching, ...] = ("equal",)
         else:
             masked = ("packed", "padded", "equal")
-        if equal_lengths or attention_window is not None or self.device.type != "cuda" or not self.takes_varlen:
+        if equal_lengths or attention_window is not None or not self.takes_varlen:
             return masked
         return ("varlen", *masked)
 

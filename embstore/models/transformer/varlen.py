@@ -14,11 +14,13 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from embstore.kernels.compiled import attend as attend_on_cpu
 from embstore.models.running import to_device
 
 NAME = "embstore_varlen"
 KEYWORD = "embstore_sentences"
-LARGEST_HEAD = 256  # features of a head that the fused kernel supports, in multiples of eight
+LARGEST_HEAD = 256  # features of a head that the fused kernel of CUDA supports, in multiples of eight
+FEATURES_TOGETHER = 16  # of a head, for the kernel of a CPU
 
 _Window = tuple[int, int]
 
@@ -77,8 +79,8 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend within each sentence: `query` [1, heads, positions, features] to [1, positions, heads, features].
 
-    Uses one fused kernel on CUDA in half precision, else one call per run of sentences of one length. Raises ValueError
-    for what is not supported: a mask, biases of pairs of positions, caps and sinks.
+    Uses one kernel on a CPU in float32 and on CUDA in half precision, else one call per run of sentences of one length.
+    Raises ValueError for what is not supported: a mask, biases of pairs of positions, caps and sinks.
     """
     sentences: SentenceBounds | None = more.get(KEYWORD)
     if sentences is None:
@@ -91,6 +93,8 @@ def attend(
         window = (window[0], 0)
     half = query.dtype in (torch.float16, torch.bfloat16)
     features = query.shape[-1]
+    if query.device.type == "cpu" and query.dtype is torch.float32 and features % FEATURES_TOGETHER == 0:
+        return _compiled(query, key, value, sentences.bounds, window, scaling or features**-0.5), None
     kernel = _fused_kernel() if query.is_cuda and half and features % 8 == 0 and features <= LARGEST_HEAD else None
     if kernel is None:
         return _by_length(query, key, value, sentences, window, scaling), None
@@ -116,6 +120,15 @@ def _fused_kernel() -> Callable[..., torch.Tensor] | None:
 @cache
 def _parameters(kernel: Callable[..., torch.Tensor]) -> frozenset[str]:
     return frozenset(inspect.signature(kernel).parameters)
+
+
+def _compiled(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, window: _Window, scaling: float
+) -> torch.Tensor:
+    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
+    queries, keys, values = (states[0].transpose(0, 1).numpy() for states in (query, key, value))
+    attend_on_cpu(queries, keys, values, bounds.numpy(), scaling, *window, torch.get_num_threads(), out.numpy())
+    return out.unsqueeze(0)
 
 
 def _by_length(
