@@ -23,13 +23,15 @@ KEYS: dict[str, dict[str, Any]] = {
 
 
 def reproduce(
-    study: Annotated[Literal["zhao2020", "tenney2019", "ethayarajh2019"], opt.argument("STUDY", "The paper.")],
+    study: Annotated[
+        Literal["zhao2020", "tenney2019", "ethayarajh2019", "hewitt2019"], opt.argument("STUDY", "The paper.")
+    ],
     data: Annotated[
         Path,
         opt.argument(
             "DATA",
             "zhao2020: a corpus in Wiki-PSE markup; tenney2019: a folder with a folder per task; ethayarajh2019: any "
-            "corpus.",
+            "corpus; hewitt2019: a folder of train, dev and test in CoNLL-U.",
         ),
     ],
     model: Annotated[list[str], opt.option("[NAME=]MODEL", "Model folder or hub name.", "--model", "-m")],
@@ -44,7 +46,7 @@ def reproduce(
         list[str] | None,
         opt.option("TASK=DATA", "zhao2020: fine-tune for pos, ner, classify or paraphrase, repeatable."),
     ] = None,
-    task: Annotated[list[str] | None, opt.option("NAME", "tenney2019: a task of the folder, repeatable (all).")] = None,
+    task: Annotated[list[str] | None, opt.option("NAME", "tenney2019, hewitt2019: a task, repeatable (all).")] = None,
     config: opt.Config = None,
     settings: Annotated[
         list[str] | None, opt.set_option({key: kind for keys in KEYS.values() for key, kind in keys.items()})
@@ -54,10 +56,10 @@ def reproduce(
 ) -> None:
     """Reproduce the study of a paper; rerun to resume.
 
-    With your model and data. zhao2020: semantic classes by layer, representation and context, before and after
-    fine-tuning. tenney2019: in which layers the tasks of the NLP pipeline are solved. ethayarajh2019: how contextual
-    the vectors of each layer are; --set benchmarks=FOLDER adds Table 1. All write tables, figures, report.md and
-    report.html to --out.
+    zhao2020: semantic classes by layer, representation and context, before and after fine-tuning. tenney2019: in which
+    layers the tasks of the NLP pipeline are solved. ethayarajh2019: how contextual the vectors of each layer are; --set
+    benchmarks=FOLDER adds Table 1. hewitt2019: syntax trees by layer and rank, selectivity, code lengths. All write
+    tables, figures, report.md and report.html to --out.
     """
     given = opt.read_settings(settings, KEYS[study], config)
     files: dict[str, Any] = {"vectors": named_files(vectors, "--vectors")}
@@ -65,6 +67,7 @@ def reproduce(
         "zhao2020": {"train": train, "test": test, "tuning": named_files(tuning, "--tuning"), **files},
         "tenney2019": {"tasks": task},
         "ethayarajh2019": files,
+        "hewitt2019": {"tasks": tuple(task)} if task else {},
     }
     kind: Any = es.studies.STUDIES[study]
     if small and not hasattr(kind, "small"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress
-from embstore.studies.settings import STUDIES, Ethayarajh2019, Settings, Zhao2020
+from embstore.studies.settings import STUDIES, Ethayarajh2019, Hewitt2019, Settings, Zhao2020
 from embstore.studies.study import StudyResult
 
 
@@ -29,14 +29,15 @@ def reproduce(
     Parameters
     ----------
     study:
-        "zhao2020" (semantic classes), "tenney2019" (the NLP pipeline) or "ethayarajh2019" (geometry) at the paper's
-        size, or the settings of one: `Zhao2020(...)`, `Tenney2019.small()` and so on.
+        "zhao2020" (semantic classes), "tenney2019" (the NLP pipeline), "ethayarajh2019" (geometry) or "hewitt2019"
+        (syntax trees), or the settings of one: `Zhao2020(...)`, `Tenney2019.small()` and so on.
     data:
         For zhao2020 a corpus in Wiki-PSE markup; for tenney2019 a folder with a folder per task, each with train.jsonl,
-        dev.jsonl and, if there is one, test.jsonl; for ethayarajh2019 any corpus (the paper: STS 2012-2016).
+        dev.jsonl and, if there is one, test.jsonl; for ethayarajh2019 any corpus (the paper: STS 2012-2016);
+        for hewitt2019 a folder with train, dev and test of a treebank in CoNLL-U.
     model:
-        A model folder or the name of a model of the Hugging Face hub. tenney2019 and ethayarajh2019 also take several
-        by name, which their figures compare.
+        A model folder or the name of a model of the Hugging Face hub. All studies but zhao2020 also take several by
+        name, which their figures compare.
     device:
         That of the model and the probes.
     progress:
@@ -65,6 +66,10 @@ def reproduce(
         from embstore.studies.ethayarajh2019.study import run_ethayarajh2019
 
         return run_ethayarajh2019(settings, Path(data), models=models, out=Path(out), device=device, progress=progress)
+    if isinstance(settings, Hewitt2019):
+        from embstore.studies.hewitt2019.study import run_hewitt2019
+
+        return run_hewitt2019(settings, Path(data), models=models, out=Path(out), device=device, progress=progress)
     from embstore.studies.tenney2019.study import run_tenney2019
 
     return run_tenney2019(settings, Path(data), models=models, out=Path(out), device=device, progress=progress)

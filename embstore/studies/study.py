@@ -8,7 +8,7 @@ import html
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,16 +142,16 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def methods(stores: Iterable[Store]) -> str:
-    """Return a paragraph for a paper's methods: models, corpora, and the versions of the software."""
+def methods(stores: Mapping[str, Store]) -> str:
+    """Return a paragraph for a paper's methods: models, by the names in the report, corpora, and software."""
     parts: list[str] = []
     software: dict[str, str] = {}
-    for store in stores:
+    for name, store in stores.items():
         model, corpus, made = store.metadata.model, store.metadata.corpus, store.metadata.extraction
         software |= store.metadata.software
         layers = f"layers {store.layers[0]}-{store.layers[-1]}" if len(store.layers) > 1 else f"layer {store.layers[0]}"
         parts.append(
-            f"{model['name']} ({model['architecture']}, weights SHA-256 {model['weights_sha256'][:12]}), {layers} in "
+            f"{name} ({model['architecture']}, weights SHA-256 {model['weights_sha256'][:12]}), {layers} in "
             f"{store.dtype}, one row per {made['unit']}, over {corpus['name']} ({corpus['n_sentences']:,} sentences, "
             f"{corpus['n_words']:,} words, SHA-256 {corpus['sha256'][:12]})"
         )

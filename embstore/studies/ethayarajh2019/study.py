@@ -70,7 +70,7 @@ def run_ethayarajh2019(
         figures=draw(scores, out / "figures"),
         notes=() if benchmarks else ("no benchmarks are given, so Table 1 is left out: --set benchmarks=FOLDER",),
         seconds=run.folder.seconds,
-        methods=methods(stores.values()),
+        methods=methods(stores),
         citation=ETHAYARAJH_CITATION,
     )
     result.save()

@@ -89,7 +89,7 @@ def run_tenney2019(
         figures=draw(scores, out / "figures") | dict.fromkeys(traces, "Figure 3. A trace"),
         notes=tuple(dict.fromkeys(run.notes)),
         seconds=run.folder.seconds,
-        methods=methods(store for encoders in stores.values() for store in encoders.values()),
+        methods=methods({name: encoders["trained"] for name, encoders in stores.items()}),
         citation=TENNEY_CITATION,
     )
     result.save()

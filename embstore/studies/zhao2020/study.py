@@ -116,7 +116,7 @@ def run_zhao2020(
         figures=draw(scores, out / "figures"),
         notes=tuple(dict.fromkeys(run.notes)),
         seconds=run.folder.seconds,
-        methods=methods([stores.full]),
+        methods=methods({model: stores.full}),
         citation=ZHAO_CITATION,
     )
     result.save()

@@ -1,0 +1,241 @@
+"""Hewitt & Manning 2019, end to end: syntax trees in the geometry of each layer, and what the probes could memorise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from embstore import plot
+from embstore.corpus import EdgeSentence, Sentence, Tree, derived_edges, read_trees
+from embstore.corpus.sentence import distinct_sentences
+from embstore.errors import InvalidValueError
+from embstore.extraction import ExtractionOptions
+from embstore.models import encoder_from_shorthand, model_kind, save_untrained
+from embstore.probes import EdgeProbe, ProbeResult, StructuralProbe, code_length, load
+from embstore.progress import Progress
+from embstore.store import Store
+from embstore.studies.hewitt2019.report import Scores, draw, sections
+from embstore.studies.published import HEWITT_CITATION
+from embstore.studies.settings import Hewitt2019
+from embstore.studies.study import StudyFolder, StudyResult, digest_of, extract_step, methods
+
+SPLITS = ("train", "dev", "test")
+MAX_DRAWN_WORDS = 15  # of a sentence whose tree is drawn
+
+
+@dataclass(frozen=True)
+class Treebank:
+    """The drawn sentences of a treebank: `files` by split, and the places of at most `count` sentences of each."""
+
+    files: Mapping[str, Path]
+    count: int | None
+    seed: int
+
+    def drawn(self, split: str, n_sentences: int) -> list[int]:
+        """Return which sentences of a split take part, the same ones for trees and tasks."""
+        draws = np.random.default_rng((self.seed, SPLITS.index(split)))
+        return sorted(draws.permutation(n_sentences)[: self.count].tolist())
+
+    @cached_property
+    def trees(self) -> dict[str, list[Tree]]:
+        """The gold trees by split."""
+        held = {split: read_trees(path) for split, path in self.files.items()}
+        return {split: [trees[number] for number in self.drawn(split, len(trees))] for split, trees in held.items()}
+
+    def edges(self, task: str) -> dict[str, list[EdgeSentence]]:
+        """Return the targets of a task by split."""
+        held = {split: derived_edges(path, task) for split, path in self.files.items()}
+        return {split: [edges[number] for number in self.drawn(split, len(edges))] for split, edges in held.items()}
+
+    def __iter__(self) -> Iterator[Sentence]:
+        return distinct_sentences(each.words for each in chain.from_iterable(self.edges("dependencies").values()))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the study; `notes` collects what a reader must know."""
+
+    folder: StudyFolder
+    models: Mapping[str, str]
+    settings: Hewitt2019
+    treebank: Treebank
+    device: str
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        return {split: digest_of(path) for split, path in self.treebank.files.items()}
+
+
+def run_hewitt2019(
+    settings: Hewitt2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
+) -> StudyResult:
+    """Run the study and leave stores, probes, tables, figures and the report in `out`; the same call resumes.
+
+    `data` is a folder with train, dev and test of a treebank in CoNLL-U. See `embstore.studies.reproduce`.
+    """
+    treebank = Treebank(find_files(data), settings.sentences, settings.seed)
+    assert treebank.trees  # every file is read before the first model is
+    for model in models.values():
+        model_kind(model)
+    run = Run(StudyFolder(out, progress), models, settings, treebank, device)
+    stores = {name: extract_one(run, name, model) for name, model in models.items()}
+    best: dict[str, int] = {}
+    parts: list[pl.DataFrame] = []
+    drawn: dict[str, str] = {}
+    for name, store in stores.items():
+        frame, probes = probe_structure(run, name, store)
+        saved = load(probes)
+        assert isinstance(saved, StructuralProbe)
+        best[name] = saved.best_layer()
+        parts += [frame, *probe_ranks(run, name, store, best[name]), *probe_untrained(run, name, best[name])]
+        drawn |= draw_trees(run, name, store, saved)
+    frames = {"structure": pl.concat(parts)}
+    if settings.tasks:
+        tasks = (probe_task(run, name, store, task) for name, store in stores.items() for task in settings.tasks)
+        frames["tasks"] = pl.concat(tasks)
+    scores = Scores(settings, best, frames)
+    result = StudyResult(
+        title="Syntax in the geometry of vectors, after Hewitt & Manning 2019",
+        folder=out,
+        scale=f"{', '.join(models)}. {settings.describe({split: len(each) for split, each in treebank.trees.items()})}",
+        frames=frames,
+        sections=sections(scores),
+        figures=draw(scores, out / "figures") | drawn,
+        notes=tuple(dict.fromkeys(run.notes)),
+        seconds=run.folder.seconds,
+        methods=methods(stores),
+        citation=HEWITT_CITATION,
+    )
+    result.save()
+    return result
+
+
+def find_files(folder: Path) -> dict[str, Path]:
+    """Return the CoNLL-U file of each split, which has the name of the split in its own."""
+    if not folder.is_dir():
+        raise InvalidValueError(f"{folder} is not a folder: give one with train, dev and test of a treebank in CoNLL-U")
+    files = {}
+    for split in SPLITS:
+        found = sorted(path for path in folder.glob("*.conllu") if split in path.stem)
+        if len(found) != 1:
+            raise InvalidValueError(
+                f"{folder} has {len(found)} files *{split}*.conllu: give a folder with one for each of train, dev, test"
+            )
+        files[split] = found[0]
+    return files
+
+
+def extract_one(run: Run, name: str, model: str) -> Store:
+    settings = run.settings
+    store: Store = extract_step(
+        run.folder,
+        f"extract {name}",
+        f"{name}-{settings.sentences or 'all'}-{settings.seed}",
+        run.treebank,
+        model=encoder_from_shorthand(model, device=run.device),
+        options=ExtractionOptions(layers="all"),
+        device=run.device,
+    )
+    return store
+
+
+def scored(run: Run, name: str, store: Store, probe: StructuralProbe, *, path: Path | None = None) -> pl.DataFrame:
+    """Fit and score structural probes as a step called `name`; saves them to `path`."""
+
+    def make() -> pl.DataFrame:
+        trees = run.treebank.trees
+        checkpoint = run.folder.path / "probes" / f"{name}.checkpoint"
+        probe.fit(store, trees["train"], trees["dev"], checkpoint=checkpoint, progress=run.folder.bars)
+        result = probe.score({split: trees[split] for split in ("dev", "test")}, name="")
+        if path is not None:
+            probe.save(path)
+        checkpoint.unlink(missing_ok=True)
+        return result.frame
+
+    made_from = {"store": store.digest, "treebank": run.digests, "probe": probe.settings}
+    return run.folder.table(name, made_from, make, needs=path)
+
+
+def labelled(frame: pl.DataFrame, model: str, encoder: str, rank: int) -> pl.DataFrame:
+    """Name the model, the encoder (trained or untrained) and the rank of the probes; `baseline` is the word order."""
+    own = {"model": pl.lit(model), "encoder": pl.lit(encoder), "rank": pl.lit(rank, pl.Int64)}
+    return frame.select(**own, baseline=pl.col("store") != "").hstack(frame.drop("store"))
+
+
+def probe_structure(run: Run, name: str, store: Store) -> tuple[pl.DataFrame, Path]:
+    """Train distance and depth probes of every layer; returns their scores and where they are saved."""
+    probe = run.settings.probe(run.device)
+    path = run.folder.path / "probes" / name
+    frame = scored(run, f"{name}-structure", store, probe, path=path)
+    return labelled(frame, name, "trained", run.settings.rank_of(store.hidden_size)), path
+
+
+def probe_ranks(run: Run, name: str, store: Store, layer: int) -> Iterator[pl.DataFrame]:
+    """Train the probes of the best layer with each rank."""
+    for rank in run.settings.ranks:
+        if rank <= store.hidden_size and rank != run.settings.rank_of(store.hidden_size):
+            probe = run.settings.probe(run.device, layers=[layer], rank=rank)
+            yield labelled(scored(run, f"{name}-rank-{rank}", store, probe), name, "trained", rank)
+
+
+def probe_untrained(run: Run, name: str, layer: int) -> Iterator[pl.DataFrame]:
+    """Train the probes of the same layer of the model with random weights."""
+    model = run.models[name]
+    if not run.settings.untrained:
+        return
+    if model_kind(model) != "transformer":
+        run.notes.append(f"{name}: no baseline with random weights, which only transformers have")
+        return
+    folder = run.folder.path / "models" / f"{name}-untrained-{run.settings.seed}"
+    if not folder.is_dir():
+        run.folder.step(f"random weights of {name}", partial(save_untrained, model, folder, seed=run.settings.seed))
+    store = extract_one(run, f"{name}-untrained", str(folder))
+    probe = run.settings.probe(run.device, layers=[layer])
+    rank = run.settings.rank_of(store.hidden_size)
+    yield labelled(scored(run, f"{name}-untrained", store, probe), name, "untrained", rank)
+
+
+def probe_task(run: Run, name: str, store: Store, task: str) -> pl.DataFrame:
+    """Train linear probes of a task and of its control task, and measure the code lengths of both."""
+    settings = run.settings
+    probe = EdgeProbe(
+        kind="linear",
+        control=True,
+        sentences=settings.task_sentences,
+        seeds=settings.seeds,
+        seed=settings.seed,
+        device=run.device,
+    )
+    edges = run.treebank.edges(task)
+
+    def make() -> pl.DataFrame:
+        bars = run.folder.bars
+        fitted = probe.fit(store, edges["train"], edges["dev"], name=task, progress=bars)
+        code = code_length(store, edges["train"], edges["dev"], probe=probe, name=task, progress=bars)
+        return ProbeResult.concat([fitted.score({"test": edges["test"]}), code]).frame
+
+    made_from = {"store": store.digest, "treebank": run.digests, "task": task, "probe": probe.settings}
+    frame = run.folder.table(f"{name}-{task}", made_from, make)
+    return frame.with_columns(model=pl.lit(name)).drop("store")
+
+
+def draw_trees(run: Run, name: str, store: Store, probe: StructuralProbe) -> dict[str, str]:
+    """Draw the trees of short test sentences that the probe of the best layer recovers; returns titles by file name."""
+    short = [tree for tree in run.treebank.trees["test"] if MAX_DRAWN_WORDS // 2 < len(tree) <= MAX_DRAWN_WORDS]
+    drawn = {}
+    for number, tree in enumerate(short[: run.settings.trees], 1):
+        file = f"{name}-tree-{number}.png"
+        try:
+            recovered = probe.predict(tree, data=store)
+        except InvalidValueError:  # a word of it has no row
+            continue
+        plot.save(plot.tree_figure(recovered), run.folder.path / "figures" / file)
+        drawn[file] = f"A tree ({name})"
+    return drawn
