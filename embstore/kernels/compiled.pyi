@@ -33,8 +33,11 @@ def gather_rows(
     Returns how many rows were copied, all or those before one whose segment has the address 0.
     """
 
-def will_need(starts: NDArray[np.uint64], nbytes: int) -> None:
-    """Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once."""
+def will_need(starts: NDArray[np.uint64], nbytes: int, skips_resident: bool = False) -> None:
+    """Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once.
+
+    `skips_resident`: leave out what is in memory, which Linux says truly only of files of this user.
+    """
 
 def pack_queries(queries: NDArray[np.float32]) -> Any:
     """The queries [q, feature] as the search takes them, None for the few that it takes as they are."""

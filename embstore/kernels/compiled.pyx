@@ -52,7 +52,7 @@ cdef extern from "kernels.h" nogil:
         const int64_t *rows, int64_t n_rows, int64_t n_stored, int64_t partition_rows, const uint8_t *committed,
         uint8_t *marked
     )
-    void c_will_need "will_need" (const uint64_t *starts, int64_t n, int64_t nbytes)
+    void c_will_need "will_need" (const uint64_t *starts, int64_t n, int64_t nbytes, int skips_resident)
     int64_t c_gather_rows "gather_rows" (
         const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out
     )
@@ -114,11 +114,11 @@ def gather_rows(const uint64_t[::1] bases, int64_t segment_rows, int64_t row_nby
     return copied
 
 
-def will_need(const uint64_t[::1] starts, int64_t nbytes):
+def will_need(const uint64_t[::1] starts, int64_t nbytes, bint skips_resident=False):
     cdef int64_t n = starts.shape[0]
     if n and nbytes > 0:
         with nogil:
-            c_will_need(&starts[0], n, nbytes)
+            c_will_need(&starts[0], n, nbytes, skips_resident)
 
 
 def pack_queries(const float[:, ::1] queries):

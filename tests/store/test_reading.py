@@ -343,7 +343,7 @@ def test_rows_that_wait_for_the_disk_are_requested_first(tmp_path: Path, monkeyp
     made = example(rows=2000, partition_rows=512, hidden_size=2048, layers=(0, 1), dtype="float32")
     store = made.make(tmp_path / "s.zarr")
     asked: list[tuple[NDArray[np.uint64], int]] = []
-    monkeypatch.setattr(mapped, "will_need", lambda starts, nbytes: asked.append((starts, nbytes)))
+    monkeypatch.setattr(mapped, "will_need", lambda starts, nbytes, *_: asked.append((starts, nbytes)))
     monkeypatch.setattr(mapped, "_COLD_SECONDS_A_ROW", 0)
     rows = np.random.default_rng(0).integers(0, 2000, 100)
     found = store.gather(rows, 1)
@@ -357,6 +357,16 @@ def test_rows_that_wait_for_the_disk_are_requested_first(tmp_path: Path, monkeyp
     monkeypatch.setattr(mapped, "_COLD_SECONDS_A_ROW", 60)
     store.gather(rows, 1)
     assert len(asked) == 5  # and four by the scan
+
+
+def test_what_is_in_memory_is_known_only_of_files_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(bytes(10))
+    asked: list[Any] = []
+    monkeypatch.setattr(mapped, "will_need", lambda starts, nbytes, skips_resident: asked.append(skips_resident))
+    for user in (os.getuid(), 0, os.getuid() + 1):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        mapped.request(MappedFile(tmp_path / "file"), 0, 10)
+    assert asked == [True, True, False]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -28,8 +28,8 @@ from embstore.vectors.kmeans import unit_rows
 MAX_K = 2**31 - 1
 SMALL = 2**35  # multiplications up to which a GPU is not looked for, which would load torch
 THREAD_ROWS = 4096  # fewer rows are not worth another thread
-BLOCKS_A_THREAD = 8  # blocks of a search, so that threads end together; but
-LEAST_NUMBERS, MOST_NUMBERS = 2**19, 2**22  # numbers in a block
+BLOCKS_A_THREAD = 8  # blocks of a search by several threads, so that they end together; but
+LEAST_NUMBERS, MOST_NUMBERS = 2**19, 2**23  # numbers in a block
 GPU_BLOCK_NBYTES = 2**28
 SECOND_PASS_SCORES = 2**22
 SPARE_CANDIDATES = 64  # candidates collected before the best of them are selected, or half as many as are kept
@@ -175,7 +175,9 @@ class Search:
             wait(others)
         for other in others:
             other.result()
-        scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*(one.best() for one in found), strict=True))
+        scores, rows = found[0].best()
+        if n_threads > 1:
+            scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*(one.best() for one in found), strict=True))
         if scores.shape[1] > self.n_candidates:
             best = np.argpartition(-scores, self.n_candidates - 1, axis=1)[:, : self.n_candidates]
             scores, rows = np.take_along_axis(scores, best, 1), np.take_along_axis(rows, best, 1)
@@ -189,17 +191,17 @@ class Search:
 
     def decide(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Hits:
         """Select the hits among the candidates, and among further rows where float32 leaves a doubt."""
-        least = scores.min(1)
+        least, rounding = scores.min(1), self.rounding
         if scores.shape[1] > self.k:  # rows that are far below the k-th in float32 need no float64
             kth = np.partition(scores, -self.k, axis=1)[:, -self.k]
-            rows = np.where(scores >= (kth - 2 * self.rounding)[:, None], rows, -1)
+            rows = np.where(scores >= (kth - 2 * rounding)[:, None], rows, -1)
         unsure = np.concatenate([np.empty(0, np.int64), *self.unsure])
         if len(unsure):
             rows = np.concatenate([rows, np.where(_excluded(self, unsure), -1, unsure)], 1)
         hits = self.hits(rows)
         is_full = hits.rows[:, -1] >= 0
         worst = np.where(is_full, self.comparable(hits.scores[:, -1]), -np.inf)
-        doubtful = np.flatnonzero((least > -np.inf) & (least.astype(np.float64) + self.rounding >= worst))
+        doubtful = np.flatnonzero((least > -np.inf) & (least.astype(np.float64) + rounding >= worst))
         if self.n_candidates == len(self.rows) or not len(doubtful):
             return hits
         return self._second_pass(hits, doubtful, worst)
@@ -233,7 +235,10 @@ class Search:
         for start in range(0, len(rows), step):
             known = rows[start : start + step] >= 0
             if known.any():
-                wanted, numbers = np.unique(rows[start : start + step][known], return_inverse=True)
+                wanted = rows[start : start + step][known]
+                numbers = np.arange(len(wanted))
+                if len(rows) > 1:
+                    wanted, numbers = np.unique(wanted, return_inverse=True)
                 owners = np.nonzero(known)[0] + start
                 out[start : start + step][known] = self.pair_scores(self.vectors.gather(wanted), owners, numbers)
         return out
@@ -324,7 +329,7 @@ class _Blocks:
 
     def __init__(self, search: Search, n_threads: int) -> None:
         size = search.vectors.hidden_size
-        even = len(search.rows) // (BLOCKS_A_THREAD * n_threads)
+        even = len(search.rows) // (BLOCKS_A_THREAD * n_threads if n_threads > 1 else 1)
         block_rows = max(1, LEAST_NUMBERS // size, min(even, MOST_NUMBERS // size))
         self._search, self._lock = search, Lock()
         self._left: Iterator[Callable[[], StoredBlock]] = search.vectors.stored(search.rows, block_rows)

@@ -277,6 +277,7 @@ class MappedFile:
             if status.st_size == 0:
                 raise StoreDamagedError(f"{path}{of} is empty: {REPAIR_HINT}")
             self._identity = _identity(status)
+            self.is_own = hasattr(os, "geteuid") and os.geteuid() in (0, status.st_uid)
             self.map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         if random and hasattr(mmap, "MADV_RANDOM"):
             self.map.madvise(mmap.MADV_RANDOM)
