@@ -158,12 +158,14 @@ def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene:
         ("bert", "packed"),
         ("roberta", "packed"),
         ("gpt2", "packed"),
-        ("mixtral", "packed"),
         ("qwen2_moe", "packed"),
         ("t5", "packed"),
         ("bert", "padded"),
         ("gpt2", "equal"),
-        *[pytest.param(kind, how, marks=pytest.mark.slow) for kind, how in (("roberta", "equal"), ("gpt2", "padded"))],
+        *[
+            pytest.param(kind, how, marks=pytest.mark.slow)
+            for kind, how in (("mixtral", "packed"), ("roberta", "equal"), ("gpt2", "padded"))
+        ],
     ],
 )
 def test_an_attention_window_is_a_pass_with_the_mask_written_by_hand(

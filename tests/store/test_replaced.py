@@ -52,10 +52,12 @@ def is_refused(read: Callable[[], object], right: np.ndarray | None = None) -> b
 @pytest.mark.parametrize("used", [False, True], ids=["untouched", "one shard mapped"])
 def test_a_folder_that_was_replaced(tmp_path: Path, replace: str, used: bool) -> None:
     """By a store of the same shape, as after a second extraction."""
-    made, path, other = example(), tmp_path / "s.zarr", tmp_path / "other.zarr"
+    first, path, other = tmp_path / "first.zarr", tmp_path / "s.zarr", tmp_path / "other.zarr"
+    example().make(first)
     example(seed=1).make(other)
     for number in range(8):
-        store = made.make(path)
+        shutil.copytree(first, path)
+        store = open_store(path)
         if used:
             store.gather([1], 0)
         if replace == "rename":

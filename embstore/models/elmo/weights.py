@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,7 +216,7 @@ def read_weights(file: Path, options: ElmoOptions, *, largest: float) -> ElmoWei
             return _weights(_Arrays(file, opened, largest), options)
     except OSError as error:
         if error.errno:
-            raise ModelError(f"the weights {str(file)!r} cannot be read: {reason(error)}") from error
+            raise ModelError(f"the weights {str(file)!r} cannot be read: {os.strerror(error.errno)}") from error
         raise ModelError(f"the weights {str(file)!r} are damaged: {reason(error)}; download them again") from error
 
 
