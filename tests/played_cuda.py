@@ -70,6 +70,7 @@ class PlayedCuda:
             if stream != HOST:
                 self.order(HOST, stream)
             self.kernels[stream].append(name)
+            read, written = read - {0}, written - {0}  # the address of all tensors without elements
             found = self.handler._handle_kernel_launch(stream, read - written, written, set(), name, defaultdict(list))
             self.races += found
 
