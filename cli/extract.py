@@ -24,7 +24,12 @@ KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many
 KEEP = {"min_contexts": int, "per": str, "seed": int}
 READING = {"normalize": str, "columns": str}
-COMPUTING = {"unit": Literal["word", "subword"], "compute_dtype": str, "batch_subwords": int, "max_length": int}
+COMPUTING = {
+    "unit": Literal["word", "subword", "sentence"],
+    "compute_dtype": str,
+    "batch_subwords": int,
+    "max_length": int,
+}
 SETTINGS = {**COMPUTING, **KEEP, **READING, "workers": int}
 
 Corpus = Annotated[
@@ -34,8 +39,8 @@ Corpus = Annotated[
     ),
 ]
 Pooling = Annotated[
-    Literal["mean", "first", "last", "max"],
-    opt.option("NAME", "How subword vectors become a word's vector: mean, first, last or max."),
+    Literal["mean", "first", "last", "max", "cls"],
+    opt.option("NAME", "How subword vectors become a word's vector: mean, first, last or max; a sentence's also cls."),
 ]
 Dtype = Annotated[
     Literal["float16", "float32", "bfloat16", "int8"],
@@ -45,6 +50,7 @@ Sites = Annotated[
     str,
     opt.option("LIST", "residual, attention_output, head_output, mlp_output, query, key, value; some, by commas."),
 ]
+Specials = Annotated[bool, typer.Option("--specials", help="Also a row for each special token, such as [CLS].")]
 Words = Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.", panel=KEPT)]
 Label = Annotated[str | None, opt.option("COLUMN", "Only words with a label in this column; any: in any.", panel=KEPT)]
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
@@ -83,6 +89,7 @@ class Extracting:
     threads: Threads = None
     layers: opt.Layers = "all"
     sites: Sites = "residual"
+    specials: Specials = False
     pooling: Pooling = "mean"
     dtype: Dtype = "float16"
     words: Words = None
@@ -131,6 +138,7 @@ class Extraction:
         self.options = es.ExtractionOptions(
             layers=self.layers,
             sites=given.sites,
+            specials=given.specials,
             pooling=given.pooling,
             dtype=given.dtype,
             keep=keep,
@@ -192,10 +200,10 @@ def extract(
 ) -> None:
     """Extract hidden states into a store; rerun to resume.
 
-    An existing store of another corpus, model or options is refused. Other settings: unit=subword for a row a subword;
-    compute_dtype (float32, float16, bfloat16), batch_subwords, max_length (in subwords); min_contexts=N keeps words of
-    N sentences or more, per=COLUMN counts --max-contexts by label; normalize (nfc, nfkc, lower), columns of a .conll
-    file; workers=N of the cluster.
+    An existing store of another corpus, model or options is refused. Other settings: unit=subword or unit=sentence for
+    a row each; compute_dtype (float32, float16, bfloat16), batch_subwords, max_length (in subwords); min_contexts=N
+    keeps words of N sentences or more, per=COLUMN counts --max-contexts by label; normalize (nfc, nfkc, lower), columns
+    of a .conll file; workers=N of the cluster.
     """
     extraction = Extraction(corpus, extracting)
     paths = extraction.paths(store)

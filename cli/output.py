@@ -242,6 +242,8 @@ def _parts(row: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return the text before a word, the word, and the text after it."""
     words = row["text"].split(" ")
     start: int = row["position"]
+    if not 0 <= start < len(words):  # a special token
+        return ("", row["word"], row["text"]) if start < 0 else (row["text"], row["word"], "")
     stop = start + len(row["word"].split(" "))
     return " ".join(words[:start]), " ".join(words[start:stop]), " ".join(words[stop:])
 

@@ -94,7 +94,7 @@ def self_check(
     encoder.self_check(
         encoder.tokenize(sentences),
         layers=layers,
-        pooling=options.pooling,
+        pooling=options.encoding["pooling"],
         attention_window=options.attention_window,
         sites=options.sites,
         equal_lengths=windowed,

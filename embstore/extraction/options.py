@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from embstore.corpus import Keep
 from embstore.errors import InvalidValueError, check_type, check_whole, quoted
@@ -13,7 +13,8 @@ from embstore.store.layout import ITEM_NBYTES, RESIDUAL, SITES, resolve_layers
 
 Window: TypeAlias = int | None  # words left and right of the target; None: the whole sentence
 
-UNITS = ("word", "subword")
+UNITS = ("word", "subword", "sentence")
+CLS = "cls"  # a pooling of sentences: the vector of [CLS]
 MAX_WINDOW = 10**6  # words
 MAX_SUBWORDS = 2**24  # of a batch, and of a sentence
 CONTEXT_RULE = (
@@ -35,12 +36,16 @@ class ExtractionOptions:
     layers:
         "all", "0,6-12,last" or numbers; 0 is the embedding output, l the output of block l, -1 or "last" the last one.
     unit:
-        "word" for a row a word, "subword" for a row a subword.
+        "word" for a row a word, "subword" for a row a subword, "sentence" for a row a sentence.
+    specials:
+        Also a row for each special token that the model adds to a sentence, such as [CLS] and [SEP]; they have the
+        label column "special".
     sites:
         What is stored of each layer: "residual", the hidden states; of the block that computes it "query", "key",
         "value", "head_output", "attention_output" and "mlp_output" (see `Store.site`); several as a list or "a,b".
     pooling:
-        How the subwords of a word become one vector: "mean", "first", "last" or "max".
+        How the subwords of a word or sentence become one vector: "mean", "first", "last" or "max"; of a sentence also
+        "cls", the vector of [CLS].
     context_window:
         The model is given only this many words left and right of each target; None: the whole sentence.
     attention_window:
@@ -67,7 +72,8 @@ class ExtractionOptions:
     layers: str | int | Iterable[int | str] = "all"
     sites: Sequence[str] = (RESIDUAL,)
     unit: str = "word"
-    pooling: Pooling = "mean"
+    specials: bool = False
+    pooling: Pooling | Literal["cls"] = "mean"
     context_window: Window = None
     attention_window: Window = None
     keep: Keep = field(default_factory=Keep)
@@ -79,7 +85,7 @@ class ExtractionOptions:
     def __post_init__(self) -> None:
         if isinstance(self.layers, Iterable) and not isinstance(self.layers, str):
             object.__setattr__(self, "layers", tuple(self.layers))
-        for name, allowed in (("unit", UNITS), ("pooling", get_args(Pooling)), ("dtype", tuple(ITEM_NBYTES))):
+        for name, allowed in (("unit", UNITS), ("pooling", (*get_args(Pooling), CLS)), ("dtype", tuple(ITEM_NBYTES))):
             value = getattr(self, name)
             if not isinstance(value, str) or value not in allowed:
                 raise InvalidValueError(f"unknown {name} {quoted(value)}: choose one of {', '.join(allowed)}")
@@ -97,10 +103,33 @@ class ExtractionOptions:
                 "other: give one of them"
             )
 
+        check_type("specials", self.specials, bool, "True or False")
+        self._check_unit()
+
+    def _check_unit(self) -> None:
+        keep, is_sentence = self.keep, self.unit == "sentence"
+        if self.pooling == CLS and not is_sentence:
+            raise InvalidValueError(
+                f"pooling cls is for unit sentence, not {self.unit}: choose another pooling or unit"
+            )
+        by_word = keep.words is not None or keep.min_contexts > 1 or keep.max_contexts is not None
+        for given, name in (
+            (is_sentence and self.specials, "specials: choose pooling cls for the vectors of [CLS]"),
+            (is_sentence and by_word, "a choice of words: leave out words, min_contexts and max_contexts"),
+            (is_sentence and self.context_window is not None, "a context window of words: leave it out"),
+        ):
+            if given:
+                raise InvalidValueError(f"unit sentence does not go with {name}")
+        if self.specials and self.context_window is not None:
+            raise InvalidValueError(
+                f"specials do not go with context window {self.context_window}, which is around a word: leave one out"
+            )
+
     @property
     def encoding(self) -> dict[str, Any]:
         """The arguments of `Encoder.encode` that these options decide, except for the layers."""
-        arguments: dict[str, Any] = {"pooling": self.pooling, "batch_subwords": self.batch_subwords}
+        pooling = "first" if self.pooling == CLS else self.pooling
+        arguments: dict[str, Any] = {"pooling": pooling, "batch_subwords": self.batch_subwords}
         if self.sites != (RESIDUAL,):
             arguments["sites"] = self.sites
         if self.attention_window is not None:
@@ -119,6 +148,8 @@ class ExtractionOptions:
             "batch_subwords": self.batch_subwords,
             "seed": self.seed,
         }
+        if self.specials:
+            document["specials"] = True
         if len(contexts) > 1:
             document["context_windows"] = list(contexts)
         if self.context_window is not None:

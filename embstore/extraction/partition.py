@@ -17,6 +17,7 @@ from embstore.store import Index, Strings
 PASSAGE_NBYTES = 2**20  # text tokenized and batched at a time, for batches of up to PASSAGE_BATCH subwords
 PASSAGE_BATCH = 8192
 PASSAGE_WORDS = 2**20  # the words of all windows cut from a passage, at most
+MAX_POOLED = int(np.iinfo(np.int16).max)  # subwords of a row, as they are stored
 BATCHES_OF_A_LENGTH = 128  # a passage is this many batches long, so that windows of one length fill some
 
 
@@ -56,12 +57,14 @@ class TextOptions:
 
     `limit`: the longest sentence in subwords, without special ones. `contexts`: the context windows, one for each
     store; (None,) if sentences are not cut into windows. `batch_subwords` decides how much text a passage has.
+    `cls_place`: where the vector of a sentence is that of [CLS], see `Encoder.cls_place`.
     """
 
     unit: str
     limit: int
     contexts: tuple[Window, ...] = (None,)
     batch_subwords: int = 0
+    cls_place: int | None = None
 
     @property
     def cuts_windows(self) -> bool:
@@ -114,7 +117,7 @@ class Part:
         """Yield the rows passage by passage."""
         index = self.index
         offsets, n_sentences = index.texts.offsets, len(index.texts)
-        widths = _word_counts(index.words) if options.unit == "word" else None
+        widths = None if options.unit == "subword" else _word_counts(index.words)
         window_words = self._cumulative_window_words(options.contexts) if options.cuts_windows else None
         most_nbytes, most_words = passage_nbytes(options.batch_subwords), passage_words(options.batch_subwords)
         first = 0
@@ -140,7 +143,7 @@ class Part:
         rows = slice(int(index.indptr[first]), int(index.indptr[last]))
         tokenized = encoder.tokenize([text.split(" ") for text in index.texts.slice(first, last)])
         sentence = np.asarray(index.sentence[rows]) - first
-        targets = self._targets(rows, sentence, tokenized, widths)
+        targets = self._targets(rows, sentence, tokenized, widths, options)
         self._check(rows, targets)
         start, stop = self.start - self.first_row, self.stop - self.first_row
         own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
@@ -154,18 +157,39 @@ class Part:
         return Passage(first_row, sentence_of_row, made.tokenized, made.spans, made.fans)
 
     def _targets(
-        self, rows: slice, sentence: NDArray[np.int64], tokenized: Tokenized, widths: NDArray[np.int64] | None
+        self,
+        rows: slice,
+        sentence: NDArray[np.int64],
+        tokenized: Tokenized,
+        widths: NDArray[np.int64] | None,
+        options: TextOptions,
     ) -> Targets:
         index = self.index
-        word = tokenized.sentence_indptr[sentence] + index.position[rows]
-        base = tokenized.word_indptr[tokenized.sentence_indptr[sentence]]
+        first, last = tokenized.sentence_indptr[sentence], tokenized.sentence_indptr[sentence + 1]
+        position = np.asarray(index.position[rows]).astype(np.int64)
+        word = first + np.clip(
+            position, 0, last - first - 1
+        )  # special subwords are before the first and after the last
+        base = tokenized.word_indptr[first]
         begin = tokenized.word_indptr[word] - base
         if widths is not None:
-            after = word + widths[index.type[rows]]
-            return Targets(sentence, begin, tokenized.word_indptr[after] - base, word, after)
-        places, counts = _places_in_runs(sentence, index.position[rows])
-        after = np.searchsorted(tokenized.word_indptr, base + begin + counts, "left")
-        return Targets(sentence, begin + places, begin + places + 1, word, after)
+            after = np.minimum(word + widths[index.type[rows]], last)
+            stop = tokenized.word_indptr[after] - base
+        else:
+            places, counts = _places_in_runs(sentence, index.position[rows])
+            after = np.searchsorted(tokenized.word_indptr, base + begin + counts, "left")
+            begin, stop = begin + places, begin + places + 1
+        lengths = np.minimum(tokenized.word_indptr[last] - base, options.limit)
+        if options.unit == "sentence":
+            stop, begin = np.minimum(stop, np.minimum(lengths, MAX_POOLED)), np.zeros_like(begin)
+            if (place := options.cls_place) is not None:
+                begin = np.full_like(begin, place) if place < 0 else lengths + place
+                stop = begin + 1
+        special = np.flatnonzero((position < 0) | (position >= last - first))
+        places = position[special]
+        begin[special] = np.where(places < 0, places, lengths[special] + places - (last - first)[special])
+        stop[special] = begin[special] + 1
+        return Targets(sentence, begin, stop, word, after)
 
     def _check(self, rows: slice, targets: Targets) -> None:
         """Check that the tokenizer still returns the subword counts recorded by the plan."""

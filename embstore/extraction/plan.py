@@ -15,7 +15,7 @@ from embstore.devices import torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, estimate
-from embstore.extraction.options import ExtractionOptions, Window, model_layers, window_name
+from embstore.extraction.options import CLS, ExtractionOptions, Window, model_layers, window_name
 from embstore.extraction.partition import TextOptions
 from embstore.extraction.resume import check_labels, check_store
 from embstore.extraction.rows import make_index
@@ -273,8 +273,12 @@ def read(
     if layers == (0,) and options.sites != (RESIDUAL,):
         raise InvalidValueError("layer 0 comes before the first block and has the site residual only: add other layers")
     limit = _length_limit(encoder, options.max_length)
+    if options.specials and not any(encoder.special_ids):
+        raise InvalidValueError(f"{encoder.info.name} adds no special tokens to a sentence: leave out specials")
+    if options.pooling == CLS and encoder.cls_place is None:
+        raise InvalidValueError(f"{encoder.info.name} adds no [CLS] to a sentence: choose pooling mean, first or last")
     with reporting(progress, unit="sentences", label="plan") as report:
-        found = survey(corpus, encoder, limit=limit, keep_ids=options.unit == "subword", spool=Spool(), report=report)
+        found = survey(corpus, encoder, options, limit=limit, spool=Spool(), report=report)
     index, dropped = make_index(found, keep=options.keep, unit=options.unit, encoder=encoder)
     if not len(index.type):
         reasons = "; ".join(f"{drop.count:,} {drop.reason}" for drop in dropped)
@@ -312,7 +316,8 @@ def _length_limit(encoder: Encoder, max_length: int | None) -> int:
 
 def text_options(reading: Reading, options: ExtractionOptions, contexts: tuple[Window, ...]) -> TextOptions:
     assert options.batch_subwords is not None
-    return TextOptions(options.unit, reading.limit, contexts, options.batch_subwords)
+    place = reading.encoder.cls_place if options.pooling == CLS else None
+    return TextOptions(options.unit, reading.limit, contexts, options.batch_subwords, place)
 
 
 def make_plan(

@@ -13,6 +13,7 @@ from embstore.corpus.keep import blocks_of
 from embstore.extraction.survey import BLOCK, NOT_CHOSEN, Spool, Survey
 from embstore.models.encoder import Encoder, ragged_indices
 from embstore.store import Dropped, Index, Labels, Strings
+from embstore.store.index import SPECIAL
 
 TEXT_BLOCK = 2**14
 
@@ -62,13 +63,22 @@ def _chosen_rows(found: Survey, keep: Keep) -> NDArray[np.int64] | None:
     if keep == Keep(seed=keep.seed):
         return None
     spool = found.spool
+    labels = {name: spool.read(f"label/{name}", np.int32) for name in found.labels}
     mask = keep.mask(
         types=spool.read("type", np.int32),
         sentences=spool.read("sentence", np.int64),
         contexts=spool.read("context", np.uint64),
-        labels={name: spool.read(f"label/{name}", np.int32) for name in found.labels},
+        labels={name: codes for name, codes in labels.items() if not (found.specials and name == SPECIAL)},
         forms=list(found.types),
     )
+    if found.specials:  # those of every sentence that has another row
+        kept, sentences = np.zeros(found.n_sentences, bool), spool.read("sentence", np.int64)
+        for block in blocks_of(len(mask), BLOCK):
+            is_special = labels[SPECIAL][block] >= 0
+            kept[sentences[block][mask[block] & ~is_special]] = True
+        for block in blocks_of(len(mask), BLOCK):
+            is_special = labels[SPECIAL][block] >= 0
+            mask[block] = np.where(is_special, kept[sentences[block]], mask[block])
     return _Columns(spool).add("rows", _true_positions(mask), np.int64)
 
 

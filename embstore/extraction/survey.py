@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
@@ -16,9 +16,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from embstore.corpus import Sentence
 from embstore.corpus.keep import blocks_of
-from embstore.errors import StorageError
+from embstore.errors import CorpusError, StorageError
+from embstore.extraction.options import CLS, ExtractionOptions
+from embstore.extraction.partition import MAX_POOLED
 from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
 from embstore.store import Dropped
+from embstore.store.index import SPECIAL
 
 BLOCK = 2**20  # entries of a column that are handled at a time
 BLOCK_SENTENCES = 4096
@@ -97,10 +100,12 @@ class Survey:
 
     `type`, `sentence` (its number in the corpus), `position`, `subwords` and `label/<column>`; for each sentence
     `context` (a hash of its words), `text_bytes` and its share of `text`; for the unit subword also `ids`, the
-    subwords of all units one after another. `sample`: the first sentences.
+    subwords of all units one after another. `specials`: whether special subwords are units, whose label column SPECIAL
+    has their spelling. `sample`: the first sentences.
     """
 
     spool: Spool
+    specials: bool = False
     types: defaultdict[str, int] = field(default_factory=numbering)
     labels: dict[str, defaultdict[str, int]] = field(default_factory=dict)
     n_sentences: int = 0
@@ -119,9 +124,9 @@ class Survey:
 def survey(
     corpus: Iterable[Sentence],
     encoder: Encoder,
+    options: ExtractionOptions,
     *,
     limit: int,
-    keep_ids: bool,
     spool: Spool,
     report: Callable[[int], object],
 ) -> Survey:
@@ -129,23 +134,30 @@ def survey(
 
     `report`: called with the number of sentences read.
     """
-    found = Survey(spool)
+    found = Survey(spool, specials=options.specials)
+    if options.specials:
+        found.labels[SPECIAL] = numbering()
     sentences = iter(corpus)
     while block := list(islice(sentences, BLOCK_SENTENCES)):
-        _survey_block(found, block, encoder, limit=limit, keep_ids=keep_ids)
+        _survey_block(found, block, encoder, options, limit=limit)
         report(found.n_sentences)
     for column, names in found.labels.items():
+        if found.specials and column == SPECIAL:
+            continue
         found.digest.update("\0".join([column, *names]).encode())
     return found
 
 
-def _survey_block(found: Survey, block: Sequence[Sentence], encoder: Encoder, *, limit: int, keep_ids: bool) -> None:
+def _survey_block(
+    found: Survey, block: Sequence[Sentence], encoder: Encoder, options: ExtractionOptions, *, limit: int
+) -> None:
     tokenized = encoder.tokenize([sentence.words for sentence in block])
-    units = _Units.of(block, tokenized)
+    is_sentence = options.unit == "sentence"
+    units = _Units.of_sentences(tokenized, limit) if is_sentence else _Units.of(block, tokenized)
     _spool_sentences(found, block, units)
     forms = _forms(block, units)
     empty = units.stop <= units.start
-    long = (units.stop > limit) | (units.stop - units.start > np.iinfo(np.int16).max)  # as which they are stored
+    long = (units.stop > limit) | (units.stop - units.start > MAX_POOLED)
     usable = ~empty & ~long
     spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
     unknown = np.zeros(len(usable), np.bool_)
@@ -158,17 +170,27 @@ def _survey_block(found: Survey, block: Sequence[Sentence], encoder: Encoder, *,
     found.longest = max(found.longest, int(lengths.max(initial=0)))
     found.sample.extend([list(sentence.words) for sentence in block[: SAMPLE_SENTENCES - len(found.sample)]])
 
-    spool = found.spool
     types = np.fromiter(map(found.types.__getitem__, forms), np.int32, len(forms))
-    spool.append("type", types[usable])
-    spool.append("sentence", (units.sentence + found.n_sentences)[usable])
-    spool.append("position", units.position[usable].astype(np.int32))
-    spool.append("subwords", (units.stop - units.start)[usable].astype(np.int16))
-    _spool_labels(found, block, units, usable)
-    if keep_ids:
-        base = tokenized.word_indptr[tokenized.sentence_indptr[units.sentence]]
-        first, size = (base + units.start)[usable], (units.stop - units.start)[usable]
-        spool.append("ids", tokenized.ids[ragged_indices(first, size)])
+    base = tokenized.word_indptr[tokenized.sentence_indptr[units.sentence]]
+    columns: dict[str, NDArray[Any]] = {
+        "type": types,
+        "sentence": units.sentence + found.n_sentences,
+        "position": units.position.astype(np.int32),
+        "subwords": np.ones_like(types, np.int16) if options.pooling == CLS else (units.stop - units.start),
+        "first": base + units.start,
+        **_labels(found, block, units),
+    }
+    columns = {name: values[usable] for name, values in columns.items()}
+    columns["subwords"] = columns["subwords"].astype(np.int16)
+    ids = tokenized.ids
+    if options.specials:
+        some = np.flatnonzero(lengths)
+        columns, ids = _with_specials(found, columns, ids, encoder, some, np.diff(tokenized.sentence_indptr)[some])
+    first = columns.pop("first")
+    for name, values in columns.items():
+        found.spool.append(name, values)
+    if options.unit == "subword":
+        found.spool.append("ids", ids[ragged_indices(first, columns["subwords"].astype(np.int64))])
     found.n_sentences += len(block)
     found.n_words += int(tokenized.sentence_indptr[-1])
 
@@ -186,6 +208,15 @@ class _Units:
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
     n_words: NDArray[np.int64]
+
+    @classmethod
+    def of_sentences(cls, tokenized: Tokenized, limit: int) -> _Units:
+        """Return a unit for each sentence, of its subwords within the limit."""
+        n_words = np.diff(tokenized.sentence_indptr)
+        some = np.flatnonzero(n_words)
+        zeros = np.zeros(len(some), np.int64)
+        stop = np.minimum(np.diff(tokenized.sentence_bounds), min(limit, MAX_POOLED))[some]
+        return cls(tokenized.sentence_indptr[some], some, zeros, zeros, stop, n_words[some])
 
     @classmethod
     def of(cls, block: Sequence[Sentence], tokenized: Tokenized) -> _Units:
@@ -209,6 +240,38 @@ class _Units:
         )
 
 
+def _with_specials(
+    found: Survey,
+    columns: Mapping[str, NDArray[Any]],
+    ids: NDArray[np.int32],
+    encoder: Encoder,
+    sentences: NDArray[np.int64],
+    n_words: NDArray[np.int64],
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.int32]]:
+    """Add a row for each special subword of some sentences of a block; returns the columns, and the ids they refer to.
+
+    Those before the first word have negative positions, those after the last the positions after its own.
+    """
+    before, after = encoder.special_ids
+    added = np.array([*before, *after], np.int32)
+    spelled = [encoder.subword_text(number) for number in added.tolist()]
+    places = np.arange(len(added)) - len(before)
+    position = np.where(places < 0, places, places + n_words[:, None])
+    n_rows = position.size
+    new: dict[str, NDArray[Any]] = {name: np.full(n_rows, -1, values.dtype) for name, values in columns.items()}
+    new["type"] = np.tile([found.types[form] for form in spelled], len(sentences)).astype(np.int32)
+    new["sentence"] = np.repeat(sentences + found.n_sentences, len(added))
+    new["position"] = position.ravel().astype(np.int32)
+    new["subwords"] = np.ones(n_rows, np.int16)
+    new["first"] = np.tile(len(ids) + np.arange(len(added)), len(sentences))
+    new[f"label/{SPECIAL}"] = np.tile([found.labels[SPECIAL][form] for form in spelled], len(sentences)).astype(
+        np.int32
+    )
+    joined = {name: np.concatenate([values, new[name]]) for name, values in columns.items()}
+    order = np.lexsort((joined["position"], joined["sentence"]))
+    return {name: values[order] for name, values in joined.items()}, np.concatenate([ids, added])
+
+
 def _forms(block: Sequence[Sentence], units: _Units) -> Sequence[str]:
     words = list(chain.from_iterable(sentence.words for sentence in block))
     if len(words) == len(units.first_word):
@@ -229,9 +292,12 @@ def _spool_sentences(found: Survey, block: Sequence[Sentence], units: _Units) ->
         found.digest.update(data)
 
 
-def _spool_labels(found: Survey, block: Sequence[Sentence], units: _Units, usable: NDArray[np.bool_]) -> None:
-    before = found.spool.length("type") - int(usable.sum())
+def _labels(found: Survey, block: Sequence[Sentence], units: _Units) -> dict[str, NDArray[np.int32]]:
+    """Return the codes of the labels of all units; a new column has none for the units before."""
+    before, codes_of = found.spool.length("type"), {}
     for column in dict.fromkeys(chain.from_iterable(sentence.labels for sentence in block)):
+        if found.specials and column == SPECIAL:
+            raise CorpusError(f"the corpus has a label column {SPECIAL!r}, and so have special tokens: rename it")
         if column not in found.labels:
             found.labels[column] = numbering()
             for rows in blocks_of(before, BLOCK):
@@ -241,8 +307,10 @@ def _spool_labels(found: Survey, block: Sequence[Sentence], units: _Units, usabl
             sentence.labels[column] if column in sentence.labels else [None] * len(sentence.words) for sentence in block
         )
         codes = np.array([-1 if label is None else names[label] for label in labels], np.int32)[units.first_word]
-        found.spool.append(f"label/{column}", codes[usable])
-        found.digest.update(codes.tobytes())
+        codes_of[f"label/{column}"] = codes
+        if not (found.specials and column == SPECIAL):
+            found.digest.update(codes.tobytes())
+    return codes_of
 
 
 def _count_dropped(found: Survey, units: _Units, forms: Sequence[str], mask: NDArray[np.bool_], reason: str) -> None:

@@ -100,7 +100,8 @@ class BatchedEncoder(Encoder):
         if attention_window is not None and not self.masks_attention:
             raise InvalidValueError(f"{self.info.architecture} has no attention windows; use context windows")
         sizes = self.site_sizes(sites)
-        some = sentences_with_spans(tokenized, spans, self.info.max_subwords)
+        before, after = map(len, self.special_ids)
+        some = sentences_with_spans(tokenized, spans, self.info.max_subwords, before=before, after=after)
         clock = Stopwatch(self.device)
         work = SpanWork(tokenized, spans, chosen, pooling, batch_subwords, attention_window, sizes, dtype, clock, *some)
         ahead = self.batches_ahead if self.device.type == "cuda" else 0

@@ -106,7 +106,9 @@ class Encoder(ABC):
     `compute_dtype`: the dtype that it computes in, such as "float32". `batching`: how sentences are arranged in
     batches, one of `batchings`, chosen by `self_check`. `n_specials`: special subwords added to a sentence. `times`:
     seconds spent so far. `causal`: whether a subword attends only to those before it. `masks_attention`: whether
-    `attention_window` is supported.
+    `attention_window` is supported. `special_ids`: the special subwords before and after a sentence. Spans may be those
+    of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
+    `cls_place`: the position of [CLS], where the model has it: negative, or counted from the first special one after.
     """
 
     info: ModelInfo
@@ -116,6 +118,8 @@ class Encoder(ABC):
     batching: str
     batchings: tuple[str, ...] = ("packed",)
     n_specials: int
+    special_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    cls_place: int | None = None
     times: StageTimes
     causal: bool = False
     masks_attention: bool = False

@@ -126,10 +126,13 @@ class SpanWork:
         return rows, starts, self.spans.stop[rows] - self.spans.start[rows]
 
 
-def sentences_with_spans(tokenized: Tokenized, spans: Spans, limit: int | None) -> tuple[_Indices, ...]:
+def sentences_with_spans(
+    tokenized: Tokenized, spans: Spans, limit: int | None, *, before: int = 0, after: int = 0
+) -> tuple[_Indices, ...]:
     """Return `starts`, `lengths`, `first_span` and `n_spans` of a `SpanWork`, of sentences of at most `limit` subwords.
 
-    Raises InvalidValueError for a span that is empty or outside its sentence or the limit.
+    `before`, `after`: special subwords around each sentence, of which there may be spans. Raises InvalidValueError for
+    a span that is empty or outside its sentence or the limit.
     """
     n_sentences = len(tokenized.sentence_indptr) - 1
     if len(spans.sentence) and (spans.sentence.min() < 0 or spans.sentence.max() >= n_sentences):
@@ -140,7 +143,8 @@ def sentences_with_spans(tokenized: Tokenized, spans: Spans, limit: int | None) 
     lengths = np.diff(bounds)
     if limit is not None:
         lengths = np.minimum(lengths, limit)
-    wrong = (spans.start < 0) | (spans.start >= spans.stop) | (spans.stop > lengths[spans.sentence])
+    last = lengths[spans.sentence] + after
+    wrong = (spans.start < -before) | (spans.start >= spans.stop) | (spans.stop > last)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         sentence = int(spans.sentence[row])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError, check_whole, quoted
-from embstore.store.index import Index, TypeIndex
+from embstore.store.index import SPECIAL, Index, TypeIndex
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,6 +27,7 @@ def parse_conditions(
     words: str | Iterable[str] | None,
     types: int | Iterable[int] | None,
     labels: Mapping[str, str | Iterable[str]] | None,
+    specials: bool | None,
     sentences: int | Iterable[int] | None,
     where: pl.Expr | Iterable[pl.Expr] | None,
 ) -> list[Condition]:
@@ -44,6 +45,9 @@ def parse_conditions(
     for column, names in (labels or {}).items():
         codes = _codes(index, column, [names] if isinstance(names, str) else list(names))
         conditions.append(partial(_rows_with_labels, index, column, codes))
+    if specials is not None and (specials or SPECIAL in index.labels):
+        require_specials(index)
+        conditions.append(lambda: np.flatnonzero((index.labels[SPECIAL].codes >= 0) == specials))
     if sentences is not None:
         chosen = _integers("sentences", sentences)
         for sentence in chosen:
@@ -62,6 +66,12 @@ def parse_conditions(
                 )
         conditions.append(partial(_rows_where, index, expressions))
     return conditions
+
+
+def require_specials(index: Index) -> None:
+    """Raise InvalidValueError for a store without rows of special tokens."""
+    if SPECIAL not in index.labels:
+        raise InvalidValueError("the store has no rows of special tokens: extract one with --specials")
 
 
 def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
@@ -130,6 +140,8 @@ def _types_of(type_index: TypeIndex, words: list[str]) -> list[int]:
 
 
 def _codes(index: Index, column: str, names: list[str]) -> NDArray[np.int32]:
+    if column == SPECIAL:
+        require_specials(index)
     if column not in index.labels:
         raise InvalidValueError(
             f"there is no label column {column!r}: the store has {', '.join(index.labels) or 'none'}; "

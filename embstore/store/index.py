@@ -21,6 +21,7 @@ from embstore.errors import InvalidValueError, quoted
 
 _LOOKUPS_BEFORE_TABLE = 8
 _SORT_ROWS = 1 << 22
+SPECIAL = "special"  # the label column of special tokens, whose positions are before and after those of the words
 _FIND_BLOCK = 1 << 20
 
 

@@ -266,6 +266,7 @@ class Store:
         words: str | Iterable[str] | None = None,
         types: int | Iterable[int] | None = None,
         labels: Mapping[str, str | Iterable[str]] | None = None,
+        specials: bool | None = None,
         sentences: int | Iterable[int] | None = None,
         rows: ArrayLike | slice | None = None,
         where: pl.Expr | Iterable[pl.Expr] | None = None,
@@ -274,17 +275,25 @@ class Store:
         """Select the occurrences that satisfy all conditions, and layers; no vector is read.
 
         `words`: forms as spelled in the corpus. `types`, `sentences`: positions in `index.words` and `index.texts`.
-        `labels`: label column -> one label or several. `rows`: integers, whose order is kept, a slice, or one boolean
-        for each row. `where`: Polars expressions over the columns of `table`. `layers`: one or several (-1 or "last"
-        is the last one), all by default.
+        `labels`: label column -> one label or several. `specials`: only special tokens (True) or only words (False); by
+        default both, where the store has rows of special tokens. `rows`: integers, whose order is kept, a slice, or one
+        boolean for each row. `where`: Polars expressions over the columns of `table`. `layers`: one or several (-1 or
+        "last" is the last one), all by default.
 
         Raises InvalidValueError for a word, type, label, sentence, row, column or layer that does not exist.
         """
-        if all(condition is None for condition in (words, types, labels, sentences, where)):
+        if all(condition is None for condition in (words, types, labels, specials, sentences, where)):
             return Selection(self, layers=layers, rows=rows)
         self._reader.require_current(columns=True)
         conditions = parse_conditions(
-            self.index, self._type_index, words=words, types=types, labels=labels, sentences=sentences, where=where
+            self.index,
+            self._type_index,
+            words=words,
+            types=types,
+            labels=labels,
+            specials=specials,
+            sentences=sentences,
+            where=where,
         )
         return Selection(self, layers=layers, rows=rows, conditions=conditions)
 

@@ -12,6 +12,7 @@ import embstore as es
 from embstore.corpus import Keep, Sentence
 from embstore.errors import StoreDamagedError
 from embstore.extraction import rows as rows_module
+from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
 from embstore.extraction.survey import Spool, Survey, survey
 from embstore.store.check.consistency import index_faults
@@ -27,7 +28,7 @@ KEEPS = [
 ]
 
 
-def surveyed(*, keep_ids: bool) -> tuple[Survey, FakeEncoder]:
+def surveyed(unit: str) -> tuple[Survey, FakeEncoder]:
     """Sentences of which some are empty, and whose words have no piece, one or several."""
     random = np.random.default_rng(5)
     words = np.array(["bank", "river", "a", "~", "evening", "Constantinople", "der", "so"])
@@ -38,19 +39,19 @@ def surveyed(*, keep_ids: bool) -> tuple[Survey, FakeEncoder]:
         sentences.append(Sentence(tuple(chosen), labels={"tag": tuple(tag or None for tag in tags)}))
     encoder = FakeEncoder()
     return survey(
-        sentences, encoder, limit=24, keep_ids=keep_ids, spool=Spool(), report=lambda n_sentences: None
+        sentences, encoder, ExtractionOptions(unit=unit), limit=24, spool=Spool(), report=lambda n_sentences: None
     ), encoder
 
 
-@pytest.mark.parametrize("unit", ["word", "subword"])
+@pytest.mark.parametrize("unit", ["word", "subword", "sentence"])
 @pytest.mark.parametrize("keep", KEEPS, ids=["all", "words", "labelled", "frequent", "none"])
 def test_any_block_gives_the_same_index(keep: Keep, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, encoder = surveyed(keep_ids=unit == "subword")
+    found, encoder = surveyed(unit)
     whole, dropped = make_index(found, keep=keep, unit=unit, encoder=encoder)
     assert not len(whole.type) or not list(index_faults(whole, len(whole.type)))
     for block in (1, 3, 50):
         monkeypatch.setattr(rows_module, "BLOCK", block)
-        found, encoder = surveyed(keep_ids=unit == "subword")
+        found, encoder = surveyed(unit)
         index, same = make_index(found, keep=keep, unit=unit, encoder=encoder)
         assert same == dropped
         expected = whole.arrays()

@@ -257,6 +257,9 @@ def mark_words(contexts: pl.DataFrame) -> list[str]:
     texts = []
     for text, position, word in zip(contexts["text"], contexts["position"], contexts["word"], strict=True):
         words = text.split(" ")
+        if not 0 <= position < len(words):  # a special token
+            texts.append(f"[{word}] {text}" if position < 0 else f"{text} [{word}]")
+            continue
         stop = position + len(word.split(" "))
         texts.append(" ".join([*words[:position], f"[{' '.join(words[position:stop])}]", *words[stop:]]))
     return texts
@@ -319,7 +322,7 @@ def encode_word(
 
     made = store.metadata.extraction
     if made["unit"] != "word":
-        raise InvalidValueError("the store has one row per subword: give an occurrence or a vector, not a text")
+        raise InvalidValueError(f"the store has one row per {made['unit']}: give an occurrence or a vector, not a text")
     words, position = _sentence_and_position(text, word, store.metadata.corpus["options"])
     if model is None:
         name, revision = (store.metadata.model[key] for key in ("name", "revision"))

@@ -46,8 +46,15 @@ class TransformerEncoder(BatchedEncoder):
         self.network = Network(loaded, device=device, dtype=dtype)
         self.info = self.network.info
         self.causal = self.network.inputs.causal
-        self.n_specials = self.network.inputs.specials.count
-        self.n_before = len(self.network.inputs.specials.prefix)
+        specials = self.network.inputs.specials
+        self.n_specials = specials.count
+        self.n_before = len(specials.prefix)
+        self.special_ids = specials.prefix, specials.suffix
+        cls = loaded.tokenizer.cls_token_id
+        if cls in specials.prefix:
+            self.cls_place = specials.prefix.index(cls) - self.n_before
+        elif cls in specials.suffix:
+            self.cls_place = specials.suffix.index(cls)
 
     @property
     def attention(self) -> Mapping[str, float]:

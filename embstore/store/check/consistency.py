@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.store.index import Index, Strings
+from embstore.store.index import SPECIAL, Index, Strings
 from embstore.store.metadata import Metadata
 
 _BLOCK = 1 << 22
+MAX_SPECIALS = 2**15  # before the words of a sentence
 
 
 def column_faults(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> Iterator[str]:
@@ -42,7 +43,7 @@ def index_faults(index: Index, n_rows: int) -> Iterator[str]:
     ranges: list[tuple[str, NDArray[np.integer], int, int | None]] = [
         ("occurrences/type", index.type, 0, len(index.words)),
         ("occurrences/sentence", index.sentence, 0, len(index.texts)),
-        ("occurrences/position", index.position, 0, None),
+        ("occurrences/position", index.position, -MAX_SPECIALS if SPECIAL in index.labels else 0, None),
         ("occurrences/subwords", index.subwords, 1, None),
         ("sentences/source", index.source, 0, None),
     ]
