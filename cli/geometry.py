@@ -37,6 +37,7 @@ SETTINGS = {
     "memory": str,
     "cluster": str,
     "workers": int,
+    "words_only": bool,
 }
 CKA = {"device": str, "precision": Literal["float32", "float64"], "memory": str}
 SEPARABILITY = {"device": str, "min_occurrences": int, "top": int}
@@ -59,7 +60,7 @@ def geometry(
 
     Self-similarity, intra-sentence similarity, maximum explainable variance and anisotropy (Ethayarajh 2019), with
     their baselines; means by layer with 95 % bootstrap intervals. --out has every word and sentence.
-    --set top=N shows the N most and the N least context-specific words.
+    --set top=N shows the N most and the N least context-specific words; words_only=true leaves punctuation out.
     """
     names = _names(stores)
     chosen = opt.read_settings(settings, SETTINGS)

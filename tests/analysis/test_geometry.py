@@ -322,3 +322,15 @@ def test_rows_not_written_are_refused(tmp_path: Path, suffix: str) -> None:
     one_line(lambda: geometry(made.store), MissingRowsError, "not written")
     whole = geometry(made.store.select(layers=2).committed(), metrics="anisotropy")
     assert values(whole, "anisotropy", 2)[""] == pytest.approx(mean_cosine(made.vectors[1, :256]), abs=1e-6)
+
+
+def test_words_only_leaves_punctuation_out_of_everything(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    made = write_words(tmp_path / "a.zarr", [(word, rng.normal(size=(9, 5))) for word in ("a", ".", "3rd", ",;", "é")])
+    chosen = made.store.select(words=["a", "3rd", "é"])
+    options = {"metrics": METRICS, "min_contexts": 2}
+    found = geometry(made.store, words_only=True, **options)  # type: ignore[arg-type]
+    assert found.equals(geometry(chosen, **options))  # type: ignore[arg-type]
+    assert not found.equals(geometry(made.store, **options))  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match="has a letter: leave words_only out"):
+        geometry(made.store.select(words=[".", ",;"]), words_only=True)

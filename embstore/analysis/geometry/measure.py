@@ -48,6 +48,7 @@ def geometry(
     metrics: str | Sequence[str] = PAPER_METRICS,
     layers: int | str | Sequence[int] | None = None,
     min_contexts: int = 5,
+    words_only: bool = False,
     centered: bool = False,
     baseline: str = "exact",
     sample: int = 1000,
@@ -70,7 +71,8 @@ def geometry(
     and `intrasim`, and the MEV of all occurrences for `mev`.
 
     `baseline`: "exact" over all selected occurrences, or "sample": over `sample` of them, drawn with `seed` (1,000, as
-    in the paper, whose code draws sentences and then a word of each). Punctuation marks are words like all others.
+    in the paper, whose code draws sentences and then a word of each). `words_only`: leave out occurrences without a
+    letter or digit, in everything; the paper's code leaves punctuation out of the words, but not out of sentences.
     `centered`: subtract the mean before MEV, for words and baseline alike. `memory`: bytes or a text such as "4GiB"
     (default 1 GiB); with less, words are processed in several passes. `device`: where products of vectors are computed;
     cosines are always computed on the CPU. `executor`: compute in its workers, each within `memory` and with one
@@ -81,7 +83,8 @@ def geometry(
     check_choice("baseline", baseline, BASELINES)
     check_whole("seed", seed, 0, MAX_SEED)
     nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
-    inputs = _Inputs.of(selected(data, layers), _checked_metrics(metrics), min_contexts, centered)
+    selection = _with_letters(selected(data, layers)) if words_only else selected(data, layers)
+    inputs = _Inputs.of(selection, _checked_metrics(metrics), min_contexts, centered)
     if baseline == "sample":
         inputs.sample = _draw(inputs.selection, sample, seed)
     limits = _Limits(nbytes, threads, block_rows)
@@ -89,6 +92,16 @@ def geometry(
     with reporting(progress, unit="vectors", label="geometry") as report:
         found = _measure(inputs, limits, options, report)
     return _completed(pl.concat([frame for layer in found for frame in _frames(inputs, layer, found[layer])]))
+
+
+def _with_letters(selection: Selection) -> Selection:
+    """Return the occurrences of words with a letter or digit."""
+    index = selection.store.index
+    has_letter = np.array([any(map(str.isalnum, form)) for form in index.words], bool)
+    rows = selection.rows[has_letter[index.type[selection.rows]]]
+    if not len(rows):
+        raise InvalidValueError(f"no selected word of {selection.store.path} has a letter: leave words_only out")
+    return Selection(selection.store, rows=rows, layers=selection.layers)
 
 
 def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
