@@ -22,7 +22,15 @@ MATCHES = ("query", "rank", "score", "marked", "store", "layer")  # columns that
 SENSES = {"min_size": int, "n_components": int, "sample": int | None, "seed": int, "map": Literal["pca", "umap"]}
 METRICS = Literal["cosine", "ip", "l2"]
 HUBNESS = {"metric": METRICS, "n_components": int, "sample": int, "top": int, "seed": int}
-LABEL = {"metric": METRICS, "n_components": int, "sample": int | None, "seed": int}
+LABEL = {
+    "metric": METRICS,
+    "n_components": int,
+    "sample": int | None,
+    "seed": int,
+    "word": str,
+    "classifier": Literal["knn", "centroid"],
+    "backoff": str,
+}
 AnyWord = Annotated[str | None, opt.argument("[WORD]", "The word, as written in the corpus.")]
 Row = Annotated[int | None, opt.option("N", "Query: the occurrence in row N of the store.")]
 Text = Annotated[str | None, opt.option("TEXT", "Query: WORD, or the word in [brackets], in a new sentence.")]
@@ -275,17 +283,22 @@ def label(
     layers: opt.Layers = "all",
     k: opt.K = 1,
     split: Annotated[
-        Literal["words", "leave-one-word-out", "within-word"] | None,
+        Literal["words", "leave-one-word-out", "within-word", "train"] | None,
         opt.option(
             "NAME",
             "words: the words of --test from those of --train; leave-one-word-out: from all other words; "
-            "within-word: from the same word in other sentences.",
+            "within-word: from the same word in other sentences; train: from the same word in --train.",
         ),
     ] = None,
     train: Annotated[
-        Path | None, opt.option("FILE", "Training words, one a line or as Wiki-PSE lists them (all but --test).")
+        str | None,
+        opt.option(
+            "FILE",
+            "Training words, one a line or as Wiki-PSE lists them (all but --test). Or occurrences, as COLUMN=LABEL or "
+            "sentence=0-999.",
+        ),
     ] = None,
-    test: Annotated[Path | None, opt.option("FILE", "Test words, in the same form.")] = None,
+    test: Annotated[str | None, opt.option("FILE", "Test words, or occurrences, in the same form.")] = None,
     centered: opt.Centered = False,
     device: opt.Device = "cpu",
     settings: Annotated[list[str] | None, opt.set_option(LABEL)] = None,
@@ -294,18 +307,27 @@ def label(
     """Predict labels from the nearest labelled occurrences.
 
     Prints the accuracy of exact k-nearest-neighbor classification by layer, next to that of the most frequent label.
-    --out and --json have the recall of each label too.
+    Word-sense disambiguation: --train split=train --test split=test, with --set word=lemma, --set classifier=centroid
+    and --set backoff=COLUMN or most-frequent. --out and --json have the recall of each label too.
     """
     chosen = opt.read_settings(settings, LABEL)
     if split == "words" and test is None:
         raise InvalidValueError("--split words needs the test words: give --test FILE")
-    words: dict[str, Any] = {
-        f"{name}_words": None if path is None else sorted(opt.read_words(path, option=f"--{name}"))
-        for name, path in (("train", train), ("test", test))
-    }
-    opened = es.open(store)
+    given = {name: value for name, value in (("train", train), ("test", test)) if value is not None}
+    data: es.Selection | None = None
+    words: dict[str, Any]
+    if given and all("=" in value and not Path(value).is_file() for value in given.values()):
+        if len(given) < 2:
+            raise InvalidValueError(f"--{next(iter(given))} names occurrences: give --train and --test in this form")
+        opened = es.open(store)
+        data, words = _occurrences_of(opened, given["test"], "--test"), {}
+        words["train"] = _occurrences_of(opened, given["train"], "--train")
+    else:
+        words = {
+            f"{name}_words": sorted(opt.read_words(Path(value), option=f"--{name}")) for name, value in given.items()
+        }
     frame = es.analysis.knn_scores(
-        opened,
+        data or es.open(store),
         label=label,
         layers=opt.layers_of(layers),
         k=k,
@@ -320,6 +342,19 @@ def label(
         print_table(_accuracies(frame), title=f"{label} of the {k} nearest, {first['split']}, {first['space']}")
 
 
+def _occurrences_of(store: es.Store, given: str, option: str) -> es.Selection:
+    """Return the occurrences that COLUMN=LABEL or sentence=FIRST-LAST names."""
+    column, _, value = given.partition("=")
+    if column == "sentence":
+        first, _, last = value.partition("-")
+        if not (first.isdecimal() and last.isdecimal()):
+            raise InvalidValueError(f"{option} {given} is not sentence=FIRST-LAST, such as sentence=0-999")
+        import polars as pl
+
+        return store.select(where=pl.col("sentence").is_between(int(first), int(last)))
+    return store.select(labels={column: value})
+
+
 def _accuracies(frame: pl.DataFrame) -> list[dict[str, Any]]:
     rows: dict[int, dict[str, Any]] = {}
     for row in frame.to_dicts():
@@ -328,6 +363,8 @@ def _accuracies(frame: pl.DataFrame) -> list[dict[str, Any]]:
             shown |= {"accuracy": row["value"], "most frequent": row["baseline"], "occurrences": row["count"]}
         elif row["metric"] == "macro_recall":
             shown |= {"mean recall": row["value"], "its baseline": row["baseline"], "labels": row["count"]}
+        elif row["metric"] in ("coverage", "macro_f1"):
+            shown[row["metric"].replace("_f1", " F1")] = row["value"]
     return list(rows.values())
 
 

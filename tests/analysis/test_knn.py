@@ -349,3 +349,106 @@ def test_ties_beyond_what_is_fetched_first_vote_too(tmp_path: Path, monkeypatch:
         monkeypatch.setattr("embstore.analysis.neighbors.labels.MAX_HITS", most)
         found = knn_predictions(store, label="class", layer=2, k=1).row(0, named=True)
         assert (found["predicted"], found["nearest"], found["score"]) == ("y", 41, 0)
+
+
+def wsd_by_hand(
+    listed: Listed, test: list[int], train: list[int], classifier: str, k: int
+) -> dict[int, tuple[str, float] | None]:
+    """The prediction and credit of each test row among the train rows of its word; None if there is none."""
+    found: dict[int, tuple[str, float] | None] = {}
+    for row in test:
+        pool = [other for other in train if listed[other][0] == listed[row][0]]
+        if not pool:
+            found[row] = None
+        elif classifier == "knn":
+            name, _, credit = nearest_by_hand(listed, row, pool, k, cosine)
+            found[row] = name, credit
+        else:
+            names = sorted({str(listed[other][1]) for other in pool})
+            means = {
+                name: np.mean([listed[other][2] for other in pool if listed[other][1] == name], 0).tolist()
+                for name in names
+            }
+            scores = {name: cosine(listed[row][2], mean) for name, mean in means.items()}
+            best = [name for name in names if scores[name] >= max(scores.values()) - 1e-6]
+            found[row] = best[0], (listed[row][1] in best) / len(best)
+    return found
+
+
+@pytest.mark.parametrize(("classifier", "k"), [("knn", 1), ("knn", 3), ("centroid", 1)])
+@pytest.mark.parametrize("backoff", [None, "most-frequent", "class"])
+def test_senses_from_train_occurrences_of_the_same_word(
+    classifier: str, k: int, backoff: str | None, store: Store
+) -> None:
+    """Test sentences are the last ten; a word of which train has none gets the back-off."""
+    listed = occurrences()
+    labelled = [row for row in range(len(listed)) if listed[row][1] is not None]
+    test = [row for row in labelled if row // 3 >= 20]
+    train = [row for row in labelled if row // 3 < 20 and listed[row][0] not in ("crane", "the")]
+    expected = wsd_by_hand(listed, test, train, classifier, k)
+    usual = usual_by_hand(listed, train)
+    options = {
+        "label": "class",
+        "k": k,
+        "classifier": classifier,
+        "train": store.select(rows=train),
+        "backoff": backoff,
+    }
+    chosen = store.select(rows=test)
+    found = knn_predictions(chosen, layer=2, **options)  # type: ignore[arg-type]
+    alone = {None: None, "most-frequent": usual}
+    wanted = {
+        row: each[0] if each else alone.get(backoff, listed[row][1])
+        for row, each in expected.items()
+        if each or backoff
+    }
+    assert None in expected.values()
+    assert dict(zip(found["occurrence"], found["predicted"], strict=True)) == wanted
+    assert found["nearest"].null_count() == sum(each is None for each in expected.values() if backoff)
+    scores = knn_scores(chosen, layers=2, **options)  # type: ignore[arg-type]
+    rows = {(row["metric"], row["item"]): row for row in scores.to_dicts()}
+    credit = {
+        row: expected[row][1] if expected[row] else float(name == listed[row][1])  # type: ignore[index]
+        for row, name in wanted.items()
+    }
+    assert rows["accuracy", ""]["value"] == pytest.approx(np.mean(list(credit.values())))
+    assert rows["accuracy", ""]["count"] == len(wanted)
+    known = [row for row in test if expected[row]]
+    assert (rows["coverage", ""]["value"], rows["coverage", ""]["count"]) == (len(known) / len(test), len(test))
+    f1 = []
+    for word in sorted({listed[row][0] for row in known}):
+        own = [row for row in known if listed[row][0] == word]
+        row = rows["word_accuracy", word]
+        assert (row["value"], row["count"]) == (pytest.approx(np.mean([credit[each] for each in own])), len(own))
+        said, gold = [wanted[each] for each in own], [listed[each][1] for each in own]
+        both = Counter(one for one, other in zip(said, gold, strict=True) if one == other)
+        f1.append(np.mean([2 * both[name] / (said.count(name) + gold.count(name)) for name in set(gold)]))
+    assert rows["macro_f1", ""]["value"] == pytest.approx(np.mean(f1))
+    assert rows["macro_f1", ""]["count"] == len(f1)
+
+
+@pytest.mark.parametrize("split", ["words", "leave-one-word-out", "within-word", "train"])
+def test_the_order_of_the_corpus_does_not_matter(split: str, tmp_path: Path) -> None:
+    """Vectors without context: half of the occurrences have the same vector, with different labels."""
+    rng = np.random.default_rng(4)
+    listed: Listed = []
+    for _ in range(60):
+        word = str(rng.choice(["bank", "suit", "crane"]))
+        vector = [float(rng.integers(0, 2)), 1.0, 0.0, 0.0]
+        listed.append((word, str(rng.choice(["x", "y"])), vector))
+    values = []
+    for name, order in (("sorted", sorted(range(60), key=lambda row: str(listed[row][1]))), ("as drawn", range(60))):
+        store = write_senses(tmp_path / f"{name}.zarr", [listed[row] for row in order], sentence=1)
+        options: dict[str, object] = {"split": split}
+        data: object = store
+        if split == "words":
+            options["test_words"] = ["bank"]
+        if split == "train":
+            places = [place for place, row in enumerate(order) if row % 2]
+            options["train"] = store.select(rows=places)
+            data = store.select(rows=[place for place in range(60) if place not in places])
+        frames = [knn_scores(data, label="class", k=k, **options) for k in (1, 4)]  # type: ignore[arg-type]
+        values.append(pl.concat(frames).sort("k", "layer", "metric", "item"))
+    assert values[0].equals(values[1])
+    one_class = values[0].filter(pl.col("metric") == "accuracy")["value"]
+    assert 0.2 < one_class.min() <= one_class.max() < 0.8

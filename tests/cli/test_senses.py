@@ -103,6 +103,28 @@ def test_label_reads_lists_of_either_form(folder: Work) -> None:
     assert printed == found.to_dicts()
 
 
+def test_label_takes_train_and_test_occurrences(folder: Work) -> None:
+    store = es.open(folder / "labels.zarr")
+    names = list(store.index.labels["upos"].names)
+    ask = ("label", "labels.zarr", "--label", "upos", "--json")
+    printed = valid(folder.run(*ask, "--train", "sentence=0-19", "--test", "sentence=20-999"), "knn")
+    sentence = np.asarray(store.index.sentence)
+    train, test = (store.select(rows=np.flatnonzero(mask)) for mask in (sentence < 20, sentence >= 20))
+    assert printed == knn_scores(test, label="upos", train=train).to_dicts()
+    assert {row["split"] for row in printed} == {"train"}
+    chosen = [f"upos={name}" for name in names[:2]]
+    more = ("--set", "classifier=centroid", "--set", "backoff=most-frequent", "--set", "word=upos")
+    found = valid(folder.run(*ask, "--train", chosen[0], "--test", chosen[1], *more), "knn")
+    assert {row["value"] for row in found if row["metric"] in ("accuracy", "coverage")} == {0.0}
+    for words, message in (
+        (("--train", chosen[0]), "--train names occurrences: give --train and --test in this form"),
+        (("--train", chosen[0], "--test", "sentence=x"), "--test sentence=x is not sentence=FIRST-LAST"),
+    ):
+        ran = folder.run(*ask, *words)
+        assert ran.status == 2
+        assert message in ran.err
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
 def test_label_writes_the_frame(suffix: str, folder: Work) -> None:
     ran = folder.run("label", "labels.zarr", "--label", "upos", "--split", "within-word", "--out", f"knn{suffix}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,7 +21,9 @@ from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
-Split = Literal["words", "leave-one-word-out", "within-word"]
+Split = Literal["words", "leave-one-word-out", "within-word", "train"]
+Classifier = Literal["knn", "centroid"]
+MOST_FREQUENT = "most-frequent"
 SPARE = 8  # neighbours beyond k that are fetched to see whether they are as near
 MAX_HITS = 2**22  # of a search
 TIE = 1e-12
@@ -50,6 +53,10 @@ def knn_scores(
     split: str | None = None,
     train_words: Iterable[str] | None = None,
     test_words: Iterable[str] | None = None,
+    train: Selection | None = None,
+    word: str | None = None,
+    classifier: str = "knn",
+    backoff: str | None = None,
     metric: str = "cosine",
     centered: bool = False,
     n_components: int = 0,
@@ -67,11 +74,22 @@ def knn_scores(
     `words`: occurrences of `test_words`, and those of `train_words` (by default all other words); the default if words
     are given. `leave-one-word-out`: all occurrences, and those of all other words; the default otherwise.
     `within-word`: occurrences of words with two or more labels, and those of the same word in other sentences.
+    `train`: all occurrences of `data`, and those of the same word in the selection `train`, which shares none with
+    them: the protocol of word-sense disambiguation, with train and test chosen by sentence or by a label column. The
+    default if `train` is given. `word`: the label column that says which word an occurrence is of, such as its lemma;
+    the spelling by default.
+
+    `classifier`: "knn", or for the splits words and train "centroid", the label whose mean vector is nearest. `backoff`
+    predicts a label for test occurrences without any possible neighbour, which do not count otherwise: the name of a
+    label column (such as the first sense in a dictionary), or "most-frequent", the most frequent label of all train
+    occurrences.
 
     Columns: `task` (the label column), `layer, split, k, space, metric, item, value, count, baseline, seed`. The
     metrics are `accuracy` over the `count` test occurrences, `recall` of each label (`item`) over its occurrences, and
     `macro_recall`, the mean recall of `count` labels. `baseline` is the same metric for the most frequent label among
-    the possible neighbours. Occurrences without any possible neighbour do not count.
+    the possible neighbours. The split train also has `coverage`, the share of `count` test occurrences that have a
+    possible neighbour, `word_accuracy` of each word (`item`), and `macro_f1`, the mean over `count` words of the mean
+    F1 of their labels.
 
     `centered`, `n_components`: subtract the mean and remove principal components, learned from the whole selection.
     `sample`: only this many test occurrences, drawn with `seed`. `progress(done, total)` counts test occurrences times
@@ -80,7 +98,8 @@ def knn_scores(
     Raises InvalidValueError (unknown column, split or layer; word lists that overlap or do not occur; k of 0 or above
     the number of possible neighbours), MissingRowsError, NonFiniteError.
     """
-    task = _task_of(data, label, layers, k, split, train_words, test_words, sample, seed)
+    wanted = _Wanted(label, k, split, train_words, test_words, train, word, classifier, backoff, sample, seed)
+    task = _task_of(data, layers, wanted)
     total = len(task.queries) * len(task.selection.layers)
     frames = []
     with reporting(progress, total=total, unit="occurrences", label="knn") as report:
@@ -103,6 +122,10 @@ def knn_predictions(
     split: str | None = None,
     train_words: Iterable[str] | None = None,
     test_words: Iterable[str] | None = None,
+    train: Selection | None = None,
+    word: str | None = None,
+    classifier: str = "knn",
+    backoff: str | None = None,
     metric: str = "cosine",
     centered: bool = False,
     n_components: int = 0,
@@ -115,10 +138,12 @@ def knn_predictions(
 
     The options are those of `knn_scores`. One row per occurrence: `occurrence, word, label, predicted, nearest,
     nearest_word, score`; `nearest` is the row of the nearest neighbour with the predicted label (the lowest of equally
-    near ones), `score` its score in the metric. Of labels that are equal in everything, `predicted` is the first.
+    near ones; for centroids the first of the label), `score` its score in the metric; all null where the prediction is
+    the back-off. Of labels that are equal in everything, `predicted` is the first.
     """
     number = layer_of(data, layer)
-    task = _task_of(data, label, number, k, split, train_words, test_words, sample, seed)
+    wanted = _Wanted(label, k, split, train_words, test_words, train, word, classifier, backoff, sample, seed)
+    task = _task_of(data, number, wanted)
     space = space_of(task.selection, number, metric=metric, centered=centered, n_components=n_components)
     with reporting(progress, total=len(task.queries), unit="occurrences", label="knn") as report:
         found = _predict(task, number, k, space, device, Counter(report).add)
@@ -126,8 +151,8 @@ def knn_predictions(
     index = task.selection.store.index
     names = np.array([*index.labels[label].names, ""], object)
 
-    def words(rows: NDArray[np.int64]) -> list[str]:
-        return [index.words[number] for number in index.type[rows].tolist()]
+    def words(rows: NDArray[np.int64]) -> list[str | None]:
+        return [None if row < 0 else index.words[int(index.type[row])] for row in rows.tolist()]
 
     return pl.DataFrame(
         {
@@ -135,87 +160,174 @@ def knn_predictions(
             "word": words(task.queries[mask]),
             "label": names[task.codes[task.queries[mask]]].tolist(),
             "predicted": names[found.predicted[mask]].tolist(),
-            "nearest": found.nearest[mask],
+            "nearest": [None if row < 0 else row for row in found.nearest[mask].tolist()],
             "nearest_word": words(found.nearest[mask]),
-            "score": found.scores[mask],
+            "score": pl.Series(found.scores[mask]).fill_nan(None),
         },
-        schema_overrides=dict.fromkeys(("word", "label", "predicted", "nearest_word"), pl.String),
+        schema_overrides=dict.fromkeys(("word", "label", "predicted", "nearest_word"), pl.String)
+        | {"nearest": pl.Int64, "score": pl.Float64},
     )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The arguments of `knn_scores` that define a task."""
+
+    label: str
+    k: int
+    split: str | None
+    train_words: Iterable[str] | None
+    test_words: Iterable[str] | None
+    train: Selection | None
+    word: str | None
+    classifier: str
+    backoff: str | None
+    sample: int | None
+    seed: int
+
+    def checked_split(self) -> str:
+        """Return the split; raises InvalidValueError for arguments that do not go together."""
+        has_words = self.train_words is not None or self.test_words is not None
+        split = self.split or ("train" if self.train is not None else "words" if has_words else "leave-one-word-out")
+        check_whole("k", self.k, 1)
+        check_choice("split", split, get_args(Split))
+        check_choice("classifier", self.classifier, get_args(Classifier))
+        if has_words and split != "words":
+            raise InvalidValueError(f"lists of words are for the split words, not for {split}: leave them out")
+        if split == "words" and self.test_words is None:
+            raise InvalidValueError("the split words needs a list of test words: give one")
+        if (split == "train") != (self.train is not None):
+            raise InvalidValueError(
+                f"train occurrences are for the split train, which needs them; the split is {split}"
+            )
+        if split != "train" and (self.word is not None or self.backoff is not None):
+            raise InvalidValueError(f"word and backoff are for the split train, not for {split}: leave them out")
+        if self.classifier == "centroid" and (self.k != 1 or split not in ("words", "train")):
+            raise InvalidValueError("centroids are for the splits words and train with k 1: give these, or knn")
+        if self.sample is not None:
+            check_whole("sample", self.sample, 1)
+        check_whole("seed", self.seed, 0, MAX_SEED)
+        return split
 
 
 @dataclass(frozen=True, eq=False)
 class _Task:
     """The test occurrences and their possible neighbours: `queries` and `candidates`, int64 rows, ascending.
 
-    `codes`: int32 [n_rows], the label of each row of the store. `pool`: int64 [n_candidates]; a query finds candidates
-    of its own pool only. `groups`: int64 [n_rows]; a query does not find its own group, -1 is no group. `usual`: int64
-    [n_queries], the most frequent label among the possible neighbours, the first in the column of equals.
+    `codes`: int32 [n_rows], the label of each row of the store. `pool`: int64 [n_candidates], and `query_pool`
+    [n_queries]; a query finds candidates of its own pool only. `groups`: int64 [n_rows]; a query does not find its own
+    group, -1 is no group. `usual`: int64 [n_queries], the most frequent label among the possible neighbours, the first
+    in the column of equals, -1 if there are none. `backoff`: int64 [n_queries], the label predicted then, -1 for none.
     """
 
     selection: Selection
     split: str
+    classifier: str
     codes: NDArray[np.int32]
     queries: NDArray[np.int64]
     candidates: NDArray[np.int64]
     pool: NDArray[np.int64]
+    query_pool: NDArray[np.int64]
     groups: NDArray[np.int64]
     usual: NDArray[np.int64]
+    backoff: NDArray[np.int64]
 
 
-def _task_of(
-    data: Store | Selection,
-    label: str,
-    layers: int | str | Sequence[int] | None,
-    k: int,
-    split: str | None,
-    train_words: Iterable[str] | None,
-    test_words: Iterable[str] | None,
-    sample: int | None,
-    seed: int,
-) -> _Task:
+def _task_of(data: Store | Selection, layers: int | str | Sequence[int] | None, wanted: _Wanted) -> _Task:
     """Build the task that `knn_scores` describes; raises InvalidValueError."""
-    has_words = train_words is not None or test_words is not None
-    split = split or ("words" if has_words else "leave-one-word-out")
-    _check(k, split, has_words, test_words is not None, sample)
-    check_whole("seed", seed, 0, MAX_SEED)
+    split = wanted.checked_split()
     selection = selected(data, layers)
     store, index = selection.store, selection.store.index
-    if label not in index.labels:
-        known = ", ".join(index.labels) or "none"
+    codes = _codes(store, wanted.label)
+    rows = _labelled(selection, codes, wanted.label)
+    if split == "words":
+        queries, candidates = _by_words(store, rows, wanted.train_words, wanted.test_words)
+    elif split == "train":
+        queries, candidates = rows, _train_rows(wanted, selection, rows, codes)
+    else:
+        queries = candidates = (
+            rows if split == "leave-one-word-out" else _ambiguous(index.type, rows, codes, wanted.label)
+        )
+    words = index.type if wanted.word is None else _codes(store, wanted.word)
+    pool, group = _pools(store, split, candidates, wanted.label, words)
+    query_pool = pool if queries is candidates else _pool_of(queries, candidates, pool, split, words)
+    own = np.where(group < 0, 0, np.bincount(group + 1)[group + 1])
+    most = int((np.bincount(pool)[pool] - own).max())
+    if wanted.k > most:
+        raise InvalidValueError(
+            f"k {wanted.k} is more than the {most:,} labelled occurrences that can be found: give less"
+        )
+    groups = np.full(store.n_rows, -1)
+    groups[candidates] = group
+    usual = _usual(codes[candidates], pool, group, len(index.labels[wanted.label].names))
+    if queries is not candidates:
+        _, first = np.unique(pool, return_index=True)
+        usual = np.where(query_pool < 0, -1, usual[first][query_pool])
+    backoff = _backoff(wanted, store, codes, queries, candidates)
+    if wanted.sample is not None and wanted.sample < len(queries):
+        drawn = np.sort(np.random.default_rng(wanted.seed).choice(len(queries), wanted.sample, replace=False))
+        queries, query_pool, usual, backoff = (each[drawn] for each in (queries, query_pool, usual, backoff))
+    return _Task(
+        selection, split, wanted.classifier, codes, queries, candidates, pool, query_pool, groups, usual, backoff
+    )
+
+
+def _codes(store: Store, label: str) -> NDArray[np.int32]:
+    """The label of each row of the store in a column."""
+    if label not in store.index.labels:
+        known = ", ".join(store.index.labels) or "none"
         raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
-    codes = np.asarray(index.labels[label].codes)
+    return np.asarray(store.index.labels[label].codes)
+
+
+def _labelled(selection: Selection, codes: NDArray[np.int32], label: str) -> NDArray[np.int64]:
+    """The labelled rows of a selection, ascending."""
     rows = np.unique(selection.rows)
     rows = rows[codes[rows] >= 0]
     if not len(rows):
-        raise InvalidValueError(f"no selected occurrence of {store.path} is labelled in {label!r}")
+        raise InvalidValueError(f"no selected occurrence of {selection.store.path} is labelled in {label!r}")
+    return rows
+
+
+def _train_rows(
+    wanted: _Wanted, selection: Selection, test: NDArray[np.int64], codes: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    train = wanted.train
+    if not isinstance(train, Selection) or train.store.path != selection.store.path:
+        raise InvalidValueError(f"train occurrences are a selection of {selection.store.path}: give store.select(...)")
+    rows = _labelled(train, codes, wanted.label)
+    both = np.intersect1d(rows, test)
+    if len(both):
+        raise InvalidValueError(
+            f"{len(both):,} occurrences are in train and test, such as row {both[0]}: separate them"
+        )
+    return rows
+
+
+def _pool_of(
+    queries: NDArray[np.int64], candidates: NDArray[np.int64], pool: NDArray[np.int64], split: str, words: NDArray[Any]
+) -> NDArray[np.int64]:
+    """The pool of each query, -1 where no candidate is of its word."""
     if split == "words":
-        queries, candidates = _by_words(store, rows, train_words, test_words)
-    else:
-        queries = candidates = rows if split == "leave-one-word-out" else _ambiguous(index.type, rows, codes, label)
-    pool, group = _pools(store, split, candidates, label)
-    own = np.where(group < 0, 0, np.bincount(group + 1)[group + 1])
-    most = int((np.bincount(pool)[pool] - own).max())
-    if k > most:
-        raise InvalidValueError(f"k {k} is more than the {most:,} labelled occurrences that can be found: give less")
-    groups = np.full(store.n_rows, -1)
-    groups[candidates] = group
-    usual = _usual(codes[candidates], pool, group, len(index.labels[label].names))
-    usual = np.full(len(queries), usual[0]) if split == "words" else usual
-    if sample is not None and sample < len(queries):
-        drawn = np.sort(np.random.default_rng(seed).choice(len(queries), sample, replace=False))
-        queries, usual = queries[drawn], usual[drawn]
-    return _Task(selection, split, codes, queries, candidates, pool, groups, usual)
+        return np.zeros(len(queries), np.int64)
+    of_word = np.full(int(words.max()) + 2, -1)
+    of_word[words[candidates]] = pool
+    return np.where(words[queries] < 0, -1, of_word[words[queries]])
 
 
-def _check(k: int, split: str, has_words: bool, has_test: bool, sample: int | None) -> None:
-    check_whole("k", k, 1)
-    check_choice("split", split, get_args(Split))
-    if has_words and split != "words":
-        raise InvalidValueError(f"lists of words are for the split words, not for {split}: leave them out")
-    if split == "words" and not has_test:
-        raise InvalidValueError("the split words needs a list of test words: give one")
-    if sample is not None:
-        check_whole("sample", sample, 1)
+def _backoff(
+    wanted: _Wanted, store: Store, codes: NDArray[np.int32], queries: NDArray[np.int64], candidates: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The label that is predicted without any neighbour; one that is no label of the column is never right."""
+    if wanted.backoff is None:
+        return np.full(len(queries), -1)
+    if wanted.backoff == MOST_FREQUENT:
+        return np.full(len(queries), np.bincount(codes[candidates]).argmax())
+    own = _codes(store, wanted.backoff)[queries]
+    names = list(store.index.labels[wanted.label].names)
+    place = {name: number for number, name in enumerate(names)}
+    known = np.array([place.get(name, len(names)) for name in store.index.labels[wanted.backoff].names], np.int64)
+    return np.where(own < 0, len(names), known[own])
 
 
 def _by_words(
@@ -255,14 +367,16 @@ def _ambiguous(
 
 
 def _pools(
-    store: Store, split: str, candidates: NDArray[np.int64], label: str
+    store: Store, split: str, candidates: NDArray[np.int64], label: str, column: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The pool of each candidate, and the group in it that is excluded together."""
+    """The pool of each candidate, and the group in it that is excluded together; `column`: the word of each row."""
     index = store.index
     one = np.zeros(len(candidates), np.int64)
     if split == "words":
         return one, np.full(len(candidates), -1)
-    words = np.unique(index.type[candidates], return_inverse=True)[1]
+    words = np.unique(column[candidates], return_inverse=True)[1]
+    if split == "train":
+        return words, np.full(len(candidates), -1)
     if split == "leave-one-word-out":
         if not words.any():
             raise InvalidValueError(f"only one word is labelled in {label!r}: there is no other word to compare with")
@@ -343,13 +457,18 @@ def _predict(
     n_queries = len(task.queries)
     none = np.full(n_queries, -1)
     found = _Predictions(none.copy(), none.copy(), np.full(n_queries, np.nan), np.zeros(n_queries))
-    search = _search_by_word if task.split == "within-word" else _search_all
+    search = _search_by_word if task.split in ("within-word", "train") else _search_all
+    if task.classifier == "centroid":
+        search = _search_centroids
     for numbers, hits, distinct in search(task, layer, k, space, device):
         true = task.codes[task.queries[numbers]].astype(np.int64)
         voted = _vote(hits, distinct, k, true, ascending=space.ascending)
         for whole, part in zip(vars(found).values(), vars(voted).values(), strict=True):
             whole[numbers] = part
         advance(len(numbers))
+    alone = found.predicted < 0
+    found.predicted[alone] = task.backoff[alone]
+    found.credit[alone] = task.backoff[alone] == task.codes[task.queries[alone]]
     return found
 
 
@@ -375,17 +494,17 @@ def _search_all(task: _Task, layer: int, k: int, space: Space, device: str) -> F
 
 def _search_by_word(task: _Task, layer: int, k: int, space: Space, device: str) -> Found:
     """Yield numbers of queries, their neighbours in their own pool, which is small, and the distinct candidates."""
-    store = task.selection.store
-    is_query = np.zeros(store.n_rows, bool)
-    is_query[task.queries] = True
-    pools = [task.candidates[members] for members in groups_of(task.pool)]
+    store, asked = task.selection.store, _asked(task)
+    found = [task.candidates[members] for members in groups_of(task.pool)]
+    pools = [np.union1d(rows, task.queries[numbers]) for rows, numbers in zip(found, asked, strict=True)]
     batch = np.cumsum([len(rows) for rows in pools]) // BATCH_ROWS
     for number in np.unique(batch).tolist():
-        together = pools[np.searchsorted(batch, number) : np.searchsorted(batch, number, "right")]
-        vectors = store.gather(np.concatenate(together), layer)
-        edges = np.cumsum([len(rows) for rows in together])[:-1]
-        for rows, own in zip(together, np.split(vectors, edges), strict=True):
-            distinct = _Distinct.of([(rows, own)], task, rows)
+        places_of = range(*np.searchsorted(batch, [number, number + 1]))
+        vectors = store.gather(np.concatenate([pools[place] for place in places_of]), layer)
+        edges = np.cumsum([len(pools[place]) for place in places_of])[:-1]
+        for place, own in zip(places_of, np.split(vectors, edges), strict=True):
+            rows = pools[place]
+            distinct = _Distinct.of([(found[place], own[np.isin(rows, found[place])])], task, found[place])
             places, groups = np.searchsorted(rows, distinct.rows), task.groups[rows]
 
             def search(
@@ -401,8 +520,37 @@ def _search_by_word(task: _Task, layer: int, k: int, space: Space, device: str) 
                 hits = exact_search(ArrayVectors(own), own[chosen], k=n_fetched, exclude=exclude, **options)
                 return Hits(np.where(hits.rows < 0, -1, rows[hits.rows]), hits.scores)
 
-            for chosen, hits in _with_ties(search, np.flatnonzero(is_query[rows]), k, len(places)):
+            numbers = np.searchsorted(rows, task.queries[asked[place]])
+            for chosen, hits in _with_ties(search, numbers, k, len(places)):
                 yield np.searchsorted(task.queries, rows[chosen]), hits, distinct
+
+
+def _asked(task: _Task) -> list[NDArray[np.int64]]:
+    """The numbers of the queries of each pool."""
+    order = np.argsort(task.query_pool, kind="stable")
+    ends = np.searchsorted(task.query_pool[order], np.arange(int(task.pool.max()) + 2))
+    return [order[start:stop] for start, stop in pairwise(ends.tolist())]
+
+
+def _search_centroids(task: _Task, layer: int, k: int, space: Space, device: str) -> Found:
+    """Yield numbers of queries and the mean vectors of the labels in their pool, nearest first; the mean is a row."""
+    vectors, n_codes = StoreVectors(task.selection.store, layer), int(task.codes.max()) + 1
+    keys, first, number, counts = np.unique(
+        task.pool * n_codes + task.codes[task.candidates], return_index=True, return_inverse=True, return_counts=True
+    )
+    sums = np.zeros((len(keys), task.selection.store.hidden_size))
+    for rows, block in vectors.blocks(task.candidates, BATCH_ROWS):
+        np.add.at(sums, number[np.searchsorted(task.candidates, rows)], block)
+    means = (sums / counts[:, None]).astype(np.float32)
+    for pool, asked in enumerate(_asked(task)):
+        own = slice(*np.searchsorted(keys, [pool * n_codes, (pool + 1) * n_codes]))
+        places, ones = np.arange(own.stop - own.start), np.ones(own.stop - own.start, np.int64)
+        labels, lowest = keys[own] % n_codes, task.candidates[first[own]]
+        distinct = _Distinct(places, ones, np.arange(len(places) + 1), labels, ones, lowest)
+        for start in range(0, len(asked), QUERY_CHUNK):
+            numbers = asked[start : start + QUERY_CHUNK]
+            given = vectors.gather(task.queries[numbers]).astype(np.float32)
+            yield numbers, exact_search(ArrayVectors(means[own]), given, k=len(places), space=space), distinct
 
 
 def _with_ties(
@@ -483,8 +631,33 @@ def _score(task: _Task, found: _Predictions, columns: dict[str, object]) -> pl.D
         rows.append(("accuracy", "", n_right.sum() / total, total, n_right_usual.sum() / total))
         rows.append(("macro_recall", "", recall[known].mean(), len(known), usual_recall[known].mean()))
     rows += [("recall", names[code], recall[code], int(counts[code]), usual_recall[code]) for code in known.tolist()]
+    if task.split == "train":
+        rows += _by_word(task, found)
     names_of_values = ("metric", "item", "value", "count", "baseline")
     return pl.DataFrame([columns | dict(zip(names_of_values, row, strict=True)) for row in rows], schema=SCHEMA)
+
+
+def _by_word(task: _Task, found: _Predictions) -> Iterator[tuple[str, str, float, int, float | None]]:
+    """Yield the metrics of the split train: of each word, and their mean; words are pools, and those of no pool one."""
+    index, true, n_words = task.selection.store.index, task.codes[task.queries], 0
+    yield "coverage", "", float((task.query_pool >= 0).mean()), len(task.queries), None
+    scores = []
+    for members in groups_of(task.query_pool):
+        said, gold = found.predicted[members], true[members]
+        if (said < 0).all():
+            continue
+        right = found.credit[members]
+        usual = float((task.usual[members] == gold).mean())
+        word = index.words[int(index.type[task.queries[members[0]]])]
+        known = int(task.query_pool[members[0]]) >= 0
+        if known:
+            yield "word_accuracy", word, float(right.mean()), len(members), usual
+            n_words += 1
+            labels = np.unique(gold)
+            pairs = [((said == each) & (gold == each), (said == each), (gold == each)) for each in labels.tolist()]
+            scores.append(np.mean([2 * both.sum() / (one.sum() + other.sum()) for both, one, other in pairs]))
+    if scores:
+        yield "macro_f1", "", float(np.mean(scores)), n_words, None
 
 
 @dataclass(frozen=True)
