@@ -135,7 +135,10 @@ def _by_task(summary: pl.DataFrame) -> list[dict[str, Any]]:
             "KL scores": (split, "differential_kl", None),
         }
         first = {"task": task, "split": split, "labels": scores.get(columns["majority"], {}).get("count")}
-        rows.append(first | {name: with_deviation(scores.get(key)) for name, key in columns.items()})
+        shown = {name: with_deviation(scores.get(key)) for name, key in columns.items()}
+        if scores.get((split, "expected_layer", None), {}).get("item"):
+            shown["expected layer"] = "not determined"
+        rows.append(first | shown)
     return rows
 
 

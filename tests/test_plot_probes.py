@@ -58,7 +58,7 @@ def edge_frame(tasks: tuple[str, ...] = ("pos", "roles"), layers: int = 4) -> pl
                 rows.append({"task": task, "layer": layer, "metric": "differential", "value": 0.1 * layer})
         rows += [
             {"task": task, "split": "train", "metric": "center_of_gravity", "value": 1 + number, "deviation": 0.25},
-            {"task": task, "metric": "expected_layer", "value": 2.0, "low": 1.5, "high": 3.5},
+            {"task": task, "metric": "expected_layer", "value": 2.0, "low": 1.5, "high": 2.5},
             {"task": task, "split": "train", "metric": "mixing_kl", "value": 0.11},
             {"task": task, "metric": "differential_kl", "value": None},
         ]
@@ -73,6 +73,8 @@ def test_edge_layers_draws_weights_and_shares_of_differential_scores() -> None:
     assert filled == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert outlines == pytest.approx([1 / 6, 2 / 6, 3 / 6]), "shares of the sum, from layer 1 on"
     assert axis.get_title(loc="left") == "pos   center 1.00, expected 2.00"
+    keys = {"mixing weight", "center of gravity", "expected layer", "differential score (test), share of the sum"}
+    assert {text.get_text() for text in figure.legends[0].texts} == keys, "every colour has a key"
     assert [axis.get_xlabel() for axis in figure.axes[-2:]] == ["layer of bert", "layer of gpt"]
     with pytest.raises(InvalidValueError, match="there are no mixing weights to draw"):
         plot.edge_layers(edge_frame().head(0))
@@ -94,10 +96,30 @@ def test_edge_summary_draws_expectations_intervals_and_scores() -> None:
     assert [label.get_text() for label in axis.get_yticklabels()] == ["POS\n50.0 → 80.0", "roles\n50.0 → 80.0"]
     assert [bar.get_width() for bar in axis.patches] == pytest.approx([1, 2, 2, 2])
     spans = [np.array(path)[:, 0].tolist() for bars in axis.containers[1:] for path in _segments(bars)]
-    assert spans == [pytest.approx(span) for span in ([0.75, 1.25], [1.75, 2.25], [1.5, 3.5], [1.5, 3.5])]
+    assert spans == [pytest.approx(span) for span in ([0.75, 1.25], [1.75, 2.25], [1.5, 2.5], [1.5, 2.5])]
     assert {"1.00", "2.00", "0.11", "none", "K(s)", "K(Δ)"} <= set(texts(axis))
     dev = plot.edge_summary(edge_frame(), split="dev").axes[0]
     assert dev.get_yticklabels()[0].get_text() == "pos\n80.0 → 110.0"
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"value": None, "item": "not determined: P(3) scores no higher than P(0)"}, None),
+        ({"value": -0.96}, "not determined"),
+        ({"low": -24.5, "high": 0.92}, "not determined"),
+        ({"high": 3.1}, "not determined"),
+    ],
+)
+def test_an_expected_layer_that_is_no_position_is_not_drawn(changed: dict[str, Any], text: str | None) -> None:
+    rows = [row | {"high": 2.5} for row in edge_frame(("pos",)).to_dicts()]
+    rows = [row | changed if row["metric"] == "expected_layer" else row for row in rows]
+    [axis] = plot.edge_summary(frame(rows)).axes
+    assert [bar.get_width() for bar in axis.patches] == pytest.approx([1, 0])
+    assert (text or changed["item"]) in texts(axis)
+    axis = plot.edge_layers(frame(rows)).axes[0]
+    assert axis.get_title(loc="left") == "pos   center 1.00, expected not determined"
+    assert "expected layer" not in {line.get_label() for line in axis.lines}
 
 
 def _segments(container: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,16 +35,22 @@ def edge_layers(summary: pl.DataFrame | Frames, *, split: str | None = None) -> 
         differential = rows.filter((rows["metric"] == "differential") & (rows["split"] == chosen)).sort("layer")
         values = floats(differential, "value")
         axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
+        known, marks = _known(rows, split), []
         if len(values) and values.sum() > 0:
             outline = {"fill": False, "edgecolor": EXPECTED, "linewidth": 1.4}
             label = f"differential score ({chosen}), share of the sum"
             axis.bar(differential["layer"], values / values.sum(), 0.8, label=label, **outline)
-        known, marks = _known(rows, split), []
+        elif len(values):
+            marks.append("differential scores have no sum above 0")
+        layers = rows.filter(rows["metric"] == "mixing")["layer"].to_list()
         for metric, name, color in (("center_of_gravity", "center", CENTER), ("expected_layer", "expected", EXPECTED)):
-            value = _number(known.get(metric, {}).get("value"))
+            if metric not in known:
+                continue
+            value = _position(known[metric], layers)
+            marks.append(f"{name} {_shown(value)}")
             if np.isfinite(value):
-                axis.axvline(value, color=color, linestyle="--", linewidth=1)
-                marks.append(f"{name} {value:.2f}")
+                label = metric.replace("_", " ")
+                axis.axvline(value, color=color, linestyle="--", linewidth=1, label=label)
         axis.set_title(literal(f"{task}   {', '.join(marks)}"), fontsize=9, loc="left")
 
     return _task_grid(summary, draw)
@@ -69,7 +75,8 @@ def edge_summary(
     `summary`: the summary of edge probes; or several such by the name of the model, next to each other (Figure A.2).
     `split`: of the scores, by default test, if it exists. `names`: display names of tasks. The label of a task has its
     scores P(0) and P(L) in percent. Error bars: the standard deviation of centers of gravity over seeds, and the
-    interval of expected layers if the frame has one (`low`, `high`). Right of the bars: K(s) and K(Δ), the divergence
+    interval of expected layers if the frame has one (`low`, `high`). An expected layer that is not within the layers,
+    or whose interval is not, is no position: "not determined". Right of the bars: K(s) and K(Δ), the divergence
     of mixing weights and differential scores from uniform.
     """
     frames, tasks = _frames(summary)
@@ -79,12 +86,13 @@ def edge_summary(
     for axis, (model, frame) in zip(axes[0], frames.items(), strict=True):
         known = [_known(frame.filter(frame["task"] == task), split) for task in tasks]
         top = max(frame.filter(frame["metric"] == "mixing")["layer"].to_list(), default=1)
-        _draw_expectation(axis, known, "center_of_gravity", position - 0.19, top, color=CENTER)
-        _draw_expectation(axis, known, "expected_layer", position + 0.19, top, color=EXPECTED)
+        layers = frame.filter(frame["metric"] == "mixing")["layer"].to_list()
+        _draw_expectation(axis, known, "center_of_gravity", position - 0.19, layers, color=CENTER)
+        _draw_expectation(axis, known, "expected_layer", position + 0.19, layers, color=EXPECTED)
         for metric, x, title in KL_COLUMNS:
             axis.text(x, -0.6, title, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
             for y, rows in zip(position, known, strict=True):
-                text = _shown(_number(rows.get(metric, {}).get("value")))
+                text = _shown(_number(rows.get(metric, {}).get("value")), missing="none")
                 axis.text(x, y, text, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
         labels = [
             f"{literal((names or {}).get(task, task))}\n{_percent(rows, 'first')} → {_percent(rows, 'last')}"
@@ -103,19 +111,21 @@ def edge_summary(
 
 
 def _draw_expectation(
-    axis: Any, known: list[dict[str, dict[str, Any]]], metric: str, y: NDArray[Any], top: int, *, color: str
+    axis: Any, known: list[dict[str, dict[str, Any]]], metric: str, y: NDArray[Any], layers: list[int], *, color: str
 ) -> None:
     """Draw a bar for each task from layer 0 to an expectation, with its error bar and value."""
-    rows = [each.get(metric, {}) for each in known]
-    values = np.array([_number(row.get("value")) for row in rows])
+    rows, top = [each.get(metric, {}) for each in known], max(layers, default=1)
+    values = np.array([_position(row, layers) for row in rows])
     low, high, spread = (np.array([_number(row.get(name)) for row in rows]) for name in ("low", "high", "deviation"))
     errors = np.stack([np.where(np.isnan(low), spread, values - low), np.where(np.isnan(high), spread, high - values)])
     axis.barh(y, np.nan_to_num(values), 0.36, color=color, label=metric.replace("_", " "))
     errors = np.nan_to_num(np.maximum(errors, 0))
-    axis.errorbar(values, y, xerr=errors, fmt="none", ecolor="black", elinewidth=0.9)
-    for at, value in zip(y, values, strict=True):
-        inside = {"fontsize": 8, "color": "w" if value > 0.12 * top else "black"}
-        axis.annotate(_shown(value), (0, at), (3, 0), textcoords="offset points", va="center", **inside)
+    label = "deviation over seeds; interval over sentences" if metric == "expected_layer" else None
+    axis.errorbar(values, y, xerr=errors, fmt="none", ecolor="black", elinewidth=0.9, label=label)
+    for at, value, row in zip(y, values, rows, strict=True):
+        text = row.get("item") or _shown(value)
+        inside = {"fontsize": 8 if len(text) < 20 else 6.5, "color": "w" if value > 0.12 * top else "black"}
+        axis.annotate(text, (0, at), (3, 0), textcoords="offset points", va="center", **inside)
 
 
 def _task_grid(summary: pl.DataFrame | Frames, draw: Callable[[Any, pl.DataFrame, str], None]) -> Figure:
@@ -173,8 +183,15 @@ def _number(value: Any) -> float:
     return np.nan if value is None else float(value)
 
 
-def _shown(value: float) -> str:
-    return "none" if np.isnan(value) else f"{value:.2f}"
+def _position(row: Mapping[str, Any], layers: Sequence[int]) -> float:
+    """Return the value of an expectation as a position among the layers; NaN if it or its interval is not within."""
+    ends = [_number(row.get(name)) for name in ("value", "low", "high")]
+    outside = any(end < min(layers) or end > max(layers) for end in ends if not np.isnan(end))
+    return np.nan if outside else ends[0]
+
+
+def _shown(value: float, missing: str = "not determined") -> str:
+    return missing if np.isnan(value) else f"{value:.2f}"
 
 
 def _percent(known: dict[str, dict[str, Any]], which: str) -> str:

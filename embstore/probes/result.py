@@ -35,7 +35,8 @@ class ProbeResult:
     """Scores of probes, one row per store, task, layer, split, metric, item and seed.
 
     `frame` has the columns `store, task, layer, split, metric, item, value, low, high, count, seed`. `item` is the
-    class or frequency bin of metrics that have one and empty otherwise; `value` is null where a metric is not defined;
+    class or frequency bin of metrics that have one, or why a value is not determined, and empty otherwise; `value` is
+    null where a metric is not defined;
     `low` and `high` are the ends of a 95 % interval, null where there is none; `count` is what was scored. `notes` says
     in one line each what was left out or sampled.
     """

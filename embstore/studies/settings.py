@@ -81,7 +81,7 @@ class Zhao2020(StudySettings):
     hidden_size: int = 1024
     epochs: int = 400
     batch_size: int = 256
-    patience: int = 5
+    patience: int = 10
     seeds: tuple[int, ...] = (0,)
     context_windows: tuple[int | None, ...] = WINDOWS
     attention_windows: tuple[int | None, ...] = WINDOWS
@@ -115,11 +115,10 @@ class Zhao2020(StudySettings):
         """Return settings for an hour on two CPU cores: fewer contexts, narrower probes, shorter fine-tuning."""
         small: dict[str, Any] = {
             "max_contexts": 5,
-            "hidden_size": 64,
-            "epochs": 15,
-            "batch_size": 512,  # with narrow probes a step is bound by the weights, not by the examples
-            "learning_rate": 2e-3,
-            "patience": 2,
+            "hidden_size": 32,
+            "epochs": 60,
+            "learning_rate": 3e-3,
+            "patience": 5,
             "context_windows": (0, 2, 4, 8, 16, None),
             "attention_windows": (0, 2, 8, None),
             "tuning_epochs": 1,
@@ -164,9 +163,10 @@ class Zhao2020(StudySettings):
         sentences = "all" if self.tuning_sentences is None else f"{self.tuning_sentences:,}"
         return (
             f"Size, in brackets the paper's: at most {self.max_contexts} contexts a word-class pair (100), {self.kind} "
-            f"probes (mlp){units}, at most {self.epochs} epochs (400) in batches of {self.batch_size} at learning rate "
-            f"{self.learning_rate:g} (0.001), {len(self.seeds)} seed(s); fine-tuning on {sentences} sentences (all), "
-            f"{self.tuning_epochs} epochs (5), learning rate {self.tuning_rate or 5e-5:g} (5e-05)."
+            f"probes (mlp){units}, at most {self.epochs} epochs of 100 steps (400 passes) in batches of "
+            f"{self.batch_size} at learning rate {self.learning_rate:g} (0.001), {len(self.seeds)} seed(s); fine-"
+            f"tuning on {sentences} sentences (all), {self.tuning_epochs} epochs (5), learning rate "
+            f"{self.tuning_rate or 5e-5:g} (5e-05)."
         )
 
 
@@ -204,8 +204,8 @@ class Tenney2019(StudySettings):
 
     @classmethod
     def small(cls, **changes: Any) -> Self:
-        """Return settings for two hours on two CPU cores: fewer sentences, two seeds."""
-        return cls(**{"sentences": 2000, "seeds": (0, 1), "epochs": 15, **changes})
+        """Return settings for two hours on two CPU cores: fewer sentences."""
+        return cls(**{"sentences": 1000, **changes})
 
     def probe(self, device: str = "auto", *, trained: bool = True) -> EdgeProbe:
         """Return edge probes as the study trains them, not fitted yet; those of random weights have one seed."""

@@ -26,6 +26,7 @@ from embstore.probes.edges.scores import (
     majority,
     micro_f1,
     resampled_f1,
+    undetermined,
 )
 from embstore.probes.edges.tasks import control_split, control_task, join_edges, join_task
 from tests.probes.edge_store import make, write_store
@@ -108,8 +109,11 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
     expected = [[expected_layer(scores(own, grid.cumulative(s), each), layers) for s in seeds] for each in picked]
     defined = [np.mean(np.array(each, float)) for each in expected if None not in each]
     assert len(defined) >= 57
-    row = found["expected_layer", None, 3]
-    assert (row["low"], row["high"]) == pytest.approx(ends(defined))
+    for seed in seeds:
+        row = found["expected_layer", None, seed]
+        assert (row["value"], row.get("low")) == (None, None)
+        low, high = ends(defined)
+        assert row["item"] == f"not determined: its interval, {low:.2f} to {high:.2f}, is not within the layers 0 to 5"
     guessed = [f1_by_hand(constant, 0, each) for each in picked]
     row = found["majority_f1", None, None]
     assert (row["low"], row["high"]) == pytest.approx(ends(guessed))
@@ -133,6 +137,30 @@ def test_expected_layers_of_resamples_equal_those_of_single_rows() -> None:
     assert interval(np.array([1.0] * 95 + [np.nan] * 5)) == (1.0, 1.0), "one in twenty may be"
     assert interval(np.array([1.0] * 94 + [np.nan] * 6)) == (None, None)
     assert np.isnan(expected_layers(np.array([[0.5, 0.7, 0.5]]), (0, 1, 2))).all(), "nothing is gained in all"
+
+
+def test_an_expected_layer_outside_the_layers_is_not_determined() -> None:
+    layers = (0, 3, 6)
+    assert undetermined([0.0, 6.0], (0.0, 6.0), layers) == undetermined([1.5], None, layers) == ""
+    for values, ends, why in (
+        ([1.0, np.nan], (0.5, 2.0), "P(6) scores no higher than P(0)"),
+        ([1.0, -0.96], (0.5, 2.0), "-0.96 is not within the layers 0 to 6, as some layers lower the score"),
+        ([6.01], None, "6.01 is not within the layers 0 to 6, as some layers lower the score"),
+        ([1.0], (None, None), "in more than one resample of twenty P(6) scores no higher than P(0)"),
+        ([0.5], (-24.5, 0.92), "its interval, -24.50 to 0.92, is not within the layers 0 to 6"),
+        ([0.5], (0.1, 6.2), "its interval, 0.10 to 6.20, is not within the layers 0 to 6"),
+    ):
+        assert undetermined(values, ends, layers) == f"not determined: {why}"
+
+
+def test_an_expected_layer_that_is_determined_has_its_interval() -> None:
+    """Every sentence gains one label from layer 1 on, so that the expected layer is 1 in all resamples."""
+    grid, full = ProbeGrid((0, 1, 2), (3, 8), layerwise=False), np.full((6, 9), 4)
+    right = np.tile([[2], [3], [3]], (2, 9))
+    own = EdgeCounts(right, full, full[0])
+    rows = list(SplitCounts(own, own, EdgeCounts(right[:1], full[:1], full[0])).rows(grid, n_resamples=20, seed=0))
+    found = [row for row in rows if row["metric"] == "expected_layer"]
+    assert [(row["value"], row["low"], row["high"], row.get("item")) for row in found] == [(1.0, 1.0, 1.0, None)] * 2
 
 
 def test_resamples_do_not_depend_on_the_size_of_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,4 +274,4 @@ def test_the_control_task_has_its_own_checkpoint(tmp_path: Path) -> None:
         progress=lambda done, total: reports.append((done, total)),
     )
     assert probe.score(made.splits["test"], resamples=20).frame.equals(whole.frame)
-    assert reports == [(24, 48), (48, 48)], "nothing is left to train"
+    assert reports == [(1200, 2400), (2400, 2400)], "nothing is left to train"

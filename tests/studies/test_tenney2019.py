@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,24 +227,55 @@ def test_the_command_prints_the_tables_and_resumes(study: StudyResult, data: Pat
     assert {row["task"] for row in document["Figure 1. Tasks by metric"]} == {"links"}
 
 
-def test_an_expected_layer_without_an_interval_is_left_out() -> None:
-    rows = [("a", "expected_layer", 2.0, 1.5), ("b", "expected_layer", -32.0, None), ("b", "mixing_kl", 0.1, None)]
-    made = [dict(zip(("task", "metric", "value", "low"), row, strict=True)) for row in rows]
+def test_an_expected_layer_that_is_not_determined_is_not_ordered() -> None:
+    rows = [("a", 2.0, 1.5, ""), ("b", None, None, "not determined: P(3) scores no higher than P(0)")]
+    made = [
+        dict(zip(("task", "value", "low", "item"), row, strict=True)) | {"metric": "expected_layer"} for row in rows
+    ]
     common = {"model": "tiny", "encoder": "trained"}
     frame = ProbeResult.of(made, store="s", split="test", seed=0).frame
     frame = frame.with_columns(**{name: pl.lit(value) for name, value in common.items()})
     scores = report.Scores(SETTINGS, {"tiny": "tiny"}, ("a", "b"), frame)
-    assert scores.means("tiny")["value"].to_list() == [2.0, 0.1]
-    without = replace(scores, settings=replace(SETTINGS, resamples=0))
-    assert without.means("tiny")["value"].to_list() == [2.0, -32.0, 0.1]
+    assert [task for task, _ in report.order(scores, "tiny", "expected_layer")] == ["a"]
+    row = report.TaskScores(scores.means("tiny"), "b").row("expected_layer")
+    assert report.with_interval(row) == "not determined"
 
 
 def test_the_order_of_the_paper_is_counted_by_pairs() -> None:
     assert report.agreement(["pos", "constituents", "dependencies", "semantic-roles", "coreference"]) == (10, 10)
     assert report.agreement(["coreference", "relations", "pos", "dependencies"]) == (1, 3)
     assert report.agreement(["relations"]) == (0, 0)
-    assert report.interval({"value": 2.0, "low": 1.5, "high": 3.0}) == (1.5, 3.0)
-    assert report.interval({"value": 2.0, "low": None, "high": None, "deviation": 0.25}) == (1.5, 2.5)
+    ends = {"low": 1.75, "high": 3.0}
+    assert report.interval({"value": 2.0, "deviation": 0.25, "seeds": 3, **ends}) == (1.5, 3.0)
+    assert report.interval({"value": 2.0, "deviation": 0.25, "seeds": 3, "low": None, "high": None}) == (1.5, 2.5)
+    assert report.interval({"value": 2.0, "deviation": 0.25, "seeds": 2, **ends}) is None
+    assert report.interval({"value": 2.0, "deviation": None, "seeds": 1, **ends}) is None
+
+
+@pytest.mark.parametrize(("seeds", "apart"), [((0, 1, 2), "1 of 1"), ((0, 1), None), ((0,), None)])
+def test_tasks_are_told_apart_by_three_seeds_or_more(seeds: tuple[int, ...], apart: str | None) -> None:
+    made = [
+        {"task": task, "metric": "center_of_gravity", "value": value + 0.1 * seed, "seed": seed}
+        for task, value in (("pos", 1.0), ("coreference", 2.0))
+        for seed in seeds
+    ]
+    frame = ProbeResult.of(made, store="s", split="train").frame
+    frame = frame.with_columns(model=pl.lit("m"), encoder=pl.lit("trained"))
+    table = report.order_table(report.Scores(SETTINGS, {"m": "m"}, ("pos", "coreference"), frame), "m", "")
+    [row] = [row for row in table.rows if row["by"] == "center of gravity"]
+    assert (row["in its order"], row["told apart"]) == ("1 of 1 pairs", apart or "not known: under 3 seeds")
+
+
+def test_differential_scores_are_also_given_as_shares() -> None:
+    made = [{"metric": "mixing", "layer": layer, "value": 0.25, "split": "train"} for layer in range(4)]
+    gains = {1: 0.3, 2: -0.1, 3: 0.2}
+    made += [{"metric": "differential", "layer": layer, "value": gain} for layer, gain in gains.items()]
+    frame = ProbeResult.of([{"split": "test", **row} for row in made], store="s", task="pos", seed=0).frame
+    frame = frame.with_columns(model=pl.lit("m"), encoder=pl.lit("trained"))
+    table = report.layers_table(report.Scores(SETTINGS, {"m": "m"}, ("pos",), frame), "m", "")
+    rows = {row[""]: [row[str(layer)] for layer in range(4)] for row in table.rows}
+    assert rows["differential (F1)"] == ["", "0.300", "-0.100", "0.200"]
+    assert rows["differential, share of the sum"] == ["", "0.750", "-0.250", "0.500"]
 
 
 @pytest.mark.parametrize(

@@ -207,11 +207,16 @@ class SplitCounts:
         f1 = resampled_f1(counts, n_resamples, seed=seed)
         of_seeds = [dict(_metrics(f1, grid, each)) for each in grid.seeds]
         ends = {key: interval(np.mean([values[key][1:] for values in of_seeds], 0)) for key in of_seeds[0]}
+        expected = [float(values["expected_layer", None][0]) for values in of_seeds]
+        why_not = undetermined(expected, ends["expected_layer", None] if n_resamples else None, grid.layers)
         for number, values in zip(grid.seeds, of_seeds, strict=True):
             for (metric, layer), drawn in values.items():
+                common: Row = {"seed": number, "count": count, "layer": layer, "metric": metric}
+                if metric == "expected_layer" and why_not:
+                    yield {**common, "value": None, "item": why_not}
+                    continue
                 low, high = ends[metric, layer]
-                own: Row = {"metric": metric, "value": _defined(drawn[0]), "low": low, "high": high}
-                yield {"seed": number, "count": count, "layer": layer, **own}
+                yield {**common, "value": _defined(drawn[0]), "low": low, "high": high}
             gained = [values["differential", layer][0] for layer in grid.layers[1:]]
             yield {"seed": number, "count": count, "metric": "differential_kl", "value": kl_from_uniform(gained)}
         constant = f1["constant"][:, 0]
@@ -253,6 +258,28 @@ def expected_layers(scores: NDArray[np.float64], layers: Sequence[int]) -> NDArr
     total = scores[:, -1] - scores[:, 0]
     gained = np.diff(scores) @ np.asarray(layers[1:], np.float64)
     return np.where(total > 0, gained / np.where(total > 0, total, 1), np.nan)
+
+
+def undetermined(values: Sequence[float], ends: tuple[float | None, float | None] | None, layers: Sequence[int]) -> str:
+    """Return why an expected layer is not a position among the layers, empty if it is one.
+
+    `values`: of the seeds, NaN where P(L) scores no higher than P(0). `ends`: of its interval, None without resamples.
+    """
+    first, last = layers[0], layers[-1]
+    known = f"the layers {first} to {last}"
+    if np.isnan(values).any():
+        return f"not determined: P({last}) scores no higher than P({first})"
+    outside = [value for value in values if not first <= value <= last]
+    if outside:
+        return f"not determined: {outside[0]:.2f} is not within {known}, as some layers lower the score"
+    if ends is None:
+        return ""
+    low, high = ends
+    if low is None or high is None:
+        return f"not determined: in more than one resample of twenty P({last}) scores no higher than P({first})"
+    if low < first or high > last:
+        return f"not determined: its interval, {low:.2f} to {high:.2f}, is not within {known}"
+    return ""
 
 
 def kl_from_uniform(weights: ArrayLike) -> float | None:

@@ -16,6 +16,7 @@ from embstore.studies.published import ORDER, TASKS
 from embstore.studies.settings import Tenney2019
 from embstore.studies.study import Row, Section, decimals
 
+LEAST_SEEDS = 3  # for a spread over seeds
 WHERE = {"center_of_gravity": "center of gravity", "expected_layer": "expected layer"}
 
 
@@ -29,15 +30,8 @@ class Scores:
     frame: pl.DataFrame
 
     def means(self, model: str, *, encoder: str = "trained") -> pl.DataFrame:
-        """Return means over the seeds, without expected layers that have no interval.
-
-        There more than one resample in twenty gains nothing from P(0) to P(L), so the quotient is not determined.
-        """
-        chosen = self.frame.filter(model=model, encoder=encoder).drop("model", "encoder")
-        means = summary(chosen)
-        if not self.settings.resamples:
-            return means
-        return means.filter((pl.col("metric") != "expected_layer") | pl.col("low").is_not_null())
+        """Return means over the seeds."""
+        return summary(self.frame.filter(model=model, encoder=encoder).drop("model", "encoder"))
 
 
 class TaskScores:
@@ -53,6 +47,15 @@ class TaskScores:
         """Return the row of a metric, that of train if only train has it; empty if there is none."""
         chosen = split or self.split
         return self._rows.get((chosen, metric, layer)) or self._rows.get(("train", metric, layer)) or {}
+
+    def shares(self) -> list[tuple[float | None, int]]:
+        """Return differential scores by their sum, as in Figure 2, each with its layer; None without a sum above 0."""
+        scores = [self.value("differential", layer) for layer in self.layers]
+        total = sum(each for each in scores if each is not None)
+        return [
+            (None if each is None or total <= 0 else each / total, layer)
+            for each, layer in zip(scores, self.layers, strict=True)
+        ]
 
     def value(self, metric: str, layer: int | None = None, *, split: str | None = None) -> float | None:
         found: float | None = self.row(metric, layer, split=split).get("value")
@@ -78,7 +81,7 @@ def with_interval(row: Row, places: int = 3) -> str:
     """Format a value with its interval, or with its deviation over the seeds."""
     value = row.get("value")
     if value is None:
-        return ""
+        return "not determined" if row.get("item") else ""
     if row.get("low") is not None and row.get("high") is not None:
         return f"{value:.{places}f} [{row['low']:.{places}f}, {row['high']:.{places}f}]"
     deviation = row.get("deviation")
@@ -113,8 +116,8 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
         "Micro F1 of P(0) and P(L) and expected layer on test; in brackets 95 % intervals over sentences; ±: deviation "
         "over the seeds. dev: F1 of P(0) and P(L) on dev, which early stopping uses too. Majority: the "
         "best constant answer. Random weights: P(L) on an untrained network. Paper: BERT-large on OntoNotes, dev, as "
-        "far as the text states it; its Figure 1 has the other numbers. No expected layer is given where too little is "
-        "gained from P(0) to P(L)."
+        "far as the text states it; its Figure 1 has the other numbers. An expected layer is not determined if it or "
+        "its interval is not within the layers: the notes say why."
     )
     return Section(f"Figure 1. Tasks by metric{suffix}", note, rows)
 
@@ -133,50 +136,61 @@ def agreement(tasks: Sequence[str]) -> tuple[int, int]:
     return sum(places[first] < places[second] for first, second in pairs), len(pairs)
 
 
-def interval(row: Row) -> tuple[float, float]:
-    """Return the interval of a row: its own, or two deviations on each side, or the value alone."""
-    value = float(row["value"])
-    low, high = row.get("low"), row.get("high")
-    if low is not None and high is not None:
-        return float(low), float(high)
-    spread = 2 * float(row.get("deviation") or 0)
-    return value - spread, value + spread
+def interval(row: Row) -> tuple[float, float] | None:
+    """Return two deviations over the seeds on each side, and the interval over sentences if that reaches further.
+
+    None for fewer than LEAST_SEEDS seeds, whose spread is not known.
+    """
+    value, deviation = row["value"], row.get("deviation")
+    if deviation is None or row["seeds"] < LEAST_SEEDS:
+        return None
+    ends = [value - 2 * deviation, value + 2 * deviation]
+    ends += [row[name] for name in ("low", "high") if row.get(name) is not None]
+    return min(ends), max(ends)
 
 
 def order_table(scores: Scores, model: str, suffix: str) -> Section:
     known = [title_of(task) for task in ORDER if task in scores.tasks]
-    rows = [{"by": "the paper, both", "order": " < ".join(known), "in its order": "", "distinct": ""}]
+    rows = [{"by": "the paper, both", "order": " < ".join(known), "in its order": "", "told apart": ""}]
     for metric, name in WHERE.items():
         ordered = order(scores, model, metric)
         right, n_pairs = agreement([task for task, _ in ordered])
-        intervals = {task: interval(row) for task, row in ordered}
+        intervals = {task: found for task, row in ordered if (found := interval(row)) is not None}
         pairs = [pair for pair in combinations(ORDER, 2) if set(pair) <= set(intervals)]
         distinct = sum(intervals[a][1] < intervals[b][0] or intervals[b][1] < intervals[a][0] for a, b in pairs)
+        has_spread = len(intervals) == len(ordered)
         rows.append(
             {
                 "by": name,
                 "order": " < ".join(f"{title_of(task)} {row['value']:.2f}" for task, row in ordered),
                 "in its order": f"{right} of {n_pairs} pairs",
-                "distinct": f"{distinct} of {n_pairs}",
+                "told apart": f"{distinct} of {n_pairs}" if has_spread else f"not known: under {LEAST_SEEDS} seeds",
             }
         )
     note = (
-        "Lowest first. In its order: of the pairs of tasks that the paper orders. Distinct: pairs whose intervals (for "
-        "centers of gravity two deviations over the seeds) do not overlap."
+        "Lowest first. In its order: of the pairs of tasks that the paper orders. Told apart: pairs whose intervals "
+        "(two deviations over the seeds on each side, and for expected layers the interval over sentences where that "
+        f"is wider) do not overlap; this takes {LEAST_SEEDS} seeds or more. A seed is the initial weights, the dropout "
+        "and the order of the sentences."
     )
     return Section(f"The order of tasks{suffix}", note, rows)
 
 
 def layers_table(scores: Scores, model: str, suffix: str) -> Section:
     means = scores.means(model)
-    kinds = {"f1": "F1 of P(l)", "mixing": "mixing weight", "differential": "differential"}
+    kinds = {
+        "f1": "F1 of P(l)",
+        "mixing": "mixing weight",
+        "differential": "differential (F1)",
+        "share": "differential, share of the sum",
+    }
     if scores.settings.layerwise:
         kinds["layer_f1"] = "F1 of layer l"
     rows: list[Row] = []
     for task in scores.tasks:
         own = TaskScores(means, task)
         for metric, name in kinds.items():
-            values = [(own.value(metric, layer), layer) for layer in own.layers]
+            values = own.shares() if metric == "share" else [(own.value(metric, layer), layer) for layer in own.layers]
             known = [(value, layer) for value, layer in values if value is not None]
             row: Row = {"task": title_of(task), "": name, **{str(layer): decimals(value) for value, layer in values}}
             rows.append(row | {"highest": f"{max(known)[1]} of {own.layers[-1]}" if known else ""})

@@ -42,16 +42,20 @@ def word_scores(scores: Scores) -> Any:
     both = pl.concat([plain, averaged])
     names = [*plain["store"], *(f"AVG {layer}" for layer in averaged["layer"])]
     figure, axis = canvas((1.5 + 0.55 * len(names), 3.6), y="micro F1", title="One vector per word")
-    deviations = both["deviation"].fill_null(0).to_list() if both["deviation"].is_not_null().any() else None
-    colors = [BARS] * len(plain) + [plot.PALETTE[0]] * len(averaged)
-    bars = axis.bar(range(len(names)), both["value"], yerr=deviations, color=colors, width=0.72)
-    axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+    deviations = both["deviation"].fill_null(np.nan).to_list()
+    for color, label, part in (
+        (BARS, "static vectors", slice(0, len(plain))),
+        (plot.PALETTE[0], "average by layer", slice(len(plain), len(both))),
+    ):
+        places, spread = range(len(names))[part], deviations[part]
+        bars = axis.bar(places, both["value"][part], yerr=spread, color=color, width=0.72, label=label)
+        axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
     if scores.has_published_layers:
         known = [PUBLISHED_NAMES.get(name, name) for name in plain["store"]]
         values = [published.UNCONTEXTUAL.get(name, {}).get("test", np.nan) for name in known]
         layers = [published.AVERAGED["test"][layer - 1] if layer else np.nan for layer in averaged["layer"]]
         axis.plot(range(len(names)), [*values, *layers], linestyle="none", **PAPER)
-        axis.legend(frameon=False)
+    axis.legend(**OUTSIDE)
     axis.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axis.set_ylim(0, 1)
     return figure
@@ -65,7 +69,8 @@ def layer_scores(scores: Scores) -> Any:
     line(axis, bert, marker="o", color=plot.PALETTE[0], label="BERT")
     if bert["deviation"].is_not_null().any():
         low, high = bert["value"] - bert["deviation"], bert["value"] + bert["deviation"]
-        axis.fill_between(bert["layer"], low, high, color=plot.PALETTE[0], alpha=0.2, linewidth=0)
+        band = {"color": plot.PALETTE[0], "alpha": 0.2, "linewidth": 0}
+        axis.fill_between(bert["layer"], low, high, **band, label="± deviation over seeds")
     if scores.has_published_layers:
         axis.plot(range(1, published.ZHAO_LAYERS + 1), published.CONTEXTUAL["test"], linestyle=":", **PAPER)
     bags = frame.filter(pl.col("store") != "BERT").select("store", "value")
