@@ -40,7 +40,7 @@ By = Annotated[
 ]
 METRICS = {
     "class": ("class_f1", "F1 by class"),
-    "frequency": ("frequency_f1", "F1 by how often a word occurs in the store"),
+    "frequency": ("frequency_f1", "F1 by how often a word occurs in the corpus"),
 }
 
 

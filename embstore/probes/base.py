@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, check_whole, quoted
@@ -106,14 +107,13 @@ class Probe(ABC, Generic[F]):
         held["training"] = asdict(self.training)
         return {name: _as_json(value) for name, value in held.items() if name not in NOT_SAVED}
 
-    def _capped(self, what: str, *trained: Trained) -> tuple[str, ...]:
+    def capped_notes(self, what: str, capped: NDArray[np.bool_]) -> tuple[str, ...]:
         """Return a note of the probes that the last epoch stopped; `what`: the store or task."""
-        capped = np.concatenate([each.capped for each in trained])
         if not capped.any():
             return ()
         return (
             f"{what}: the last epoch ({self.schedule().epochs}) ended the training of {capped.sum():,} of "
-            f"{len(capped):,} probes before early stopping did: their scores depend on it, give more epochs",
+            f"{len(capped):,} probes before early stopping did: they have not converged, give more epochs",
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

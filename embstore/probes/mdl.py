@@ -26,7 +26,6 @@ from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
 FRACTIONS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.1, 6.25, 12.5, 25.0, 50.0, 100.0)
-N_EPOCH = 256  # sentences that an epoch reads at least; fewer are read several times
 
 
 class CodeBank(EdgeBank):
@@ -57,7 +56,7 @@ def code_length(
 
     `train`, `dev`: targets as in `EdgeProbe.fit`. `probe`: its settings (kind, layers, seeds, control, training ...)
     are those of the probes that code. `fractions`: percent of the sentences at the end of each block. `cumulative`:
-    also code with P(l), which mix the layers 0 to l. An epoch reads at least 256 sentences, few of them repeatedly.
+    also code with P(l), which mix the layers 0 to l.
 
     Metrics, all of split train: `code_length` in bits by layer, and `compression`, the length of the uniform code
     divided by it; with `cumulative` the same of P(l) as `cumulative_length` and `cumulative_compression`; with a
@@ -92,9 +91,23 @@ def code_length(
         ]
     uniform = uniform_bits(len(task.train), len(task.labels.labels), single=task.labels.single)
     rows = _rows(grid, chosen, codes, uniform, cumulative=cumulative)
-    notes = (*task.notes, f"{task.labels.name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
+    name = task.labels.name
+    notes = (*task.notes, f"{name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
+    notes += probe.capped_notes(f"{name}, all blocks", np.concatenate([code.capped for code in codes]))
     common = {"store": store.path.stem, "task": task.labels.name, "split": "train", "count": len(task.train)}
     return ProbeResult.of(rows, notes, **common)
+
+
+@dataclass(frozen=True, eq=False)
+class Code:
+    """The bits of labels by each probe, and by the label frequencies of the blocks before.
+
+    `capped` bool [blocks x probes]: trainings that the last epoch ended before early stopping did.
+    """
+
+    bits: NDArray[np.float64]
+    frequency: float
+    capped: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,33 +123,34 @@ class OnlineCoder:
     @property
     def n_steps(self) -> int:
         """The sentences that the probes of all blocks read at most."""
-        return self.stream.schedule.epochs * sum(map(_n_read, self.ends[:-1].tolist()))
+        schedule = self.stream.schedule
+        return schedule.epochs * sum(map(schedule.n_read, self.ends[:-1].tolist()))
 
-    def code(self, task: EdgeTask, advance: Callable[[int], object]) -> tuple[NDArray[np.float64], float]:
-        """Return the bits of the labels by each probe, and by the label frequencies of the blocks before.
+    def code(self, task: EdgeTask, advance: Callable[[int], object]) -> Code:
+        """Code the labels of a task.
 
         The first block has a uniform code; each other block trains from the initial weights on those before it.
         """
         data, done = task.train, 0
         n_first = len(data.part(self.order[: self.ends[0]]))
         frequency = float(uniform_bits(n_first, data.gold.shape[1], single=self.single))
-        bits = np.full(len(self.bank), frequency)
+        bits, capped = np.full(len(self.bank), frequency), []
         for start, stop in pairwise(self.ends.tolist()):
             seen, block = data.part(self.order[:start]), data.part(self.order[start:stop])
 
-            n_steps = self.stream.schedule.epochs * _n_read(start)
+            n_steps = self.stream.schedule.epochs * self.stream.schedule.n_read(start)
 
             def report(at: int, total: int | None, done: int = done, n_steps: int = n_steps) -> None:
                 advance(done + at * n_steps // (total or n_steps))
 
-            repeated = data.part(np.repeat(self.order[:start], _n_read(start) // start))
-            trained = train_edges(self.bank, self.stream, repeated, task.dev, progress=report)
+            trained = train_edges(self.bank, self.stream, seen, task.dev, progress=report)
             done += n_steps
+            capped.append(trained.capped)
             for targets, logits in iter_logits(replace(self.bank, weights=trained.weights), self.stream, block):
                 gold = torch.from_numpy(block.gold[targets]).to(logits.device)
                 bits += code_bits(logits, gold, single=self.single).cpu().numpy()
             frequency += frequency_bits(seen.gold, block.gold, single=self.single)
-        return bits, frequency
+        return Code(bits, frequency, np.concatenate(capped))
 
 
 def code_bits(logits: torch.Tensor, gold: torch.Tensor, *, single: bool) -> torch.Tensor:
@@ -196,23 +210,18 @@ def block_ends(fractions: Sequence[float], n_sentences: int) -> NDArray[np.int64
     return ends
 
 
-def _n_read(n_sentences: int) -> int:
-    """Return the number of sentences that an epoch over this many reads."""
-    return n_sentences * -(-N_EPOCH // n_sentences)
-
-
 def _rows(
     grid: ProbeGrid,
     chosen: NDArray[np.int64],
-    codes: Sequence[tuple[NDArray[np.float64], float]],
+    codes: Sequence[Code],
     uniform: float,
     *,
     cumulative: bool,
 ) -> Iterator[Row]:
     yield {"metric": "uniform_length", "value": uniform}
-    yield {"metric": "frequency_length", "value": codes[0][1]}
-    for names, (own, _) in zip((("code_length", ""), ("control_length", "control_")), codes, strict=False):
-        lengths = dict(zip(chosen.tolist(), own.tolist(), strict=True))
+    yield {"metric": "frequency_length", "value": codes[0].frequency}
+    for names, code in zip((("code_length", ""), ("control_length", "control_")), codes, strict=False):
+        lengths = dict(zip(chosen.tolist(), code.bits.tolist(), strict=True))
         kinds = [(*names, grid.by_layer)]
         if cumulative:
             kinds.append((f"{names[1]}cumulative_length", f"{names[1]}cumulative_", grid.cumulative))

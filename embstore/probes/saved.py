@@ -59,11 +59,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
                 raise ValueError(f"it has format {document['format_version']}, this version reads {FORMAT_VERSION}")
             if document_crc32c(document) != document["crc32c"]:
                 raise ValueError("the checksum of its metadata differs")
-            tensors = {name: file.get_tensor(name).clone() for name in file.offset_keys()}
+            tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+            if document["tensors_crc32c"] != _crc32c(tensors):  # before bytes of bools are made 0 and 1 by the copy
+                raise ValueError("the checksum of its tensors differs")
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     except (KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise ValueError(f"not a file of tensors and their metadata: {error}") from None
-    if document["tensors_crc32c"] != _crc32c(tensors):
-        raise ValueError("the checksum of its tensors differs")
     return document, tensors
 
 

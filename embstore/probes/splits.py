@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -22,12 +22,15 @@ SPLITS = ("train", "dev", "test")
 class WordSplit:
     """Words of the three splits, no word in two of them, each with its classes (no classes: those of the store).
 
+    `frequency`: how often a word occurs in the corpus, of the words for which it is known.
+
     Raises InvalidValueError for a word in two splits.
     """
 
     train: Mapping[str, tuple[str, ...]]
     dev: Mapping[str, tuple[str, ...]]
     test: Mapping[str, tuple[str, ...]]
+    frequency: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for one, other in combinations(SPLITS, 2):
@@ -48,18 +51,19 @@ class WordSplit:
 
     @property
     def sha256(self) -> str:
-        """A hash over all words and their classes, whatever their order."""
+        """A hash over all words, their classes and frequencies, whatever their order."""
         return hashlib.sha256(canonical(self.as_json())).hexdigest()
 
     def __repr__(self) -> str:
         return f"WordSplit({', '.join(f'{len(self.of(split)):,} {split}' for split in SPLITS)} words)"
 
-    def as_json(self) -> dict[str, dict[str, list[str]]]:
-        return {split: {word: list(classes) for word, classes in sorted(self.of(split).items())} for split in SPLITS}
+    def as_json(self) -> dict[str, dict[str, Any]]:
+        words = {split: {word: list(classes) for word, classes in sorted(self.of(split).items())} for split in SPLITS}
+        return {**words, "frequency": dict(sorted(self.frequency.items()))}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Mapping[str, Any]]) -> WordSplit:
-        return cls(*(_sorted(split, document[split]) for split in SPLITS))
+        return cls(*(_sorted(split, document[split]) for split in SPLITS), frequency=document["frequency"])
 
 
 def split_words(
@@ -68,8 +72,9 @@ def split_words(
     """Make a split of train and test words; without `dev`, a share of the train words becomes the dev words.
 
     `train` and `test` map each word to its classes, as `read_word_classes` returns them; a word without classes has
-    those of the store. The draw depends on the words and on `seed`, not on their order. Raises InvalidValueError for
-    words in two splits, empty lists and a share that is not allowed.
+    those of the store. If the classes of a word are a mapping to counts, their sum is its frequency in the corpus. The
+    draw depends on the words and on `seed`, not on their order. Raises InvalidValueError for words in two splits, empty
+    lists and a share that is not allowed.
     """
     check_whole("seed", seed, 0, MAX_SEED)
     check_number("dev_share", dev_share, 0, 1)
@@ -77,8 +82,10 @@ def split_words(
     for name, given in (("train", words), ("test", tested)):
         if not given:
             raise InvalidValueError(f"there are no {name} words: give some")
+    lists = [each for each in (train, test, dev) if each is not None]
+    frequency = {word: count for each in lists for word, own in each.items() if (count := _count(own))}
     if dev is not None:
-        return WordSplit(words, _sorted("dev", dev), tested)
+        return WordSplit(words, _sorted("dev", dev), tested, frequency)
     n_dev = round(dev_share * len(words))
     if dev_share and not 0 < n_dev < len(words):
         raise InvalidValueError(
@@ -91,7 +98,13 @@ def split_words(
         {word: classes for word, classes in words.items() if word not in drawn},
         {word: classes for word, classes in words.items() if word in drawn},
         tested,
+        frequency,
     )
+
+
+def _count(classes: Iterable[str]) -> int:
+    """Return the sum of the counts of classes; 0 for classes without counts."""
+    return sum(map(int, classes.values())) if isinstance(classes, Mapping) else 0
 
 
 def _sorted(split: str, words: Words) -> dict[str, tuple[str, ...]]:

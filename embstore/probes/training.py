@@ -32,18 +32,19 @@ class Training:
 
     None takes the default of the probe, which its documentation names.
 
-    epochs: passes over the train data at most; of class probes an epoch has at least 100 steps, so that few examples
-    are read several times and the length of a training does not depend on how many there are. batch_size: examples
-    (class probes) or sentences (edge and structural probes) per step. learning_rate: of Adam. patience: a probe stops
-    after this many epochs without a lower loss on the dev data and keeps the weights of its best epoch; 0 trains all
-    epochs, needs no dev data and keeps the last weights.
+    epochs: at most; after each the dev data are scored. An epoch of class probes is 100 steps; of edge and structural
+    probes a pass over the train data, or 50 steps if those are more. So few data are read several times, and when a
+    training ends depends on patience and not on how many there are. batch_size: examples (class probes) or sentences
+    (edge and structural probes) per step. learning_rate: of Adam. patience: a probe stops after this many epochs
+    without a better score on the dev data and keeps the weights of its best epoch; 0 trains all epochs, needs no dev
+    data and keeps the last weights.
 
     Raises InvalidValueError for a value that is not allowed.
     """
 
     epochs: int | None = None
     batch_size: int | None = None
-    learning_rate: float = 1e-3
+    learning_rate: float | None = None
     patience: int | None = None
 
     def __post_init__(self) -> None:
@@ -51,15 +52,17 @@ class Training:
             value = getattr(self, name)
             if value is not None:
                 check_whole(name, value, least)
-        check_number("learning_rate", self.learning_rate, 0, above=True)
+        if self.learning_rate is not None:
+            check_number("learning_rate", self.learning_rate, 0, above=True)
 
 
 @dataclass(frozen=True)
 class Schedule:
     """A `Training` without open defaults; `seed` fixes the order of the examples.
 
-    `min_steps`: an epoch makes as many passes over the examples as this many steps take. `device` and `memory` do not
-    change the result: where it runs, and the bytes that the probes trained at a time may take.
+    An epoch is a pass over the examples unless that has fewer than `min_steps` or more than `max_steps` steps; then it
+    is the next so many full batches of one pass after another. `device` and `memory` do not change the result: where it
+    runs, and the bytes that the probes trained at a time may take.
     """
 
     epochs: int
@@ -68,16 +71,33 @@ class Schedule:
     patience: int = 0
     seed: int = 0
     min_steps: int = 1
+    max_steps: int | None = None
     device: torch.device = field(default=CPU, repr=False)
     memory: int = field(default=4 * 2**30, repr=False)
 
-    def n_passes(self, n_examples: int) -> int:
-        """Return the number of passes over the examples in an epoch."""
-        return -(-self.min_steps // -(-n_examples // self.batch_size))
+    def size(self, n_examples: int) -> int:
+        """Return the examples of a step."""
+        return min(self.batch_size, n_examples)
+
+    def n_read(self, n_examples: int) -> int:
+        """Return how many examples an epoch reads."""
+        size = self.size(n_examples)
+        n_steps = -(-n_examples // size)
+        wanted = max(self.min_steps, n_steps if self.max_steps is None else min(n_steps, self.max_steps))
+        return n_examples if wanted == n_steps else wanted * size
 
     def order(self, epoch: int, n_examples: int, *seeds: int) -> NDArray[np.int64]:
-        """Return the order of the examples in an epoch, int64 [n_examples]; `seeds`: more that it depends on."""
-        return np.random.default_rng((self.seed, *seeds, epoch)).permutation(n_examples)
+        """Return the examples of an epoch in order, int64 [n_read]; `seeds`: more that it depends on."""
+        count, a_pass = self.n_read(n_examples), n_examples
+        if count != n_examples:
+            a_pass -= n_examples % self.size(n_examples)
+        first, skipped = divmod((epoch - 1) * count, a_pass)
+        last = -(-epoch * count // a_pass)
+        passes = [
+            np.random.default_rng((self.seed, *seeds, number)).permutation(n_examples)[:a_pass]
+            for number in range(first + 1, last + 1)
+        ]
+        return np.concatenate(passes)[skipped : skipped + count]
 
 
 class Trainer(ABC):

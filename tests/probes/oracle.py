@@ -23,8 +23,14 @@ class Alone:
     epoch: int
 
 
-def begun(kind: str, width: int, units: int, layer: int, seed: int, output: Output) -> torch.nn.Module:
-    """A module with the weights that the probe of this layer, seed and output begins with."""
+def standardised(train: np.ndarray, *others: np.ndarray) -> list[np.ndarray]:
+    """Vectors less the mean of the train vectors, by their deviations."""
+    mean, deviation = train.mean(0, dtype=np.float64), train.std(0, dtype=np.float64)
+    return [((each - mean) / deviation).astype(np.float32) for each in (train, *others)]
+
+
+def begun(kind: str, width: int, units: int, layer: int, seed: int, output: Output, *, odds: float) -> torch.nn.Module:
+    """A module with the weights that the probe of this layer, seed and output begins with; `odds`: its bias."""
     shape = Shape(kind, (layer,), (seed,), (output,), width, units)
     weights = {name: tensor[0, 0] for name, tensor in initial_weights(shape, [layer], range(1)).items()}
     first = torch.nn.Linear(width, units or 1)
@@ -33,10 +39,11 @@ def begun(kind: str, width: int, units: int, layer: int, seed: int, output: Outp
         first.weight.copy_(columns[:, :-1])
         first.bias.copy_(columns[:, -1])
         if kind == "linear":
+            first.bias.fill_(odds)
             return first
         second = torch.nn.Linear(units, 1)
         second.weight.copy_(weights["output"][None])
-        second.bias.copy_(weights["bias"][None])
+        second.bias.fill_(odds)
     return torch.nn.Sequential(first, torch.nn.ReLU(), second)
 
 
@@ -45,6 +52,7 @@ def train_alone(
     train: tuple[np.ndarray, np.ndarray],
     dev: tuple[np.ndarray, np.ndarray] | None,
     training: Schedule,
+    seed: int,
     positive_weight: float | None = None,
 ) -> Alone:
     """Train with autograd and torch's own Adam over the batches of `training`, stopping on dev."""
@@ -54,7 +62,7 @@ def train_alone(
     vectors, targets = torch.from_numpy(train[0]), torch.from_numpy(train[1]).float()
     best, best_epoch, waited, state = np.inf, 0, 0, None
     for epoch in range(1, training.epochs + 1):
-        order = np.random.default_rng((training.seed, epoch)).permutation(len(targets))
+        order = np.random.default_rng((training.seed, seed, epoch)).permutation(len(targets))
         for start in range(0, len(order), training.batch_size):
             places = order[start : start + training.batch_size]
             optimizer.zero_grad()
@@ -64,8 +72,9 @@ def train_alone(
             best_epoch = epoch
             continue
         with torch.no_grad():
-            loss = float(criterion(module(torch.from_numpy(dev[0]))[:, 0], torch.from_numpy(dev[1]).float()))
-        if loss < best:
+            yes, gold = module(torch.from_numpy(dev[0]))[:, 0].double().sigmoid(), torch.from_numpy(dev[1]).double()
+            loss = float(1 - 2 * (yes * gold).sum() / (yes.sum() + gold.sum()))
+        if loss < best - 3e-3:
             best, best_epoch, waited = loss, epoch, 0
             state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         else:

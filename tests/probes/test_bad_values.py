@@ -38,7 +38,7 @@ SETTINGS: dict[Any, dict[str, list[Any]]] = {
     | {"dropout": [*STRANGE, -0.1, 1, 1.0, "0", True, float("inf")]},
     es.StructuralProbe: BOTH
     | {"tasks": [*NOT_LISTS, ["height"]], "rank": NOT_COUNTS, "sentences": NOT_COUNTS, "decay": [*NOT_RATES, 1.1]},
-    Training: {"epochs": NOT_COUNTS, "batch_size": NOT_COUNTS, "learning_rate": NOT_RATES}
+    Training: {"epochs": NOT_COUNTS, "batch_size": NOT_COUNTS, "learning_rate": NOT_RATES[:-1]}
     | {"patience": [each for each in NOT_COUNTS if each is True or each != 0]},
 }
 

@@ -15,7 +15,7 @@ from embstore.probes.classes.bank import Output, ProbeBank, Shape, initial_weigh
 from embstore.probes.classes.examples import ArrayExamples, LabelledExamples
 from embstore.probes.classes.training import train_bank
 from embstore.probes.training import Schedule, Trained
-from tests.probes.oracle import begun, train_alone
+from tests.probes.oracle import begun, standardised, train_alone
 
 LAYERS, SEEDS, WIDTH = (0, 3), (0, 7), 11
 OUTPUTS = (Output("class", "a"), Output("class", "b"), Output("control", "a"))
@@ -59,17 +59,21 @@ def test_the_bank_equals_its_probes_trained_one_by_one(kind: str, units: int, we
     trained = train_bank(of, data, dev, schedule=schedule, positive_weight=weight)
     found, epochs = logits(trained, dev, of), trained.epochs.reshape(of.sizes)
     for place, layer in enumerate(LAYERS):
+        vectors = standardised(vectors_of(data, layer), vectors_of(dev, layer))
         for at, seed in enumerate(SEEDS):
             for number, output in enumerate(OUTPUTS):
+                gold, own = data.targets[data.group, number], None if weight is None else weight[number]
+                odds = np.log((gold.sum() * (own or 1) + 0.5) / ((~gold).sum() + 0.5))
                 alone = train_alone(
-                    begun(kind, WIDTH, units, layer, seed, output),
-                    (vectors_of(data, layer), data.targets[data.group, number]),
-                    (vectors_of(dev, layer), dev.targets[dev.group, number]),
+                    begun(kind, WIDTH, units, layer, seed, output, odds=odds),
+                    (vectors[0], gold),
+                    (vectors[1], dev.targets[dev.group, number]),
                     schedule,
-                    None if weight is None else weight[number],
+                    seed,
+                    own,
                 )
                 with torch.no_grad():
-                    expected = alone.module(torch.from_numpy(vectors_of(dev, layer)))[:, 0].numpy()
+                    expected = alone.module(torch.from_numpy(vectors[1]))[:, 0].numpy()
                 np.testing.assert_allclose(found[place, at, number], expected, atol=1e-4)
                 assert epochs[place, at, number] == alone.epoch
     if patience:
@@ -135,13 +139,11 @@ def test_little_memory_trains_the_same_probes_in_groups(
 
 def test_few_examples_are_read_several_times_in_an_epoch() -> None:
     data, of = examples(90), shape("linear", 0)  # 90 examples in batches of 20 are 5 steps
-    for min_steps, n_passes in ((1, 1), (5, 1), (6, 2), (10, 2), (11, 3)):
-        assert Schedule(2, 20, min_steps=min_steps).n_passes(90) == n_passes
     reports: list[int] = []
-    twice = train_bank(of, data, schedule=Schedule(3, 20, min_steps=10), progress=lambda done, _: reports.append(done))
-    once = train_bank(of, data, schedule=Schedule(6, 20))
-    assert torch.equal(twice.weights["weight"], once.weights["weight"])
-    assert (twice.epochs.max(), once.epochs.max(), reports[-1]) == (3, 6, 6 * 90)
+    long = train_bank(of, data, schedule=Schedule(2, 20, min_steps=12), progress=lambda done, _: reports.append(done))
+    short = train_bank(of, data, schedule=Schedule(8, 20, max_steps=3, min_steps=3))
+    assert torch.equal(long.weights["weight"], short.weights["weight"]), "both are the same 24 steps"
+    assert (long.epochs.max(), short.epochs.max(), reports[-1]) == (2, 8, len(SEEDS) * 24 * 20)
 
 
 def test_probes_that_the_last_epoch_stops_are_marked() -> None:
@@ -157,6 +159,53 @@ def test_probes_that_the_last_epoch_stops_are_marked() -> None:
     }  # fmt: skip
     fixed = train_bank(of, data, schedule=replace(schedule, epochs=2, patience=0))
     assert [row["value"] for row in fixed.rows(probes)] == [2.0, None]
+
+
+@pytest.mark.parametrize(("kind", "units"), KINDS)
+def test_the_size_and_place_of_the_vectors_do_not_matter(kind: str, units: int) -> None:
+    """Vectors of very different sizes give the same logits; one feature is constant. Powers of two round nothing."""
+    data, dev, of = examples(150), examples(60, seed=1), shape(kind, units)
+    schedule = Schedule(epochs=5, batch_size=32, learning_rate=0.03, patience=2)
+    moved = []
+    for each in (data, dev):
+        vectors = {layer: vectors_of(each, layer).copy() for layer in LAYERS}
+        for array in vectors.values():
+            array[:, 4] = 7
+        sizes = np.exp2(np.arange(WIDTH) % 5 - 2).astype(np.float32)
+        changed = {layer: array * sizes for layer, array in vectors.items()}
+        moved.append([replace(each, examples=ArrayExamples(array)) for array in (vectors, changed)])
+    plain, other = (train_bank(of, *pair, schedule=schedule) for pair in zip(*moved, strict=True))
+    found = [logits(each, dev_own, of) for each, dev_own in zip((plain, other), moved[1], strict=True)]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-3)
+    assert np.abs(found[0]).max() > 0.5
+
+
+def test_seeds_differ_in_the_order_of_the_examples() -> None:
+    """With weights that begin alike, two seeds end apart by their order alone."""
+    data, of = examples(150), Shape("linear", (0,), SEEDS, OUTPUTS[:1], WIDTH)
+    schedule = Schedule(epochs=1, batch_size=32)
+    both = train_bank(of, data, schedule=schedule)
+    orders = [schedule.order(1, 150, seed).tolist() for seed in SEEDS]
+    assert orders[0] != orders[1]
+    alone = [train_bank(replace(of, seeds=(seed,)), data, schedule=schedule) for seed in SEEDS]
+    for number, each in enumerate(alone):
+        torch.testing.assert_close(both.weights["weight"][number], each.weights["weight"][0])
+
+
+@pytest.mark.parametrize("epoch_steps", [1, 3, 4, 5, 9])
+def test_epochs_of_any_length_read_the_same_batches(epoch_steps: int) -> None:
+    """90 examples in batches of 20 are 4 full batches a pass."""
+    schedule = Schedule(1, 20, min_steps=epoch_steps, max_steps=epoch_steps, seed=3)
+    epochs = [schedule.order(number, 90, 7) for number in range(1, 9)]
+    if epoch_steps == 5:  # an epoch is a pass, with its last batch of 10
+        assert all(sorted(order.tolist()) == list(range(90)) for order in epochs)
+        return
+    read = np.concatenate(epochs)
+    assert {len(order) for order in epochs} == {schedule.n_read(90)} == {20 * epoch_steps}
+    for number, start in enumerate(range(0, len(read), 80), 1):
+        whole = np.random.default_rng((3, 7, number)).permutation(90)
+        assert read[start : start + 80].tolist() == whole[:80][: len(read) - start].tolist()
+    assert (schedule.n_read(7), schedule.size(7)) == (7 * epoch_steps, 7)
 
 
 @pytest.mark.parametrize("nbytes", [1, 9 * 32 * 4 * 2, 2**30])

@@ -239,7 +239,7 @@ def test_bad_input_is_one_line(made: Made) -> None:
     cases: list[tuple[dict[str, Any], Any, str]] = [
         ({}, split_words(train, {"nowhere": ["animal"]}), "no test word has a labelled occurrence in .*made"),
         ({}, split_words({f"no {n}": ["animal"] for n in range(9)}, test), "no class has two train words in .*made"),
-        ({}, split_words(train, test, dev_share=0), "patience 3 needs dev words"),
+        ({}, split_words(train, test, dev_share=0), "patience 10 needs dev words"),
         ({"label": "upos"}, words, "there is no label column 'upos': the store has class"),
         ({"level": "sentence"}, words, "level 'sentence' is not allowed: choose context or type"),
         ({"kind": "deep"}, words, "kind 'deep' is not allowed: choose linear or mlp"),

@@ -78,14 +78,15 @@ def test_words_of_all_classes_count_each_decision() -> None:
     assert values["f1", ""] == values["contexts_f1", ""] == pytest.approx(2 * 3 / (5 + 4))
 
 
-def test_groups_of_a_word_are_joined_in_a_control_task() -> None:
+def test_a_control_task_counts_the_pairs_of_the_task() -> None:
+    """With the pairs of a word joined there would be 2 decisions to find, and 3 in the task."""
     made, named = decisions(["v", "w", "w", "w"], ["a", "a", "b", "b"], np.ones((4, 3), bool))
-    joined = made.by_word(np.array([[1, 0, 0], [0, 0, 1]], bool))
+    control = made.of_classes(slice(0, 3), np.array([[1, 0, 0], [0, 0, 1]], bool))
     assert named == ["v", "w"]
-    assert joined.contexts.tolist() == [1, 3]
-    assert joined.positives[:, 0, 0].tolist() == [[1, 1, 1], [3, 3, 3]]
-    values = values_of(joined, np.array([1, 3]))
-    assert (values["recall", ""], values["precision", ""]) == (1.0, 2 / 6)
+    assert control.gold.argmax(1).tolist() == [0, 2, 2]
+    for task in (made, control):
+        [row] = [row for row in scored(task, 0, 0, None, CLASSES) if row["metric"] == "f1"]
+        assert (row["count"], row["value"]) == (3, 2 * 3 / (9 + 3))
 
 
 def test_labels_of_a_control_task_depend_on_the_form_and_the_seed() -> None:

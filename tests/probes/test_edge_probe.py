@@ -176,7 +176,7 @@ def test_other_stores_are_noted_or_refused(tmp_path: Path) -> None:
     targets = [EdgeSentence(words[0], [EdgeTarget((0, 1), None, ("red",))])]
     assert probe.join(targets, data=other).notes == ()
     other.metadata.model["name"] = "another"
-    assert probe.score(targets, data=other).notes == (
+    assert probe.score(targets, data=other).notes[:1] == (
         f"edges: the probes were fitted on vectors made otherwise than those of {other.path}: none (now another)",
     )
     for wrong, message in (

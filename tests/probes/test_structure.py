@@ -92,7 +92,7 @@ def test_training_equals_plain_torch(made: TreeStore) -> None:
         adam = torch.optim.Adam([weight], lr=rate)
         best_weight = weight.detach().clone()
         for epoch in range(1, schedule.epochs + 1):
-            order = np.random.default_rng((5, epoch)).permutation(len(train))
+            order = np.random.default_rng((5, shape.seeds[seed], epoch)).permutation(len(train))
             for start in range(0, len(order), 8):
                 adam.zero_grad()
                 loss_of_one(weight, train, order[start : start + 8], layer, task).backward()

@@ -17,7 +17,7 @@ from embstore.probes import EdgeProbe, Traces, Training, ambiguous_sentences, tr
 from tests.probes.edge_store import Made, make
 
 SMALL: dict[str, Any] = {"device": "cpu", "projection": 6, "hidden_size": 5}
-FAST = Training(epochs=2, batch_size=4, learning_rate=0.02)
+FAST = Training(epochs=1, batch_size=4, learning_rate=2e-3)
 
 
 def trained(made: Made, name: str, splits: dict[str, list[EdgeSentence]] | None = None, **settings: Any) -> EdgeProbe:

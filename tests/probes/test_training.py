@@ -29,7 +29,7 @@ def class_fit(folder: Path) -> Fit:
     training = Training(epochs=8, batch_size=16, learning_rate=0.05, patience=2)
 
     def fit(seed: int = 0, **options: Any) -> ClassProbe:
-        probe = ClassProbe(kind="mlp", hidden_size=4, seed=seed, seeds=(0, 3), training=training)
+        probe = ClassProbe(kind="mlp", hidden_size=4, seed=seed, training=training)
         return probe.fit(made.store, split_words(*made.lists), **options)
 
     return fit
@@ -51,7 +51,7 @@ def structure_fit(folder: Path) -> Fit:
     training = Training(epochs=10, batch_size=8, learning_rate=0.3, patience=2)
 
     def fit(seed: int = 0, **options: Any) -> StructuralProbe:
-        probe = StructuralProbe(layers=(0, 3), rank=5, seeds=(0, 7), seed=seed, training=training)
+        probe = StructuralProbe(layers=(0, 3), rank=5, seed=seed, training=training)
         return probe.fit(made.store, made.trees[:40], made.trees[40:], **options)
 
     return fit
@@ -130,10 +130,10 @@ def test_a_digest_depends_on_values_shapes_and_dtypes() -> None:
 
 def test_settings_have_the_defaults_of_each_probe() -> None:
     given = ClassProbe(training=Training(batch_size=7), seed=2, device="cpu", memory="1GiB").schedule()
-    expected = Schedule(epochs=50, batch_size=7, learning_rate=1e-3, patience=3, seed=2, min_steps=100, memory=2**30)
+    expected = Schedule(150, 7, 3e-3, patience=10, seed=2, min_steps=100, max_steps=100, memory=2**30)
     assert given == expected
     assert EdgeProbe(training=Training(patience=0)).schedule(has_dev=False).patience == 0
-    assert sorted(given.order(1, 5).tolist()) == list(range(5))
+    assert sorted(EdgeProbe().schedule().order(1, 2000).tolist()) == list(range(2000))
     assert given.order(1, 50).tolist() != given.order(2, 50).tolist()
     for settings, message in (
         ({"epochs": 0}, "epochs 0 is not allowed: give 1 or more"),

@@ -149,7 +149,8 @@ class SplitExamples:
     """The examples of one split, in groups: word-class pairs (level context) or words (level type).
 
     `group` int64 [n]: the group of each example. By group, `word` int64 [groups] indexes `words`, and `gold` is bool
-    [groups, classes]. `frequency` int64 [words]: occurrences in the store. `left_out`: counts by reason.
+    [groups, classes]. `frequency` int64 [words]: in the word lists, or else occurrences in the store; `is_partial`: it
+    has some occurrences of each word only, and not all words have a count in the lists. `left_out`: counts by reason.
     """
 
     examples: Examples
@@ -158,7 +159,13 @@ class SplitExamples:
     word: NDArray[np.int64]
     gold: NDArray[np.bool_]
     frequency: NDArray[np.int64]
+    is_partial: bool
     left_out: Mapping[str, int]
+
+    @property
+    def corpus_frequency(self) -> NDArray[np.int64] | None:
+        """The frequency of each word in the corpus; None if it is not known."""
+        return None if self.is_partial else self.frequency
 
     @property
     def contexts(self) -> NDArray[np.int64]:
@@ -286,7 +293,7 @@ class ClassExamples:
             words=tuple(self._index.words[number] for number in types.tolist()),
             word=word,
             gold=own[fit][:, None] == np.arange(len(classes)),
-            frequency=self._frequency(types),
+            **self._frequency(types),
             left_out=left_out,
         )
 
@@ -314,12 +321,17 @@ class ClassExamples:
             words=tuple(self._index.words[number] for number in types.tolist()),
             word=np.arange(len(types)),
             gold=gold,
-            frequency=self._frequency(types),
+            **self._frequency(types),
             left_out=left_out,
         )
 
-    def _frequency(self, types: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.bincount(np.asarray(self._index.type), minlength=len(self._index.words))[types]
+    def _frequency(self, types: NDArray[np.int64]) -> dict[str, Any]:
+        stored = np.bincount(np.asarray(self._index.type), minlength=len(self._index.words))[types]
+        known = self.split.frequency
+        listed = np.array([known.get(self._index.words[number], 0) for number in types.tolist()], np.int64)
+        keep = self.selection.store.metadata.extraction.get("keep") or {}
+        is_partial = keep.get("max_contexts") is not None and not listed.all()
+        return {"frequency": np.where(listed > 0, listed, stored), "is_partial": bool(is_partial)}
 
     def _sampled(self, rows: NDArray[np.int64], pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Draw at most `max_contexts` occurrences of each pair: the same ones in every store of a corpus."""

@@ -63,14 +63,14 @@ class ClassProbe(Probe[FittedClasses]):
     "linear", or "mlp" with one hidden layer of `hidden_size` rectified units. classes: those that get probes; all with
     two train words by default. max_contexts: occurrences of a word-class pair at most, drawn with `seed`; None for all.
     balance: positive examples weigh as much as negative ones. control: also train the control task of Hewitt & Liang
-    2019, in the same model. training: defaults are 50 epochs (of 100 steps or more), batches of 256 examples and
-    patience 3. The other settings are those of `Probe`.
+    2019, in the same model. training: defaults are 150 epochs of 100 steps, batches of 256 examples, a learning rate of
+    3e-3 and patience 10. The other settings are those of `Probe`.
 
     Raises InvalidValueError for a setting that is not allowed.
     """
 
     name: ClassVar[str] = "class"
-    defaults: ClassVar[Schedule] = Schedule(epochs=50, batch_size=256, patience=3, min_steps=100)
+    defaults: ClassVar[Schedule] = Schedule(150, 256, 3e-3, patience=10, min_steps=100, max_steps=100)
     dev_data: ClassVar[str] = "words"
     label: str = "class"
     level: Literal["context", "type"] = "context"
@@ -145,7 +145,7 @@ class ClassProbe(Probe[FittedClasses]):
             control=control,
             store=made_by(store_of(data)),
             data=data,
-            notes=(*notes, *self._capped(store_of(data).path.stem, trained)),
+            notes=(*notes, *self.capped_notes(store_of(data).path.stem, trained.capped)),
         )
         return self
 
@@ -173,9 +173,11 @@ class ClassProbe(Probe[FittedClasses]):
 
         Metrics: `f1`, `precision` and `recall` (micro, over word-class decisions, each right if at least half of its
         contexts are), `contexts_f1`, `class_f1` by class and `frequency_f1` by the frequency of the word (`item`), and
-        `selectivity`, f1 less that of the control task. Of split train: `best_epoch`, the mean over the probes of a
-        layer and seed, and `converged`, the share of them that early stopping ended before the last epoch did (null
-        without early stopping). `task` is the label column or "control".
+        `selectivity`, f1 less that of the control task over the same word-class pairs. The frequency is that of the
+        word lists if they have counts, else the number of rows; there is none for a store of some occurrences only. Of
+        split train: `best_epoch`, the mean over the probes of a layer and seed, and `converged`, the share of them that
+        early stopping ended before the last epoch did (null without early stopping). `task` is the label column or
+        "control".
 
         Raises InvalidValueError for a store of another width or without a layer of the probes, an unknown split, a
         split without labelled occurrences, or train words among `words`; MissingRowsError, NonFiniteError.
@@ -198,9 +200,14 @@ class ClassProbe(Probe[FittedClasses]):
             tasks = {self.label: both.of_classes(slice(0, n_classes))}
             control = _control_gold(found, part)
             if control is not None:
-                tasks[CONTROL] = both.of_classes(slice(n_classes, None)).by_word(control)
+                tasks[CONTROL] = both.of_classes(slice(n_classes, None), control)
             rows += [{"split": split, **row} for row in _rows(tasks, bank.shape, part, fitted.classes)]
             notes += [f"{name}: {split}: {count:,} {reason}" for reason, count in part.left_out.items() if count]
+            if part.corpus_frequency is None:
+                notes.append(
+                    f"{name}: no F1 by frequency: the store has some occurrences of each word only, and the word lists "
+                    "no counts"
+                )
         return ProbeResult.of(rows, notes, store=name)
 
     def predict(
@@ -215,9 +222,10 @@ class ClassProbe(Probe[FittedClasses]):
     ) -> pl.DataFrame:
         """Return the classes that the probes of one layer find for each word-class pair (word, at level type).
 
-        Columns: `word`, its own `classes`, its `frequency` in the store, `contexts`, `right` (contexts that the probes
-        of its own classes say yes to, the least of them at level type) and `found`, the classes whose probes say yes
-        by the rule of half. `seed`: of the probes, the first by default. The other arguments are those of `score`.
+        Columns: `word`, its own `classes`, its `frequency` in the corpus (in the store if that is not known),
+        `contexts`, `right` (contexts that the probes of its own classes say yes to, the least of them at level type)
+        and `found`, the classes whose probes say yes by the rule of half. `seed`: of the probes, the first by default.
+        The other arguments are those of `score`.
         """
         fitted = self.fitted
         seed = fitted.shape.seeds[0] if seed is None else seed
@@ -322,7 +330,7 @@ def _rows(tasks: Mapping[str, Decisions], shape: Shape, part: SplitExamples, cla
         for number, seed in enumerate(shape.seeds):
             f1: list[Row] = []
             for task, decisions in tasks.items():
-                for row in scored(decisions, place, number, part.frequency, classes):
+                for row in scored(decisions, place, number, part.corpus_frequency, classes):
                     yield {"layer": layer, "seed": seed, "task": task, **row}
                     if row["metric"] == "f1":
                         f1.append({"layer": layer, "seed": seed, "task": task, **row})

@@ -30,16 +30,13 @@ class Decisions:
     gold: NDArray[np.bool_]
     word: NDArray[np.int64]
 
-    def by_word(self, gold: NDArray[np.bool_]) -> Decisions:
-        """Return the decisions with all groups of a word joined; `gold` is [words, class]."""
-        count = len(gold)
-        positives = np.zeros((count, *self.positives.shape[1:]), np.int32)
-        np.add.at(positives, self.word, self.positives)
-        contexts = np.bincount(self.word, weights=self.contexts, minlength=count).astype(np.int64)
-        return Decisions(positives, contexts, gold, np.arange(count))
+    def of_classes(self, classes: slice, gold: NDArray[np.bool_] | None = None) -> Decisions:
+        """Return the decisions of some probes; `gold` bool [words, class]: those that the words have, all groups alike.
 
-    def of_classes(self, classes: slice) -> Decisions:
-        return Decisions(self.positives[..., classes], self.contexts, self.gold, self.word)
+        So the decisions of a control task are over the same groups as those of the task.
+        """
+        own = self.gold if gold is None else gold[self.word]
+        return Decisions(self.positives[..., classes], self.contexts, own, self.word)
 
 
 def decide(bank: ProbeBank, split: SplitExamples, *, batch_size: int = 2048) -> Decisions:
@@ -76,9 +73,11 @@ def verdicts(
 
 
 def scored(
-    decisions: Decisions, layer: int, seed: int, frequency: NDArray[np.int64], classes: tuple[str, ...]
+    decisions: Decisions, layer: int, seed: int, frequency: NDArray[np.int64] | None, classes: tuple[str, ...]
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows (metric, item, value, count) of one layer and seed, given as places; `frequency` int64 [words].
+    """Yield rows (metric, item, value, count) of one layer and seed, given as places.
+
+    `frequency` int64 [words]; None if it is not known, and then there is no frequency_f1.
 
     `count`: the word-class pairs to find; of contexts_f1, their contexts.
     """
@@ -99,7 +98,9 @@ def scored(
     for number, name in enumerate(classes):
         right, wrong, missed = (int(each[:, number].sum()) for each in verdict)
         yield row("class_f1", _f1(right, wrong, missed), right + missed, name)
-    bins = np.searchsorted(BINS, frequency[decisions.word], side="right") - 1
+    if frequency is None:
+        return
+    bins = np.searchsorted(BINS, np.maximum(frequency[decisions.word], 1), side="right") - 1
     for number in np.unique(bins).tolist():
         right, wrong, missed = (int(each[bins == number].sum()) for each in verdict)
         yield row("frequency_f1", _f1(right, wrong, missed), right + missed, bin_name(number))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +17,43 @@ from embstore.probes.training import Schedule, Trained, Trainer, digest_of, trai
 from embstore.progress import Progress
 
 COPIES = 4  # of a probe's weights: its own, two of Adam, those of its best epoch
+LEAST_SCALE = 1e-2  # of the median: features that hardly vary are not blown up
+
+
+@dataclass(frozen=True, eq=False)
+class Standard:
+    """How the vectors of each layer are standardised: float64 `mean` and `scale` [layer, width] of the train examples.
+
+    Probes are trained on (x - mean) / scale, so that no layer or feature is learned slower for its size.
+    """
+
+    mean: NDArray[np.float64]
+    scale: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, data: LabelledExamples, layers: Sequence[int], batch_size: int) -> Standard:
+        """Measure the vectors in one pass."""
+        shift, sums, squares = None, 0.0, 0.0
+        device, order = torch.device("cpu"), np.arange(len(data))
+        for _, columns in iter_batches(data.examples, order, layers, batch_size=batch_size, device=device):
+            vectors = columns[:, :, :-1].double()
+            shift = vectors[:, :1].clone() if shift is None else shift
+            vectors = vectors - shift
+            sums, squares = sums + vectors.sum(1), squares + vectors.square().sum(1)
+        assert shift is not None
+        mean, square = (np.asarray(each) / len(data) for each in (sums, squares))
+        deviation = np.sqrt(np.maximum(square - mean**2, 0))
+        least = LEAST_SCALE * np.median(deviation, axis=1, keepdims=True)
+        scale = np.maximum(deviation, least)
+        return cls(mean + shift[:, 0].numpy(), np.where(scale > 0, scale, 1.0))
+
+    def fold(self, weights: torch.Tensor) -> None:
+        """Turn weights [layer, ..., width + 1] of standardised vectors into those of vectors as stored, in place."""
+        for own, mean, scale in zip(weights, self.mean, self.scale, strict=True):
+            for rows in own.view(-1, own.shape[-1]).split(2**16):
+                exact = rows[:, :-1].double() / torch.from_numpy(scale)
+                rows[:, -1] -= exact @ torch.from_numpy(mean)
+                rows[:, :-1] = exact
 
 
 def train_bank(
@@ -30,46 +68,54 @@ def train_bank(
 ) -> Trained:
     """Train all probes of a shape on their mean binary cross-entropy; probe p of layer l is number l * n_probes + p.
 
-    `dev` may be None without early stopping. `positive_weight` [outputs]: the weight of a positive example.
+    They are trained on standardised vectors, and their biases begin at the log odds of their class; the weights
+    returned are those of the vectors as stored. Each seed has its own order of the examples. `dev` may be None without
+    early stopping. `positive_weight` [outputs]: the weight of a positive example.
 
     Raises InvalidValueError (a checkpoint of another training), MissingRowsError, NonFiniteError, StorageError.
     """
     groups = list(_groups(shape, schedule.memory))
     numbers = np.arange(len(shape.layers) * shape.n_probes).reshape(len(shape.layers), shape.n_probes)
     with torch.no_grad():
-        return train(
+        standard = Standard.of(data, shape.layers, schedule.batch_size)
+        trained = train(
             [numbers[layers.start : layers.stop, probes.start : probes.stop].ravel() for layers, probes in groups],
-            lambda group: ClassTrainer(shape, *groups[group], data, dev, schedule, positive_weight),
+            lambda group: ClassTrainer(shape, *groups[group], data, dev, standard, schedule, positive_weight),
             schedule,
             checkpoint=checkpoint,
             progress=progress,
             label="class probes",
         )
+        first = trained.weights["weight" if shape.kind == "linear" else "hidden"]
+        standard.fold(first.view(len(shape.layers), -1, first.shape[-1]))
+    return trained
 
 
 def _groups(shape: Shape, memory: int) -> Iterator[tuple[range, range]]:
-    """Yield the layers and probes that are trained together: whole layers if they fit, else parts of a layer."""
+    """Yield the layers and probes of one seed that are trained together: whole layers if they fit, else parts."""
     each = 4 * COPIES * shape.n_parameters
     if memory < each:
         raise InvalidValueError(
             f"memory {memory / 1e6:,.1f} MB is not enough: one probe takes {each / 1e6:,.1f} MB; give more, or a "
             "smaller hidden_size"
         )
-    most = memory // each
-    layers = max(1, most // shape.n_probes)
-    probes = min(most, shape.n_probes)
-    for first in range(0, len(shape.layers), layers):
-        for start in range(0, shape.n_probes, probes):
-            yield (
-                range(first, min(first + layers, len(shape.layers))),
-                range(start, min(start + probes, shape.n_probes)),
-            )
+    most, n_outputs = memory // each, len(shape.outputs)
+    layers = max(1, most // n_outputs)
+    probes = min(most, n_outputs)
+    for begin in range(0, shape.n_probes, n_outputs):
+        for first in range(0, len(shape.layers), layers):
+            for start in range(begin, begin + n_outputs, probes):
+                yield (
+                    range(first, min(first + layers, len(shape.layers))),
+                    range(start, min(start + probes, begin + n_outputs)),
+                )
 
 
 class ClassTrainer(Trainer):
-    """Some probes of some layers of a shape in training."""
+    """Some probes of one seed and of some layers of a shape in training."""
 
     what = "class probes"
+    min_gain = 3e-3
 
     def __init__(
         self,
@@ -78,15 +124,16 @@ class ClassTrainer(Trainer):
         probes: range,
         data: LabelledExamples,
         dev: LabelledExamples | None,
+        standard: Standard,
         schedule: Schedule,
         positive_weight: NDArray[np.float64] | None,
     ) -> None:
         self._shape, self._data, self._dev, self._schedule = shape, data, dev, schedule
+        self._seed = shape.seeds[probes.start // len(shape.outputs)]
         self._device = device = schedule.device
         self._layers, self._probes = [shape.layers[place] for place in layers], probes
         self._size = (len(layers), len(probes))
-        self._n_passes = schedule.n_passes(len(data))
-        self.n_probes, self.n_examples = len(layers) * len(probes), self._n_passes * len(data)
+        self.n_probes, self.n_examples = len(layers) * len(probes), schedule.n_read(len(data))
         self._outputs = torch.arange(probes.start, probes.stop, device=device) % len(shape.outputs)
         initial = initial_weights(shape, self._layers, probes)
         self._weights = {name: tensor.to(device) for name, tensor in initial.items()}
@@ -96,6 +143,15 @@ class ClassTrainer(Trainer):
             torch.optim.Adam(list(block.parameters.values()), lr=schedule.learning_rate, fused=True)
             for block in self._blocks
         ]
+        self._mean, self._scale = (
+            torch.from_numpy(each[layers.start : layers.stop, None]).float().to(device)
+            for each in (standard.mean, standard.scale)
+        )
+        odds = torch.from_numpy(_log_odds(data, positive_weight)).float().to(device)[self._outputs]
+        if shape.kind == "linear":
+            self._weights["weight"][:, :, -1] = odds
+        else:
+            self._weights["bias"][:] = odds
         self._positive_weight = positive_weight
         self._extra: torch.Tensor | None = None
         if positive_weight is not None:
@@ -112,29 +168,33 @@ class ClassTrainer(Trainer):
             for block, optimizer in zip(self._blocks, self.optimizers, strict=True)
             if grid[block.layers, block.probes].any()
         ]
-        for number in range((epoch - 1) * self._n_passes, epoch * self._n_passes):
-            order = self._schedule.order(number + 1, len(self._data))
-            for size, columns, gold in self._batches(self._data, order):
-                scale = None if self._extra is None else 1 + gold * self._extra
-                for block, optimizer in work:
-                    gradients = block.forward(columns).sigmoid_().sub_(gold[block.probes])
-                    if scale is not None:
-                        gradients.mul_(scale[block.probes])
-                    block.backward(columns, gradients.div_(size))
-                    optimizer.step()
-                yield size
+        order = self._schedule.order(epoch, len(self._data), self._seed)
+        for size, columns, gold in self._batches(self._data, order):
+            scale = None if self._extra is None else 1 + gold * self._extra
+            for block, optimizer in work:
+                gradients = block.forward(columns).sigmoid_().sub_(gold[block.probes])
+                if scale is not None:
+                    gradients.mul_(scale[block.probes])
+                block.backward(columns, gradients.div_(size))
+                optimizer.step()
+            yield size
 
     def dev_losses(self, running: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return 1 less the F1 of each probe, with the probability p of yes for every yes and no.
+
+        That is 1 - 2 sum p y / (sum p + sum y). The cross-entropy is lowest long before F1 is highest for a rare class:
+        it punishes the first confident errors more than it rewards finding another half of the class.
+        """
         assert self._dev is not None
-        sums = torch.zeros(self._size, dtype=torch.float64, device=self._device)
-        weight = None if self._extra is None else self._extra + 1
+        found, said, wanted = (torch.zeros(self._size, dtype=torch.float64, device=self._device) for _ in range(3))
         for _, columns, gold in self._batches(self._dev, np.arange(len(self._dev))):
             logits = logits_of(self._blocks, columns, self._size[1])
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                logits, gold.expand_as(logits), pos_weight=weight, reduction="none"
-            )
-            sums += loss.sum(2, dtype=torch.float64)
-        return (sums / len(self._dev)).cpu().numpy().ravel()
+            said += 0 * logits.sum(2)  # NaN if any is infinite
+            yes = logits.sigmoid_()
+            found += (yes * gold).sum(2, dtype=torch.float64)
+            said += yes.sum(2, dtype=torch.float64)
+            wanted += gold.sum(1, dtype=torch.float64)
+        return (1 - 2 * found / (said + wanted)).cpu().numpy().ravel()
 
     def digest(self) -> str:
         data = [
@@ -151,10 +211,19 @@ class ClassTrainer(Trainer):
     def _batches(
         self, data: LabelledExamples, order: NDArray[np.int64]
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Yield (size, columns [layer, n, width + 1], gold float32 [probe, n]) of each batch."""
+        """Yield (size, standardised columns [layer, n, width + 1], gold float32 [probe, n]) of each batch."""
         table = torch.from_numpy(data.targets).to(self._device)[:, self._outputs].float()
         batches = iter_batches(
-            data.examples, order, self._layers, batch_size=self._schedule.batch_size, device=self._device
+            data.examples, order, self._layers, batch_size=self._schedule.size(len(data)), device=self._device
         )
         for numbers, columns in batches:
+            columns[:, :, :-1].sub_(self._mean).div_(self._scale)
             yield len(numbers), columns, table[torch.from_numpy(data.group[numbers]).to(self._device)].t()
+
+
+def _log_odds(data: LabelledExamples, positive_weight: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """Return the log odds of each output among the examples, with one half added to both counts."""
+    counts = np.bincount(data.group, minlength=len(data.targets)).astype(np.float64)
+    n_positive = counts @ data.targets
+    weight = 1.0 if positive_weight is None else positive_weight
+    return np.asarray(np.log((weight * n_positive + 0.5) / (counts.sum() - n_positive + 0.5)))

@@ -89,7 +89,7 @@ class EdgeProbe(Probe[FittedEdges]):
     """
 
     name: ClassVar[str] = "edge"
-    defaults: ClassVar[Schedule] = Schedule(epochs=30, batch_size=32, patience=3)
+    defaults: ClassVar[Schedule] = Schedule(epochs=30, batch_size=32, patience=3, min_steps=50)
     dev_data: ClassVar[str] = "targets"
     kind: Kind = "mlp"
     layerwise: bool = False
@@ -155,6 +155,8 @@ class EdgeProbe(Probe[FittedEdges]):
 
                 file = path and path.with_name(f"{path.stem}{suffix}{path.suffix}")
                 trained.append(train_edges(bank, stream, each.train, each.dev, checkpoint=file, progress=part))
+        capped = np.concatenate([each.capped for each in trained])
+        notes = (*task.notes, *self.capped_notes(task.labels.name, capped))
         self._fitted = FittedEdges(
             trained=trained[0],
             labels=task.labels,
@@ -164,7 +166,7 @@ class EdgeProbe(Probe[FittedEdges]):
             majority=majority(task.train, single=task.labels.single),
             store=made_by(store),
             data=store,
-            notes=(*task.notes, *self._capped(task.labels.name, *trained)),
+            notes=notes,
         )
         return self
 
@@ -192,12 +194,13 @@ class EdgeProbe(Probe[FittedEdges]):
         """Score the probes on test targets, or on several splits given as a mapping of names to targets.
 
         `data`: another store of the same model; that of `fit` by default. `resamples`: of the sentences, for 95 %
-        intervals of the mean over the seeds (0: none); they say nothing about other seeds. `name`: the store in the
-        frame, the file's name by default.
+        intervals of the mean over the seeds (0: none), which do not cover other seeds: see the deviation over seeds.
+        `name`: the store in the frame, the file's name by default.
 
         Metrics of each split: `f1` (micro) of P(l) by layer, by the likeliest label if every target has exactly one,
         else by the labels with a probability of one half or more; `half_f1`, always by the latter; `layer_f1` of each
-        layer alone; `differential` (eq. 3), `expected_layer` (4), `differential_kl`, `majority_f1`. With a control
+        layer alone; `differential` (eq. 3), `expected_layer` (4; null if it or its interval is not within the layers,
+        with the reason as `item` and in the notes), `differential_kl`, `majority_f1`. With a control
         task `control_f1` and `selectivity`, `layer_control_f1` and `layer_selectivity`. Of split train: `mixing` (s of
         P(L) by layer), `center_of_gravity` (2), `mixing_kl`, `gamma`, and of P(l) `best_epoch` and `converged` (1 if
         early stopping ended its training, 0 if the last epoch did). `count`: labels to find.
@@ -212,7 +215,10 @@ class EdgeProbe(Probe[FittedEdges]):
             joined = self.join(edges, data=data, split=split)
             notes += joined.notes
             counts = self._counts(joined.split, store)
-            rows += [{"split": split, **row} for row in counts.rows(fitted.grid, n_resamples=resamples, seed=self.seed)]
+            found = [{"split": split, **row} for row in counts.rows(fitted.grid, n_resamples=resamples, seed=self.seed)]
+            rows += found
+            why = dict.fromkeys(row["item"] for row in found if row.get("item"))
+            notes += [f"{fitted.labels.name}: {split}: the expected layer is {each}" for each in why]
         return ProbeResult.of(rows, notes, store=store.path.stem if name is None else name, task=fitted.labels.name)
 
     def predict(

@@ -51,7 +51,7 @@ class EdgeStream:
     def batches(self, split: EdgeSplit, order: NDArray[np.int64] | None = None) -> Iterator[EdgeBatch]:
         """Yield the batches of a split, in an order of its sentences or as they are."""
         chosen = np.arange(split.n_sentences) if order is None else order
-        size, device = self.schedule.batch_size, self.schedule.device
+        size, device = self.schedule.size(split.n_sentences), self.schedule.device
         return iter_batches(self.store, split, chosen, self.layers, batch_size=size, device=device)
 
     def untrained(
@@ -150,7 +150,7 @@ class EdgeTrainer(Trainer):
         self._schedule = stream.schedule
         self._seed = int(bank.seeds[0])
         self._initial = replace(bank, weights={})
-        self.n_probes, self.n_examples = len(bank), data.n_sentences
+        self.n_probes, self.n_examples = len(bank), self._schedule.n_read(data.n_sentences)
         self._restrict(np.arange(len(bank)), bank.weights)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -162,14 +162,14 @@ class EdgeTrainer(Trainer):
     def run_epoch(self, epoch: int, running: NDArray[np.bool_]) -> Iterator[int]:
         """Train for one epoch; probes share no weight, so the sum of their losses trains each of them alone."""
         schedule, done = self._schedule, 0
-        order = schedule.order(epoch, self.n_examples, self._seed)
+        order = schedule.order(epoch, self._data.n_sentences, self._seed)
         for number, batch in enumerate(self._stream.batches(self._data, order)):
             size = len(batch), self._bank.shape.n_read
             mask = dropout_factors(schedule.dropout, size, key=(self._seed, epoch, number), device=schedule.device)
             self._adam.zero_grad()
             self._bank.losses(batch, mask=mask).sum().backward()  # type: ignore[no-untyped-call]
             self._adam.step()
-            n_sentences = min(schedule.batch_size, self.n_examples - done)
+            n_sentences = min(schedule.size(self._data.n_sentences), self.n_examples - done)
             done += n_sentences
             yield n_sentences
 

@@ -93,7 +93,7 @@ class StructuralProbe(Probe[FittedStructure]):
     """
 
     name: ClassVar[str] = "structural"
-    defaults: ClassVar[Schedule] = Schedule(epochs=40, batch_size=20, patience=5)
+    defaults: ClassVar[Schedule] = Schedule(epochs=40, batch_size=20, patience=5, min_steps=50)
     dev_data: ClassVar[str] = "trees"
     tasks: Sequence[Task] = TASKS
     rank: int | None = None
@@ -153,7 +153,7 @@ class StructuralProbe(Probe[FittedStructure]):
             n_sentences={split: len(bank) for split, bank in banks.items()},
             store=made_by(store),
             data=store,
-            notes=(*notes, *self._capped(store.path.stem, trained)),
+            notes=(*notes, *self.capped_notes(store.path.stem, trained.capped)),
         )
         return self
 

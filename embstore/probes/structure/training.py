@@ -33,7 +33,8 @@ def train_structure(
 ) -> Trained:
     """Train all probes of a shape; they are numbered in the order [layer, task, seed].
 
-    The layers that are trained at a time fit the memory of the schedule with their vectors.
+    Each seed has its own order of the sentences, and is trained after the seed before. The layers that are trained at a
+    time fit the memory of the schedule with their vectors.
 
     Raises InvalidValueError (memory that one layer does not fit, a checkpoint of another training), MissingRowsError,
     NonFiniteError, StorageError.
@@ -41,25 +42,27 @@ def train_structure(
     batch_size = min(schedule.batch_size, len(data))
     n_words = int(np.sort(data.lengths)[-batch_size:].sum())
     longest = int(data.lengths.max())
-    n_probes = len(shape.tasks) * len(shape.seeds)
+    n_probes = len(shape.tasks)
     projected = 4 * n_words * shape.rank + 4 * batch_size * longest**2
     each = 4 * (COPIES * n_probes * shape.rank * shape.width + READ * n_words * shape.width + n_probes * projected)
     most = schedule.memory // each
     if most < 1:
         raise InvalidValueError(
             f"memory {schedule.memory / 1e6:,.1f} MB is not enough: the probes of one layer take {each / 1e6:,.1f} MB; "
-            "give more, a smaller batch_size or fewer seeds"
+            "give more, or a smaller batch_size"
         )
-    layers = np.array_split(np.arange(len(shape.layers)), -(-len(shape.layers) // most))
-    numbers = np.arange(len(shape.layers) * n_probes).reshape(len(shape.layers), n_probes)
+    parts = np.array_split(np.arange(len(shape.layers)), -(-len(shape.layers) // most))
+    groups = list(product(range(len(shape.seeds)), parts))
+    numbers = np.arange(len(shape.layers) * n_probes * len(shape.seeds)).reshape(shape.sizes)
 
     def make(group: int) -> StructureTrainer:
-        part = replace(shape, layers=tuple(shape.layers[place] for place in layers[group]))
-        return StructureTrainer(part, data, dev, schedule, decay)
+        seed, places = groups[group]
+        layers = tuple(shape.layers[place] for place in places)
+        return StructureTrainer(replace(shape, layers=layers, seeds=(shape.seeds[seed],)), data, dev, schedule, decay)
 
     with torch.no_grad():
         return train(
-            [numbers[places].ravel() for places in layers],
+            [numbers[places, :, seed].ravel() for seed, places in groups],
             make,
             schedule,
             checkpoint=checkpoint,
@@ -85,7 +88,7 @@ class StructureTrainer(Trainer):
         self._schedule, self._decay, self._device = schedule, decay, schedule.device
         self._grid = shape.initial_weights().to(schedule.device)
         self._places = list(product(*map(range, shape.sizes)))
-        self.n_probes, self.n_examples = len(self._places), len(data)
+        self.n_probes, self.n_examples = len(self._places), schedule.n_read(len(data))
         self._parameters = [self._grid[place] for place in self._places]
         groups = [{"params": [parameter]} for parameter in self._parameters]
         self._adam = torch.optim.Adam(groups, lr=schedule.learning_rate, fused=True)
@@ -96,7 +99,7 @@ class StructureTrainer(Trainer):
 
     def run_epoch(self, epoch: int, running: NDArray[np.bool_]) -> Iterator[int]:
         layers = self._running_layers(running)
-        order = self._schedule.order(epoch, len(self._data))
+        order = self._schedule.order(epoch, len(self._data), *self._shape.seeds)
         for batch in self._batches(self._data, order, layers):
             gradients = Projected(self._layer_weights(layers), batch, self._shape.tasks).gradients()
             for number, (layer, *rest) in enumerate(self._places):
@@ -135,7 +138,7 @@ class StructureTrainer(Trainer):
 
     def _batches(self, bank: Treebank, order: NDArray[np.int64], layers: list[int]) -> Iterator[TreeBatch]:
         """Yield the batches of an order of sentences, with the vectors of some layers, given as places."""
-        size = self._schedule.batch_size
+        size = self._schedule.size(len(bank))
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         return iter_tree_batches(bank, batches, [self._shape.layers[place] for place in layers], self._device)
 
