@@ -63,7 +63,8 @@ class WordSplit:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Mapping[str, Any]]) -> WordSplit:
-        return cls(*(_sorted(split, document[split]) for split in SPLITS), frequency=document["frequency"])
+        train, dev, test = (_sorted(split, document[split]) for split in SPLITS)
+        return cls(train, dev, test, document["frequency"])
 
 
 def split_words(

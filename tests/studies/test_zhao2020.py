@@ -90,7 +90,7 @@ def _directly(
     train, test = (read_word_classes(corpus.parent / f"{name}.tsv") for name in ("train", "test"))
     opened = {name: es.open(study.folder / "stores" / f"{path}.zarr") for name, path in stores.items()}
     words = split_words(train, test, seed=0)
-    settings = Training(epochs=3, batch_size=16, patience=2)
+    settings = Training(epochs=3, batch_size=16, learning_rate=1e-3, patience=5)
     probe = ClassProbe(kind="mlp", hidden_size=8, max_contexts=3, training=settings, **options)
     results = [probe.fit(store, words).score(splits=splits, name=name) for name, store in opened.items()]
     return ProbeResult.concat(results).summary()

@@ -33,15 +33,15 @@ class Standard:
     @classmethod
     def of(cls, data: LabelledExamples, layers: Sequence[int], batch_size: int) -> Standard:
         """Measure the vectors in one pass."""
-        shift, sums, squares = None, 0.0, 0.0
-        device, order = torch.device("cpu"), np.arange(len(data))
+        sums, squares = (torch.zeros(len(layers), data.examples.width, dtype=torch.float64) for _ in range(2))
+        device, order, shift = torch.device("cpu"), np.arange(len(data)), torch.empty(0)
         for _, columns in iter_batches(data.examples, order, layers, batch_size=batch_size, device=device):
-            vectors = columns[:, :, :-1].double()
-            shift = vectors[:, :1].clone() if shift is None else shift
+            vectors = columns[:, :, :-1]
+            shift = shift if len(shift) else vectors.mean(1, keepdim=True)
             vectors = vectors - shift
-            sums, squares = sums + vectors.sum(1), squares + vectors.square().sum(1)
-        assert shift is not None
-        mean, square = (np.asarray(each) / len(data) for each in (sums, squares))
+            sums += vectors.sum(1)
+            squares += vectors.square_().sum(1)
+        mean, square = (each.numpy() / len(data) for each in (sums, squares))
         deviation = np.sqrt(np.maximum(square - mean**2, 0))
         least = LEAST_SCALE * np.median(deviation, axis=1, keepdims=True)
         scale = np.maximum(deviation, least)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +330,7 @@ def restrict(words: WordSplit, vocabulary: frozenset[str]) -> WordSplit:
     parts = {
         split: {word: classes for word, classes in words.of(split).items() if word in vocabulary} for split in SPLITS
     }
-    return replace(words, **parts)
+    return WordSplit(parts["train"], parts["dev"], parts["test"], words.frequency)
 
 
 def tune(run: Run, task: str, data: str | Path, *, window: int | None = None) -> FineTuned:
