@@ -313,21 +313,9 @@ def label(
     chosen = opt.read_settings(settings, LABEL)
     if split == "words" and test is None:
         raise InvalidValueError("--split words needs the test words: give --test FILE")
-    given = {name: value for name, value in (("train", train), ("test", test)) if value is not None}
-    data: es.Selection | None = None
-    words: dict[str, Any]
-    if given and all("=" in value and not Path(value).is_file() for value in given.values()):
-        if len(given) < 2:
-            raise InvalidValueError(f"--{next(iter(given))} names occurrences: give --train and --test in this form")
-        opened = es.open(store)
-        data, words = _occurrences_of(opened, given["test"], "--test"), {}
-        words["train"] = _occurrences_of(opened, given["train"], "--train")
-    else:
-        words = {
-            f"{name}_words": sorted(opt.read_words(Path(value), option=f"--{name}")) for name, value in given.items()
-        }
+    data, words = _train_and_test(store, train, test)
     frame = es.analysis.knn_scores(
-        data or es.open(store),
+        data,
         label=label,
         layers=opt.layers_of(layers),
         k=k,
@@ -340,6 +328,19 @@ def label(
     if output.deliver(frame):
         first = frame.row(0, named=True)
         print_table(_accuracies(frame), title=f"{label} of the {k} nearest, {first['split']}, {first['space']}")
+
+
+def _train_and_test(path: str, train: str | None, test: str | None) -> tuple[es.Store | es.Selection, dict[str, Any]]:
+    """Return what is to be predicted, and the arguments that say from what: lists of words, or occurrences."""
+    given = {name: value for name, value in (("train", train), ("test", test)) if value is not None}
+    if not given or not all("=" in value and not Path(value).is_file() for value in given.values()):
+        lists = {name: opt.read_words(Path(value), option=f"--{name}") for name, value in given.items()}
+        return es.open(path), {f"{name}_words": sorted(words) for name, words in lists.items()}
+    if len(given) < 2:
+        raise InvalidValueError(f"--{next(iter(given))} names occurrences: give --train and --test in this form")
+    store = es.open(path)
+    chosen = {name: _occurrences_of(store, value, f"--{name}") for name, value in given.items()}
+    return chosen["test"], {"train": chosen["train"]}
 
 
 def _occurrences_of(store: es.Store, given: str, option: str) -> es.Selection:

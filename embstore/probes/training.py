@@ -61,7 +61,7 @@ class Schedule:
     """A `Training` without open defaults; `seed` fixes the order of the examples.
 
     An epoch is a pass over the examples unless that has fewer than `min_steps` or more than `max_steps` steps; then it
-    is the next so many full batches of one pass after another. `device` and `memory` do not change the result: where it
+    is the next full batches of one pass after another. `device` and `memory` do not change the result: where it
     runs, and the bytes that the probes trained at a time may take.
     """
 

@@ -253,7 +253,7 @@ def test_the_order_of_the_paper_is_counted_by_pairs() -> None:
 
 
 @pytest.mark.parametrize(("seeds", "apart"), [((0, 1, 2), "1 of 1"), ((0, 1), None), ((0,), None)])
-def test_tasks_are_told_apart_by_three_seeds_or_more(seeds: tuple[int, ...], apart: str | None) -> None:
+def test_tasks_are_distinct_by_three_seeds_or_more(seeds: tuple[int, ...], apart: str | None) -> None:
     made = [
         {"task": task, "metric": "center_of_gravity", "value": value + 0.1 * seed, "seed": seed}
         for task, value in (("pos", 1.0), ("coreference", 2.0))
@@ -263,7 +263,7 @@ def test_tasks_are_told_apart_by_three_seeds_or_more(seeds: tuple[int, ...], apa
     frame = frame.with_columns(model=pl.lit("m"), encoder=pl.lit("trained"))
     table = report.order_table(report.Scores(SETTINGS, {"m": "m"}, ("pos", "coreference"), frame), "m", "")
     [row] = [row for row in table.rows if row["by"] == "center of gravity"]
-    assert (row["in its order"], row["told apart"]) == ("1 of 1 pairs", apart or "not known: under 3 seeds")
+    assert (row["in its order"], row["distinct"]) == ("1 of 1 pairs", apart or "not known: under 3 seeds")
 
 
 def test_differential_scores_are_also_given_as_shares() -> None:

@@ -74,22 +74,17 @@ def knn_scores(
     `words`: occurrences of `test_words`, and those of `train_words` (by default all other words); the default if words
     are given. `leave-one-word-out`: all occurrences, and those of all other words; the default otherwise.
     `within-word`: occurrences of words with two or more labels, and those of the same word in other sentences.
-    `train`: all occurrences of `data`, and those of the same word in the selection `train`, which shares none with
-    them: the protocol of word-sense disambiguation, with train and test chosen by sentence or by a label column. The
-    default if `train` is given. `word`: the label column that says which word an occurrence is of, such as its lemma;
-    the spelling by default.
+    `train`: all occurrences of `data`, and those of the same word in the selection `train`, as in word-sense
+    disambiguation; the default if it is given. `word`: a label column that says which word it is, such as a lemma.
 
     `classifier`: "knn", or for the splits words and train "centroid", the label whose mean vector is nearest. `backoff`
-    predicts a label for test occurrences without any possible neighbour, which do not count otherwise: the name of a
-    label column (such as the first sense in a dictionary), or "most-frequent", the most frequent label of all train
-    occurrences.
+    answers where there is no possible neighbour: the name of a label column, or "most-frequent" for that of all train.
 
     Columns: `task` (the label column), `layer, split, k, space, metric, item, value, count, baseline, seed`. The
     metrics are `accuracy` over the `count` test occurrences, `recall` of each label (`item`) over its occurrences, and
     `macro_recall`, the mean recall of `count` labels. `baseline` is the same metric for the most frequent label among
     the possible neighbours. The split train also has `coverage`, the share of `count` test occurrences that have a
-    possible neighbour, `word_accuracy` of each word (`item`), and `macro_f1`, the mean over `count` words of the mean
-    F1 of their labels.
+    possible neighbour, `word_accuracy` by word, and `macro_f1`, the mean over `count` words of the mean F1 of labels.
 
     `centered`, `n_components`: subtract the mean and remove principal components, learned from the whole selection.
     `sample`: only this many test occurrences, drawn with `seed`. `progress(done, total)` counts test occurrences times
@@ -100,9 +95,10 @@ def knn_scores(
     """
     wanted = _Wanted(label, k, split, train_words, test_words, train, word, classifier, backoff, sample, seed)
     task = _task_of(data, layers, wanted)
-    total = len(task.queries) * len(task.selection.layers)
     frames = []
-    with reporting(progress, total=total, unit="occurrences", label="knn") as report:
+    with reporting(
+        progress, total=len(task.queries) * len(task.selection.layers), unit="occurrences", label="knn"
+    ) as report:
         count = Counter(report)
         for layer in task.selection.layers:
             space = space_of(task.selection, layer, metric=metric, centered=centered, n_components=n_components)

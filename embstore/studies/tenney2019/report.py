@@ -151,7 +151,7 @@ def interval(row: Row) -> tuple[float, float] | None:
 
 def order_table(scores: Scores, model: str, suffix: str) -> Section:
     known = [title_of(task) for task in ORDER if task in scores.tasks]
-    rows = [{"by": "the paper, both", "order": " < ".join(known), "in its order": "", "told apart": ""}]
+    rows = [{"by": "the paper, both", "order": " < ".join(known), "in its order": "", "distinct": ""}]
     for metric, name in WHERE.items():
         ordered = order(scores, model, metric)
         right, n_pairs = agreement([task for task, _ in ordered])
@@ -164,11 +164,11 @@ def order_table(scores: Scores, model: str, suffix: str) -> Section:
                 "by": name,
                 "order": " < ".join(f"{title_of(task)} {row['value']:.2f}" for task, row in ordered),
                 "in its order": f"{right} of {n_pairs} pairs",
-                "told apart": f"{distinct} of {n_pairs}" if has_spread else f"not known: under {LEAST_SEEDS} seeds",
+                "distinct": f"{distinct} of {n_pairs}" if has_spread else f"not known: under {LEAST_SEEDS} seeds",
             }
         )
     note = (
-        "Lowest first. In its order: of the pairs of tasks that the paper orders. Told apart: pairs whose intervals "
+        "Lowest first. In its order: of the pairs of tasks that the paper orders. Distinct: pairs whose intervals "
         "(two deviations over the seeds on each side, and for expected layers the interval over sentences where that "
         f"is wider) do not overlap; this takes {LEAST_SEEDS} seeds or more. A seed is the initial weights, the dropout "
         "and the order of the sentences."
