@@ -87,18 +87,15 @@ def knn_scores(
     possible neighbour, `word_accuracy` by word, and `macro_f1`, the mean over `count` words of the mean F1 of labels.
 
     `centered`, `n_components`: subtract the mean and remove principal components, learned from the whole selection.
-    `sample`: only this many test occurrences, drawn with `seed`. `progress(done, total)` counts test occurrences times
-    layers.
+    `sample`: only this many test occurrences, drawn with `seed`. `progress` counts test occurrences times layers.
 
     Raises InvalidValueError (unknown column, split or layer; word lists that overlap or do not occur; k of 0 or above
     the number of possible neighbours), MissingRowsError, NonFiniteError.
     """
     wanted = _Wanted(label, k, split, train_words, test_words, train, word, classifier, backoff, sample, seed)
     task = _task_of(data, layers, wanted)
-    frames = []
-    with reporting(
-        progress, total=len(task.queries) * len(task.selection.layers), unit="occurrences", label="knn"
-    ) as report:
+    frames, total = [], len(task.queries) * len(task.selection.layers)
+    with reporting(progress, total=total, unit="occurrences", label="knn") as report:
         count = Counter(report)
         for layer in task.selection.layers:
             space = space_of(task.selection, layer, metric=metric, centered=centered, n_components=n_components)
