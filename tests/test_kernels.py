@@ -14,9 +14,9 @@ from embstore.kernels.compiled import (
     add_cosines,
     gather_rows,
     limit_target,
-    mark_partitions,
     pack_queries,
     padded_queries,
+    partitions_of,
     score_pairs,
     will_need,
 )
@@ -43,17 +43,17 @@ def test_rows_are_copied_in_the_order_asked_for_up_to_a_missing_segment(segment_
     bases = np.array([segment.ctypes.data for segment in segments], np.uint64)
     rows = np.random.default_rng(n_rows).integers(0, len(values), n_rows)
     out = np.full((n_rows, 2), -1, np.int32)
-    assert gather_rows(bases, segment_rows, 8, rows, out) == n_rows
+    assert gather_rows(bases, segment_rows, 8, rows, out, 0) == n_rows
     assert (out == values[rows]).all()
     same = np.array([70, 71], np.int32)
     bases[1] = same.ctypes.data + 2**63
     values[segment_rows : 2 * segment_rows] = same
-    assert gather_rows(bases, segment_rows, 8, rows, out) == n_rows
+    assert gather_rows(bases, segment_rows, 8, rows, out, 0) == n_rows
     assert (out == values[rows]).all()
     bases[rows[-1] // segment_rows] = 0
     first = int((rows // segment_rows == rows[-1] // segment_rows).argmax())
     out[:] = -1
-    assert gather_rows(bases, segment_rows, 8, rows, out) == first
+    assert gather_rows(bases, segment_rows, 8, rows, out, 0) == first
     assert (out[:first] == values[rows[:first]]).all()
     assert (out[first:] == -1).all()
 
@@ -62,21 +62,31 @@ def test_a_buffer_that_does_not_fit_the_rows_is_refused() -> None:
     bases, rows = np.zeros(1, np.uint64), np.zeros(2, np.int64)
     for out in (np.empty((3, 2), np.int32), np.empty((2, 4), np.int32)[:, ::2], b"0" * 16):
         with pytest.raises((ValueError, BufferError)):
-            gather_rows(bases, 3, 8, rows, out)  # type: ignore[arg-type]
+            gather_rows(bases, 3, 8, rows, out, 0)  # type: ignore[arg-type]
     flags = np.zeros(2, np.uint8)
     with pytest.raises(ValueError, match="one item for each partition"):
-        mark_partitions(rows, 9, 3, flags, flags)
+        partitions_of(rows, 9, 3, flags)
+
+
+def test_a_copy_whose_first_rows_are_slow_ends_early() -> None:
+    values = np.arange(40, dtype=np.int64)
+    bases, rows, out = np.array([values.ctypes.data], np.uint64), np.arange(39, -1, -1), np.full(40, -1)
+    assert gather_rows(bases, 40, 8, rows, out, -1) == 16  # no time is below a negative one
+    assert out.tolist() == [*range(39, 23, -1), *[-1] * 24]
+    assert gather_rows(bases, 40, 8, rows, out, 2**40) == 40
+    assert (out == rows).all()
+    assert gather_rows(bases, 40, 8, rows[:16], out[:16], -1) == 16
 
 
 @pytest.mark.parametrize("partition_rows", [3, 4])
-def test_partitions_are_marked_and_rows_that_are_missing_counted(partition_rows: int) -> None:
-    committed, marked = np.array([1, 0, 1, 0], np.uint8), np.zeros(4, np.uint8)
+def test_partitions_of_rows_are_found_and_rows_that_are_missing_counted(partition_rows: int) -> None:
+    committed = np.array([1, 0, 1, 0], np.uint8)
     n_stored = 4 * partition_rows - 1
     rows = np.array([0, partition_rows, partition_rows - 1, 2 * partition_rows - 1, n_stored - 1])
-    assert mark_partitions(rows, n_stored, partition_rows, committed, marked) == 3
-    assert marked.tolist() == [1, 1, 0, 1]
+    assert partitions_of(rows, n_stored, partition_rows, committed) == ([0, 1, 3], 3)
+    assert partitions_of(rows[:0], n_stored, partition_rows, committed) == ([], 0)
     for wrong in (-1, n_stored, -(2**63), 2**63 - 1):
-        assert mark_partitions(np.array([0, wrong]), n_stored, partition_rows, committed, marked) == -1
+        assert partitions_of(np.array([0, wrong]), n_stored, partition_rows, committed)[1] == -1
 
 
 @pytest.mark.parametrize("skips", [False, True])

@@ -12,25 +12,27 @@ from numpy.typing import NDArray
 def limit_target(most: int) -> int:
     """Use at most version 0 (plain C), 1 (AVX2) or 2 (AVX-512) of the kernels; return the version in use."""
 
-def mark_partitions(
-    rows: NDArray[np.int64],
-    n_stored: int,
-    partition_rows: int,
-    committed: NDArray[np.uint8],
-    marked: NDArray[np.uint8],
-) -> int:
-    """Set `marked` for the partition of every row; return how many rows are of partitions that are not committed.
+def partitions_of(
+    rows: NDArray[np.int64], n_stored: int, partition_rows: int, committed: NDArray[np.uint8]
+) -> tuple[list[int], int]:
+    """The partitions of some rows, ascending, and how many of the rows are of partitions that are not committed.
 
-    Returns -1 for a row that is negative or not below `n_stored`.
+    The second number is -1 for a row that is negative or not below `n_stored`.
     """
 
 def gather_rows(
-    bases: NDArray[np.uint64], segment_rows: int, row_nbytes: int, rows: NDArray[np.int64], out: NDArray[Any]
+    bases: NDArray[np.uint64],
+    segment_rows: int,
+    row_nbytes: int,
+    rows: NDArray[np.int64],
+    out: NDArray[Any],
+    most_nanoseconds: int,
 ) -> int:
     """Copy rows from the segments at these addresses into `out`, which is C-contiguous; `rows` are not checked.
 
     With the highest bit of an address set, every row of the segment is the one at that address without the bit.
-    Returns how many rows were copied, all or those before one whose segment has the address 0.
+    Returns how many rows were copied: all, those before one whose segment has the address 0, or a few where these took
+    longer than `most_nanoseconds` each (0: any time).
     """
 
 def will_need(starts: NDArray[np.uint64], nbytes: int, skips_resident: bool = False) -> None:

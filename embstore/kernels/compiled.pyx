@@ -3,7 +3,7 @@
 
 from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 
 cdef extern from "kernels.h" nogil:
     enum:
@@ -54,7 +54,8 @@ cdef extern from "kernels.h" nogil:
     )
     void c_will_need "will_need" (const uint64_t *starts, int64_t n, int64_t nbytes, int skips_resident)
     int64_t c_gather_rows "gather_rows" (
-        const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out
+        const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out,
+        int64_t most_nanoseconds
     )
     int64_t panels_floats(int64_t size, int64_t n_queries)
     int64_t buffer_floats(int64_t size, int64_t n_queries)
@@ -84,21 +85,29 @@ def limit_target(int most):
     return c_limit_target(most)
 
 
-def mark_partitions(
-    const int64_t[::1] rows, int64_t n_stored, int64_t partition_rows, const uint8_t[::1] committed,
-    uint8_t[::1] marked
+def partitions_of(
+    const int64_t[::1] rows, int64_t n_stored, int64_t partition_rows, const uint8_t[::1] committed
 ):
     cdef int64_t n_rows = rows.shape[0], missing, n_partitions = -(-n_stored // partition_rows)
-    if committed.shape[0] != n_partitions or marked.shape[0] != n_partitions:
-        raise ValueError("committed and marked have one item for each partition")
+    cdef uint8_t *marked
+    if committed.shape[0] != n_partitions:
+        raise ValueError("committed has one item for each partition")
     if not n_rows:
-        return 0
+        return [], 0
+    marked = <uint8_t *>calloc(n_partitions + 1, 1)
+    if marked == NULL:
+        raise MemoryError
     with nogil:
-        missing = c_mark_partitions(&rows[0], n_rows, n_stored, partition_rows, &committed[0], &marked[0])
-    return missing
+        missing = c_mark_partitions(&rows[0], n_rows, n_stored, partition_rows, &committed[0], marked)
+    found = [number for number in range(n_partitions) if marked[number]]
+    free(marked)
+    return found, missing
 
 
-def gather_rows(const uint64_t[::1] bases, int64_t segment_rows, int64_t row_nbytes, const int64_t[::1] rows, out):
+def gather_rows(
+    const uint64_t[::1] bases, int64_t segment_rows, int64_t row_nbytes, const int64_t[::1] rows, out,
+    int64_t most_nanoseconds
+):
     cdef int64_t n_rows = rows.shape[0], copied
     cdef Py_buffer target
     if not n_rows:
@@ -108,7 +117,9 @@ def gather_rows(const uint64_t[::1] bases, int64_t segment_rows, int64_t row_nby
         if target.len != n_rows * row_nbytes:
             raise ValueError("out has another size than the rows")
         with nogil:
-            copied = c_gather_rows(&bases[0], segment_rows, row_nbytes, &rows[0], n_rows, <char *>target.buf)
+            copied = c_gather_rows(
+                &bases[0], segment_rows, row_nbytes, &rows[0], n_rows, <char *>target.buf, most_nanoseconds
+            )
     finally:
         PyBuffer_Release(&target)
     return copied

@@ -1,6 +1,7 @@
 /* Copy rows from the memory maps of many files straight into the order asked for. */
 
 #include <string.h>
+#include <time.h>
 
 #include "kernels.h"
 
@@ -11,6 +12,7 @@
 
 #define AHEAD 8  /* rows, of whose first lines the cache is told before they are copied */
 #define LINES 4
+#define SAMPLE_ROWS 16
 #define REPEATED ((uint64_t)1 << 63)
 
 #ifdef __GNUC__
@@ -34,6 +36,12 @@ static divisor divisor_of(int64_t by) {
 
 static inline int64_t quotient(int64_t value, divisor d) {
     return d.shift >= 0 ? value >> d.shift : value / d.by;
+}
+
+static int64_t nanoseconds(void) {
+    struct timespec now;
+    if (!timespec_get(&now, TIME_UTC)) return 0;
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 int64_t mark_partitions(
@@ -61,12 +69,15 @@ static inline const char *address_of(
 }
 
 int64_t gather_rows(
-    const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out
+    const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out,
+    int64_t most_nanoseconds
 ) {
     divisor d = divisor_of(segment_rows);
     const char *addresses[AHEAD];
+    int64_t began = most_nanoseconds ? nanoseconds() : 0;
     for (int64_t i = -AHEAD; i < n_rows; i++) {
         const char *from = i < 0 ? 0 : addresses[i % AHEAD];
+        if (i == SAMPLE_ROWS && most_nanoseconds && nanoseconds() - began > SAMPLE_ROWS * most_nanoseconds) return i;
         if (i + AHEAD < n_rows) {
             const char *ahead = address_of(bases, d, row_nbytes, rows[i + AHEAD]);
             for (int line = 0; ahead && line < LINES; line++) PREFETCH(ahead + 64 * line);

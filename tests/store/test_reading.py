@@ -344,7 +344,7 @@ def test_rows_that_wait_for_the_disk_are_requested_first(tmp_path: Path, monkeyp
     store = made.make(tmp_path / "s.zarr")
     asked: list[tuple[NDArray[np.uint64], int]] = []
     monkeypatch.setattr(mapped, "will_need", lambda starts, nbytes, *_: asked.append((starts, nbytes)))
-    monkeypatch.setattr(mapped, "_COLD_SECONDS_A_ROW", 0)
+    monkeypatch.setattr(mapped, "_COLD_NANOSECONDS_A_ROW", -1)
     rows = np.random.default_rng(0).integers(0, 2000, 100)
     found = store.gather(rows, 1)
     np.testing.assert_array_equal(found, made.values[1, rows])
@@ -354,7 +354,7 @@ def test_rows_that_wait_for_the_disk_are_requested_first(tmp_path: Path, monkeyp
     views = {first: view.ctypes.data for first, view in store.scan(1, block_rows=512, copy=False)}
     assert starts.tolist() == sorted(views[row // 512 * 512] + row % 512 * 8192 for row in rows.tolist())
     store.gather(rows[:16], 1)
-    monkeypatch.setattr(mapped, "_COLD_SECONDS_A_ROW", 60)
+    monkeypatch.setattr(mapped, "_COLD_NANOSECONDS_A_ROW", 2**50)
     store.gather(rows, 1)
     assert len(asked) == 5  # and four by the scan
 

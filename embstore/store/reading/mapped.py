@@ -6,7 +6,6 @@ Where another tool has compressed an array, or laid it out otherwise, its librar
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,8 +24,7 @@ _BLOCK_NBYTES = 2**24
 MAX_EXPANSION = 100_000  # of a column that a library decompresses
 
 _BATCH_NBYTES = 32 * 2**20  # of rows that are read from the disk at a time
-_SAMPLE_ROWS = 8
-_COLD_SECONDS_A_ROW = 25e-6
+_COLD_NANOSECONDS_A_ROW = 25_000
 _REPEATED = 2**63  # of an address: every row of the chunk is the one there
 
 
@@ -93,17 +91,17 @@ class MappedLayer:
 
     def _take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copy rows; where the first ones have to wait for the disk, all are requested from it first."""
-        if len(rows) > 2 * _SAMPLE_ROWS:
-            began = time.perf_counter()
-            gather_rows(self._bases, self._chunk_rows, self._row_nbytes, rows[:_SAMPLE_ROWS], out[:_SAMPLE_ROWS])
-            if time.perf_counter() - began > _SAMPLE_ROWS * _COLD_SECONDS_A_ROW:
-                chunks, inside = np.divmod(rows, self._chunk_rows)
-                inside *= self._row_nbytes
-                addresses = self._bases[chunks]
-                addresses = (addresses + inside.view(np.uint64))[(addresses != 0) & (addresses < _REPEATED)]
-                addresses.sort()
-                will_need(addresses, self._row_nbytes)
-        if gather_rows(self._bases, self._chunk_rows, self._row_nbytes, rows, out) < len(rows):
+        layer = self._bases, self._chunk_rows, self._row_nbytes
+        n_copied = gather_rows(*layer, rows, out, _COLD_NANOSECONDS_A_ROW)
+        if n_copied < len(rows):
+            chunks, inside = np.divmod(rows, self._chunk_rows)
+            inside *= self._row_nbytes
+            addresses = self._bases[chunks]
+            addresses = (addresses + inside.view(np.uint64))[(addresses != 0) & (addresses < _REPEATED)]
+            addresses.sort()
+            will_need(addresses, self._row_nbytes)
+            n_copied = gather_rows(*layer, rows, out, 0)
+        if n_copied < len(rows):
             raise StoreDamagedError(f"a chunk lies beyond the end of its file: {REPAIR_HINT}")
 
 

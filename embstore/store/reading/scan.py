@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,7 +61,7 @@ def take_stored(
     array: str,
     position: int,
     rows: NDArray[np.int64],
-    partitions: NDArray[np.integer],
+    partitions: Sequence[int],
     out: NDArray[Any],
 ) -> None:
     """Copy committed rows of one array and layer of a local store, in any order and as they are stored, into `out`.
@@ -72,14 +72,14 @@ def take_stored(
         return
     most = reader.most_mapped(array)
     if len(partitions) <= most:
-        layer, files = reader.layer(array, position, partitions.tolist())
+        layer, files = reader.layer(array, position, partitions)
         layer.take(rows, files, out)
         return
     size = reader.metadata.layout.partition_rows
     order = rows.argsort(kind="stable")
     ordered = rows[order]
     for number in range(0, len(partitions), most or 1):
-        some = partitions[number : number + (most or 1)].tolist()
+        some = partitions[number : number + (most or 1)]
         first, last = ordered.searchsorted((some[0] * size, (some[-1] + 1) * size)).tolist()
         taken = np.empty((last - first, *out.shape[1:]), out.dtype)
         if most:
@@ -201,9 +201,9 @@ class SequentialReader:
             self.read(first, last, between)
             between.take(rows - first, 0, out, "clip")
         else:
-            partitions = np.unique(rows // self._partition_rows)
+            partitions = np.unique(rows // self._partition_rows).tolist()
             if self._checksums is not None:
-                self._checksums.require(partitions.tolist())
+                self._checksums.require(partitions)
             if self._remote is not None:
                 parts = parts_of(rows, rows // self._partition_rows, self._partition_rows)
                 wait_all(self._remote.begin(self._array, [self._layer], parts, out[None]))
