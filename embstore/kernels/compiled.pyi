@@ -35,6 +35,9 @@ def gather_rows(
     longer than `most_nanoseconds` each (0: any time).
     """
 
+def all_finite(values: NDArray[np.int8], half: bool) -> bool:
+    """Whether none of the float16 or float32 values, given as bytes [nbytes], is infinite or NaN."""
+
 def will_need(starts: NDArray[np.uint64], nbytes: int, skips_resident: bool = False) -> None:
     """Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once.
 

@@ -90,6 +90,15 @@ int64_t gather_rows(
     return n_rows;
 }
 
+int all_finite(const void *values, int64_t n, int half) {
+    const uint16_t *halves = values;
+    const uint32_t *floats = values;
+    uint32_t found = 0;  /* the highest bit of a number is set where one more than its exponent does not fit */
+    for (int64_t i = 0; half && i < n; i++) found |= (uint16_t)((halves[i] & 0x7C00) + 0x0400) & 0x8000;
+    for (int64_t i = 0; !half && i < n; i++) found |= ((floats[i] & 0x7F800000) + 0x00800000) & 0x80000000;
+    return !found;
+}
+
 #ifdef MADV_WILLNEED
 enum { REQUEST_NBYTES = 1 << 19 };  /* Linux does not read more for one call than for one request */
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
+from embstore.kernels.compiled import all_finite
 from embstore.probes.reading import READ_AHEAD, VERIFY, read_ahead
 from embstore.store import Store
 
@@ -56,24 +58,17 @@ class EdgeSplit:
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Distinct spans of some rows, and the span of each target; all int64.
+    """Distinct spans of the rows of each part, in the order of their first targets; all int64.
 
-    `places` [entries]: the positions of the rows of one span after the other. `begin` [spans + 1]: the first entry of
-    each span. `of` [targets]: the span of each target.
+    `places` [entries]: the positions, counted from the first row of their part, of the rows of one span after the
+    other. `begin` [spans + 1]: the first entry of each span. `of` [targets]: the span of each target, counted from the
+    first one of its part. `first` [parts + 1]: the first span of each part.
     """
 
     places: NDArray[np.int64]
     begin: NDArray[np.int64]
     of: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class BatchPlan:
-    """What a batch reads: `targets`, their numbers in the split, `rows` of the store, and `spans`, one per kind."""
-
-    targets: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    spans: tuple[Spans, ...]
+    first: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -96,34 +91,51 @@ class LargestBatch:
 
 @dataclass(frozen=True, eq=False)
 class SplitPlan:
-    """The rows and spans of every sentence of a split, each distinct within its sentence.
+    """What each part of a split reads: a part is a sentence, or a batch of them.
 
-    `rows` and `first_row` [sentences + 1]: the rows of one sentence after the other. `kinds`: the spans, whose places
-    count from the first row of their sentence and `of` from its first span, each with `first` [sentences + 1], the
-    first span of each sentence.
+    `targets`: their numbers in the split, and `rows` of the store, distinct within a sentence, of one part after the
+    other; `first_target` and `first_row` [parts + 1]: the first ones of each part. `spans`: one per kind.
     """
 
+    targets: NDArray[np.int64]
     first_target: NDArray[np.int64]
     rows: NDArray[np.int64]
     first_row: NDArray[np.int64]
-    kinds: tuple[tuple[Spans, NDArray[np.int64]], ...]
+    spans: tuple[Spans, ...]
 
-    def batch(self, sentences: NDArray[np.int64]) -> BatchPlan:
-        """Return the plan of some sentences, one after the other."""
+    def batch(self, sentences: NDArray[np.int64]) -> SplitPlan:
+        """Return the plan of some sentences, one after the other, as one part."""
+        return self.batches([sentences])
+
+    def batches(self, batches: Sequence[NDArray[np.int64]]) -> SplitPlan:
+        """Return the plan of batches of sentences, each with one or more, of a plan whose parts are sentences."""
+        sizes = np.array([len(sentences) for sentences in batches])
+        sentences, first = np.concatenate(batches), np.concatenate([[0], np.cumsum(sizes)])
         after = sentences + 1
+
+        def within(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+            """Return where each sentence begins in its batch."""
+            starts = _starts(counts)
+            return np.asarray(starts - np.repeat(starts[first[:-1]], sizes))
+
+        def firsts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+            """Return where each batch begins."""
+            return np.concatenate([[0], np.cumsum(counts)])[first]
+
         n_targets = self.first_target[after] - self.first_target[sentences]
         n_rows = self.first_row[after] - self.first_row[sentences]
         targets = ranges(self.first_target[sentences], self.first_target[after])
         rows = self.rows[ranges(self.first_row[sentences], self.first_row[after])]
         spans = []
-        for kind, first in self.kinds:
-            start, stop = first[sentences], first[after]
+        for kind in self.spans:
+            start, stop = kind.first[sentences], kind.first[after]
             entry, last_entry = kind.begin[start], kind.begin[stop]
             numbers = ranges(start, stop)
-            places = kind.places[ranges(entry, last_entry)] + np.repeat(_starts(n_rows), last_entry - entry)
+            places = kind.places[ranges(entry, last_entry)] + np.repeat(within(n_rows), last_entry - entry)
             begin = np.concatenate([[0], np.cumsum(kind.begin[numbers + 1] - kind.begin[numbers])])
-            spans.append(Spans(places, begin, kind.of[targets] + np.repeat(_starts(stop - start), n_targets)))
-        return BatchPlan(targets, rows, tuple(spans))
+            of = kind.of[targets] + np.repeat(within(stop - start), n_targets)
+            spans.append(Spans(places, begin, of, firsts(stop - start)))
+        return SplitPlan(self.targets[targets], firsts(n_targets), rows, firsts(n_rows), tuple(spans))
 
     def row_counts(self, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         """Return the number of rows that each batch of sentences reads, int64 [batches]."""
@@ -134,8 +146,8 @@ class SplitPlan:
         """Return upper bounds for the sizes of any batch of this many sentences."""
         return LargestBatch(
             _most(np.diff(self.first_row), n_sentences),
-            sum(_most(np.diff(first), n_sentences) for _, first in self.kinds),
-            sum(_most(np.diff(kind.begin[first]), n_sentences) for kind, first in self.kinds),
+            sum(_most(np.diff(kind.first), n_sentences) for kind in self.spans),
+            sum(_most(np.diff(kind.begin[kind.first]), n_sentences) for kind in self.spans),
             _most(np.diff(self.first_target), n_sentences),
             len(self.rows),
         )
@@ -159,8 +171,8 @@ def _planned(split: EdgeSplit) -> SplitPlan:
     entries = [ranges(span[:, 0], span[:, 1]) for span in split.spans]
     keys = np.unique(np.concatenate([owner + each for owner, each in zip(owners, entries, strict=True)]))
     first_row = np.searchsorted(keys, np.arange(split.n_sentences + 1) * highest)
-    kinds = tuple(_distinct(span, sentence, split.n_sentences, keys, first_row, highest) for span in split.spans)
-    return SplitPlan(split.first, keys % highest, first_row, kinds)
+    spans = tuple(_distinct(span, sentence, split.n_sentences, keys, first_row, highest) for span in split.spans)
+    return SplitPlan(np.arange(len(split)), split.first, keys % highest, first_row, spans)
 
 
 def _distinct(
@@ -170,8 +182,8 @@ def _distinct(
     keys: NDArray[np.int64],
     first_row: NDArray[np.int64],
     highest: int,
-) -> tuple[Spans, NDArray[np.int64]]:
-    """Return the distinct spans of each sentence in the order of their first targets, and the first of each."""
+) -> Spans:
+    """Return the distinct spans of each sentence."""
     columns = np.column_stack([sentence, span])
     _, earliest, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(earliest, kind="stable")
@@ -184,7 +196,7 @@ def _distinct(
     rows = ranges(distinct[:, 0], distinct[:, 1])
     places = np.searchsorted(keys, np.repeat(owner, sizes) * highest + rows) - np.repeat(first_row[owner], sizes)
     begin = np.concatenate([[0], np.cumsum(sizes)])
-    return Spans(places, begin, rank[inverse.reshape(-1)] - first[sentence]), first
+    return Spans(places, begin, rank[inverse.reshape(-1)] - first[sentence], first)
 
 
 def _most(counts: NDArray[np.int64], n: int) -> int:
@@ -209,16 +221,21 @@ class SpanColumns:
     in_order: bool
 
     @classmethod
-    def at(cls, spans: Spans, n_rows: int, device: torch.device) -> SpanColumns:
-        count = len(spans.begin) - 1
-        numbers = np.arange(count)
-        own = np.array_equal(spans.of, numbers)
+    def of_part(cls, plan: SplitPlan, kind: int, number: int, device: torch.device) -> SpanColumns:
+        """Return the spans of a kind of one part of a plan."""
+        spans = plan.spans[kind]
+        first, last = spans.first[number : number + 2].tolist()
+        begin = spans.begin[first : last + 1]
+        places = spans.places[begin[0] : begin[-1]]
+        of = spans.of[plan.first_target[number] : plan.first_target[number + 1]]
+        count, n_rows = last - first, plan.first_row[number + 1] - plan.first_row[number]
+        single = len(places) == count
         return cls(
-            torch.from_numpy(spans.places).to(device),
-            torch.from_numpy(spans.begin).to(device),
-            None if own else torch.from_numpy(spans.of).to(device),
-            len(spans.places) == count,
-            count == n_rows and np.array_equal(spans.places, numbers),
+            torch.from_numpy(places).to(device),
+            torch.from_numpy(begin - begin[0]).to(device),
+            None if len(of) == count else torch.from_numpy(of).to(device),  # targets with spans of their own
+            single,
+            single and count == n_rows and bool((places == np.arange(count)).all()),
         )
 
     @property
@@ -277,22 +294,23 @@ def iter_batches(
     dtype = torch.from_numpy(np.empty(0, store.vector_dtype)).dtype
     buffers = [torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda") for _ in range(READ_AHEAD + 1)]
 
-    def read(number: int) -> list[tuple[BatchPlan, torch.Tensor, NDArray[np.float32]]]:
-        buffer, found = buffers[number % len(buffers)], []
-        for sentences in batches[groups[number]]:
-            plan = split.plan.batch(sentences)
-            shape = (len(layers), len(plan.rows), store.hidden_size)
-            vectors, buffer = buffer[: prod(shape)].view(shape), buffer[prod(shape) :]
-            store.gather_layers(plan.rows, layers, out=vectors.numpy())
-            _require_finite(vectors, plan.rows, layers, store)
-            found.append((plan, vectors, split.gold[plan.targets].astype(np.float32)))
-        return found
+    def read(number: int) -> tuple[SplitPlan, torch.Tensor, torch.Tensor]:
+        plan = split.plan.batches(batches[groups[number]])
+        shape = (len(layers), len(plan.rows), store.hidden_size)
+        vectors = buffers[number % len(buffers)][: prod(shape)].view(shape)
+        store.gather_layers(plan.rows, layers, out=vectors.numpy())
+        _require_finite(vectors, plan.rows, layers, store)
+        return plan, vectors, torch.from_numpy(split.gold[plan.targets].astype(np.float32))
 
-    for group in read_ahead(read, len(groups)):
-        for plan, vectors, gold in group:
-            spans = tuple(SpanColumns.at(each, len(plan.rows), device) for each in plan.spans)
-            stored = vectors if device.type == "cpu" else vectors.to(device).float()
-            yield EdgeBatch(plan.targets, stored, spans, torch.from_numpy(gold).to(device))
+    for plan, vectors, gold in read_ahead(read, len(groups)):
+        if device.type != "cpu":
+            vectors, gold = vectors.to(device).float(), gold.to(device)
+        for number, (rows, targets) in enumerate(
+            zip(pairwise(plan.first_row), pairwise(plan.first_target), strict=True)
+        ):
+            spans = tuple(SpanColumns.of_part(plan, kind, number, device) for kind in range(len(plan.spans)))
+            chosen = slice(*targets)
+            yield EdgeBatch(plan.targets[chosen], vectors[:, slice(*rows)], spans, gold[chosen])
 
 
 def _groups(sizes: NDArray[np.int64], most: int) -> list[slice]:
@@ -308,12 +326,8 @@ def _groups(sizes: NDArray[np.int64], most: int) -> list[slice]:
 
 
 def _require_finite(vectors: torch.Tensor, rows: NDArray[np.int64], layers: Sequence[int], store: Store) -> None:
-    """Raise NonFiniteError for vectors with NaN or infinity; these remain in a sum of wider numbers."""
-    if vectors.dtype == torch.float16:  # by their exponents: four times faster than a sum
-        finite = int((vectors.numpy().view(np.uint16) & 0x7C00).max(initial=0)) < 0x7C00
-    else:
-        finite = bool(torch.isfinite(vectors.sum(dtype=torch.float32 if vectors.itemsize < 4 else torch.float64)))
-    if finite:
+    """Raise NonFiniteError for vectors with NaN or infinity."""
+    if all_finite(vectors.numpy().reshape(-1).view(np.int8), vectors.dtype == torch.float16):
         return
     layer, place = torch.nonzero(~torch.isfinite(vectors).all(2))[0].tolist()
     raise NonFiniteError(
