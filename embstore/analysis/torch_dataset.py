@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,14 +16,17 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.store import Selection
+from embstore.store.reading.ahead import read_ahead
 from embstore.store.table import label_column
 
-GROUP_NBYTES = 4 * 2**20  # of vectors that are read at once: whole batches, one or more
-N_AHEAD = 2  # groups that are being read, or wait, while the batches of another one are used
-N_THREADS = 1
+GROUP_NBYTES = 2**19  # of vectors that are read at once, whole batches: few enough to stay in the cache
+REMOTE_GROUP_NBYTES = 2**22  # many requests at the same time
 CAST_SIZE = 2**15 - 1  # numbers that torch converts in the thread that asks, without starting threads of its own
 MAX_BUFFERS = 6  # of memory that is used again
 STORED = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float32}
+
+
+_Values: TypeAlias = "NDArray[Any] | torch.Tensor"
 
 
 class Examples(NamedTuple):
@@ -154,30 +155,23 @@ class TorchDataset(IterableDataset[Examples]):
         worker = get_worker_info()
         turn, n_turns = (0, 1) if worker is None else (worker.id, worker.num_workers)
         batches = range(self._batch + turn, len(self), n_turns)
-        groups = self._groups(self._order.of_epoch(self.epoch), batches)
         pin = self._pin_memory and worker is None  # the DataLoader pins what its workers make
-        read = partial(self._read, buffers=_Buffers(pin=pin))
-        waiting: deque[Future[Examples]] = deque()
-        with ThreadPoolExecutor(N_THREADS, "embstore-read-ahead") as threads:
-            try:
-                while True:
-                    while len(waiting) <= N_AHEAD and (positions := next(groups, None)) is not None:
-                        waiting.append(threads.submit(read, positions))
-                    if not waiting:
-                        return
-                    parts = (torch.split(part, self._batch_size) for part in waiting.popleft().result())
-                    for batch in zip(*parts, strict=True):
-                        self._batch += n_turns
-                        yield Examples(*batch)
-            finally:
-                for group in waiting:
-                    group.cancel()
-
-    def _groups(self, order: Callable[[int, int], NDArray[np.int64]], batches: range) -> Iterator[NDArray[np.int64]]:
-        """Yield the positions in the selection of the rows of some batches, one or more at a time."""
-        start, stop = self._span()
+        buffers = _Buffers(pin=pin)
         row_nbytes = len(self._selection.layers) * self._selection.store.hidden_size * self._dtype.itemsize
-        size = max(1, GROUP_NBYTES // (row_nbytes * self._batch_size))
+        is_remote = self._selection.store.snapshot.reader.remote is not None
+        nbytes = REMOTE_GROUP_NBYTES if is_remote else GROUP_NBYTES
+        size = max(1, nbytes // (row_nbytes * self._batch_size))
+        groups = self._groups(self._order.of_epoch(self.epoch), batches, size)
+        for group in read_ahead(lambda number, _: self._read(next(groups), buffers), -(-len(batches) // size)):
+            for batch in zip(*(_batches(part, self._batch_size) for part in group), strict=True):
+                self._batch += n_turns
+                yield Examples(*batch)
+
+    def _groups(
+        self, order: Callable[[int, int], NDArray[np.int64]], batches: range, size: int
+    ) -> Iterator[NDArray[np.int64]]:
+        """Yield the positions in the selection of the rows of some batches, up to `size` of them at a time."""
+        start, stop = self._span()
         for first in range(0, len(batches), size):
             group = batches[first : first + size]
             spans = [(group[0], group[-1] + 1)] if batches.step == 1 else [(batch, batch + 1) for batch in group]
@@ -187,21 +181,25 @@ class TorchDataset(IterableDataset[Examples]):
             ]
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _read(self, positions: NDArray[np.int64], buffers: _Buffers) -> Examples:
-        """Read the examples at some positions in the selection."""
+    def _read(self, positions: NDArray[np.int64], buffers: _Buffers) -> tuple[_Values, ...]:
+        """Read the columns of the examples at some positions in the selection."""
         rows = positions.copy() if self._selection.is_whole else self._selection.rows[positions]
         labels = np.full(len(rows), -1, np.int64) if self._labels is None else self._labels[positions]
-        examples = Examples(self._vectors(rows, buffers), torch.from_numpy(rows), torch.from_numpy(labels))
-        return Examples(*(part.pin_memory() for part in examples)) if buffers.pin else examples
+        if not buffers.pin:
+            return self._vectors(rows, buffers), rows, labels
+        columns = (torch.as_tensor(part) for part in (self._vectors(rows, buffers), rows, labels))
+        return tuple(part.pin_memory() for part in columns)
 
-    def _vectors(self, rows: NDArray[np.int64], buffers: _Buffers) -> torch.Tensor:
+    def _vectors(self, rows: NDArray[np.int64], buffers: _Buffers) -> _Values:
         """Read vectors [n, layer, hidden_size]; they are gathered where they stay if they need no other form."""
         store, layers = self._selection.store, self._selection.layers
-        shape = (len(layers), len(rows), store.hidden_size)
-        found = buffers.empty((shape[1], shape[0], shape[2]), self._dtype)
-        stored = STORED[store.dtype]
+        shape, stored = (len(layers), len(rows), store.hidden_size), STORED[store.dtype]
+        if len(layers) == 1 and self._dtype == stored and stored != torch.bfloat16 and not buffers.pin:
+            held = buffers.empty(math.prod(shape) * stored.itemsize).view(store.vector_dtype)
+            return store.gather_layers(rows, layers, out=held.reshape(shape)).reshape(len(rows), 1, -1)
+        found = buffers.tensor((shape[1], shape[0], shape[2]), self._dtype)
         is_found = len(layers) == 1 and self._dtype == stored
-        vectors = found.view(shape) if is_found else buffers.empty(shape, stored)
+        vectors = found.view(shape) if is_found else buffers.tensor(shape, stored)
         bits = vectors.view(torch.uint16) if stored == torch.bfloat16 else vectors
         store.gather_layers(rows, layers, out=bits.numpy())
         if is_found:
@@ -211,8 +209,15 @@ class TorchDataset(IterableDataset[Examples]):
         return found
 
 
+def _batches(values: _Values, size: int) -> Sequence[torch.Tensor]:
+    """Cut values into tensors of at most `size` examples."""
+    if isinstance(values, torch.Tensor):
+        return torch.split(values, size)  # type: ignore[no-untyped-call, no-any-return]
+    return [torch.from_numpy(values[start : start + size]) for start in range(0, len(values), size)]
+
+
 class _Buffers:
-    """Memory for tensors, used again once no tensor views it: new memory costs as much as copying rows into it.
+    """Memory, used again once no array or tensor views it: new memory costs as much as copying rows into it.
 
     `pin`: page-locked memory, which torch itself uses again, once copies from it have ended.
     """
@@ -222,18 +227,21 @@ class _Buffers:
         self._buffers = [np.empty(1, np.uint8)]
         self._free_count = sys.getrefcount(self._buffers[0])
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor whose values are not set."""
         if self.pin:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
-        nbytes = math.prod(shape) * dtype.itemsize
+        return torch.from_numpy(self.empty(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
+
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return bytes that are not set."""
         for number in range(len(self._buffers)):
             if len(self._buffers[number]) >= nbytes and sys.getrefcount(self._buffers[number]) == self._free_count:
                 break
         else:
             number = -1
             self._buffers = [*self._buffers[-MAX_BUFFERS:], np.empty(nbytes, np.uint8)]
-        return torch.from_numpy(self._buffers[number])[:nbytes].view(dtype).view(shape)
+        return self._buffers[number][:nbytes]
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,9 @@ class Setting:
         clock = "processor" if self.threads == 1 else "wall"
         return row_of(what, times, limit_name=limit_name, threads=self.threads, clock=clock, **more)
 
-    def rows(self, count: int, number: int) -> NDArray[np.int64]:
-        """Return random rows, different ones in every round."""
-        return np.random.default_rng((self.seed, count, number + 1000)).integers(0, self.store.n_rows, count)
+    def rows(self, count: int, number: int, case: int) -> NDArray[np.int64]:
+        """Return random rows, different ones in every round and case: none finds those of another in the cache."""
+        return np.random.default_rng((self.seed, count, number + 1000, case)).integers(0, self.store.n_rows, count)
 
     def reading(self, nbytes: int) -> Callable[[int], Spent]:
         """Return the case of reading `nbytes` of memory once, with all threads."""
@@ -116,9 +116,14 @@ def gather_rows(setting: Setting, counts: Sequence[int], rivals: Mapping[str, Ri
         sets: dict[Any, int] = {}  # of rows, as many as each tool reads in some milliseconds
 
         def repeated(
-            read: Callable[[NDArray[np.int64]], Any], number: int, count: int = count, sets: dict[Any, int] = sets
+            case: int,
+            read: Callable[[NDArray[np.int64]], Any],
+            number: int,
+            count: int = count,
+            sets: dict[Any, int] = sets,
         ) -> Spent:
-            drawn = [setting.rows(count, MANY * number + at) for at in range(sets.get(read, 1))]
+            drawn = [setting.rows(count, MANY * number + at, case) for at in range(sets.get(read, 1))]
+            read(setting.rows(count, MANY * (number + 1) - 1, case))  # not timed: it follows another tool's reads
             taken = spent(lambda: [read(rows) is None for rows in drawn])  # a result is freed before the next
             if number < 0 and np.asarray(read(drawn[-1])).tobytes() != vectors[drawn[-1]].tobytes():
                 raise RuntimeError(f"wrong vectors for {count} rows")
@@ -131,7 +136,7 @@ def gather_rows(setting: Setting, counts: Sequence[int], rivals: Mapping[str, Ri
             "limit": lambda rows, out=out: vectors.take(rows, 0, out, "clip"),
             **ready,
         }
-        cases = {name: partial(repeated, read) for name, read in reads.items()}
+        cases = {name: partial(repeated, case, read) for case, (name, read) in enumerate(reads.items())}
         times = setting.times(cases, repeats=3 * setting.repeats, warm=2)
         with_out = times.pop("ours, out=")
         what, limit = f"gather {count:,} rows", "x.take(rows, out=), in memory"

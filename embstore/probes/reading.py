@@ -1,16 +1,13 @@
-"""What probes of every family need: layers of a store, batches read ahead of their use, seeded draws."""
+"""What probes of every family need: layers of a store, checked arguments, seeded draws."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from math import inf, nan
 from numbers import Real
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import TypeVar
 
 import torch
 
@@ -18,7 +15,6 @@ from embstore.errors import InvalidValueError, quoted
 from embstore.store import Selection, Store
 from embstore.store.layout import resolve_layers
 
-T = TypeVar("T")
 Layers = int | str | Sequence[int] | None
 READ_AHEAD = 2  # batches that are read before they are needed
 MAX_SEED = 2**63 - 1
@@ -82,39 +78,3 @@ def store_of(data: Store | Selection) -> Store:
     if not isinstance(data, Store | Selection):
         raise InvalidValueError(f"{quoted(data)} is not a store: give what embstore.open or select returns")
     return data if isinstance(data, Store) else data.store
-
-
-def read_ahead(read: Callable[[int], T], count: int) -> Iterator[T]:
-    """Yield `read(0)` to `read(count - 1)`, read by a thread that stays READ_AHEAD items ahead.
-
-    An item may reuse the memory of the item READ_AHEAD + 1 before it. Queues without a Python lock are used, since
-    small batches are read faster than a thread pool hands them over.
-    """
-    ready: SimpleQueue[T | BaseException] = SimpleQueue()
-    allowed: SimpleQueue[bool] = SimpleQueue()
-    stopped = False
-
-    def work() -> None:
-        try:
-            for number in range(count):
-                if not allowed.get() or stopped:
-                    return
-                ready.put(read(number))
-        except BaseException as error:  # raised again in the thread that waits for the item
-            ready.put(error)
-
-    for _ in range(READ_AHEAD):
-        allowed.put(True)
-    thread = Thread(target=work, name="embstore-probes")
-    thread.start()
-    try:
-        for _ in range(count):
-            item = ready.get()
-            if isinstance(item, BaseException):
-                raise item
-            allowed.put(True)
-            yield item
-    finally:
-        stopped = True
-        allowed.put(False)
-        thread.join()

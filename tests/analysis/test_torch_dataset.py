@@ -20,6 +20,7 @@ import embstore as es
 from embstore.analysis import torch_dataset
 from embstore.analysis.torch_dataset import Examples, TorchDataset
 from embstore.errors import InvalidValueError
+from embstore.store.reading import ahead
 from tests.store_making import Made, make_store
 
 ORDERS = (False, True, "blocks")
@@ -32,8 +33,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some batches are read at once, and many groups of them in an epoch."""
+    """Some batches are read at once, and many groups of them in an epoch, from the third one on by a thread."""
     monkeypatch.setattr(torch_dataset, "GROUP_NBYTES", 4000)
+    monkeypatch.setattr(ahead, "QUICK_SECONDS", -1.0)
 
 
 def joined(parts: Iterable[Examples]) -> Examples:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from embstore.analysis.static import static_vectors
 from embstore.errors import InvalidValueError, check_whole
-from embstore.probes.reading import READ_AHEAD, check_choice, read_ahead
+from embstore.probes.reading import READ_AHEAD, check_choice
 from embstore.probes.splits import SPLITS, WordSplit
 from embstore.probes.training import digest_of
 from embstore.store import Selection, Store
+from embstore.store.reading.ahead import read_ahead
 
 LEVELS = ("context", "type")
 
@@ -109,7 +110,7 @@ def iter_batches(
     batches = [np.sort(order[start : start + batch_size]) for start in range(0, len(order), batch_size)]
     copied: list[torch.cuda.Event | None] = [None] * len(buffers)
 
-    def read(number: int) -> torch.Tensor:
+    def read(number: int, _: int) -> torch.Tensor:
         event = copied[number % len(buffers)]
         if event is not None:
             event.synchronize()  # the buffer may still be copied to the GPU
@@ -118,7 +119,7 @@ def iter_batches(
         examples.read(batches[number], layers, buffer.numpy())
         return buffer
 
-    for number, vectors in enumerate(read_ahead(read, len(batches))):
+    for number, vectors in enumerate(read_ahead(read, len(batches), n_ahead=READ_AHEAD)):
         shape = (len(layers), len(batches[number]), examples.width + 1)
         out = columns[: prod(shape)].view(shape)
         out[:, :, :-1].copy_(vectors.to(device, non_blocking=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -14,10 +13,11 @@ from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
 from embstore.kernels.compiled import all_finite
-from embstore.probes.reading import READ_AHEAD, VERIFY, read_ahead
+from embstore.probes.reading import READ_AHEAD, VERIFY
 from embstore.store import Store
+from embstore.store.reading.ahead import read_ahead
 
-GROUP_NBYTES = 2**22  # small batches are read this many bytes at a time: handing one over takes as long as a gather
+GROUP_NBYTES = 2**20  # small batches are read this many bytes at a time, which stay in the cache until they are checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +137,6 @@ class SplitPlan:
             spans.append(Spans(places, begin, of, firsts(stop - start)))
         return SplitPlan(self.targets[targets], firsts(n_targets), rows, firsts(n_rows), tuple(spans))
 
-    def row_counts(self, batches: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return the number of rows that each batch of sentences reads, int64 [batches]."""
-        counts = np.diff(self.first_row)
-        return np.array([counts[sentences].sum() for sentences in batches], np.int64)
-
     def largest(self, n_sentences: int) -> LargestBatch:
         """Return upper bounds for the sizes of any batch of this many sentences."""
         return LargestBatch(
@@ -220,24 +215,6 @@ class SpanColumns:
     single: bool
     in_order: bool
 
-    @classmethod
-    def of_part(cls, plan: SplitPlan, kind: int, number: int, device: torch.device) -> SpanColumns:
-        """Return the spans of a kind of one part of a plan."""
-        spans = plan.spans[kind]
-        first, last = spans.first[number : number + 2].tolist()
-        begin = spans.begin[first : last + 1]
-        places = spans.places[begin[0] : begin[-1]]
-        of = spans.of[plan.first_target[number] : plan.first_target[number + 1]]
-        count, n_rows = last - first, plan.first_row[number + 1] - plan.first_row[number]
-        single = len(places) == count
-        return cls(
-            torch.from_numpy(places).to(device),
-            torch.from_numpy(begin - begin[0]).to(device),
-            None if len(of) == count else torch.from_numpy(of).to(device),  # targets with spans of their own
-            single,
-            single and count == n_rows and bool((places == np.arange(count)).all()),
-        )
-
     @property
     def n_spans(self) -> int:
         return len(self.begin) - 1
@@ -245,6 +222,37 @@ class SpanColumns:
     def by_target(self, pooled: torch.Tensor) -> torch.Tensor:
         """Return the values [..., spans, width] of the span of each target, [..., targets, width]."""
         return pooled if self.of is None else pooled.index_select(-2, self.of)
+
+
+class PlannedColumns:
+    """The SpanColumns of every part of a plan, of one kind; what can be is computed once for all parts."""
+
+    def __init__(self, plan: SplitPlan, kind: int, device: torch.device) -> None:
+        spans = plan.spans[kind]
+        entry = spans.begin[spans.first]
+        n_spans, n_entries = np.diff(spans.first), np.diff(entry)
+        others = np.concatenate([[0], np.cumsum(spans.places != ranges(np.zeros_like(n_entries), n_entries))])
+        single = n_spans == n_entries
+        in_order = single & (n_spans == np.diff(plan.first_row)) & (np.diff(others[entry]) == 0)
+        own = n_spans == np.diff(plan.first_target)  # each target has its span, in the same order
+        self._spans, self._device = spans, device
+        self._flags = list(zip(own.tolist(), single.tolist(), in_order.tolist(), strict=True))
+        self._first, self._entry, self._target = spans.first.tolist(), entry.tolist(), plan.first_target.tolist()
+
+    def __getitem__(self, part: int) -> SpanColumns:
+        first, entry = self._first[part], self._entry[part]
+        own, single, in_order = self._flags[part]
+        return SpanColumns(
+            self._tensor(self._spans.places[entry : self._entry[part + 1]]),
+            self._tensor(self._spans.begin[first : self._first[part + 1] + 1] - entry),
+            None if own else self._tensor(self._spans.of[self._target[part] : self._target[part + 1]]),
+            single,
+            in_order,
+        )
+
+    def _tensor(self, values: NDArray[np.int64]) -> torch.Tensor:
+        tensor = torch.from_numpy(values)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,30 +295,36 @@ def iter_batches(
     `batch_size`: sentences. At most READ_AHEAD + 1 batches are in memory, or as many times GROUP_NBYTES of smaller
     ones. Raises MissingRowsError, NonFiniteError for vectors that are not finite.
     """
-    batches = batch_sentences(order, batch_size)
-    sizes = split.plan.row_counts(batches) * len(layers) * store.hidden_size
+    if not len(order):
+        return
+    plan = split.plan.batches(batch_sentences(order, batch_size))
+    sizes = np.diff(plan.first_row) * len(layers) * store.hidden_size
     groups = _groups(sizes, GROUP_NBYTES // store.vector_dtype.itemsize)
-    size = max((int(sizes[group].sum()) for group in groups), default=0)
+    size = max(int(sizes[group].sum()) for group in groups)
     dtype = torch.from_numpy(np.empty(0, store.vector_dtype)).dtype
     buffers = [torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda") for _ in range(READ_AHEAD + 1)]
+    first_row, first_target = plan.first_row.tolist(), plan.first_target.tolist()
+    columns = [PlannedColumns(plan, kind, device) for kind in range(len(plan.spans))]
 
-    def read(number: int) -> tuple[SplitPlan, torch.Tensor, torch.Tensor]:
-        plan = split.plan.batches(batches[groups[number]])
-        shape = (len(layers), len(plan.rows), store.hidden_size)
-        vectors = buffers[number % len(buffers)][: prod(shape)].view(shape)
-        store.gather_layers(plan.rows, layers, out=vectors.numpy())
-        _require_finite(vectors, plan.rows, layers, store)
-        return plan, vectors, torch.from_numpy(split.gold[plan.targets].astype(np.float32))
+    def read(number: int, buffer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        group = groups[number]
+        rows = plan.rows[first_row[group.start] : first_row[group.stop]]
+        targets = plan.targets[first_target[group.start] : first_target[group.stop]]
+        shape = (len(layers), len(rows), store.hidden_size)
+        vectors = buffers[buffer][: prod(shape)].view(shape)
+        store.gather_layers(rows, layers, out=vectors.numpy())
+        _require_finite(vectors, rows, layers, store)
+        return vectors, torch.from_numpy(split.gold[targets].astype(np.float32))
 
-    for plan, vectors, gold in read_ahead(read, len(groups)):
+    for group, (vectors, gold) in zip(groups, read_ahead(read, len(groups), n_ahead=READ_AHEAD), strict=True):
         if device.type != "cpu":
             vectors, gold = vectors.to(device).float(), gold.to(device)
-        for number, (rows, targets) in enumerate(
-            zip(pairwise(plan.first_row), pairwise(plan.first_target), strict=True)
-        ):
-            spans = tuple(SpanColumns.of_part(plan, kind, number, device) for kind in range(len(plan.spans)))
-            chosen = slice(*targets)
-            yield EdgeBatch(plan.targets[chosen], vectors[:, slice(*rows)], spans, gold[chosen])
+        row, target = first_row[group.start], first_target[group.start]
+        for number in range(group.start, group.stop):
+            start, stop = first_target[number], first_target[number + 1]
+            stored = vectors[:, first_row[number] - row : first_row[number + 1] - row]
+            spans = tuple(kind[number] for kind in columns)
+            yield EdgeBatch(plan.targets[start:stop], stored, spans, gold[start - target : stop - target])
 
 
 def _groups(sizes: NDArray[np.int64], most: int) -> list[slice]:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from embstore.corpus.trees import Tree, tree_depths, tree_distances
 from embstore.errors import InvalidValueError
-from embstore.probes.reading import read_ahead
 from embstore.store import Store
+from embstore.store.reading.ahead import read_ahead
 
 NOT_FOUND = "sentences not in the store"
 ROWS_MISSING = "sentences with words that have no row"
@@ -128,7 +128,7 @@ def iter_tree_batches(
     bank: Treebank, batches: Sequence[NDArray[np.int64]], layers: Sequence[int], device: torch.device
 ) -> Iterator[TreeBatch]:
     """Yield the batches of sentences given, in their order; a thread reads ahead."""
-    return read_ahead(lambda number: _read(bank, batches[number], layers, device), len(batches))
+    return read_ahead(lambda number, _: _read(bank, batches[number], layers, device), len(batches))
 
 
 def _read(bank: Treebank, sentences: NDArray[np.int64], layers: Sequence[int], device: torch.device) -> TreeBatch:

@@ -79,15 +79,15 @@ class Gatherer:
             self._checksums.require(partitions)
         if self._remote is not None:
             self._take_remote(self._remote, numbers, layers, out)
-        else:
-            for layer, target in zip(layers, out, strict=True):
-                self._take_local(numbers, partitions, layer, target)
+            return out
+        for number, layer in enumerate(layers):
+            if self._storage == out.dtype:
+                take_stored(self._reader, self._vectors, layer, numbers, partitions, out[number])
+            else:
+                self._take_decoded(numbers, partitions, layer, out[number])
         return out
 
-    def _take_local(self, rows: NDArray[np.int64], partitions: list[int], layer: int, out: NDArray[Any]) -> None:
-        if self._storage == out.dtype:
-            take_stored(self._reader, self._vectors, layer, rows, partitions, out)
-            return
+    def _take_decoded(self, rows: NDArray[np.int64], partitions: list[int], layer: int, out: NDArray[Any]) -> None:
         stored = np.empty((len(rows), self._layout.hidden_size), self._storage)
         take_stored(self._reader, self._vectors, layer, rows, partitions, stored)
         scale = None

@@ -63,6 +63,7 @@ class MappedLayer:
         self._chunk_rows = chunk_rows
         self._fill = np.full(spec.shape[2:], spec.fill, spec.dtype)
         self._row_nbytes = self._fill.nbytes
+        self._batch_rows = max(1, _BATCH_NBYTES // self._row_nbytes)
         self._bases = np.zeros(-(-self._n_rows // chunk_rows), np.uint64)
 
     def place(self, first: int, file: MappedFile, offsets: NDArray[np.int64]) -> None:
@@ -77,20 +78,17 @@ class MappedLayer:
     def take(self, rows: NDArray[np.int64], files: Iterable[MappedFile], out: NDArray[Any]) -> None:
         """Copy rows, in any order, into `out`, which is C-contiguous. `files`: those of the rows.
 
-        Raises StoreDamagedError where a file has become shorter.
+        Where the first rows have to wait for the disk, all are requested from it first. Raises StoreDamagedError where
+        a file has become shorter.
         """
         for file in files:
             if file.size() < file.nbytes:  # a call less for each file
                 file.require_whole()
-        step = max(1, _BATCH_NBYTES // self._row_nbytes)
-        if len(rows) <= step:
-            self._take(rows, out)
+        step = self._batch_rows
+        if len(rows) > step:
+            for start in range(0, len(rows), step):
+                self.take(rows[start : start + step], (), out[start : start + step])
             return
-        for start in range(0, len(rows), step):
-            self._take(rows[start : start + step], out[start : start + step])
-
-    def _take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copy rows; where the first ones have to wait for the disk, all are requested from it first."""
         layer = self._bases, self._chunk_rows, self._row_nbytes
         n_copied = gather_rows(*layer, rows, out, _COLD_NANOSECONDS_A_ROW)
         if n_copied < len(rows):

@@ -85,6 +85,7 @@ class ZarrReader:
         self.storage = storage
         self.path = storage.path
         self.cache = storage.cache
+        self._is_folder = storage.is_mapped and storage.cache is None
         root = storage.submit(partial(storage.get_versioned, NODE))
         nodes = storage.get_many(f"{name}/{NODE}" for name in _PAYLOAD)
         try:
@@ -112,10 +113,6 @@ class ZarrReader:
         self._layers: dict[tuple[str, int], MappedLayer] = {}
         self._max_shards = max_mapped()
         self._mutex = threading.Lock()
-
-    @property
-    def _is_folder(self) -> bool:
-        return self.storage.is_mapped and self.cache is None
 
     @cached_property
     def is_foreign(self) -> bool:
