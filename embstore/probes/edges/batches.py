@@ -17,7 +17,7 @@ from embstore.probes.reading import READ_AHEAD, VERIFY
 from embstore.store import Store
 from embstore.store.reading.ahead import read_ahead
 
-GROUP_NBYTES = 2**20  # small batches are read this many bytes at a time, which stay in the cache until they are checked
+GROUP_NBYTES = 2**19  # small batches are read this many bytes at a time, which stay in the cache until they are checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,8 @@ class SplitPlan:
 
         def firsts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
             """Return where each batch begins."""
-            return np.concatenate([[0], np.cumsum(counts)])[first]
+            ends: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
+            return ends[first]
 
         n_targets = self.first_target[after] - self.first_target[sentences]
         n_rows = self.first_row[after] - self.first_row[sentences]
