@@ -212,7 +212,7 @@ class TorchDataset(IterableDataset[Examples]):
 def _batches(values: _Values, size: int) -> Sequence[torch.Tensor]:
     """Cut values into tensors of at most `size` examples."""
     if isinstance(values, torch.Tensor):
-        return torch.split(values, size)  # type: ignore[no-untyped-call]
+        return torch.split(values, size)
     return [torch.from_numpy(values[start : start + size]) for start in range(0, len(values), size)]
 
 

@@ -120,8 +120,7 @@ class SplitPlan:
 
         def firsts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
             """Return where each batch begins."""
-            ends: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
-            return ends[first]
+            return np.asarray(np.concatenate([[0], np.cumsum(counts)])[first])
 
         n_targets = self.first_target[after] - self.first_target[sentences]
         n_rows = self.first_row[after] - self.first_row[sentences]
