@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.kernels import compiled
 from embstore.store.layout import ITEM_NBYTES
 
 DTYPES = tuple(ITEM_NBYTES)
@@ -45,6 +46,11 @@ def float32_of_bfloat16(bits: NDArray[np.uint16], out: NDArray[np.float32] | Non
         out = np.empty(bits.shape, np.float32)
     np.left_shift(bits, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
     return out
+
+
+def all_finite(values: NDArray[Any]) -> bool:
+    """Return whether no value of a C-contiguous float16 or float32 array is infinite or NaN."""
+    return compiled.all_finite(values.reshape(-1).view(np.int8), values.itemsize == 2)
 
 
 def quantize(vectors: NDArray[np.float32], center: NDArray[np.float32]) -> dict[str, NDArray[Any]]:

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
-from embstore.kernels.compiled import all_finite
 from embstore.probes.reading import READ_AHEAD, VERIFY
 from embstore.store import Store
 from embstore.store.reading.ahead import read_ahead
+from embstore.store.vectors import all_finite
 
 GROUP_NBYTES = 2**19  # small batches are read this many bytes at a time, which stay in the cache until they are checked
 
@@ -341,7 +341,7 @@ def _groups(sizes: NDArray[np.int64], most: int) -> list[slice]:
 
 def _require_finite(vectors: torch.Tensor, rows: NDArray[np.int64], layers: Sequence[int], store: Store) -> None:
     """Raise NonFiniteError for vectors with NaN or infinity."""
-    if all_finite(vectors.numpy().reshape(-1).view(np.int8), vectors.dtype == torch.float16):
+    if all_finite(vectors.numpy()):
         return
     layer, place = torch.nonzero(~torch.isfinite(vectors).all(2))[0].tolist()
     raise NonFiniteError(

@@ -31,7 +31,7 @@ def read_ahead(read: Callable[[int, int], T], count: int, *, n_ahead: int = 2) -
 
 
 def _by_thread(read: Callable[[int, int], T], numbers: range, n_ahead: int) -> Iterator[T]:
-    """Yield items that a thread reads; queues without a Python lock hand over small ones fastest."""
+    """Yield items that a thread reads; small ones are handed over fastest by queues without a Python lock."""
     ready: SimpleQueue[T | BaseException] = SimpleQueue()
     allowed: SimpleQueue[bool] = SimpleQueue()
     stopped = False
