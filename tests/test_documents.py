@@ -11,7 +11,16 @@ import pytest
 
 from tests.documents import PAGES, Block, blocks, write_folder
 
-NEEDS = {"a bucket", "a cluster", "a GPU", "a model from a hub", "a fresh machine", "hours", "data of your own"}
+NEEDS = {
+    "a bucket",
+    "a cluster",
+    "a GPU",
+    "a model from a hub",
+    "a fresh machine",
+    "minutes",
+    "hours",
+    "data of your own",
+}
 
 
 def test_the_examples_are_found() -> None:

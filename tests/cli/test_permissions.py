@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Ran
-
-NOBODY = 65534
-
-
-@contextmanager
-def without_privileges() -> Iterator[None]:
-    """Act as a user who may do nothing special."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
+from tests.privileges import reachable_folder, without_privileges
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +27,12 @@ def shared(made: Path, template: Path, run: Callable[..., Ran], monkeypatch: pyt
         for command in ("extract corpus.txt first.h5 --model model", "lookup first.h5 bank --out first.csv"):
             assert run(*command.split()).status == 0  # loads whatever that user might not be allowed to load
         assert run("export", "first.h5", "second.zarr").status == 0
-    with tempfile.TemporaryDirectory() as top:
-        folder = Path(top) / "work"
-        shutil.copytree(template, folder)
-        for path in (Path(top), *Path(top).rglob("*")):
+    with reachable_folder() as folder:
+        shutil.copytree(template, folder, dirs_exist_ok=True)
+        for path in (folder, *folder.rglob("*")):
             path.chmod(0o777 if path.is_dir() else 0o666)
         monkeypatch.chdir(folder)
         yield folder
-        for path in (folder, *folder.rglob("*")):
-            path.chmod(0o777)
 
 
 EXTRACT = "extract corpus.txt new.zarr --model model"

@@ -15,6 +15,7 @@ import zstandard
 
 from embstore.corpus import Sentence, open_corpus, read_edges, read_word_classes, read_word_list
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError
+from tests.privileges import reachable_folder, without_privileges
 
 ROW = "{}\t{}\tl\tX\tX\t_\t0\tdep\t_\t_\n"
 EDGE = '{"text": "a b", "targets": [%s]}\n'
@@ -244,13 +245,13 @@ def test_bad_paths(tmp_path: Path) -> None:
         list(corpus)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="permission is never denied to root")
-def test_permission_denied(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("x")
-    path.chmod(0)
-    with pytest.raises(CorpusError, match="permission denied"):
-        list(open_corpus(path))
+def test_permission_denied() -> None:
+    with reachable_folder() as folder:
+        path = folder / "a.txt"
+        path.write_text("x")
+        path.chmod(0)
+        with without_privileges(), pytest.raises(CorpusError, match="permission denied"):
+            list(open_corpus(path))
 
 
 @pytest.mark.parametrize("source", [7, None, b"a.txt", [Path("a.txt"), "a b"]])

@@ -24,10 +24,10 @@ from typing import Any
 from embstore.errors import EmbstoreError
 from tests.hostile import run_command
 from tests.hostile_files.defects import Defect
+from tests.privileges import NOBODY
 
 SECONDS = 600  # limit of one defect, against hanging
 NBYTES = 8 * 2**30  # limit of the addresses of a process beyond those at its start
-NOBODY = 65534
 
 
 @dataclass(frozen=True)

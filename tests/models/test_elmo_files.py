@@ -13,6 +13,7 @@ import pytest
 from embstore.errors import ModelError
 from embstore.models import load_encoder
 from tests.models.tiny_elmo import save_elmo
+from tests.privileges import reachable_folder, without_privileges
 
 
 @pytest.fixture
@@ -128,11 +129,13 @@ def test_files_that_are_missing_or_too_many(folder):
     refused(folder, r"ELMo folder .* has no file \*options.json")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 @pytest.mark.parametrize("name", ["options.json", "lm_weights.hdf5"])
-def test_files_that_cannot_be_read(folder, name):
-    (folder / name).chmod(0)
-    refused(folder, f"{name}' cannot be read: Permission denied")
+def test_files_that_cannot_be_read(name):
+    with reachable_folder() as top:
+        folder = save_elmo(top / "elmo")
+        (folder / name).chmod(0)
+        with without_privileges():
+            refused(folder, f"{name}' cannot be read: Permission denied")
 
 
 @pytest.mark.parametrize("name", ["options.json", "lm_weights.hdf5"])

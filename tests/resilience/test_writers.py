@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -18,6 +16,7 @@ from embstore.errors import StorageError, StoreBusyError, StoreMismatchError
 from embstore.store import StoreWriter, create_store
 from tests.forked_command import ForkedCommand
 from tests.models.tiny import save
+from tests.privileges import reachable_folder, without_privileges
 from tests.resilience.running import Running
 from tests.resilience.scene import (
     BACKENDS,
@@ -152,31 +151,11 @@ def test_command_line_of_a_second_writer(tmp_path: Path, forked_command: ForkedC
     assert tree(path) == before
 
 
-@contextmanager
-def nobody() -> Iterator[None]:
-    """Be a user without rights, where this one may change to it."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 @pytest.fixture
-def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that everybody may read and nobody may write in."""
-    folder = tmp_path_factory.mktemp("closed")
-    opened = [parent for parent in folder.parents if parent.owner() == folder.owner() and parent.parent != parent]
-    modes = {parent: parent.stat().st_mode for parent in opened}
-    for parent, mode in modes.items():
-        parent.chmod(mode | 0o055)
-    yield folder
-    folder.chmod(0o755)
-    for parent, mode in modes.items():
-        parent.chmod(mode)
+def closed() -> Iterator[Path]:
+    """A folder that everybody may read and nobody may write in, once it is closed."""
+    with reachable_folder() as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
@@ -184,7 +163,7 @@ def test_a_read_only_folder(closed: Path, suffix: str) -> None:
     path = closed / f"store{suffix}"
     plan = make_plan()
     closed.chmod(0o555)
-    with nobody(), pytest.raises(StorageError, match=r"cannot write .*: Permission denied") as caught:
+    with without_privileges(), pytest.raises(StorageError, match=r"cannot write .*: Permission denied") as caught:
         es.extract(plan, path)
     assert "\n" not in str(caught.value)
     assert list(closed.iterdir()) == []
@@ -197,7 +176,7 @@ def test_a_finished_store_in_a_read_only_folder(closed: Path, reference: Get, su
     write_tree(reference(suffix).tree, path)
     plan = make_plan()
     closed.chmod(0o555)
-    with nobody():
+    with without_privileges():
         store = es.extract(plan, path, repair=repair)
         assert store.finished
         np.testing.assert_array_equal(store.gather([5], 1), reference(suffix).vectors[1, 5:6])
@@ -212,7 +191,7 @@ def test_a_damaged_store_in_a_read_only_folder_is_not_changed(closed: Path, refe
     before = tree(path)
     plan = make_plan()
     closed.chmod(0o555)
-    with nobody(), pytest.raises(StorageError, match=r"cannot write .*: Permission denied"):
+    with without_privileges(), pytest.raises(StorageError, match=r"cannot write .*: Permission denied"):
         es.extract(plan, path, repair=True)
     assert tree(path) == before
     assert [item.name for item in closed.iterdir()] == [path.name]
