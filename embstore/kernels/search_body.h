@@ -1,6 +1,9 @@
 /* Exact search: rows are multiplied with all queries while they are in the cache, and each product is compared with the
    lowest score that is still useful to its query. No product is written to memory beyond the cache. */
 
+#if defined(WIDTH_16) || defined(WIDTH_8)
+#define HAS_HALVES
+#endif
 #define PANEL (2 * WIDTH)                              /* queries of a panel: two vectors */
 #define ROWS_AT_ONCE (WIDTH == 16 ? 12 : WIDTH == 1 ? 4 : 6)  /* rows whose products with a panel fit the registers */
 #define ROWS_OF_FEW (WIDTH == 16 ? 4 : 2)              /* and with a few queries */
@@ -390,21 +393,37 @@ INLINE TARGET double NAME(load_double)(const void *from, const int kind, int64_t
     return kind == DOUBLE ? ((const double *)from)[at] : NAME(load_one)(row, kind, at, NULL);
 }
 
+/* Eight numbers from `at` on. */
+INLINE TARGET void NAME(load_eight)(const void *from, const int kind, int64_t at, double *values) {
+#ifdef HAS_HALVES
+    if (kind == HALF) {
+        float halves[8];
+        _mm256_storeu_ps(halves, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)from + at))));
+        for (int i = 0; i < 8; i++) values[i] = halves[i];
+        return;
+    }
+#endif
+    for (int i = 0; i < 8; i++) values[i] = NAME(load_double)(from, kind, at + i);
+}
+
+/* Sum i has every eighth number, from number i on. */
 INLINE TARGET double NAME(score_pair)(const void *row, const int kind, int64_t size, int metric, const double *query) {
+    const double shift = metric == DISTANCE ? 1 : 0;
     double products[8] = {0}, squares[8] = {0};
     int64_t j = 0;
-    for (; j < size; j += 8) {
-        double values[8] = {0};
-        const int64_t count = size - j < 8 ? size - j : 8;
-        if (count == 8)
-            UNROLL for (int i = 0; i < 8; i++) values[i] = NAME(load_double)(row, kind, j + i);
-        else
-            for (int64_t i = 0; i < count; i++) values[i] = NAME(load_double)(row, kind, j + i);
-        for (int i = 0; i < (count == 8 ? 8 : count); i++) {
-            double own = metric == DISTANCE ? values[i] - query[j + i] : values[i];
+    for (; j + 8 <= size; j += 8) {
+        double values[8];
+        NAME(load_eight)(row, kind, j, values);
+        for (int i = 0; i < 8; i++) {
+            double own = values[i] - shift * query[j + i];
             products[i] += values[i] * query[j + i];
             squares[i] += own * own;
         }
+    }
+    for (int i = 0; j < size; i++, j++) {
+        double value = NAME(load_double)(row, kind, j), own = value - shift * query[j];
+        products[i] += value * query[j];
+        squares[i] += own * own;
     }
     for (int half = 4; half > 0; half /= 2)
         for (int i = 0; i < half; i++) products[i] += products[i + half], squares[i] += squares[i + half];
@@ -430,3 +449,4 @@ TARGET static void NAME(score_pairs)(
 #undef PANEL
 #undef ROWS_AT_ONCE
 #undef ROWS_OF_FEW
+#undef HAS_HALVES

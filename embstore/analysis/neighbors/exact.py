@@ -32,7 +32,7 @@ BLOCKS_A_THREAD = 8  # blocks of a search by several threads, so that they end t
 LEAST_NUMBERS, MOST_NUMBERS = 2**19, 2**23  # numbers in a block
 GPU_BLOCK_NBYTES = 2**28
 SECOND_PASS_SCORES = 2**22
-SPARE_CANDIDATES = 64  # candidates collected before the best of them are selected, or half as many as are kept
+SPARE_CANDIDATES = 64  # collected at least before the best are selected, or as many as are kept
 EXTRA_CANDIDATES = 48  # candidates beyond k: with more of them a second pass is rarer
 RESCORED_NBYTES = 2**26
 _METRIC = {"cosine": 0, "ip": 1, "l2": 2}
@@ -135,7 +135,7 @@ class Search:
         self.queries32 = self.queries.astype(np.float32)
         if not np.isfinite(self.queries32).all():
             raise NonFiniteError("a query is too long for float32: scale it down")
-        self.n_candidates = min(self.k + max(EXTRA_CANDIDATES, self.k // 2), len(self.rows))
+        self.n_candidates = min(self.k + max(EXTRA_CANDIDATES, self.k // 16), len(self.rows))
         self.query_groups = np.array([group.of_queries for group in self.exclude], np.int64).reshape(
             len(self.exclude), len(self.queries)
         )
@@ -164,7 +164,7 @@ class Search:
         # Threads share the lowest useful score of each query; any value that one of them writes is a valid bound.
         least = self.least_of(np.full(len(self.queries), -np.inf))
         packed = pack_queries(self.queries32)
-        capacity = self.n_candidates + max(SPARE_CANDIDATES, self.n_candidates // 2)
+        capacity = self.n_candidates + max(SPARE_CANDIDATES, self.n_candidates)
         found = [_Found(self, packed, least, min(capacity, len(self.rows) + 1)) for _ in range(n_threads)]
         blocks = _Blocks(self, n_threads)
         others = [_pool(os.getpid()).submit(one.add_all, blocks) for one in found[1:]]
@@ -238,7 +238,7 @@ class Search:
                 wanted = rows[start : start + step][known]
                 numbers = np.arange(len(wanted))
                 if len(rows) > 1:
-                    wanted, numbers = np.unique(wanted, return_inverse=True)
+                    wanted, numbers = _distinct(wanted, self.vectors.count)
                 owners = np.nonzero(known)[0] + start
                 out[start : start + step][known] = self.pair_scores(self.vectors.gather(wanted), owners, numbers)
         return out
@@ -254,7 +254,12 @@ class Search:
 
     def _best(self, rows: NDArray[np.int64], scores: NDArray[np.float64], k: int) -> Hits:
         key = np.where(np.isnan(scores), np.inf, scores if self.space.ascending else -scores)
-        order = np.lexsort((rows, key), axis=1)[:, :k]
+        order = np.argsort(key, axis=1)
+        ordered = np.take_along_axis(key, order, 1)
+        tied = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] < np.inf)).any(1).nonzero()[0]
+        if len(tied):
+            order[tied] = np.lexsort((rows[tied], key[tied]), axis=1)
+        order = order[:, :k]
         best = Hits(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
         n_missing = k - order.shape[1]
         if n_missing <= 0:
@@ -354,6 +359,15 @@ def _pool(process: int) -> ThreadPoolExecutor:
     from embstore.devices import MAX_THREADS
 
     return ThreadPoolExecutor(MAX_THREADS, "embstore-search")
+
+
+def _distinct(rows: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct rows of `count`, ascending, and the position of each among them; like np.unique, faster for many."""
+    if len(rows) < count // 16:
+        return np.unique(rows, return_inverse=True)
+    held = np.zeros(count, bool)
+    held[rows] = True
+    return held.nonzero()[0], (held.cumsum() - 1)[rows]
 
 
 def _excluded(search: Search, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
