@@ -1,5 +1,7 @@
 """Nearest neighbours side by side, in one run: exact search from the store and by rivals in memory, and indexes.
 
+Up to 1,000 queries of all rows; of a quarter of them: 10,000 queries, k 1,000, metrics, filters, dtypes and indexes.
+
 python benchmarks/neighbors.py STORE --rows 200000 --out benchmarks/results/neighbors.json --plot recall.png
 
 Run it with OMP_NUM_THREADS=1 and once more with all cores: the rivals' threads follow that variable.
@@ -44,14 +46,18 @@ from embstore.bench.measure import Row, cores
 from embstore.bench.rivals import SEARCH
 
 K = 10
-COUNTS, MANY = (1, 32, 1_000), 10_000
+BUDGET = 3.0  # seconds of a case, after which it is not repeated
 PRODUCTS = {name: rival for name, rival in SEARCH.items() if "float16" not in name}  # the others take minutes for MANY
+MANY = 1_000
 VARIANTS: tuple[dict[str, Any], ...] = (
-    {"counts": (1, 32, 1_000), "k": 1_000},
+    {"counts": (1, 32, 1_000), "k": 1_000, "rivals": PRODUCTS},
+    {"counts": (10_000,), "rivals": PRODUCTS},
     {"counts": (1, 32), "metric": "cosine"},
     {"counts": (1, 32), "metric": "l2"},
-    {"counts": (1, 32), "share": 0.1},
+    {"counts": (1, 32), "share": 0.3},
+    {"counts": (1, 32), "share": 0.02},
 )
+DTYPES = ("bfloat16", "int8")
 
 
 class Peak:
@@ -74,17 +80,23 @@ class Peak:
         self.nbytes -= self._before
 
 
-def exact(arguments: argparse.Namespace, store: es.Store, folder: Path) -> Iterator[Row]:
-    """Exact search by inner product, k 10, and its variants with fewer numbers of queries."""
+def exact(arguments: argparse.Namespace, store: es.Store, part: es.Store, folder: Path) -> Iterator[Row]:
+    """Exact search by inner product, k 10, and its variants and other dtypes in a part of the rows."""
     threads = int(os.environ.get("OMP_NUM_THREADS", cores()))
-    setting = Setting(store, arguments.layer, folder, threads, arguments.repeats, arguments.seed, budget=20.0)
-    most = arguments.most_queries
-    yield from search_rows(setting, [count for count in COUNTS if count <= min(most, 1_000)], k=K)
+
+    def setting(searched: es.Store) -> Setting:
+        return Setting(searched, arguments.layer, folder, threads, arguments.repeats, arguments.seed, BUDGET)
+
+    most, whole, smaller = arguments.most_queries, setting(store), setting(part)
+    yield from search_rows(whole, [count for count in (1, 32) if count <= most], k=K)
     if most >= MANY:
-        yield from search_rows(setting, [MANY], k=K, rivals=PRODUCTS)
+        yield from search_rows(whole, [MANY], k=K, rivals=PRODUCTS)
     for variant in VARIANTS:
         counts = [count for count in variant["counts"] if count <= most]
-        yield from search_rows(setting, **{**variant, "counts": counts})
+        yield from search_rows(smaller, **{**variant, "counts": counts})
+    for dtype in DTYPES:
+        copy = es.export(part, folder / f"{dtype}.zarr", dtype=dtype, progress=False)
+        yield from search_rows(setting(copy), (1, 32), k=K)
 
 
 def own_memory(arguments: argparse.Namespace, store: es.Store) -> dict[str, float]:
@@ -164,12 +176,13 @@ def main() -> None:
         given = es.open(arguments.store)
         arguments.layer = given.layers[-1] if arguments.layer is None else arguments.layer
         selection = given.select(rows=np.arange(min(arguments.rows, given.n_rows)), layers=arguments.layer)
-        es.export(selection, Path(folder) / "layer.zarr")
-        store = es.open(Path(folder) / "layer.zarr")
+        store = es.export(selection, Path(folder) / "layer.zarr", progress=False)
+        quarter = store.select(rows=np.arange(-(-store.n_rows // 4)))
+        part = es.export(quarter, Path(folder) / "part.zarr", progress=False)
         print(f"{store.n_rows:,} x {store.hidden_size} {store.dtype} of layer {arguments.layer}\n")
-        rows = show_rows(exact(arguments, store, Path(folder)))
+        rows = show_rows(exact(arguments, store, part, Path(folder)))
         memory = own_memory(arguments, store)
-        found, targets, curves = indexed(arguments, store)
+        found, targets, curves = indexed(arguments, part)
     print(targets_table([*targets, Target("own memory of a search, of a float32 copy", memory["of_copy"], 0.5, False)]))
     if arguments.plot:
         es.plot.save(es.plot.recall_curve(curves), arguments.plot)

@@ -20,6 +20,7 @@ from embstore.bench.measure import Row, Spent, Times, interleaved, row_of, spent
 from embstore.bench.page_cache import Cold, bring_in, files_of, read_in_order
 from embstore.bench.rivals import GATHER, MAPPED, SEARCH, ReadData, Rival, SearchData, cosines_in_torch, made
 from embstore.store import Store, verify
+from embstore.store.layout import ITEM_NBYTES
 from embstore.store.store import open as open_store
 
 SIDE = 1024  # of the square matrices whose product is timed
@@ -227,12 +228,14 @@ def search_rows(
         ours(threads=setting.threads)  # brings in what it needs
         cases: Cases = {
             "ours": in_each_round(ours, threads=setting.threads),
-            "limit": setting.reading(size * setting.vectors.itemsize) if few else products(2.0 * count * size),
+            "limit": setting.reading(size * ITEM_NBYTES[setting.store.dtype]) if few else products(2.0 * count * size),
             **{name: in_each_round(search, queries) for name, search in ready.items()},
         }
         times = setting.times(cases, repeats=setting.repeats if count < 1000 else 3, warm=1 if few else 0)
-        filtered = "" if chosen is None else f", filter of {share:.0%}"
-        what = f"exact search, {metric}, k {k:,}{filtered}, {count:,} {'query' if count == 1 else 'queries'}"
+        dtype = setting.store.dtype
+        special = f", {dtype}" if dtype != "float16" else ""
+        special += "" if chosen is None else f", filter of {share:.0%}"
+        what = f"exact search, {metric}, k {k:,}{special}, {count:,} {'query' if count == 1 else 'queries'}"
         limit = "one read of the layer" if few else "sgemm"
         yield setting.row(what, times, limit, missing=missing, targets={"to_rival": 1.0})
 
