@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import io
+import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler
@@ -37,6 +41,16 @@ def test_a_whole_store_is_whole(bucket: Bucket, url: str, tmp_path: Path) -> Non
     bucket.put(f"{KEY}/hidden_states/c/0/1/0", bytes([shard[0] ^ 1]) + shard[1:])
     faults = verify(url).faults
     assert [(fault.part, fault.partition) for fault in faults] == [("hidden_states/c/0/1/0", 1)]
+
+
+def test_a_full_folder_for_temporary_files_is_no_damage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
+    with pytest.raises(StorageError, match=r"the index does not fit into .*: No space left on device; make space"):
+        verify(url)
 
 
 @pytest.mark.slow

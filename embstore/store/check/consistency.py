@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embstore.store.index import SPECIAL, Index, Strings
 from embstore.store.metadata import Metadata
 
-_BLOCK = 1 << 22
+_BLOCK = 1 << 16
 MAX_SPECIALS = 2**15  # before the words of a sentence
 
 

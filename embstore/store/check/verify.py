@@ -6,6 +6,7 @@ A Zarr store is checked here, on any storage: every key is regenerated and compa
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreNotFoundError
+from embstore.errors import EmbstoreError, StorageError, StoreDamagedError, StoreFormatError, StoreNotFoundError
 from embstore.progress import Progress, reporting
 from embstore.store.arrays import (
     COMMIT_DTYPE,
@@ -31,7 +32,7 @@ from embstore.store.check.findings import Findings, VerifyReport, check_attribut
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.storage.base import KeyNotFoundError, Storage
-from embstore.store.storage.files import crc32c
+from embstore.store.storage.files import Bytes, MappedFile, crc32c
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import (
     COMMITS_CHUNK,
@@ -173,11 +174,14 @@ class _ZarrChecks:
         key, end = column_key(spec), column_end(spec)
         nbytes = int(np.prod(spec.shape)) * spec.dtype.itemsize
         size = nbytes + len(end)
-        data = self._read(key, self._storage.read, key, size) if self._has_size(key, size) else None
-        if data is None:
+        found = None
+        if self._has_size(key, size):
+            found = self._read(key, _mapped_column if self._storage.is_mapped else _spooled, self._storage, key, size)
+        if found is None:
             return None
+        data, crc = found
         self._findings.checked(size)
-        if crc32c(data[:nbytes]) != expected or data[nbytes:].tobytes() != end:
+        if crc != crc32c(end, expected) or data[nbytes:].tobytes() != end:
             self._findings.fault(key, "was changed: its checksum differs")
             return None
         column: NDArray[Any] = data[:nbytes].view(spec.dtype).reshape(spec.shape)
@@ -220,3 +224,26 @@ class _ZarrChecks:
         if is_whole and crc != record_crc32c(record):
             what = "its bytes do not match the commit record"
             self._findings.fault(shard_key(specs[0], partition), what, partition=partition)
+
+
+def _mapped_column(storage: Storage, key: str, size: int) -> tuple[Bytes, int]:
+    """Return the bytes of a local file, mapped, and their CRC32C; they are read through the file first."""
+    crc = storage.crc32c(key, size)
+    return MappedFile(Path(str(storage.path), key)).bytes, crc
+
+
+def _spooled(storage: Storage, key: str, size: int) -> tuple[Bytes, int]:
+    """Return the bytes of an object, mapped in a temporary file, and their CRC32C."""
+    crc = 0
+    with tempfile.TemporaryFile() as file:
+        for part in storage.iter_parts(key, size):
+            crc = crc32c(part, crc)
+            try:
+                file.write(part.data)
+                file.flush()
+            except OSError as error:
+                raise StorageError(
+                    f"the index does not fit into {tempfile.gettempdir()}: {error.strerror}; make space there or set "
+                    "TMPDIR to a larger folder"
+                ) from None
+        return np.memmap(file, np.uint8, "r").view(np.ndarray), crc

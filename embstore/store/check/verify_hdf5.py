@@ -26,7 +26,7 @@ from embstore.store.hdf5.addresses import (
 )
 from embstore.store.hdf5.reader import open_file, read_attribute
 from embstore.store.metadata import Metadata, StoredArray
-from embstore.store.storage.files import crc32c, opened
+from embstore.store.storage.files import MappedFile, crc32c_of_spans, opened
 
 STRUCTURE = "HDF5 structure"
 
@@ -45,7 +45,7 @@ def verify_hdf5(path: Path, findings: Findings) -> int:
         findings.fault(STRUCTURE, str(error))
         return 0
     with opened(path) as descriptor:
-        checks = _Checks(descriptor, metadata, addresses, findings)
+        checks = _Checks(descriptor, MappedFile(path), metadata, addresses, findings)
         payload = [spec.path for spec in payload_specs(metadata)]
         unmapped = [name for name in [*arrays, COMMITS, CHECKSUM] if name not in addresses.spans]
         unmapped += [name for name in payload if name not in addresses.chunks]
@@ -66,18 +66,20 @@ class _Checks:
     """The checks of one open file, at the addresses that the library reports."""
 
     descriptor: int
+    file: MappedFile
     metadata: Metadata
     addresses: Addresses
     findings: Findings
 
     def column(self, name: str, array: StoredArray) -> NDArray[Any] | None:
         """Check an array that is written once and return it, None where it is damaged."""
-        data = read_span(self.descriptor, *self.addresses.spans[name])
+        start, stop = self.addresses.spans[name]
+        crc, nbytes = crc32c_of_spans(self.descriptor, [(start, stop)])  # through the file: a map cannot report errors
         dtype = frozen_spec(name, array.shape).dtype
-        if crc32c(data) != array.crc32c or len(data) != math.prod(array.shape) * dtype.itemsize:
+        if crc != array.crc32c or nbytes != math.prod(array.shape) * dtype.itemsize:
             self.findings.fault(name, "was changed: its checksum differs")
             return None
-        column: NDArray[Any] = data.view(dtype).reshape(array.shape)
+        column: NDArray[Any] = self.file.bytes[start:stop].view(dtype).reshape(array.shape)
         return column
 
     def frozen(self) -> None:
