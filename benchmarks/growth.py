@@ -2,8 +2,10 @@
 
 python benchmarks/growth.py --rows 1e5 1e6 5e6 --out benchmarks/results/growth.json --plot benchmarks/results/growth.png
 
-Each operation at each size runs in a process of its own with one thread; its time is that of the processor, its memory
-the most that it had without a file behind it, above what the process had before. Needs 150 bytes of disk a row.
+All sizes have the same vocabulary, 500 words, each of which occurs at every size. Each operation at each size runs in a
+process of its own with one thread; its time is that of the processor, its memory the most that it had without a file
+behind it (RssAnon: pages of mapped files are the kernel's to drop), above what the process had before. Needs 150
+bytes of disk a row.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 from measure import anonymous_nbytes, in_fresh_process, machine, table, write_json
 
-GATHERED, QUERIES, MEAN_WORDS, VOCABULARY = 100_000, 32, 20, 50_000
+GATHERED, QUERIES, MEAN_WORDS, VOCABULARY = 100_000, 32, 20, 500
 SAMPLED_SECONDS = 0.002
 OPERATIONS = ("gather 100,000 rows", "scan", "search, 1 query", "search, 32 queries", "geometry", "verify", "plan")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
@@ -106,7 +108,7 @@ def grown(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     found: dict[str, dict[str, list[Any]]] = {name: {"seconds": [], "own_nbytes": []} for name in OPERATIONS}
     for n_rows in sizes:
         path = folder / f"{n_rows}.zarr"
-        write_stores([path], n_rows=n_rows, n_layers=1, hidden_size=arguments.hidden_size)
+        write_stores([path], n_rows=n_rows, n_layers=1, hidden_size=arguments.hidden_size, n_types=VOCABULARY)
         for name in OPERATIONS:
             options = ("--child", name, "--path", str(path), "--rows", str(n_rows), "--model", arguments.model)
             held = in_fresh_process(
@@ -176,8 +178,11 @@ def main() -> None:
     print(
         "\n" + table(["seconds", *sizes, "exponent"], [(g["operation"], *g["seconds"], g["exponent"]) for g in growth])
     )
-    memory = [(g["operation"], *(nbytes / 2**20 for nbytes in g["own_nbytes"])) for g in growth]
-    print("\n" + table(["own memory, MiB", *sizes], memory))
+    memory = [
+        (g["operation"], *(n / 2**20 for n in g["own_nbytes"]), g["own_nbytes"][-1] / g["own_nbytes"][0])
+        for g in growth
+    ]
+    print("\n" + table(["own memory, MiB", *sizes, "last/first"], memory))
     if arguments.plot:
         plot(growth, arguments.plot)
     settings = {"hidden_size": arguments.hidden_size, "dtype": "float16", "repeats": arguments.repeats, "threads": 1}

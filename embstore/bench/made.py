@@ -59,13 +59,13 @@ def metadata_of(layout: Layout) -> Metadata:
     )
 
 
-def index_of(n_rows: int, *, seed: int) -> Index:
-    """Sentences of 20 words drawn from a Zipf law."""
+def index_of(n_rows: int, *, seed: int, n_types: int = N_TYPES) -> Index:
+    """Sentences of 20 words drawn from a Zipf law over `n_types` words."""
     rng = np.random.default_rng(seed)
-    types = np.minimum(rng.zipf(1.1, n_rows) - 1, N_TYPES - 1).astype(np.int32)
+    types = np.minimum(rng.zipf(1.1, n_rows) - 1, n_types - 1).astype(np.int32)
     sentence = np.arange(n_rows, dtype=np.int64) // SENTENCE_WORDS
     n_sentences = int(sentence[-1]) + 1
-    words = [f"w{number}" for number in range(N_TYPES)]
+    words = [f"w{number}" for number in range(n_types)]
     texts = (
         " ".join(words[type_] for type_ in types[start : start + SENTENCE_WORDS])
         for start in range(0, n_rows, SENTENCE_WORDS)
@@ -91,11 +91,18 @@ def partitions_of(layout: Layout, *, seed: int) -> Iterator[tuple[int, NDArray[A
 
 
 def write_stores(
-    paths: list[Path], *, n_rows: int, n_layers: int, hidden_size: int, dtype: str = "float16", seed: int = 0
+    paths: list[Path],
+    *,
+    n_rows: int,
+    n_layers: int,
+    hidden_size: int,
+    dtype: str = "float16",
+    seed: int = 0,
+    n_types: int = N_TYPES,
 ) -> None:
     """Write the same random vectors to every path."""
     layout = Layout.of(n_rows=n_rows, layers=tuple(range(n_layers)), hidden_size=hidden_size, dtype=dtype)
-    index = index_of(n_rows, seed=seed)
+    index = index_of(n_rows, seed=seed, n_types=n_types)
     for path in paths:
         create_store(path, metadata=metadata_of(layout), index=index)
     with ExitStack() as stack:

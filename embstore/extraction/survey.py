@@ -23,7 +23,7 @@ from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
 from embstore.store import Dropped
 from embstore.store.index import SPECIAL
 
-BLOCK = 2**20  # entries of a column that are handled at a time
+BLOCK = 2**16  # entries of a column that are handled at a time
 BLOCK_SENTENCES = 4096
 SAMPLE_SENTENCES = 256
 NO_SUBWORD = "no subword: the tokenizer returns nothing for the word"
@@ -141,6 +141,7 @@ def survey(
     while block := list(islice(sentences, BLOCK_SENTENCES)):
         _survey_block(found, block, encoder, options, limit=limit)
         report(found.n_sentences)
+        del block  # or it would be held while the next one is read
     for column, names in found.labels.items():
         if found.specials and column == SPECIAL:
             continue
