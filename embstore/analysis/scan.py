@@ -170,11 +170,8 @@ class Reduction:
 
     def part(self, layer: int, start: int, stop: int, device: str) -> Callable[[Store], dict[str, Any]]:
         """What `run` calls with the store, which a worker that has opened the store may call as well."""
-        rows = self.selection.rows
-        scope = (layer, len(rows), self.dtype, device)
-        return partial(
-            _reduce_rows, scope=scope, reducers=self.reducers, rows=rows[start:stop], start=start, size=self.block_rows
-        )
+        rows, scope = self.selection.rows_at(start, stop), (layer, len(self.selection), self.dtype, device)
+        return partial(_reduce_rows, scope=scope, reducers=self.reducers, rows=rows, start=start, size=self.block_rows)
 
     def merge(self, states: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
         """Join the states of two parts of a layer."""
@@ -182,7 +179,7 @@ class Reduction:
 
     def finish(self, layer: int, states: Mapping[str, Any]) -> dict[str, Any]:
         """Turn the merged states of a layer into results: {name: result}."""
-        scope = Scope(self.selection.store, layer, len(self.selection.rows), self.dtype, self.device)
+        scope = Scope(self.selection.store, layer, len(self.selection), self.dtype, self.device)
         return {name: reducer.finish(states[name], scope) for name, reducer in self.reducers.items()}
 
 
@@ -202,7 +199,7 @@ def _reduce_rows(
     *,
     scope: tuple[int, int, torch.dtype, str],
     reducers: Mapping[str, Reducer[Any]],
-    rows: NDArray[np.int64],
+    rows: NDArray[np.int64] | slice,
     start: int,
     size: int,
 ) -> dict[str, Any]:
@@ -210,8 +207,9 @@ def _reduce_rows(
     layer, n_rows, dtype, device = scope
     whole = Scope(store, layer, n_rows, dtype, choose_device(device, float64=True))
     states = {name: reducer.init(whole) for name, reducer in reducers.items()}
-    buffer = torch.empty(min(size, len(rows)), store.hidden_size, dtype=dtype, device=whole.device)
-    for block in Selection(store, layers=layer, rows=rows).iter_blocks(block_rows=size, copy=False):
+    selection = Selection(store, layers=layer, rows=rows)
+    buffer = torch.empty(min(size, len(selection)), store.hidden_size, dtype=dtype, device=whole.device)
+    for block in selection.iter_blocks(block_rows=size, copy=False):
         batch = Batch(store, layer, start, block.rows, block.vectors, buffer)
         for name, reducer in reducers.items():
             states[name] = reducer.update(states[name], batch)
@@ -302,7 +300,7 @@ def reduce(
     selection = selected(data, layers)
     local = device if executor is None else "cpu"
     reduction = Reduction(selection, reducers, precision=precision, device=local, block_rows=block_rows)
-    n_rows = len(selection.rows)
+    n_rows = len(selection)
     if max_states is not None:
         check_whole("max_states", max_states, 2)
     spans = part_spans(n_rows, reduction.block_rows, selection.store.hidden_size, parts)
@@ -368,8 +366,8 @@ def selected(data: Store | Selection, layers: int | str | Sequence[int] | None =
     elif layers is None:
         selection = data
     else:
-        selection = Selection(data.store, rows=data.rows, layers=layers)
-    if not len(selection.rows):
+        selection = Selection(data.store, rows=data.rows_at(0, len(data)), layers=layers)
+    if not len(selection):
         raise InvalidValueError(f"no occurrence of {selection.store.path} is selected: choose other conditions")
     return selection
 

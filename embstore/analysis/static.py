@@ -87,7 +87,7 @@ def static_vectors(
                 f"no word of {store.path} occurs in {min_contexts:,} different sentences: allow fewer contexts"
             )
     words = rows_of_words(selection, types)
-    with reporting(progress, total=len(words.rows), unit="vectors", label="static vectors") as report:
+    with reporting(progress, total=words.n_rows, unit="vectors", label="static vectors") as report:
         (vectors,) = compute_per_word(
             _METHODS[f"{method} {scale}" if method == "pc1" else method],
             store,

@@ -22,6 +22,8 @@ from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store, Strings
 
 MEMORY = 2**30
+BLOCK_ROWS = 2**18  # of a column of an index
+BLOCK_SENTENCES = 2**13
 BATCH_NBYTES = 4 * 2**20  # of float32: a batch, its Gram matrices and intermediate results stay in the cache
 WINDOW_NBYTES = 16 * 2**20  # of vectors as stored: what one task reads
 PADDING = 1.125  # a batch holds words of up to this many times the occurrences of its smallest one
@@ -34,54 +36,87 @@ Blocks = Callable[[], Iterator[torch.Tensor]]
 
 @dataclass(frozen=True)
 class WordRows:
-    """The occurrences of some words: those of word `i` are `rows[indptr[i]:indptr[i + 1]]`, ascending; both int64.
+    """The occurrences of some words: those of word `i` are the `counts[i]` rows from `rows[starts[i]]` on, ascending.
 
-    `types`: int64 [n_words], positions in the store's `index.words`. An occurrence that a selection names twice counts
-    once.
+    All int64. `types`: [n_words], positions in the store's `index.words`. `rows` may hold rows of other words too: for
+    all words of a store it is the store's own column, which is mapped. An occurrence that a selection names twice
+    counts once.
     """
 
     types: NDArray[np.int64]
-    indptr: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
     rows: NDArray[np.int64]
 
     @property
-    def counts(self) -> NDArray[np.int64]:
-        """The number of occurrences of each word, int64 [n_words]."""
-        return np.diff(self.indptr)
+    def n_rows(self) -> int:
+        """The number of occurrences of all words together."""
+        return int(self.counts.sum())
 
     def of(self, number: int) -> NDArray[np.int64]:
         """The rows of one word."""
-        return self.rows[self.indptr[number] : self.indptr[number + 1]]
+        return self.rows[self.starts[number] : self.starts[number] + self.counts[number]]
 
     def some(self, numbers: NDArray[np.int64]) -> WordRows:
-        """The words with these numbers alone, in the order of `numbers`."""
+        """The words with these numbers alone, in the order of `numbers`; `rows` holds no others."""
         counts = self.counts[numbers]
-        indptr = np.append(0, np.cumsum(counts))
-        own = np.arange(int(indptr[-1])) + np.repeat(self.indptr[numbers] - indptr[:-1], counts)
-        return WordRows(self.types[numbers], indptr, self.rows[own])
+        rows = self.of(int(numbers[0])) if len(numbers) == 1 else self.rows[_ragged(self.starts[numbers], counts)]
+        return WordRows(self.types[numbers], np.cumsum(counts) - counts, counts, rows)
+
+
+def _ragged(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers `[start, start + count)` of each pair, one after the other."""
+    numbers: NDArray[np.int64] = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    numbers += np.arange(len(numbers))
+    return numbers
+
+
+def count_codes(codes: NDArray[np.integer], n_codes: int = 0) -> NDArray[np.int64]:
+    """Count each number in a column of an index, block by block; int64 [n], at least `n_codes` of them."""
+    counts = np.zeros(max(n_codes, int(codes.max(initial=-1)) + 1), np.int64)
+    for start in range(0, len(codes), BLOCK_ROWS):
+        block = codes[start : start + BLOCK_ROWS]
+        low = int(block.min())  # sentences ascend: a block holds few of them
+        found = np.bincount(block - low)
+        counts[low : low + len(found)] += found
+    return counts
 
 
 def all_types(data: Store | Selection) -> NDArray[np.int64]:
     """The types that have an occurrence, ascending; int64 [n]."""
     store, rows = _store_and_rows(data)
-    return np.flatnonzero(np.bincount(store.index.type[rows], minlength=len(store.index.words)))
+    return np.flatnonzero(count_codes(store.index.type[rows], len(store.index.words)))
 
 
 def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
     """Count the different sentences that each type occurs in; int64 [n_types], 0 for a type that is not selected.
 
-    Sentences with the same words count once. Rows count whether they are written yet or not.
+    Sentences with the same words count once. Rows count whether they are written yet or not. Memory does not grow with
+    the rows: sentences are read in blocks, those with the same words one after the other.
     """
     store, rows = _store_and_rows(data)
-    index = store.index
-    texts = distinct_texts(index.texts)
-    n_texts = int(texts.max(initial=0)) + 1
-    key = index.type[rows].astype(np.int64)
-    key *= n_texts
-    key += texts[index.sentence[rows]]
-    key.sort()
-    first = np.append(True, key[1:] != key[:-1])[: len(key)]
-    return np.bincount(key[first] // n_texts, minlength=len(index.words))
+    index, n_types = store.index, len(store.index.words)
+    if isinstance(rows, slice):
+        span = range(store.n_rows)[rows]
+        bounds = np.clip(index.indptr, span.start, span.stop)
+    else:
+        bounds = np.searchsorted(rows, index.indptr)
+    texts, contexts = distinct_texts(index.texts), np.zeros(n_types, np.int64)
+    order, unfinished = np.argsort(texts, kind="stable"), np.empty(0, np.int64)
+    for start in range(0, len(order), BLOCK_SENTENCES):
+        some = order[start : start + BLOCK_SENTENCES]
+        counts = bounds[some + 1] - bounds[some]
+        places = _ragged(bounds[some], counts)
+        types = index.type[places if isinstance(rows, slice) else rows[places]]
+        pairs = np.repeat(texts[some] * n_types, counts)
+        pairs += types
+        pairs = np.concatenate([unfinished, pairs])
+        pairs.sort()
+        pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]]
+        n_finished = int(np.searchsorted(pairs, texts[some[-1]] * n_types))  # the last text may go on in the next block
+        contexts += np.bincount(pairs[:n_finished] % n_types, minlength=n_types)
+        unfinished = pairs[n_finished:]
+    return contexts + np.bincount(unfinished % n_types, minlength=n_types)
 
 
 def eligible_types(
@@ -97,14 +132,20 @@ def eligible_types(
 
 
 def distinct_texts(texts: Strings) -> NDArray[np.int64]:
-    """Number texts so that equal texts, and no others, have the same number; int64 [n].
+    """The number of the first equal text for each text; int64 [n].
 
     Their digests of 128 bits are compared.
     """
-    data = np.ascontiguousarray(texts.data).data
-    spans = pairwise(texts.offsets.tolist())
-    digests = b"".join(blake2b(data[start:stop], digest_size=16).digest() for start, stop in spans)
-    return np.unique(np.frombuffer(digests, "S16"), return_inverse=True)[1].astype(np.int64)
+    digests = np.empty(len(texts), "S16")
+    for start in range(0, len(texts), BLOCK_SENTENCES):
+        offsets = texts.offsets[start : start + BLOCK_SENTENCES + 1] - texts.offsets[start]
+        data = texts.data[texts.offsets[start] :][: offsets[-1]].tobytes()
+        joined = b"".join(
+            blake2b(data[first:last], digest_size=16).digest() for first, last in pairwise(offsets.tolist())
+        )
+        digests[start : start + BLOCK_SENTENCES] = np.frombuffer(joined, "S16")
+    _, firsts, numbers = np.unique(digests, return_index=True, return_inverse=True)
+    return firsts[numbers]
 
 
 def rows_of_words(data: Store | Selection, types: ArrayLike) -> WordRows:
@@ -114,28 +155,33 @@ def rows_of_words(data: Store | Selection, types: ArrayLike) -> WordRows:
     """
     store, rows = _store_and_rows(data)
     chosen = _checked_types(store, types)
-    numbers = np.full(len(store.index.words), -1, np.int32)
-    numbers[chosen] = np.arange(len(chosen), dtype=np.int32)
-    found = numbers[store.index.type[rows]]
-    order = np.argsort(found, kind="stable")
-    indptr = np.searchsorted(found[order], np.arange(len(chosen) + 1))
-    empty = np.flatnonzero(np.diff(indptr) == 0)
+    if isinstance(rows, slice) and len(range(store.n_rows)[rows]) == store.n_rows:
+        indptr, grouped = store.occurrences
+        words = WordRows(chosen, indptr[chosen], indptr[chosen + 1] - indptr[chosen], grouped)
+    else:
+        numbers = np.full(len(store.index.words), -1, np.int32)
+        numbers[chosen] = np.arange(len(chosen), dtype=np.int32)
+        found = numbers[store.index.type[rows]]
+        selected = np.flatnonzero(found >= 0)
+        order = selected[np.argsort(found[selected], kind="stable")]
+        counts = np.bincount(found[selected], minlength=len(chosen))
+        grouped = order + rows.start if isinstance(rows, slice) else rows[order]
+        words = WordRows(chosen, np.cumsum(counts) - counts, counts, grouped)
+    empty = np.flatnonzero(words.counts == 0)
     if len(empty):
         word = store.index.words[int(chosen[empty[0]])]
         raise InvalidValueError(f"the word {word!r} has no selected occurrence in {store.path}: leave it out")
-    grouped = order[indptr[0] :]
-    return WordRows(chosen, indptr - indptr[0], grouped if isinstance(rows, slice) else rows[grouped])
+    return words
 
 
 def _store_and_rows(data: Store | Selection) -> tuple[Store, NDArray[np.int64] | slice]:
-    """The store and the selected rows, ascending and each once; a slice for all rows."""
+    """The store and the selected rows, ascending and each once; a slice where they are a range."""
     require_store(data)
-    if isinstance(data, Store):
-        return data, slice(None)
-    rows = data.rows
-    if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
+    selection = data.select() if isinstance(data, Store) else data
+    rows = selection.rows_at(0, len(selection))
+    if not isinstance(rows, slice) and len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
         rows = np.unique(rows)
-    return data.store, rows
+    return selection.store, rows
 
 
 def _checked_types(store: Store, types: ArrayLike) -> NDArray[np.int64]:
@@ -288,7 +334,7 @@ def iter_batches(store: Store, layer: int, words: WordRows, *, nbytes: int) -> I
         last = int(np.searchsorted(counts, max(counts[first], int(counts[first] * PADDING)), side="right"))
         last = min(last, first + max(1, nbytes // (4 * store.hidden_size) // int(counts[last - 1])))
         own, size = counts[first:last], int(counts[last - 1])
-        part = vectors[words.indptr[first] : words.indptr[last]]
+        part = vectors[words.starts[first] : words.starts[last - 1] + counts[last - 1]]
         if own[0] < size:
             padded = np.zeros((len(own), size, store.hidden_size), vectors.dtype)
             padded[np.arange(size) < own[:, None]] = part

@@ -80,9 +80,7 @@ def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
     Raises InvalidValueError for anything else and for a row that does not exist.
     """
     if isinstance(rows, slice):
-        for bound in (rows.start, rows.stop, rows.step):
-            if bound is not None:
-                check_whole("a bound of a slice of rows", bound, -n_rows)
+        check_bounds(rows, n_rows)
         return np.arange(n_rows)[rows]
     array = _as_array(rows)
     if array.dtype == bool:
@@ -90,6 +88,13 @@ def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
             return np.flatnonzero(array)
         raise InvalidValueError(f"rows of booleans must have the shape ({n_rows},), not {array.shape}")
     return checked_rows(array, n_rows)
+
+
+def check_bounds(rows: slice, n_rows: int) -> None:
+    """Raise InvalidValueError for a slice of rows that begins before the first one, or that is not of integers."""
+    for bound in (rows.start, rows.stop, rows.step):
+        if bound is not None:
+            check_whole("a bound of a slice of rows", bound, -n_rows)
 
 
 def checked_rows(rows: ArrayLike, n_rows: int) -> Rows:

@@ -28,7 +28,7 @@ from embstore.html import html_table
 from embstore.store.arrays import committed
 from embstore.store.backend import SUFFIXES, Reader, open_reader
 from embstore.store.check.consistency import column_faults
-from embstore.store.conditions import Condition, parse_conditions, row_numbers, selected_rows
+from embstore.store.conditions import Condition, check_bounds, parse_conditions, row_numbers, selected_rows
 from embstore.store.index import Index, Labels, TypeIndex
 from embstore.store.layout import RESIDUAL, Layout, resolve_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
@@ -216,8 +216,13 @@ class Store:
         return column
 
     @cached_property
+    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows of every type, memory-mapped: `(indptr, rows)`, type t has `rows[indptr[t]:indptr[t + 1]]`."""
+        return self._column("types/indptr"), self._column("types/occurrences")
+
+    @cached_property
     def _type_index(self) -> TypeIndex:
-        return TypeIndex(lambda: self.index.words, self._column("types/indptr"), self._column("types/occurrences"))
+        return TypeIndex(lambda: self.index.words, *self.occurrences)
 
     def occurrences_of(self, type_id: int) -> NDArray[np.int64]:
         """Return the rows of a type (a position in `index.words`), ascending; int64 [n].
@@ -440,12 +445,30 @@ class Selection:
         return html_table(facts.items(), f"Selection of {self.store.path}")
 
     def __len__(self) -> int:
-        return self.store.n_rows if self.is_whole else len(self.rows)
+        return len(self.rows) if self.span is None else len(self.span)
 
     @property
     def is_whole(self) -> bool:
         """Whether no condition is given: all rows are selected and need not be listed."""
         return self._given is None and not self._conditions
+
+    @cached_property
+    def span(self) -> range | None:
+        """The selected rows as a range, which takes no memory; None where they may be others."""
+        if self._conditions or not (self._given is None or isinstance(self._given, slice)):
+            return None
+        span = range(self.store.n_rows)
+        if isinstance(self._given, slice):
+            check_bounds(self._given, len(span))
+            span = span[self._given]
+        return span if span.step == 1 else None
+
+    def rows_at(self, start: int, stop: int) -> NDArray[np.int64] | slice:
+        """Return the rows at positions `[start, stop)` as an index of a column: a slice of a range, to take a view."""
+        if self.span is None:
+            return self.rows[start:stop]
+        some = self.span[start:stop]
+        return slice(some.start, some.stop)
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
@@ -520,7 +543,7 @@ class Selection:
 
     @cached_property
     def _is_dense(self) -> bool:
-        if self.is_whole:
+        if self.span is not None:
             return True
         rows = self.rows
         if len(rows) < 2 or not bool((np.diff(rows) > 0).all()):
@@ -533,8 +556,9 @@ class Selection:
             yield Block(layer, rows, self.store.gather(rows, layer))
 
     def _scanned(self, layer: int, size: int, copy: bool) -> Iterator[Block]:
-        if self.is_whole:
-            for start, vectors in self.store.scan(layer, block_rows=size, copy=copy):
+        if self.span is not None:
+            span = (self.span.start, self.span.stop) if self.span else (0, 0)
+            for start, vectors in self.store.scan(layer, *span, block_rows=size, copy=copy):
                 yield Block(layer, np.arange(start, start + len(vectors)), vectors)
             return
         missing = self.rows[~self.store.committed[self.rows // self.store.layout.partition_rows]]

@@ -96,7 +96,12 @@ def test_filters_hold_in_stores(suffix: str, dtype: str, tmp_path: Path) -> None
     asked = rng.choice(store.n_rows, 30, replace=False)
     types, sentences = np.asarray(store.index.type), np.asarray(store.index.sentence)
     none = np.where(np.arange(30) % 3 == 0, -1, types[asked])
-    for rows in (None, np.flatnonzero(types % 2 == 0), np.sort(rng.choice(store.n_rows, 12, replace=False))):
+    for rows in (
+        None,
+        range(20, 300),
+        np.flatnonzero(types % 2 == 0),
+        np.sort(rng.choice(store.n_rows, 12, replace=False)),
+    ):
         groups = [Exclusion(types, none), Exclusion(sentences, sentences[asked])]
         allowed = (sentences[None] != sentences[asked][:, None]) & (types[None] != none[:, None])
         if rows is not None:

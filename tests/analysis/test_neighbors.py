@@ -86,6 +86,7 @@ def test_filters_hold_exactly(store: es.Store) -> None:
         (store, {"same_sentence": False}, lambda other: index.sentence[other] != index.sentence[row]),
         (store, {"labels": {"upos": "NOUN"}}, lambda other: other in nouns.rows),
         (nouns, {}, lambda other: other in nouns.rows),
+        (store.select(rows=slice(3, 60)), {}, lambda other: 3 <= other < 60),
         (
             nouns,
             {"same_word": False, "same_sentence": False},

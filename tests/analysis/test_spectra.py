@@ -21,6 +21,7 @@ from embstore.analysis.geometry.spectra import (
 from embstore.analysis.words import (
     Resources,
     all_types,
+    count_codes,
     distinct_contexts,
     distinct_texts,
     eligible_types,
@@ -185,7 +186,10 @@ def test_the_bound_holds_whatever_the_start(monkeypatch: pytest.MonkeyPatch) -> 
     assert float(largest_eigenpairs(torch.diag(values)[None], vectors=False)[0]) == pytest.approx(5, abs=1e-9)
 
 
-def test_contexts_are_those_of_a_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [1, 2, 5, 2**13])
+def test_contexts_are_those_of_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(words_module, "BLOCK_SENTENCES", block)
+    monkeypatch.setattr(words_module, "BLOCK_ROWS", 3 * block)
     texts = ["a b c d", "", "a b c d", "a b d c", "é", "a", "a b c d", "", "aa", "z" * 300, "ab", "b"]
     rng = np.random.default_rng(0)
     words = [(f"w{count}", rng.normal(size=(count, 3))) for count in (1, 2, 9, 15, 21)]
@@ -201,7 +205,44 @@ def test_contexts_are_those_of_a_loop(tmp_path: Path) -> None:
         assert distinct_contexts(selection).tolist() == expected
         assert eligible_types(selection, 2).tolist() == [i for i, count in enumerate(expected) if count >= 2]
         assert eligible_types(selection, 1, 3).tolist() == [i for i, count in enumerate(expected) if 1 <= count <= 3]
+        assert all_types(selection).tolist() == [i for i, count in enumerate(expected) if count]
+    part = written.store.select(rows=slice(5, 31))
+    assert distinct_contexts(part).tolist() == distinct_contexts(written.store.select(rows=np.arange(5, 31))).tolist()
     assert distinct_contexts(written.store).tolist() == distinct_contexts(written.store.select()).tolist()
+
+
+def test_the_rows_of_words_are_the_same_however_they_are_selected(written: Written) -> None:
+    """All rows are those of the store's own column, which is not copied; a list and a part are grouped here."""
+    store = written.store
+    types = all_types(store)[::-2]
+    n_rows = store.n_rows
+    for data in (
+        store,
+        store.select(),
+        store.select(rows=slice(0, n_rows)),
+        store.select(rows=np.arange(n_rows)[::-1]),
+    ):
+        words = rows_of_words(data, types)
+        assert [words.of(number).tolist() for number in range(len(types))] == [
+            np.flatnonzero(store.index.type == number).tolist() for number in types
+        ]
+        assert words.n_rows == sum(map(len, map(words.of, range(len(types)))))
+        for numbers in ([1], [2, 0], [0, 1, 2]):
+            some = words.some(np.array(numbers))
+            assert some.types.tolist() == types[numbers].tolist()
+            assert some.rows.tolist() == np.concatenate([words.of(number) for number in numbers]).tolist()
+            assert some.of(len(numbers) - 1).tolist() == words.of(numbers[-1]).tolist()
+    assert rows_of_words(store, types).rows is store.occurrences[1]
+    part = rows_of_words(store.select(rows=slice(2, n_rows)), types[:1])
+    assert part.of(0).tolist() == [row for row in store.occurrences_of(int(types[0])).tolist() if row >= 2]
+
+
+def test_codes_are_counted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = np.random.default_rng(0).integers(0, 50, 1000).astype(np.int32)
+    monkeypatch.setattr(words_module, "BLOCK_ROWS", 7)
+    for values in (codes, np.sort(codes), codes[:7], codes[:0]):
+        assert count_codes(values, 60).tolist() == np.bincount(values, minlength=60).tolist()
+        assert count_codes(values).tolist() == np.bincount(values).tolist()
 
 
 def test_batches_hold_every_occurrence_once_and_zeros(written: Written) -> None:

@@ -101,6 +101,32 @@ def test_rows_in_every_notation(made: Made) -> None:
     assert made.store.select(words="bank").vectors(dtype="float64").dtype == np.float64
 
 
+def test_a_slice_of_rows_is_a_range_and_not_a_list(made: Made) -> None:
+    count = made.store.n_rows
+    for bounds in [(None, None), (5, 60), (-30, -2), (7, 7), (9, 3), (count - 3, count + 9), (0, count, 1)]:
+        chosen = slice(*bounds)
+        rows = list(range(count))[chosen]
+        selection = made.store.select(rows=chosen, layers=2)
+        assert selection.span is not None
+        assert list(selection.span) == rows
+        assert len(selection) == len(rows)
+        blocks = list(selection.iter_blocks(block_rows=7))
+        assert "rows" not in vars(selection)
+        assert [row for block in blocks for row in block.rows.tolist()] == rows == selection.rows.tolist()
+        for block in blocks:
+            np.testing.assert_array_equal(block.vectors, made.vectors[made.store.layers.index(2)][block.rows])
+        column = np.arange(count)
+        assert column[selection.rows_at(2, 9)].tolist() == rows[2:9]
+        assert np.shares_memory(column[selection.rows_at(0, len(rows))], column) == bool(rows)
+    for listed in (slice(20, 0, -1), slice(0, 20, 2), [3, 4, 5]):
+        selection = made.store.select(rows=listed)
+        assert selection.span is None
+        assert selection.rows_at(1, 3).tolist() == selection.rows[1:3].tolist()  # type: ignore[union-attr]
+    few = made.store.select(rows=slice(0, 50), words="bank")
+    assert few.span is None
+    assert few.rows.tolist() == oracle(made, words=["bank"], rows=range(50))
+
+
 def test_a_selection_reads_no_vectors_until_they_are_needed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(made.store), "gather_layers", None)
     monkeypatch.setattr(type(made.store), "gather", None)

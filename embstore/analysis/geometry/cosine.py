@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.scan import Batch, Scope, too_long
+from embstore.analysis.words import count_codes
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.kernels.compiled import add_cosines
 from embstore.store import Store
@@ -38,7 +39,7 @@ class Groups:
     @classmethod
     def of(cls, codes: NDArray[Any], members: NDArray[np.int64]) -> Groups:
         """Count the members among `codes`, the types or sentences of the selected occurrences."""
-        counts = np.bincount(codes, minlength=int(members.max(initial=-1)) + 1)
+        counts = count_codes(codes, int(members.max(initial=-1)) + 1)
         numbers = np.full(len(counts), -1)
         numbers[members] = np.arange(len(members))
         return cls(members, counts[members], numbers)

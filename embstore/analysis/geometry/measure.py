@@ -17,7 +17,14 @@ from embstore.analysis.geometry.moments import Moments, MomentSums
 from embstore.analysis.geometry.spectra import explained_shares, sample_mev
 from embstore.analysis.geometry.summary import MAX_SEED
 from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Scope, reduce, selected
-from embstore.analysis.words import MEMORY, compute_per_word, eligible_types, rows_of_words
+from embstore.analysis.words import (
+    BLOCK_ROWS,
+    MEMORY,
+    compute_per_word,
+    count_codes,
+    eligible_types,
+    rows_of_words,
+)
 from embstore.devices import thread_count
 from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
 from embstore.progress import Progress, Report, reporting
@@ -118,9 +125,9 @@ def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
 def _draw(selection: Selection, sample: int, seed: int) -> NDArray[np.int64]:
     """Draw the rows of the sampled baseline."""
     check_whole("sample", sample, 2)
-    n_drawn = min(sample, len(selection.rows))
-    chosen = np.random.default_rng(seed).choice(len(selection.rows), n_drawn, replace=False)
-    return np.asarray(selection.rows[np.sort(chosen)])
+    n_drawn = min(sample, len(selection))
+    chosen = np.sort(np.random.default_rng(seed).choice(len(selection), n_drawn, replace=False))
+    return chosen + selection.span.start if selection.span else selection.rows[chosen]
 
 
 @dataclass
@@ -142,13 +149,12 @@ class _Inputs:
     def of(cls, selection: Selection, metrics: tuple[str, ...], min_contexts: int, centered: bool) -> _Inputs:
         """Find the words and sentences; raises InvalidValueError if there are none for a metric."""
         store, index, words, sentences = selection.store, selection.store.index, Groups(), Groups()
-        sentence = np.asarray(index.sentence[selection.rows])
-        if (np.diff(sentence) < 0).any():
-            in_order = np.argsort(sentence, kind="stable")
+        if selection.span is None and (np.diff(selection.rows) < 0).any():
+            in_order = np.argsort(index.sentence[selection.rows], kind="stable")
             selection = Selection(store, rows=selection.rows[in_order], layers=selection.layers)
-            sentence = sentence[in_order]
+        rows = selection.rows_at(0, len(selection))
         if {"selfsim", "mev"} & set(metrics):
-            words = Groups.of(index.type[selection.rows], eligible_types(selection, min_contexts))
+            words = Groups.of(index.type[rows], eligible_types(selection, min_contexts))
             if not len(words.members):
                 raise InvalidValueError(
                     f"no selected word of {store.path} occurs in {min_contexts} different sentences or more: "
@@ -160,7 +166,7 @@ class _Inputs:
                 "choose other words or metrics"
             )
         if "intrasim" in metrics:
-            sentences = Groups.of(sentence, np.flatnonzero(np.bincount(sentence) > 1))
+            sentences = Groups.of(index.sentence[rows], np.flatnonzero(count_codes(index.sentence[rows]) > 1))
             if not len(sentences.members):
                 raise InvalidValueError(
                     f"no sentence of {store.path} has two selected words, which intra-sentence similarity needs: "
@@ -175,12 +181,13 @@ class _Inputs:
 
     def passes(self, memory: int) -> Iterator[tuple[Selection, dict[str, Cosines | Moments]]]:
         """Yield what is reduced in each pass: all vectors first, then words whose sums exceed the memory."""
-        selection, index, metrics = self.selection, self.selection.store.index, set(self.metrics)
+        selection, metrics = self.selection, set(self.metrics)
+        codes = selection.store.index.type[selection.rows_at(0, len(selection))]
         size = max(1, memory // 12 // (8 * selection.store.hidden_size))
         types = self.words.members if "selfsim" in metrics else self.words.members[:0]
         reducers: dict[str, Cosines | Moments] = {}
         if metrics & {"selfsim", "intrasim"} or (self.sample is None and metrics & COSINE_METRICS):
-            words = Groups.of(index.type[selection.rows], types[:size])
+            words = Groups.of(codes, types[:size])
             reducers["cosines"] = Cosines(words=words, sentences=self.sentences)
         if metrics & {*LAYER_METRICS} or ("mev" in metrics and self.sample is None):
             reducers["moments"] = _LayerMeasures([m for m in LAYER_METRICS if m in metrics], centered=self.centered)
@@ -188,12 +195,16 @@ class _Inputs:
             yield selection, reducers
         for start in range(size, len(types), size):
             chunk = types[start : start + size]
-            part = Selection(
-                selection.store,
-                rows=selection.rows[np.isin(index.type[selection.rows], chunk)],
-                layers=selection.layers,
-            )
-            yield part, {"cosines": Cosines(words=Groups.of(index.type[part.rows], chunk))}
+            part = Selection(selection.store, rows=_rows_with(selection, codes, chunk), layers=selection.layers)
+            yield part, {"cosines": Cosines(words=Groups.of(codes, chunk))}
+
+
+def _rows_with(selection: Selection, codes: NDArray[np.int32], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The selected rows whose type, in `codes`, is one of those chosen."""
+    starts = range(0, len(codes), BLOCK_ROWS)
+    found = [start + np.flatnonzero(np.isin(codes[start : start + BLOCK_ROWS], chosen)) for start in starts]
+    places = np.concatenate(found)
+    return places + selection.span.start if selection.span else selection.rows[places]
 
 
 class _LayerMeasures(Moments):
@@ -228,7 +239,7 @@ class _Limits:
         return {
             "block_rows": block_rows,
             "threads": max(1, threads),
-            "parts": max(MIN_PARTS, 8 * size * len(part.rows) // (PART_TIMES * state_nbytes)),
+            "parts": max(MIN_PARTS, 8 * size * len(part) // (PART_TIMES * state_nbytes)),
             "max_states": max(2, self.memory // (2 * state_nbytes)),
         }
 
@@ -238,7 +249,7 @@ def _measure(inputs: _Inputs, limits: _Limits, options: dict[str, Any], report: 
     selection = inputs.selection
     passes = list(inputs.passes(limits.memory))
     words = rows_of_words(selection, inputs.words.members) if "mev" in inputs.metrics else None
-    n_read = sum(len(part.rows) for part, _ in passes) + (0 if words is None else len(words.rows))
+    n_read = sum(len(part) for part, _ in passes) + (0 if words is None else words.n_rows)
     done, total = 0, n_read * len(selection.layers)
 
     def progress(n: int, _: int | None = None) -> None:
@@ -250,7 +261,7 @@ def _measure(inputs: _Inputs, limits: _Limits, options: dict[str, Any], report: 
             if "cosines" in result:
                 found[layer]["selfsim"].append(result["cosines"].selfsim)
             found[layer] = result | found[layer]
-        done += len(part.rows) * len(selection.layers)
+        done += len(part) * len(selection.layers)
     if words is not None:
         method = explained_shares(centered=inputs.centered)
         options |= {"memory": limits.memory, "progress": progress}
@@ -277,7 +288,7 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
     if "mev" in metrics:
         baseline = found["moments"]["mev"] if drawn is None else sample_mev(drawn, centered=inputs.centered)
         yield _frame("mev", layer, forms, words.sizes, found["mev"], baseline)
-    n_rows = len(selection.rows)
+    n_rows = len(selection)
     if "anisotropy" in metrics:
         yield _layer_frame("anisotropy", layer, n_rows if drawn is None else len(drawn), anisotropy)
     for metric in LAYER_METRICS:

@@ -58,7 +58,7 @@ def maximum_explainable_variance(
     number = layer_of(data, layer)
     selection = selected(data, number)
     words = rows_of_words(selection, all_types(selection) if types is None else types)
-    with reporting(progress, total=len(words.rows), unit="vectors", label="mev") as report:
+    with reporting(progress, total=words.n_rows, unit="vectors", label="mev") as report:
         (values,) = compute_per_word(
             explained_shares(centered=centered),
             selection.store,

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.index import LayerIndex, open_index
-from embstore.analysis.neighbors.space import METRICS, ArrayVectors, StoreVectors, space_of
+from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Rows, StoreVectors, space_of
 from embstore.arguments import as_matrix, checked
 from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.progress import Progress, reporting
@@ -145,16 +145,15 @@ class _Candidates:
 
     store: Store
     layer: int
-    rows: NDArray[np.int64]
+    rows: Rows
 
     @classmethod
     def of(
         cls, data: Store | Selection, layer: int | str, labels: Mapping[str, str | Iterable[str]] | None
     ) -> _Candidates:
-        if isinstance(data, Store):
-            store, rows = data, np.arange(data.n_rows)
-        else:
-            store, rows = data.store, np.unique(data.rows)
+        selection = data.select() if isinstance(data, Store) else data
+        store = selection.store
+        rows: Rows = np.unique(selection.rows) if selection.span is None else selection.span
         number = resolve_layer(layer, data.layers if layer in (-1, "last") else store.layers)
         if labels:
             rows = np.intersect1d(rows, store.select(labels=labels).rows)
@@ -164,7 +163,8 @@ class _Candidates:
 
     @property
     def selection(self) -> Selection:
-        return Selection(self.store, layers=(self.layer,), rows=self.rows)
+        rows = slice(self.rows.start, self.rows.stop) if isinstance(self.rows, range) else self.rows
+        return Selection(self.store, layers=(self.layer,), rows=rows)
 
     def queries(
         self,
@@ -227,7 +227,7 @@ class _Candidates:
                     f"the index {opened.name} has {option} {built}, not {value}: use the same value, or search without "
                     "this index"
                 )
-        rows = None if len(self.rows) == self.store.n_rows else self.rows
+        rows = None if len(self.rows) == self.store.n_rows else np.asarray(self.rows)
         return opened.search(vectors, rows=rows, **options)
 
     def table(self, queries: Queries, hits: Hits) -> pl.DataFrame:
