@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from measure import table
+from measure import table, write_json
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
@@ -81,12 +81,15 @@ def main() -> None:
     parser.add_argument("--train", required=True, help="list of words with their classes, as Wiki-PSE has them")
     parser.add_argument("--test", required=True)
     parser.add_argument("--layers", default="all")
+    parser.add_argument("--out", help="JSON file to write")
     arguments = parser.parse_args()
     store = es.open(arguments.store)
     words = split_words(read_word_classes(arguments.train), read_word_classes(arguments.test))
     layers = store.layers if arguments.layers == "all" else tuple(map(int, arguments.layers.split(",")))
     rows = compared(store, words, layers)
-    print(table(["layer", "class probes", "scikit-learn", "difference", "its C", "converged"], rows))
+    columns = ["layer", "class probes", "scikit-learn", "difference", "its C", "converged"]
+    print(table(columns, rows))
+    write_json(arguments.out, {"rows": [dict(zip(columns, row, strict=True)) for row in rows]})
 
 
 if __name__ == "__main__":
