@@ -17,6 +17,7 @@ from embstore.studies.settings import Tenney2019
 from embstore.studies.study import Row, Section, decimals
 
 LEAST_SEEDS = 3  # for a spread over seeds
+SPREADS = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # deviations with 95 % of Student's t, of 3 to 10 seeds
 WHERE = {"center_of_gravity": "center of gravity", "expected_layer": "expected layer"}
 
 
@@ -137,14 +138,15 @@ def agreement(tasks: Sequence[str]) -> tuple[int, int]:
 
 
 def interval(row: Row) -> tuple[float, float] | None:
-    """Return two deviations over the seeds on each side, and the interval over sentences if that reaches further.
+    """Return the 95 % spread over seeds by Student's t, and the interval over sentences if that reaches further.
 
     None for fewer than LEAST_SEEDS seeds, whose spread is not known.
     """
     value, deviation = row["value"], row.get("deviation")
     if deviation is None or row["seeds"] < LEAST_SEEDS:
         return None
-    ends = [value - 2 * deviation, value + 2 * deviation]
+    spread = SPREADS[min(row["seeds"] - LEAST_SEEDS, len(SPREADS) - 1)] * deviation
+    ends = [value - spread, value + spread]
     ends += [row[name] for name in ("low", "high") if row.get(name) is not None]
     return min(ends), max(ends)
 
@@ -169,8 +171,8 @@ def order_table(scores: Scores, model: str, suffix: str) -> Section:
         )
     note = (
         "Lowest first. In its order: of the pairs of tasks that the paper orders. Distinct: pairs whose intervals "
-        "(two deviations over the seeds on each side, and for expected layers the interval over sentences where that "
-        f"is wider) do not overlap; this takes {LEAST_SEEDS} seeds or more. A seed is the initial weights, the dropout "
+        "(95 % over seeds by Student's t, and for expected layers the interval over sentences where that is wider) "
+        f"do not overlap; this takes {LEAST_SEEDS} seeds or more. A seed is the initial weights, the dropout "
         "and the order of the sentences."
     )
     return Section(f"The order of tasks{suffix}", note, rows)
