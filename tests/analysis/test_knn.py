@@ -427,6 +427,14 @@ def test_senses_from_train_occurrences_of_the_same_word(
     assert rows["macro_f1", ""]["count"] == len(f1)
 
 
+def test_centroids_are_means_and_not_sums(tmp_path: Path) -> None:
+    """By distance, the sum of the three occurrences of x would be farther from (1, 0) than the one of y."""
+    vectors = [("x", [1.0, 0.1]), ("x", [1.0, 0.0]), ("x", [1.0, -0.1]), ("y", [1.0, 1.0]), ("y", [1.0, 0.0])]
+    store = write_senses(tmp_path / "store.zarr", [("bank", *each) for each in vectors], sentence=1)
+    options = {"label": "class", "train": store.select(rows=range(4)), "classifier": "centroid", "metric": "l2"}
+    assert knn_predictions(store.select(rows=[4]), **options)["predicted"].to_list() == ["x"]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("split", ["words", "leave-one-word-out", "within-word", "train"])
 def test_the_order_of_the_corpus_does_not_matter(split: str, tmp_path: Path) -> None:
     """Vectors without context: half of the occurrences have the same vector, with different labels."""
