@@ -54,7 +54,9 @@ Specials = Annotated[bool, typer.Option("--specials", help="Also a row for each 
 Words = Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.", panel=KEPT)]
 Label = Annotated[str | None, opt.option("COLUMN", "Only words with a label in this column; any: in any.", panel=KEPT)]
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
-Format = Annotated[str | None, opt.option("NAME", "text, conllu, conll, pse, edge or sts (by its suffix).", panel=READ)]
+Format = Annotated[
+    str | None, opt.option("NAME", "text, conllu, conll, pse, edge, sts or pairs (by its suffix).", panel=READ)
+]
 Split = Annotated[str | None, opt.option("NAME", "Split text into words at space, or punctuation too.", panel=READ)]
 Encoding = Annotated[str | None, opt.option("NAME", "Character encoding, such as latin-1 (utf-8).", panel=READ)]
 ContextWindow = Annotated[

@@ -75,10 +75,10 @@ def open_corpus(
     `source`: a path; a list of `Path` objects (or of strings, if `format` is given); or an iterable of `Sentence`, of
     sequences of words, or of strings. The files of a folder are read in the order of their names; if it has none, those
     of its folders. A folder with a folder of edge probing files for each task is read as the sentences of all tasks,
-    each text once and without labels. A Corpus is returned unchanged. `format`: text, conllu, conll, pse, edge or sts;
-    by default that of the suffix. `split`: "space" or "punctuation", how text, sts and Python strings are split into
-    words. `normalize`: nfc, nfkc, lower or several joined by commas, applied to the words; by default none. `columns`:
-    the names of the columns of a conll file. `encoding`: the encoding of files, by default utf-8.
+    each text once and without labels. A Corpus is returned unchanged. `format`: text, conllu, conll, pse, edge, sts or
+    pairs; by default that of the suffix. `split`: "space" or "punctuation", how text, sts and Python strings are split
+    into words. `normalize`: nfc, nfkc, lower or several joined by commas, applied to the words; by default none.
+    `columns`: the names of the columns of a conll file. `encoding`: the encoding of files, by default utf-8.
 
     Raises InvalidValueError for an option that is not allowed, CorpusNotFoundError for a missing path, CorpusError for
     files of unknown or different formats.

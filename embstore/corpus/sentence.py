@@ -29,7 +29,21 @@ class Sentence:
     targets: Sequence[tuple[int, int]] = ()
 
 
+PAIR = "\u241e"  # the word between two sentences that a model is given as a pair
+
 Item = Sentence | Sequence[str] | str
+
+
+def sentence_pair(
+    first: Sequence[str], second: Sequence[str], labels: Mapping[str, str | None] | None = None
+) -> Sentence:
+    """Make one sentence of two that a model is given as a pair, with its special tokens between them.
+
+    Every word has the `labels`, and the label "side", 1 or 2; the mark `PAIR` between the sentences has none.
+    """
+    side: list[str | None] = [*(["1"] * len(first)), None, *(["2"] * len(second))]
+    spread = {name: [*([label] * len(first)), None, *([label] * len(second))] for name, label in (labels or {}).items()}
+    return Sentence([*first, PAIR, *second], {**spread, "side": side})
 
 
 def sentence_of_forms(forms: Sequence[str], labels: Mapping[str, Sequence[str | None]]) -> Sentence:

@@ -256,4 +256,5 @@ def truncated(tokenized: Tokenized, limit: int) -> Tokenized:
     before = indptr(np.minimum(lengths, limit))[:-1]
     word_indptr = np.append(np.int64(0), inner + np.repeat(before, n_words))
     place = np.arange(len(tokenized.ids), dtype=np.int64) - np.repeat(base[:-1], lengths)
-    return Tokenized(tokenized.ids[place < limit], word_indptr, tokenized.sentence_indptr)
+    types = None if tokenized.types is None else tokenized.types[place < limit]
+    return Tokenized(tokenized.ids[place < limit], word_indptr, tokenized.sentence_indptr, types)

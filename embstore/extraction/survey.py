@@ -16,7 +16,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from embstore.corpus import Sentence
 from embstore.corpus.keep import blocks_of
-from embstore.errors import CorpusError, StorageError
+from embstore.corpus.sentence import PAIR
+from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError
 from embstore.extraction.options import CLS, ExtractionOptions
 from embstore.extraction.partition import MAX_POOLED
 from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
@@ -152,6 +153,9 @@ def survey(
 def _survey_block(
     found: Survey, block: Sequence[Sentence], encoder: Encoder, options: ExtractionOptions, *, limit: int
 ) -> None:
+    has_pairs = any(PAIR in sentence.words for sentence in block)
+    if has_pairs:
+        _check_pairs(block, encoder, options)
     tokenized = encoder.tokenize([sentence.words for sentence in block])
     is_sentence = options.unit == "sentence"
     units = _Units.of_sentences(tokenized, limit) if is_sentence else _Units.of(block, tokenized)
@@ -159,11 +163,12 @@ def _survey_block(
     forms = _forms(block, units)
     empty = units.stop <= units.start
     long = (units.stop > limit) | (units.stop - units.start > MAX_POOLED)
-    usable = ~empty & ~long
+    marks = np.array([form == PAIR for form in forms]) if has_pairs else np.zeros(len(empty), np.bool_)
+    usable = ~empty & ~long & (~marks | options.specials)
     spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
     unknown = np.zeros(len(usable), np.bool_)
     unknown[usable] = encoder.without_vector(tokenized, spans)
-    for mask, reason in ((empty & ~long, NO_SUBWORD), (long, TOO_LONG), (unknown, NO_VECTOR)):
+    for mask, reason in ((empty & ~long & ~marks, NO_SUBWORD), (long & ~marks, TOO_LONG), (unknown, NO_VECTOR)):
         _count_dropped(found, units, forms, mask, reason)
     usable &= ~unknown
     lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr])
@@ -181,6 +186,8 @@ def _survey_block(
         "first": base + units.start,
         **_labels(found, block, units),
     }
+    if options.specials and marks.any():
+        columns[f"label/{SPECIAL}"][marks] = found.labels[SPECIAL][PAIR]
     columns = {name: values[usable] for name, values in columns.items()}
     columns["subwords"] = columns["subwords"].astype(np.int16)
     ids = tokenized.ids
@@ -239,6 +246,18 @@ class _Units:
             stop=word_indptr[last] - base,
             n_words=last - first,
         )
+
+
+def _check_pairs(block: Sequence[Sentence], encoder: Encoder, options: ExtractionOptions) -> None:
+    """Raise an error in one line if the pairs of a block cannot be encoded."""
+    if not encoder.takes_pairs:
+        raise ModelError(f"{encoder.info.architecture} takes no pairs of sentences: give each sentence on its own")
+    if options.context_window is not None or options.attention_window is not None:
+        raise InvalidValueError("pairs of sentences are encoded whole: leave out the context or attention window")
+    for sentence in block:
+        words = sentence.words
+        if words.count(PAIR) > 1 or PAIR in (words[0], words[-1]):
+            raise CorpusError(f"{' '.join(words)!r}: {PAIR} separates two sentences of a pair, and may occur once")
 
 
 def _with_specials(

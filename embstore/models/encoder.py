@@ -43,12 +43,14 @@ class Tokenized:
     """Sentences as subwords: subwords of words and words of sentences, both in CSR form.
 
     `ids`: int32 [n_subwords], without special subwords. `word_indptr`: int64 [n_words + 1] into `ids`.
-    `sentence_indptr`: int64 [n_sentences + 1] into the words.
+    `sentence_indptr`: int64 [n_sentences + 1] into the words. `types`: int64 [n_subwords], the token types where some
+    sentences are pairs; None: all are of the first type.
     """
 
     ids: NDArray[np.int32]
     word_indptr: NDArray[np.int64]
     sentence_indptr: NDArray[np.int64]
+    types: NDArray[np.int64] | None = None
 
     @property
     def sentence_bounds(self) -> NDArray[np.int64]:
@@ -108,7 +110,8 @@ class Encoder(ABC):
     seconds spent so far. `causal`: whether a subword attends only to those before it. `masks_attention`: whether
     `attention_window` is supported. `special_ids`: the special subwords before and after a sentence. Spans may be those
     of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
-    `cls_place`: the position of [CLS], where the model has it: negative, or counted from the first special one after.
+    `takes_pairs`: whether the word PAIR separates two sentences. `cls_place`: the position of [CLS], where the model
+    has it: negative, or counted from the first special one after.
     """
 
     info: ModelInfo
@@ -120,6 +123,7 @@ class Encoder(ABC):
     n_specials: int
     special_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     cls_place: int | None = None
+    takes_pairs: bool = False
     times: StageTimes
     causal: bool = False
     masks_attention: bool = False

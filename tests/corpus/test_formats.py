@@ -252,7 +252,7 @@ def test_options_that_affect_reading_are_recorded(tmp_path: Path) -> None:
 def test_every_suffix_is_of_one_format() -> None:
     suffixes = [suffix for form in FORMATS.values() for suffix in form.suffixes]
     assert len(suffixes) == len(set(suffixes))
-    assert set(FORMATS) == {"text", "conllu", "conll", "pse", "edge", "sts"}
+    assert set(FORMATS) == {"text", "conllu", "conll", "pse", "edge", "sts", "pairs"}
 
 
 def test_word_lists(tmp_path: Path) -> None:

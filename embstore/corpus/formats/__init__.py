@@ -9,11 +9,11 @@ from embstore.corpus.formats.conll import CONLL
 from embstore.corpus.formats.conllu import CONLLU
 from embstore.corpus.formats.edge import EDGE
 from embstore.corpus.formats.pse import PSE
-from embstore.corpus.formats.text import STS, TEXT
+from embstore.corpus.formats.text import PAIRS, STS, TEXT
 from embstore.corpus.lines import COMPRESSED_SUFFIXES
 from embstore.errors import CorpusError, InvalidValueError, one_line, quoted
 
-FORMATS: dict[str, Format] = {form.name: form for form in (TEXT, CONLLU, CONLL, PSE, EDGE, STS)}
+FORMATS: dict[str, Format] = {form.name: form for form in (TEXT, CONLLU, CONLL, PSE, EDGE, STS, PAIRS)}
 
 
 def format_named(name: str) -> Format:

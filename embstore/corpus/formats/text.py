@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines, finite_number
-from embstore.corpus.sentence import Sentence
+from embstore.corpus.sentence import PAIR, Sentence, sentence_pair
 from embstore.errors import quoted
 
 # Ranges of punctuation marks; "_", combining marks, joiners and emoji are not among them.
@@ -65,5 +65,29 @@ def read_sts(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
             yield Sentence(words, {"set": [name] * n_words, "score": [score] * n_words, "side": [side] * n_words})
 
 
+def read_pairs(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield one sentence for each line, a label and two sentences that a model is given as a pair.
+
+    Between label and sentences there may be two columns of numbers, as in MRPC, whose header is left out.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line or line.isspace() or (number == 1 and line.lstrip("\ufeff").startswith("Quality\t")):
+            continue
+        fields = line.split("\t")
+        if len(fields) not in (3, 5):
+            raise lines.error(
+                number, f"{len(fields)} fields instead of 3 (label, two sentences, separated by tabs): {quoted(line)}"
+            )
+        if not (label := fields[0].strip()):
+            raise lines.error(number, f"the label (field 1) is empty: {quoted(line)}")
+        first, second = (options.split(text) for text in fields[-2:])
+        for side, words in enumerate((first, second), 1):
+            if not words or PAIR in words:
+                what = "has no word" if not words else f"has the word {PAIR}, which separates pairs"
+                raise lines.error(number, f"sentence {side} {what}: {quoted(line)}")
+        yield sentence_pair(first, second, {"label": label})
+
+
 TEXT = Format("text", (".txt", ".text"), read_text, split="space")
 STS = Format("sts", (".tsv",), read_sts, split="punctuation")
+PAIRS = Format("pairs", (".pairs",), read_pairs, split="punctuation")

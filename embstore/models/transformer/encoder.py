@@ -17,7 +17,7 @@ from embstore.models.checkpoint import Loaded
 from embstore.models.encoder import Tokenized, check_arguments
 from embstore.models.memory import fitting_batch, free_nbytes
 from embstore.models.running import RunningBatch, SpanWork
-from embstore.models.transformer.inputs import WordWindow
+from embstore.models.transformer.inputs import Segments, WordWindow
 from embstore.models.transformer.network import BATCHES_AHEAD, Network
 from embstore.models.transformer.selfcheck import (
     require_own_mask,
@@ -40,6 +40,7 @@ class TransformerEncoder(BatchedEncoder):
     batchings = BATCHINGS
     batches_ahead = BATCHES_AHEAD
     masks_attention = True
+    takes_pairs = True
 
     def __init__(self, loaded: Loaded, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(loaded.name, device, dtype)
@@ -137,13 +138,15 @@ class TransformerEncoder(BatchedEncoder):
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
         reach, how, network = work.attention_window, cast(Batching, self.batching), self.network
         window = None if reach is None else WordWindow.of(work.tokenized, reach)
+        types = work.tokenized.types
+        segments = None if types is None else Segments(types, network.tokenizer.pair)
         inner = [site for site in work.sites if site != RESIDUAL]
         if window is not None and how == "varlen":
             raise InvalidValueError("sentences end to end have no mask for an attention window; use another batching")
 
         def prepare(batch: Batch) -> tuple[Batch, Forward]:
             starts, lengths = work.starts[batch.sentences], work.lengths[batch.sentences]
-            inputs = network.inputs.batch(batch, work.tokenized.ids, starts, lengths, how, window)
+            inputs = network.inputs.batch(batch, work.tokenized.ids, starts, lengths, how, window, segments)
 
             def forward(receive: Any) -> None:
                 with ExitStack() as stack:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embstore.models.batching import Batch, Batching
 from embstore.models.encoder import Tokenized, ragged_indices
 from embstore.models.running import to_device
-from embstore.models.transformer.tokens import Specials
+from embstore.models.transformer.tokens import PairSpecials, Specials
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -37,6 +37,20 @@ class WordWindow:
         n_subwords = np.diff(tokenized.word_indptr)
         words = np.repeat(np.arange(len(n_subwords), dtype=np.int32), n_subwords)
         return cls(words, min(reach, len(n_subwords)))  # all words are within any wider window
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The token types of sentences of which some are pairs: those of all subwords, and what a pair looks like."""
+
+    types: NDArray[np.int64]
+    pair: PairSpecials
+
+    def put_suffix(self, flat: _Indices, after: _Indices, last: _Indices) -> None:
+        """Put the types of special subwords from position `after` on where the `last` subword is of a second side."""
+        of_pairs = after[self.types[last] == self.pair.second_type]
+        for position, value in enumerate(self.pair.suffix_types):
+            flat[of_pairs + position] = value
 
 
 @dataclass(frozen=True)
@@ -78,11 +92,12 @@ class InputMaker:
         lengths: _Indices,
         how: Batching,
         window: WordWindow | None = None,
+        segments: Segments | None = None,
     ) -> dict[str, Any]:
         """Return the arguments for a batch of sentences.
 
         `starts`, `lengths`: for each sentence of the batch its run in `ids`, without special subwords. `window`: the
-        attention window; None: a word attends to its whole sentence.
+        attention window; None: a word attends to its whole sentence. `segments`: where some sentences are pairs.
         """
         size = batch.shape[0] * batch.shape[1]
         total = lengths + self.specials.count
@@ -95,6 +110,9 @@ class InputMaker:
         if self.takes_types:
             types = np.full(size, self.specials.body_type, np.int64)
             self._put_specials(types, self.specials.prefix_types, self.specials.suffix_types, lengths, first)
+            if segments is not None:
+                types[body] = segments.types[ragged_indices(starts, lengths)]
+                segments.put_suffix(types, first + len(self.specials.prefix) + lengths, starts + lengths - 1)
             inputs["token_type_ids"] = self._to_device(types, batch)
         if how != "equal" and self.position_offset is not None:
             positions = np.full(size, self.position_offset, np.int64)

@@ -7,12 +7,14 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import chain, count, islice
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.corpus.sentence import PAIR
 from embstore.errors import ModelError
 from embstore.models.batched import PROBES
 from embstore.models.encoder import Tokenized, indptr, ragged_indices
@@ -46,6 +48,16 @@ class Specials:
         return np.concatenate([self.prefix, ids, self.suffix]).astype(np.int64), types.astype(np.int64)
 
 
+@dataclass(frozen=True)
+class PairSpecials:
+    """The special subwords between the sentences of a pair, and the token types from there on."""
+
+    middle: tuple[int, ...]
+    middle_types: tuple[int, ...]
+    second_type: int
+    suffix_types: tuple[int, ...]
+
+
 class _WordTable:
     """The subwords of distinct words: `lookup` returns where each word's subwords start in `flat`, and how many."""
 
@@ -58,6 +70,9 @@ class _WordTable:
         self.flat = np.empty(0, np.int32)
         self._starts = np.empty(0, np.int64)
         self._lengths = np.empty(0, np.int64)
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._index
 
     def lookup(self, words: Iterable[str], total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if len(self._index) > MAX_CACHED_WORDS:
@@ -116,7 +131,43 @@ class SubwordTokenizer:
             ids, lengths = self._split_sentences(sentences)
         else:
             ids, lengths = self._compose(sentences, sentence_indptr)
-        return Tokenized(ids=ids, word_indptr=indptr(lengths), sentence_indptr=sentence_indptr)
+        tokenized = Tokenized(ids=ids, word_indptr=indptr(lengths), sentence_indptr=sentence_indptr)
+        if self.mode == "sentences" or PAIR in self._table:
+            marks = np.flatnonzero([word == PAIR for sentence in sentences for word in sentence])
+            return self._with_pairs(tokenized, marks) if len(marks) else tokenized
+        return tokenized
+
+    @cached_property
+    def pair(self) -> PairSpecials:
+        """What is put between the sentences of a pair; raises ModelError if the tokenizer has no form for pairs."""
+        words = [word for sentence in PROBES for word in sentence]
+        if self._backend is not None and self.mode == "words":
+            first, second = [one for one in self._encode([[word] for word in words]) if one.ids][:2]
+            both = [[self._lead + word] for word in words if self._encode([[word]])[0].ids][:2]
+            encoding = self._backend.encode(*both, is_pretokenized=True, add_special_tokens=True)
+            ids, types, specials = encoding.ids, encoding.type_ids, self.specials
+            begin = len(specials.prefix) + len(first.ids)
+            stop = len(ids) - len(specials.suffix)
+            end = stop - len(second.ids)
+            if ids == [*specials.prefix, *first.ids, *ids[begin:end], *second.ids, *specials.suffix]:
+                return PairSpecials(tuple(ids[begin:end]), tuple(types[begin:end]), types[end], tuple(types[stop:]))
+        raise ModelError("the tokenizer has no known form for pairs of sentences: give each sentence on its own")
+
+    def _with_pairs(self, tokenized: Tokenized, marks: NDArray[np.int64]) -> Tokenized:
+        """Replace the subwords of the words PAIR, `marks`, by the special subwords between sentences."""
+        pair, lengths = self.pair, np.diff(tokenized.word_indptr)
+        words = np.setdiff1d(np.arange(len(lengths)), marks)
+        source = ragged_indices(tokenized.word_indptr[words], lengths[words])
+        lengths[marks] = len(pair.middle)
+        bounds = indptr(lengths)
+        ids, types = np.empty(bounds[-1], np.int32), np.full(bounds[-1], self.specials.body_type, np.int64)
+        ids[ragged_indices(bounds[words], lengths[words])] = tokenized.ids[source]
+        places = bounds[marks][:, None] + np.arange(len(pair.middle))
+        ids[places] = pair.middle
+        ends = tokenized.sentence_indptr[np.searchsorted(tokenized.sentence_indptr, marks, "right")]
+        types[ragged_indices(bounds[marks + 1], bounds[ends] - bounds[marks + 1])] = pair.second_type
+        types[places] = pair.middle_types
+        return Tokenized(ids, bounds, tokenized.sentence_indptr, types)
 
     def subword_text(self, index: int) -> str:
         """Return the spelling of a subword in the vocabulary."""
