@@ -105,6 +105,9 @@ COMMANDS = (
     Entry("geometry", "geometry.geometry", MEASURES, "geometry bert.zarr gpt2.zarr --plot geometry.png"),
     Entry("cka", "geometry.cka", MEASURES, "cka bert.zarr finetuned.zarr --plot cka.png"),
     Entry("separability", "geometry.separability", MEASURES, "separability semcor.zarr --label class"),
+    Entry(
+        "attention", "attention.attention", MEASURES, "attention dev.conllu -m bert-base-uncased --plot attention.png"
+    ),
     Entry("neighbors", "neighbors.neighbors", MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5"),
     Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png"),
     Entry("label", "neighbors.label", MEASURES, "label semcor.zarr --label class --train train.tsv --test test.tsv"),
@@ -116,9 +119,6 @@ COMMANDS = (
         "train-vectors", "vectors.train_vectors", MODELS, "train-vectors corpus.pse skipgram.txt --size 300 --window 5"
     ),
     Entry("finetune", "models.finetune", MODELS, "finetune pos ud-ewt --model bert-base-uncased --out bert-pos"),
-    Entry(
-        "attention", "models.attention", MODELS, "attention bert-base-uncased bert-pos dev.conllu --plot attention.png"
-    ),
     _group("probe", "Train probes on stored vectors, and apply them.", PROBES, _PROBE),
     Entry("reproduce", "reproduce.reproduce", PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study"),
     _group("bench", "Measure the speed of embstore on this machine.", MODELS, _BENCH),

@@ -1,4 +1,4 @@
-"""Commands on models and speed: fine-tuning, the comparison of two models' attention, and measurements."""
+"""Commands on models and speed: fine-tuning, and measurements."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import typer
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore_cli.output import Drawing, Output, print_json, print_notes, print_table, require_file
+from embstore_cli.output import Output, print_json, print_notes, print_table, require_file
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from embstore.models import FineTuned
 
 TUNING = {
@@ -31,7 +29,6 @@ TUNING = {
     "test": Path,
 }
 TUNING_FIELDS = ("n_examples", "attention_window", "batch_size", "learning_rate", "max_length", "seed")
-ATTENTION = {"n_sentences": int | None, "max_length": int, "seed": int, "threads": int}
 Folder = Annotated[Path | None, opt.option("FOLDER", "Where temporary stores are written.")]
 Task = Annotated[
     Literal["pos", "ner", "classify", "paraphrase"], opt.argument("TASK", "pos, ner, classify or paraphrase.")
@@ -102,38 +99,6 @@ def _print_epochs(made: FineTuned) -> None:
     test = "" if record["test"] is None else f", on test {record['test'][record['metric']]:.4f}"
     best = next(row["dev"] for row in record["epochs"] if row["epoch"] == record["best_epoch"])
     print(f"{made.path}: {record['metric']} {best[record['metric']]:.4f} on dev ({dev['labels']:,} labels){test}")
-
-
-def attention(
-    model_a: Annotated[str, opt.argument("MODEL_A", "Model folder, or a name on the hub.")],
-    model_b: Annotated[str, opt.argument("MODEL_B", "Another of the same shape and tokenizer.")],
-    corpus: Annotated[Path, opt.argument("CORPUS", "The sentences, in any format of extract.")],
-    *,
-    device: opt.Device = "auto",
-    settings: Annotated[list[str] | None, opt.set_option(ATTENTION)] = None,
-    output: Drawing,
-) -> None:
-    """Compare the self-attention of two models, head by head.
-
-    The cosine of a head's weights in one model with those in the other over all sentences (Zhao et al. 2020,
-    Figure 7). Layer l is the attention of block l, from 1; heads count from 0.
-    """
-    chosen = opt.read_settings(settings, ATTENTION)
-    table = es.models.attention_similarity(corpus, model_a=model_a, model_b=model_b, device=device, **chosen)
-    names = " and ".join(Path(name).name for name in (model_a, model_b))
-    output.draw(lambda: es.plot.attention_heatmap(table, title=f"Self-attention weights: {names}"))
-    if output.deliver(table):
-        _print_layers(table)
-
-
-def _print_layers(table: pl.DataFrame) -> None:
-    rows = []
-    for (layer,), part in table.group_by("layer", maintain_order=True):
-        values = part.sort("value")
-        shown = {"layer": str(layer), "mean": float(values["value"].to_numpy().mean())}
-        extremes = {"least": values["value"][0], "of head": str(values["head"][0]), "most": values["value"][-1]}
-        rows.append(shown | extremes)
-    print_table(rows, title="cosine of self-attention weights over heads", right=("layer", "of head"))
 
 
 def bench_extract(

@@ -113,6 +113,9 @@ def lookup(
         int | None, opt.option("N", f"Print N occurrences at most ({SHOWN}; --json: all).", "--most", "-n", min=1)
     ] = None,
     row: Annotated[int | None, opt.option("N", "With --plot: draw the sentence of the occurrence in row N.")] = None,
+    attention: Annotated[
+        str | None, opt.option("MODEL", "With --plot: draw this model's attention in the sentence instead.")
+    ] = None,
     output: Drawing,
 ) -> None:
     """Show a word's occurrences in their sentences.
@@ -121,11 +124,13 @@ def lookup(
     """
     if row is not None and output.plot is None:
         raise InvalidValueError(f"--row {row} chooses the sentence to draw: give --plot FILE too")
+    if attention is not None and output.plot is None:
+        raise InvalidValueError(f"--attention {attention} is drawn: give --plot FILE too")
     opened = es.open(store)
     found = opened.select(words=word)
     if output.out is not None:
         Output(output.out).deliver(found.table())
-    output.draw(lambda: _heat_map(opened, found.occurrences(), word, row))
+    output.draw(lambda: _sentence_figure(opened, found.occurrences(), word, row, attention))
     most = most or (len(found) if output.as_json else SHOWN)
     shown = opened.select(rows=found.rows[:most]).occurrences()
     if output.as_json:
@@ -136,14 +141,18 @@ def lookup(
         print(f"... {len(found) - len(shown):,} more: see --most")
 
 
-def _heat_map(store: es.Store, occurrences: list[dict[str, Any]], word: str, row: int | None) -> Any:
-    """Return a figure of the similarities within the sentence of one of a word's occurrences."""
+def _sentence_figure(
+    store: es.Store, occurrences: list[dict[str, Any]], word: str, row: int | None, attention: str | None
+) -> Any:
+    """Return a figure of the similarities, or of a model's attention, in the sentence of an occurrence."""
     rows = [each["occurrence"] for each in occurrences]
     if row is not None and row not in rows:
         raise InvalidValueError(f"--row {row} is not an occurrence of {word!r}: choose one of the rows printed")
     chosen = occurrences[0 if row is None else rows.index(row)]
-    similarity = es.analysis.sentence_similarity(store, sentence=chosen["sentence"])
     text: str = chosen["text"]
+    if attention is not None:
+        return es.plot.sentence_figure(es.analysis.sentence_attention(text, model=attention))
+    similarity = es.analysis.sentence_similarity(store, sentence=chosen["sentence"])
     return es.plot.heat_map(similarity, title=text if len(text) <= 80 else text[:79] + "…")
 
 

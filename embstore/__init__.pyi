@@ -10,6 +10,7 @@ from . import probes as probes
 from . import store as store
 from . import studies as studies
 from . import vectors as vectors
+from .analysis.attention.measure import attention as attention
 from .analysis.geometry.measure import geometry as geometry
 from .analysis.neighbors.find import neighbors as neighbors
 from .analysis.neighbors.index import build_index as build_index
@@ -20,7 +21,6 @@ from .analysis.static import static_vectors as static_vectors
 from .analysis.torch_dataset import TorchDataset as TorchDataset
 from .corpus import Corpus as Corpus
 from .corpus import Keep as Keep
-from .corpus import Sentence as Sentence
 from .corpus import open_corpus as open_corpus
 from .extraction.extract import extract as extract
 from .extraction.options import ExtractionOptions as ExtractionOptions

@@ -50,7 +50,7 @@ BASES = {
     "evaluate": "vectors.txt --benchmarks benchmarks",
     "train-vectors": "corpus.txt new.txt --size 4 --epochs 1 --set min_count=1",
     "finetune": "pos tagged -m model --out tuned --epochs 1",
-    "attention": "model model corpus.txt",
+    "attention": "corpus.txt -m model",
     "probe classes": "classes.zarr --train train.tsv --test test.tsv --set epochs=1",
     "probe apply": "bank classes.zarr",
     "probe edges": "edges.zarr tasks/colours --set epochs=1 --set hidden_size=4 --set projection=4",

@@ -1,3 +1,14 @@
+from .attention.compare import attention_similarity as attention_similarity
+from .attention.measure import Attention as Attention
+from .attention.measure import SentenceAttention as SentenceAttention
+from .attention.measure import sentence_attention as sentence_attention
+from .attention.shares import PatternRule as PatternRule
+from .attention.shares import Patterns as Patterns
+from .attention.similarity import HeadDistances as HeadDistances
+from .attention.statistic import STATISTICS as STATISTICS
+from .attention.statistic import Statistic as Statistic
+from .attention.statistic import Values as Values
+from .attention.statistic import register as register
 from .geometry.cka import linear_cka as linear_cka
 from .geometry.cosine import SentenceSimilarity as SentenceSimilarity
 from .geometry.cosine import sentence_similarity as sentence_similarity

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arguments import checked
-from embstore.corpus.formats.conllu import FORM, HEAD, UPOS, word_blocks
+from embstore.corpus.formats.conllu import DEPREL, FORM, HEAD, UPOS, word_blocks
 from embstore.corpus.lines import Lines
 from embstore.errors import quoted
 
@@ -20,15 +20,17 @@ PUNCTUATION = "PUNCT"
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The dependency tree of one sentence, as the structural probe learns it.
+    """The dependency tree of one sentence.
 
     `words`: the forms. `heads`: int64 [words], the position of each word's head, -1 at the root. `punctuation`: bool
-    [words], whether a word is a punctuation mark (upos PUNCT).
+    [words], whether a word is a punctuation mark (upos PUNCT). `relations`: the relation of each word to its head;
+    empty where they are unknown.
     """
 
     words: tuple[str, ...]
     heads: NDArray[np.int64]
     punctuation: NDArray[np.bool_]
+    relations: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.words)
@@ -47,13 +49,14 @@ def read_trees(path: str | Path, *, encoding: str = "utf-8") -> list[Tree]:
     sentence, for a sentence with no root, several roots or a cycle, and for a file without a sentence.
     """
     lines = Lines.of(path, encoding)
-    trees = list(_iter_trees(lines))
+    trees = list(iter_trees(lines))
     if not trees:
         raise lines.file_error("no sentence in it (read as conllu)")
     return trees
 
 
-def _iter_trees(lines: Lines) -> Iterator[Tree]:
+def iter_trees(lines: Lines) -> Iterator[Tree]:
+    """Yield the trees of a file one by one; see `read_trees`."""
     for numbers, rows in word_blocks(lines):
         heads = word_heads(lines, numbers, rows)
         if (roots := np.flatnonzero(heads == ROOT)).size != 1:
@@ -64,7 +67,8 @@ def _iter_trees(lines: Lines) -> Iterator[Tree]:
         if ancestry(heads) is None:
             raise lines.error(numbers[0], "the heads of the sentence beginning here form a cycle, not a tree")
         words = tuple(" ".join(filter(None, row[FORM].split(" "))) for row in rows)
-        yield Tree(words, heads, np.array([row[UPOS] == PUNCTUATION for row in rows]))
+        marks = np.array([row[UPOS] == PUNCTUATION for row in rows])
+        yield Tree(words, heads, marks, tuple(row[DEPREL] for row in rows))
 
 
 def word_heads(lines: Lines, numbers: Sequence[int], rows: Sequence[Sequence[str]]) -> NDArray[np.int64]:

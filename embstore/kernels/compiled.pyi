@@ -146,3 +146,13 @@ def attend(
     has a multiple of 16 features. A position attends up to `before` and `after` positions away, -1: to all. The
     result does not depend on the number of threads.
     """
+
+def find_arborescences(
+    weights: NDArray[np.float32], sizes: NDArray[np.int64], roots: NDArray[np.int64], heads: NDArray[np.int32]
+) -> None:
+    """Find maximum spanning arborescences from given roots, by Chu and Liu's and Edmonds' algorithm.
+
+    `weights` [sentences, words, graphs, words]: that of the edge from head u to dependant v is at [v, graph, u].
+    `sizes`: the words of each sentence. `roots`: the word at the root, -1 to leave the sentence out. Sets `heads`
+    [sentences, words, graphs], -1 at the root.
+    """

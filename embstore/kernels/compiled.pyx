@@ -80,6 +80,10 @@ cdef extern from "kernels.h" nogil:
     int c_attend "attend" (const attention_t *attention, int n_threads)
     int64_t add_cosines_float(const cosines_t *sums)
     int64_t add_cosines_double(const cosines_t *sums)
+    int64_t c_find_arborescences "find_arborescences" (
+        const float *weights, int64_t n_sentences, int64_t n_heads, int64_t width, const int64_t *sizes,
+        const int64_t *roots, int32_t *heads
+    )
 
 
 def limit_target(int most):
@@ -360,3 +364,24 @@ def attend(
         failed = c_attend(&attention, n_threads)
     if failed:
         raise MemoryError("attention of a long sentence")
+
+
+def find_arborescences(
+    const float[:, :, :, ::1] weights, const int64_t[::1] sizes, const int64_t[::1] roots, int32_t[:, :, ::1] heads
+):
+    cdef int64_t n = weights.shape[0], width = weights.shape[1], n_heads = weights.shape[2], i, done
+    if weights.shape[3] != width or (heads.shape[0], heads.shape[1], heads.shape[2]) != (n, width, n_heads):
+        raise ValueError("the shapes of the arguments do not fit")
+    if sizes.shape[0] != n or roots.shape[0] != n:
+        raise ValueError("the shapes of the arguments do not fit")
+    for i in range(n):
+        if sizes[i] > width or roots[i] >= sizes[i]:
+            raise ValueError("a sentence is larger than its graph, or its root is not in it")
+    if not n or not n_heads or not width:
+        return
+    with nogil:
+        done = c_find_arborescences(
+            &weights[0, 0, 0, 0], n, n_heads, width, &sizes[0], &roots[0], &heads[0, 0, 0]
+        )
+    if done < 0:
+        raise MemoryError

@@ -136,4 +136,12 @@ typedef struct {
 /* `size` must be a multiple of 16. Returns 1 if memory is short, else 0. */
 int attend(const attention_t *attention, int n_threads);
 
+/* Find the maximum spanning arborescence from a root of graphs of `sizes` words, one for each of `n_heads`: in
+   [sentences, width, n_heads, width] the weight of the edge from word u to its dependant v is [v, graph, u]. Sets `heads`
+   [sentences, width, n_heads] of the words, -1 for the root; a sentence without a root (-1) is left out. Returns
+   -1 where the memory is too short. */
+int64_t find_arborescences(
+    const float *weights, int64_t n_sentences, int64_t n_heads, int64_t width, const int64_t *sizes,
+    const int64_t *roots, int32_t *heads);
+
 #endif

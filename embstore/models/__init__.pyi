@@ -20,7 +20,6 @@ from .static.encoder import StaticEncoder as StaticEncoder
 from .static.shorthand import absolute_shorthand as absolute_shorthand
 from .static.shorthand import is_shorthand as is_shorthand
 from .static.shorthand import locate as locate
-from .transformer.attention import attention_similarity as attention_similarity
 
 __all__ = [
     "Encoder",
@@ -34,7 +33,6 @@ __all__ = [
     "StaticEncoder",
     "Tokenized",
     "absolute_shorthand",
-    "attention_similarity",
     "bag_encoder",
     "encoder_from_shorthand",
     "finetune",

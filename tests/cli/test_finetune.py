@@ -1,4 +1,4 @@
-"""`embstore finetune` and `embstore attention`: what they print, write and refuse."""
+"""`embstore finetune` and `embstore attention --other`: what they print, write and refuse."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.drawn import svg_texts
 from tests.models.finetuning import planted
 
 TUNE = ("--set", "batch_size=10", "--set", "learning_rate=2e-3", "--epochs", 2, "--device", "cpu")
+
+COMPARE = ("attention", "corpus.txt", "-m", "model", "--other")
 
 
 def schema(name: str) -> Any:
@@ -37,14 +39,14 @@ def test_fine_tuned_extracted_and_compared(work: Work) -> None:
     assert "max length 128, this command has 64" in other.err
 
     assert work.run("extract", "corpus.txt", "tuned.zarr", "-m", "tuned", "--pooling", "last").status == 0
-    maps = work.run("attention", "model", "tuned", "corpus.txt", "--json", "--plot", "maps.svg", "--out", "maps.csv")
+    maps = work.run(*COMPARE, "tuned", "--json", "--plot", "maps.svg", "--out", "maps.csv")
     assert (maps.status, maps.err) == (0, "")
     rows = json.loads(maps.out)
     jsonschema.validate(rows, schema("attention"))
     assert len(rows) == 12
     assert {"head", "layer", "cosine similarity"} <= svg_texts(work / "maps.svg")
     assert pl.read_csv(work / "maps.csv").height == 12
-    shown = work.run("attention", "model", "model", "corpus.txt")
+    shown = work.run(*COMPARE, "model")
     assert "cosine of self-attention weights" in shown.out
 
 
@@ -57,9 +59,13 @@ def test_fine_tuned_extracted_and_compared(work: Work) -> None:
         ("finetune pos -m model --out tuned", "there is no train data: name a file for train"),
         ("finetune pos -m model --out tuned --scores scores.txt", "--scores scores.txt has no known suffix"),
         ("finetune pos -m model --out tuned --set attention_window=-1", "attention_window=-1 is not allowed"),
-        ("attention model gone/model/x corpus.txt", "there is no model folder"),
-        ("attention model model gone.txt", "no corpus at gone.txt"),
-        ("attention model model corpus.txt --plot maps.doc", "--plot maps.doc has no known suffix"),
+        ("attention corpus.txt -m model --other gone/model/x", "there is no model folder"),
+        ("attention corpus.txt -m model --layers 9", "layer 9 has no attention in 'model'"),
+        ("attention corpus.txt -m model --set heads=4", "there is no head 4"),
+        ("attention corpus.txt -m model --set statistics=trees", "trees cannot be measured: corpus.txt has no trees"),
+        ("attention corpus.txt -m model --other model --set heads=1", "heads does not apply with --other"),
+        ("attention gone.txt -m model", "no corpus at gone.txt"),
+        ("attention corpus.txt -m model --plot maps.doc", "--plot maps.doc has no known suffix"),
     ],
 )
 def test_bad_input_is_one_line(command: str, says: str, work: Work) -> None:

@@ -65,7 +65,7 @@ def calls(value: Any, folder: Path) -> Iterator[tuple[str, Callable[[], object]]
         "a target": (["a", "b"], {}, [value]),
         "a bound": (["a", "b"], {}, [(0, value)]),
     }.items():
-        yield call(f"sentence: {name}", read, [es.Sentence(*given)])
+        yield call(f"sentence: {name}", read, [es.corpus.Sentence(*given)])
     for name in ("words", "labelled", "min_contexts", "max_contexts", "seed"):
         yield call(f"keep: {name}", es.Keep, **{name: value})
     yield call("keep: per", es.Keep, max_contexts=3, per=value)

@@ -1,158 +1,202 @@
-"""Compare the attention of two models: the cosine of their self-attention weights over a corpus, head by head."""
+"""The attention maps of a transformer, layer by layer as they are computed: no list of all layers is held."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
+from transformers.masking_utils import eager_mask
 
-from embstore.arguments import checked
-from embstore.corpus import Corpus, open_corpus
-from embstore.devices import choose_device, torch_threads
 from embstore.errors import InvalidValueError, ModelError, check_whole
-from embstore.models.batching import make_batches
-from embstore.models.checkpoint import load
+from embstore.models.batching import Batch, Batching
+from embstore.models.checkpoint import load, reason
 from embstore.models.transformer.network import Network
-from embstore.progress import Progress, reporting
 
-if TYPE_CHECKING:
-    import polars as pl
+NAME = "embstore_maps"
+EAGER = "eager_attention_forward"  # of each module of transformers: attention in steps, as its authors define it
+SAME = 1e-4  # largest difference of a probability between a padded batch and transformers' own eager attention
 
-BATCH_SUBWORDS = {"cpu": 2048, "cuda": 8192}
+Receive = Callable[[int, torch.Tensor], None]
 
 
-@checked
-def attention_similarity(
-    corpus: str | Path | Corpus | Sequence[Any],
-    *,
-    model_a: str | Path,
-    model_b: str | Path,
-    max_length: int = 128,
-    n_sentences: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    threads: int | None = None,
-    batch_subwords: int | None = None,
-    progress: Progress = None,
-) -> pl.DataFrame:
-    """Compare the self-attention weights of two models, as Figure 7 of Zhao et al. 2020 does.
+@dataclass
+class _Recorder:
+    """Counts the attention modules that a forward pass calls, and passes on the maps of those in `layers`."""
 
-    Returns a frame `layer, head, value`: the cosine of all the weights of a head in one model with those in the other,
-    flattened over the sentences of the corpus. Layer l is the attention of block l, from 1, like the hidden states that
-    it computes; heads count from 0, as in transformers. `corpus`: whatever `open_corpus` reads. `max_length`: subwords
-    of a sentence, special ones included; the rest is cut. `n_sentences`: how many are chosen at random; None: all.
-    `threads`: CPU threads. `progress`: called with (sentences done, of how many).
+    layers: frozenset[int]
+    receive: Receive
+    calls: int = 0
 
-    Sums are in float64 and weights are not stored, so memory does not grow with the corpus; padding is left out.
-    Raises ModelError if the models differ in layers, heads or tokenizer, or return no weights.
+
+_recorders: list[_Recorder] = []  # the innermost recording is the last one
+
+
+class AttentionModel:
+    """A transformer that gives its attention maps: the probabilities with which positions attend to positions.
+
+    Layer l is the attention of block l, from 1 to `n_layers`; heads count from 0. `causal`: whether a position attends
+    only to itself and those before it. Made by `load_attention_model`.
     """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.info = network.info
+        self.causal = network.inputs.causal
+        self.n_layers = network.info.num_hidden_layers
+        self._registered = _takes_registered(network.model)
+        if not self._registered:
+            try:
+                network.model.set_attn_implementation("eager")
+            except Exception as error:
+                raise ModelError(f"the model {self.info.name!r} returns no attention weights: {error}") from error
+        self.n_heads = 0  # as `check` finds
+
+    def run(self, inputs: dict[str, Any], layers: Sequence[int], receive: Receive) -> None:
+        """Run a batch as deep as necessary; calls `receive(layer, [rows, heads, queries, keys])` for each layer.
+
+        The maps are the caller's to change. Those of padding positions as queries are meaningless.
+        """
+        wanted = frozenset(layers)
+        if not self._registered:
+            maps = self.network.model(**inputs, output_attentions=True).attentions
+            for layer in sorted(wanted):
+                receive(layer, maps[layer - 1])
+            return
+        model: Any = self.network.fast_tap.model
+        with _recording(model, _Recorder(wanted, receive)) as recorder:
+            self.network.fast_tap.run(inputs, (max(wanted),), lambda layer, state: None)
+        if recorder.calls < max(wanted):
+            raise ModelError(f"{self.info.name!r} computed {recorder.calls} attention maps of {max(wanted)} layers")
+
+    def batch(
+        self, batch: Batch, ids: NDArray[np.int32], starts: NDArray[np.int64], lengths: NDArray[np.int64], how: Batching
+    ) -> dict[str, Any]:
+        """Return the arguments of `run` for a batch; see `InputMaker.batch`."""
+        return self.network.inputs.batch(batch, ids, starts, lengths, how)
+
+    @torch.inference_mode()
+    def check(self, *, packed: bool) -> None:
+        """Raise ModelError unless a batch of two sentences gives the maps that transformers gives for each alone."""
+        inputs, name = self.network.inputs, self.info.name
+        count = min(9, self.info.max_subwords or 9)
+        specials = {*inputs.specials.prefix, *inputs.specials.suffix, inputs.padding_id}
+        usable = [index for index in range(self.network.tokenizer.vocabulary) if index not in specials]
+        ids = np.array([usable[(7 * number) % len(usable)] for number in range(count)], np.int32)
+        lengths = np.array([count, max(1, count - 4)])
+        first, second = lengths + inputs.specials.count
+        starts, rows = np.zeros(2, np.int64), np.arange(2)
+        batch = Batch(rows, rows, starts, (2, int(first)))
+        if packed:
+            batch = Batch(rows, starts, np.array([0, first]), (1, int(first + second)))
+        found: list[torch.Tensor] = []
+        try:
+            given = self.batch(batch, ids, starts, lengths, "packed" if packed else "padded")
+            self.run(given, range(1, self.n_layers + 1), lambda _, maps: found.append(maps))
+            for row, column, length in zip(batch.rows, batch.columns, lengths, strict=True):
+                plain = _plain_maps(self.network, ids[:length])
+                if len(plain) != self.n_layers or any(maps.ndim != 4 for maps in plain):
+                    raise ModelError(f"the model {name!r} returns no attention weights by layer and head")
+                block = slice(int(column), int(column) + plain[0].shape[-1])
+                for layer, (maps, own) in enumerate(zip(found, plain, strict=True), 1):
+                    difference = float((maps[row, :, block, block] - own[0]).abs().max())
+                    if not difference <= SAME:
+                        raise ModelError(
+                            f"attention maps of {name!r} in a {'packed' if packed else 'padded'} batch differ from its "
+                            f"own by {difference:.1e} in layer {layer}: this architecture is not supported"
+                        )
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"the model {name!r} returns no attention weights: {reason(error)}") from error
+        self.n_heads = int(found[0].shape[1])
+
+
+def load_attention_model(model: str | Path, *, device: torch.device, packed: bool = False) -> AttentionModel:
+    """Load a transformer that gives its attention maps, in float32; `packed`: for batches of packed rows.
+
+    Raises ModelError, in one line, for a model that cannot be loaded, and for one without attention weights.
+    """
+    loaded = load(model, device=device, dtype=torch.float32, revision=None)
+    made = AttentionModel(Network(loaded, device=device, dtype=torch.float32))
+    made.check(packed=packed)
+    return made
+
+
+def longest_words(model: AttentionModel, max_length: int | None) -> int | None:
+    """Return how many subwords of a sentence, without special ones, fit `max_length` with them; None: no limit.
+
+    Raises InvalidValueError if nothing fits, or if the model accepts fewer.
+    """
+    specials, limit = model.network.inputs.specials.count, model.info.max_subwords
+    if max_length is None:
+        return limit
     check_whole("max length", max_length, 1)
-    for name, value in (("sentences", n_sentences), ("batch of subwords", batch_subwords)):
-        if value is not None:
-            check_whole(name, value, 1)
-    check_whole("seed", seed, 0, 2**32 - 1)
-    where = choose_device(device)
-    opened = open_corpus(corpus)
-    with torch_threads(threads), reporting(progress, unit="sentences", label="attention") as report:
-        first, second = (_load(model, where, max_length) for model in (model_a, model_b))
-        shape = _common_shape(first, second)
-        ids, starts, lengths = _sentences(opened, first, max_length=max_length, count=n_sentences, seed=seed)
-        sums, done = np.zeros((3, *shape)), 0
-        size = batch_subwords or BATCH_SUBWORDS.get(where.type, 2048)
-        for batch in make_batches(lengths + first.inputs.specials.count, how="padded", batch_subwords=size):
-            chosen = starts[batch.sentences], lengths[batch.sentences]
-            inputs = [network.inputs.batch(batch, ids, *chosen, "padded") for network in (first, second)]
-            one, two = _weights(first, inputs[0], shape), _weights(second, inputs[1], shape)
-            sums += _products(one, two, inputs[0]["attention_mask"].bool())
-            done += len(batch.sentences)
-            report(done, len(lengths))
-    return _frame(sums)
-
-
-def _load(model: str | Path, device: torch.device, max_length: int) -> Network:
-    """Load a model that returns its attention weights; raises InvalidValueError if it is too short for `max_length`."""
-    network = Network(
-        load(model, device=device, dtype=torch.float32, revision=None), device=device, dtype=torch.float32
-    )
-    specials, limit = network.inputs.specials.count, network.info.max_subwords
     if max_length <= specials:
         raise InvalidValueError(f"max length is {max_length}: {specials} special subwords leave no space for a word")
     if limit is not None and max_length > limit + specials:
         raise InvalidValueError(
-            f"max length is {max_length}; {network.info.name!r} accepts at most {limit + specials} subwords"
+            f"max length is {max_length}; {model.info.name!r} accepts at most {limit + specials} subwords"
         )
+    return max_length - specials
+
+
+@contextmanager
+def _recording(model: Any, recorder: _Recorder) -> Iterator[_Recorder]:
+    before = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    _recorders.append(recorder)
     try:
-        network.model.set_attn_implementation("eager")
-    except Exception as error:
-        raise ModelError(f"the model {network.info.name!r} returns no attention weights: {error}") from error
-    return network
+        yield recorder
+    finally:
+        _recorders.pop()
+        model.config._attn_implementation = before
 
 
-def _common_shape(first: Network, second: Network) -> tuple[int, int]:
-    """Return the numbers of layers and heads; raises ModelError if the models cannot be compared."""
-    names = f"{first.info.name!r} and {second.info.name!r}"
-    shape = []
-    for what, key in (("layers", "num_hidden_layers"), ("heads", "num_attention_heads")):
-        one, other = (getattr(network.model.config, key, None) for network in (first, second))
-        if not isinstance(one, int) or one != other:
-            raise ModelError(f"{names} have {one} and {other} {what}: compare models of one shape")
-        shape.append(one)
-    if first.info.tokenizer_sha256 != second.info.tokenizer_sha256:
-        raise ModelError(f"{names} have different tokenizers: compare models with the same tokenizer")
-    return shape[0], shape[1]
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as the module's own eager attention does, and pass its weights on."""
+    recorder = _recorders[-1]
+    eager = getattr(sys.modules[type(module).__module__], EAGER)
+    result, maps = eager(module, query, key, value, attention_mask, **more)
+    recorder.calls += 1
+    if recorder.calls in recorder.layers:
+        recorder.receive(recorder.calls, maps)
+    return result, None
 
 
-def _sentences(
-    corpus: Corpus, network: Network, *, max_length: int, count: int | None, seed: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Return subwords without special ones, and the start and the length of each sentence that has any."""
-    words = [sentence.words for sentence in corpus]
-    if count is not None and count < len(words):
-        chosen = np.random.default_rng(seed).choice(len(words), count, replace=False)
-        words = [words[index] for index in np.sort(chosen)]
-    tokenized = network.tokenizer.tokenize(words)
-    starts, stops = tokenized.sentence_bounds[:-1], tokenized.sentence_bounds[1:]
-    mask = stops > starts
-    if not mask.any():
-        raise InvalidValueError(f"{corpus.name}: no sentence has a subword that {network.info.name!r} knows")
-    lengths = np.minimum(stops - starts, max_length - network.inputs.specials.count)
-    return tokenized.ids, starts[mask], lengths[mask]
+def _takes_registered(model: Any) -> bool:
+    """Return whether the modules of a model look attention up by name, with one of their own as the default."""
+    names = {type(module).__module__ for module in model.modules() if "attention" in type(module).__name__.lower()}
+    return bool(model._supports_sdpa) and any(hasattr(sys.modules[name], EAGER) for name in names)
 
 
-@torch.inference_mode()
-def _weights(network: Network, inputs: dict[str, Any], shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:
-    """Return for each layer its weights [sentences, heads, queries, keys]."""
-    layers = network.model(**inputs, output_attentions=True).attentions
-    if layers is None or len(layers) != shape[0] or layers[0].ndim != 4 or layers[0].shape[1] != shape[1]:
-        raise ModelError(f"the model {network.info.name!r} returns no attention weights by layer and head")
-    return tuple(layers)
+def _plain_maps(network: Network, ids: NDArray[np.int32]) -> Sequence[torch.Tensor]:
+    """Return the maps of one sentence as transformers gives them: no batch, no registered attention."""
+    model = network.model
+    before = model.config._attn_implementation
+    model.config._attn_implementation = "eager"
+    try:
+        maps = model(**network.inputs.plain(ids), output_attentions=True).attentions
+    finally:
+        model.config._attn_implementation = before
+    if maps is None:
+        raise ModelError(f"the model {network.info.name!r} returns no attention weights")
+    return tuple(maps)
 
 
-def _products(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], mask: torch.Tensor) -> NDArray[np.float64]:
-    """Return the sums of a.b, a.a and b.b over a batch: float64 [3, n_layers, n_heads].
-
-    `mask`: bool [sentences, positions], False for padding.
-    """
-    padding = ~(mask[:, None, :, None] & mask[:, None, None, :])
-    dtype = torch.float32 if mask.device.type == "mps" else torch.float64  # Apple GPUs have no float64
-    sums = []
-    for a, b in zip(first, second, strict=True):
-        a, b = a.masked_fill(padding, 0), b.masked_fill(padding, 0)
-        sums.append(torch.stack([(x * y).sum((0, 2, 3), dtype=dtype) for x, y in ((a, b), (a, a), (b, b))]))
-    return np.asarray(torch.stack(sums, dim=1).cpu().numpy(), np.float64)
-
-
-def _frame(sums: NDArray[np.float64]) -> pl.DataFrame:
-    import polars as pl
-
-    both, one, other = sums
-    cosines = both / np.sqrt(one * other)
-    layers, heads = np.indices(cosines.shape)
-    return pl.DataFrame(
-        {"layer": layers.ravel() + 1, "head": heads.ravel(), "value": cosines.ravel()},
-        schema={"layer": pl.Int64, "head": pl.Int64, "value": pl.Float64},
-    )
+transformers.AttentionInterface.register(NAME, _attend)
+transformers.AttentionMaskInterface.register(NAME, eager_mask)

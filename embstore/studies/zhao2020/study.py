@@ -10,13 +10,13 @@ from typing import Any
 import polars as pl
 
 import embstore.probes as probes
+from embstore.analysis import attention_similarity
 from embstore.corpus import Corpus, Keep, open_corpus, read_word_classes
 from embstore.errors import InvalidValueError
 from embstore.extraction import ExtractionOptions
 from embstore.models import (
     Encoder,
     FineTuned,
-    attention_similarity,
     bag_encoder,
     finetune,
     load_encoder,

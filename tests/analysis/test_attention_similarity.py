@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
+from embstore.analysis import attention_similarity
 from embstore.errors import EmbstoreError
-from embstore.models import attention_similarity
 from tests.models import tiny
 
 SENTENCES = tiny.random_sentences(25, seed=2)

@@ -1,0 +1,131 @@
+"""The sentences of a corpus or a store with what attention is compared with: trees, and mentions that corefer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.corpus import Corpus, EdgeSentence
+from embstore.corpus.formats.edge import iter_edges
+from embstore.corpus.lines import Lines
+from embstore.corpus.sentence import split_forms
+from embstore.corpus.trees import Tree, iter_trees
+from embstore.errors import CorpusError, InvalidValueError
+from embstore.store import Store
+
+SAME, OTHER = "1", "0"  # labels of pairs of mentions
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A mention that refers to something mentioned before; words are those at its head.
+
+    `antecedents`: the words of earlier mentions of the same. `nearest`: the word of the nearest earlier mention.
+    """
+
+    word: int
+    antecedents: frozenset[int]
+    nearest: int
+
+
+@dataclass(frozen=True, eq=False)
+class Annotated:
+    """A sentence and its annotation.
+
+    `words`: as they are split into subwords. `bounds`: int64 [forms + 1], the words of each form: a form of a tree may
+    be several words. Trees and mentions count forms.
+    """
+
+    words: Sequence[str]
+    bounds: NDArray[np.int64]
+    tree: Tree | None = None
+    mentions: tuple[Mention, ...] = ()
+
+    @property
+    def forms(self) -> list[str]:
+        """The spelling of each form."""
+        return [" ".join(self.words[start:stop]) for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+
+
+def has_trees(source: Corpus | Store) -> str | None:
+    """Return None if the first sentence has a dependency tree, else why it has none."""
+    if isinstance(source, Store) or source.format != "conllu":
+        return "has no trees: give CoNLL-U files"
+    try:
+        next(iter(_tree_sentences(source)))
+    except CorpusError as error:
+        return f"has no trees: {error}"
+    return None
+
+
+def has_mentions(source: Corpus | Store) -> str | None:
+    """Return None if the first labelled pair of spans says whether they corefer, else why not."""
+    text = "has no coreference: give edge probing files whose pairs of spans are labelled 1 (they corefer) or 0"
+    if isinstance(source, Store) or source.format != "edge":
+        return text
+    for sentence in _edges(source):
+        for target in sentence.targets:
+            return None if target.span2 is not None and set(target.labels) <= {SAME, OTHER} else text
+    return text
+
+
+def annotated(source: Corpus | Store, *, trees: bool, mentions: bool) -> Iterator[Annotated]:
+    """Yield the sentences of a corpus or a store, with trees or mentions if they are asked for.
+
+    Raises CorpusError, with the line, for a sentence whose annotation is not valid.
+    """
+    if isinstance(source, Store):
+        yield from (_plain(text.split(" ")) for text in source.index.texts)
+    elif trees:
+        yield from _tree_sentences(source)
+    elif mentions:
+        normalized = iter(source)
+        for sentence in _edges(source):
+            yield Annotated(words := next(normalized).words, np.arange(len(words) + 1), None, _mentions(sentence))
+    else:
+        yield from (_plain(sentence.words) for sentence in source)
+
+
+def _plain(words: Sequence[str]) -> Annotated:
+    return Annotated(words, np.arange(len(words) + 1))
+
+
+def _tree_sentences(source: Corpus) -> Iterator[Annotated]:
+    sentences = iter(source)
+    for path in source.paths:
+        for tree in iter_trees(Lines.of(path, str(source.options["encoding"]))):
+            words = next(sentences).words
+            bounds = np.arange(len(words) + 1)
+            if len(words) != len(tree):  # a form has a space
+                _, spans = split_forms(tree.words)
+                bounds = np.array([0, *(stop for _, stop in spans)])
+            if bounds[-1] != len(words):
+                raise InvalidValueError(f"{source.name}: normalize={source.options['normalize']} changes the words")
+            yield Annotated(words, bounds, tree)
+
+
+def _edges(source: Corpus) -> Iterator[EdgeSentence]:
+    for path in source.paths:
+        yield from iter_edges(Lines.of(path, str(source.options["encoding"])))
+
+
+def _mentions(sentence: EdgeSentence) -> tuple[Mention, ...]:
+    """Return the mentions that have an antecedent; the head of a mention is taken to be its last word."""
+    pairs = [(target, {target.span1, target.span2}) for target in sentence.targets if target.span2 is not None]
+    spans = sorted({span for _, pair in pairs for span in pair if span is not None})
+    found = []
+    for number, span in enumerate(spans):
+        word = span[1] - 1
+        earlier = [other for other in spans[:number] if other[1] - 1 != word]
+        same = {
+            other[1] - 1
+            for other in earlier
+            for target, pair in pairs
+            if pair == {span, other} and SAME in target.labels
+        }
+        if same:
+            found.append(Mention(word, frozenset(same), max(earlier, key=lambda other: (other[1], other[0]))[1] - 1))
+    return tuple(found)

@@ -1,0 +1,221 @@
+"""Attention maps of a batch, of subwords and of words, and what several statistics take from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.analysis.attention.annotated import Annotated, Mention
+from embstore.models.batching import Batch
+from embstore.models.encoder import Tokenized
+from embstore.models.transformer.tokens import Specials
+
+TINY = 1e-38  # p log p is 0 where p is 0
+STOPS = frozenset(".,")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a statistic is of: layers from 1, heads from 0; `causal`: positions attend only to earlier ones.
+
+    `n_before`, `n_after`: special subwords around each sentence.
+    """
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    causal: bool
+    n_before: int
+    n_after: int
+
+
+class Tokens:
+    """The sentences of a batch as the model sees them: subwords, and the words that they belong to.
+
+    `numbers`: int64 [n], of the sentences in the corpus. `lengths`: int64 [n], positions, special ones included.
+    Words without a subword, or with one beyond the model's limit, do not count as words. `words`: int64 [n, positions],
+    the number of the word at each position, -1 for none. `n_words`: int64 [n].
+    """
+
+    def __init__(
+        self,
+        sentences: Sequence[Annotated],
+        numbers: NDArray[np.int64],
+        tokenized: Tokenized,
+        batch: Batch,
+        lengths: NDArray[np.int64],
+        specials: Specials,
+        device: torch.device,
+    ) -> None:
+        self.n_before, self.n_after, self.device = len(specials.prefix), len(specials.suffix), device
+        self.sentences = [sentences[index] for index in batch.sentences]
+        self.numbers = numbers[batch.sentences]
+        self.lengths = lengths[batch.sentences] + specials.count
+        self.n_positions = int(self.lengths.max())
+        shape = len(self.sentences), self.n_positions
+        self.words = np.full(shape, -1, np.int64)
+        self.present: list[NDArray[np.int64]] = []  # of each sentence the forms that count as words
+        for row, index in enumerate(batch.sentences.tolist()):
+            first = tokenized.sentence_indptr[index]
+            ends = tokenized.word_indptr[first + self.sentences[row].bounds]
+            ends = ends - ends[0]
+            starts, stops = ends[:-1], ends[1:]
+            mask = (stops > starts) & (stops <= lengths[index])
+            self.present.append(np.flatnonzero(mask))
+            sizes = (stops - starts)[mask]
+            run = np.repeat(np.arange(len(sizes)), sizes)
+            at = np.repeat(starts[mask] - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(run))
+            self.words[row, self.n_before + at] = run
+        self.n_words = np.array([len(forms) for forms in self.present], np.int64)
+
+    @cached_property
+    def valid(self) -> torch.Tensor:
+        """Bool [n, positions], False for padding."""
+        return self._tensor(np.arange(self.n_positions) < self.lengths[:, None])
+
+    @cached_property
+    def members(self) -> torch.Tensor:
+        """Float [n, positions, words], 1 where a position belongs to a word."""
+        numbers = np.arange(max(1, int(self.n_words.max(initial=0))))
+        return self._tensor((self.words[:, :, None] == numbers).astype(np.float32))
+
+    @cached_property
+    def means(self) -> torch.Tensor:
+        """Float [n, words, positions], the share of each of its subwords in a word."""
+        return (self.members / self.members.sum(1, keepdim=True).clamp_min(1)).transpose(1, 2).contiguous()
+
+    @cached_property
+    def kinds(self) -> dict[str, torch.Tensor]:
+        """Kinds of subwords, each as float [n, positions]: 1 for a position of that kind."""
+        positions, lengths = np.arange(self.n_positions), self.lengths[:, None]
+        before = np.broadcast_to(positions < self.n_before, self.words.shape)
+        after = (positions >= lengths - self.n_after) & (positions < lengths)
+        marks, stops = np.zeros(self.words.shape, np.bool_), np.zeros(self.words.shape, np.bool_)
+        for row, (sentence, forms) in enumerate(zip(self.sentences, self.present, strict=True)):
+            spelled = sentence.forms
+            is_mark = np.array([not any(map(str.isalnum, spelled[form])) for form in forms], np.bool_)
+            is_stop = np.array([spelled[form] in STOPS for form in forms], np.bool_)
+            inside = self.words[row] >= 0
+            marks[row, inside] = is_mark[self.words[row, inside]]
+            stops[row, inside] = is_stop[self.words[row, inside]]
+        found = {"cls": before, "sep": after, "punctuation": marks, "period_comma": stops}
+        return {name: self._tensor(mask.astype(np.float32)) for name, mask in found.items()}
+
+    @cached_property
+    def edges(self) -> Edges:
+        """The edges of the dependency trees between words of the batch."""
+        return Edges.of(self)
+
+    def number_of(self, row: int) -> dict[int, int]:
+        """Return for each form of a sentence that counts as a word its number among the words."""
+        return {int(form): number for number, form in enumerate(self.present[row])}
+
+    @cached_property
+    def mentions(self) -> list[tuple[int, Mention]]:
+        """The mentions that have an antecedent, with their row, in numbers of words."""
+        found = []
+        for row, sentence in enumerate(self.sentences):
+            numbers = self.number_of(row)
+            for mention in sentence.mentions:
+                antecedents = frozenset(numbers[word] for word in mention.antecedents if word in numbers)
+                if mention.word in numbers and antecedents:
+                    found.append((row, Mention(numbers[mention.word], antecedents, numbers.get(mention.nearest, -1))))
+        return found
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The edges of dependency trees, sorted by relation: rows of the batch, dependants and heads as numbers of words.
+
+    `relations`: the distinct relations; `starts`: where the edges of each begin. `roots`: int64 [sentences], the word
+    at the root, -1 where it is not among the words.
+    """
+
+    row: NDArray[np.int64]
+    dependant: NDArray[np.int64]
+    head: NDArray[np.int64]
+    punctuation: NDArray[np.bool_]
+    relations: list[str]
+    starts: NDArray[np.int64]
+    roots: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> Edges:
+        columns: list[tuple[NDArray[Any], ...]] = []
+        roots = np.full(len(tokens.sentences), -1, np.int64)
+        names: list[str] = []
+        for row, (sentence, forms) in enumerate(zip(tokens.sentences, tokens.present, strict=True)):
+            tree = sentence.tree
+            if tree is None or not len(forms):
+                continue
+            numbers = np.full(len(tree) + 1, -1, np.int64)  # the last is that of the head -1
+            numbers[forms] = np.arange(len(forms))
+            heads = numbers[tree.heads[forms]]
+            roots[row] = numbers[tree.root]
+            mask = heads >= 0
+            dependants = np.flatnonzero(mask)
+            columns.append((np.full(len(dependants), row), dependants, heads[mask], tree.punctuation[forms][mask]))
+            names += [tree.relations[form] for form in forms[mask].tolist()]
+        if not names:
+            none = np.zeros(0, np.int64)
+            return cls(none, none, none, none.astype(np.bool_), [], none, roots)
+        relations, codes = np.unique(np.array(names), return_inverse=True)
+        order = np.argsort(codes, kind="stable")
+        arrays = [np.concatenate(each)[order] for each in zip(*columns, strict=True)]
+        starts = np.searchsorted(codes[order], np.arange(len(relations)))
+        return cls(arrays[0], arrays[1], arrays[2], arrays[3], relations.tolist(), starts, roots)
+
+
+class Maps:
+    """The attention maps of one layer for a batch of sentences.
+
+    `values`: float32 [sentences, heads, queries, keys]; rows of queries that are padding are 0. `layer`: its index
+    among the layers of the pass, which ascend. `last`: whether it is the last of them.
+    """
+
+    def __init__(self, values: torch.Tensor, tokens: Tokens, *, layer: int, last: bool) -> None:
+        self.values, self.tokens, self.layer, self.last = values, tokens, layer, last
+
+    @cached_property
+    def columns(self) -> torch.Tensor:
+        """The attention that each position receives from all: float [sentences, heads, positions]."""
+        return self.values.sum(-2)
+
+    @cached_property
+    def total(self) -> torch.Tensor:
+        """The sum over sentences: float [heads, queries, keys]."""
+        return self.values.sum(0)
+
+    @cached_property
+    def entropies(self) -> torch.Tensor:
+        """The entropy of each query's attention, in nats: float [sentences, heads, queries]; 0 for padding."""
+        return self.values.clamp_min(TINY).log_().mul_(self.values).sum(-1).neg_()
+
+    @cached_property
+    def words(self) -> torch.Tensor:
+        """The attention of words to words: float [sentences, words, heads, words], from a word to a word.
+
+        As in Clark et al. 2019 (section 4.1): that to a word is the sum over its subwords, that from a word the mean.
+        """
+        n, n_heads, length, _ = self.values.shape
+        to_words = torch.bmm(self.values.reshape(n, n_heads * length, length), self.tokens.members)
+        n_words = to_words.shape[-1]
+        by_query = to_words.view(n, n_heads, length, n_words).transpose(1, 2).reshape(n, length, n_heads * n_words)
+        return torch.bmm(self.tokens.means, by_query).view(n, n_words, n_heads, n_words)
+
+    @cached_property
+    def most_attended(self) -> NDArray[np.int64]:
+        """The other word that each word attends to most: int64 [sentences, words, heads], -1 if it attends to none."""
+        words = self.words
+        words.diagonal(dim1=1, dim2=3).neg_()
+        best, index = words.max(-1)
+        words.diagonal(dim1=1, dim2=3).neg_()
+        return index.masked_fill_(best <= 0, -1).cpu().numpy()

@@ -1,0 +1,356 @@
+"""The attention of a whole corpus in one pass: batches in, statistics of every head out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.analysis.attention import shares, similarity, syntax  # noqa: F401  (they register their statistics)
+from embstore.analysis.attention.annotated import Annotated, annotated, has_mentions, has_trees
+from embstore.analysis.attention.maps import Maps, Shape, Tokens
+from embstore.analysis.attention.statistic import STATISTICS, Statistic, Values
+from embstore.arguments import checked
+from embstore.corpus import Corpus, Sentence, open_corpus
+from embstore.devices import choose_device, torch_threads
+from embstore.errors import InvalidValueError, check_choice, check_type, check_whole, quoted
+from embstore.models.batching import Batch, make_batches
+from embstore.models.transformer.attention import AttentionModel, load_attention_model, longest_words
+from embstore.progress import Progress, reporting
+from embstore.store import Store, write_frame
+from embstore.store.layout import resolve_layers
+
+if TYPE_CHECKING:
+    import polars as pl
+
+BATCH_SUBWORDS = {"cpu": 2048, "cuda": 8192}
+CHUNK = 4096  # sentences that are sorted by length together
+COLUMNS = ("metric", "layer", "head", "item", "offset", "value", "baseline", "count")
+Arrangement = Literal["padded", "packed"]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The statistics of the attention of a model over a corpus, as `attention` returns them.
+
+    `frame`: `metric, layer, head, item, offset, value, baseline, count`; layer l is the attention of block l, from 1,
+    and heads count from 0. Rows without a layer are of the corpus. `statistics`: by name, with their sums.
+    """
+
+    frame: pl.DataFrame
+    model: str
+    corpus: str
+    n_sentences: int
+    n_subwords: int
+    statistics: dict[str, Statistic]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Attention of {self.model!r} over {self.corpus!r}: {', '.join(self.statistics)} of "
+            f"{self.n_sentences:,} sentences, {self.n_subwords:,} subwords>"
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the frame to a .csv, .parquet or .json file."""
+        write_frame(self.frame, Path(path))
+
+    def best(self, metric: str, n: int = 1) -> pl.DataFrame:
+        """Return for each item of a metric the `n` heads with the highest values, most frequent items first."""
+        import polars as pl
+
+        check_choice("metric", metric, self.frame["metric"].unique(maintain_order=True).to_list())
+        check_whole("n", n, 1)
+        rows = self.frame.filter(pl.col("metric") == metric, pl.col("head").is_not_null())
+        ranked = rows.sort("value", descending=True, maintain_order=True).group_by("item", maintain_order=True).head(n)
+        return ranked.sort("count", "item", "value", descending=[True, False, True], maintain_order=True).select(
+            COLUMNS
+        )
+
+
+@checked
+def attention(
+    corpus: str | Path | Corpus | Store | Sequence[Any],
+    *,
+    model: str | Path,
+    statistics: Sequence[Any] | None = None,
+    layers: Any = None,
+    heads: Sequence[int] | None = None,
+    max_length: int | None = None,
+    n_sentences: int | None = None,
+    seed: int = 0,
+    arrangement: str = "padded",
+    batch_subwords: int | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Attention:
+    """Measure the attention of every head of a model over a corpus, in one pass that keeps no map.
+
+    `corpus`: whatever `open_corpus` reads, or a store, whose sentences are read again. `statistics`: names, or objects
+    such as `HeadDistances(every=1)`; by default all that the corpus has annotation for:
+
+    - `shares`, `entropy`, `heads` (distances between heads), `relations`, `coreference`: Clark et al. 2019;
+    - `patterns`: the patterns of Kovaleva et al. 2019 by an explicit rule;
+    - `trees`: maximum spanning arborescences, Htut et al. 2019;
+    - `distance`: mean attention by distance.
+
+    `relations` and `trees` need CoNLL-U files, `coreference` edge probing files of coreference. `layers`: from 1, such
+    as [1, -1] or "1-3"; None: all. `heads`: from 0; None: all. `max_length`: subwords of a sentence, special ones
+    included; the rest is cut. `n_sentences`: how many are chosen at random; None: all. `arrangement`: "padded" rows of
+    one sentence each, or "packed" rows, the same values. Computes in float32; the sums are float64, and the memory does
+    not grow with the corpus.
+
+    Raises InvalidValueError for layers, heads and statistics that do not exist or have no annotation, ModelError for a
+    model without attention weights; nothing has been computed then.
+    """
+    for name, value in (("sentences", n_sentences), ("batch of subwords", batch_subwords)):
+        if value is not None:
+            check_whole(name, value, 1)
+    check_whole("seed", seed, 0, 2**32 - 1)
+    check_choice("arrangement", arrangement, ("padded", "packed"))
+    where = choose_device(device)
+    source = corpus if isinstance(corpus, Store) else open_corpus(corpus)
+    chosen = _statistics(statistics, source)
+    needs = {statistic.needs for statistic in chosen}
+    with torch_threads(threads), reporting(progress, unit="sentences", label="attention") as report:
+        network = load_attention_model(model, device=where, packed=arrangement == "packed")
+        reader = Reader(source, network, max_length=max_length, n_sentences=n_sentences, seed=seed, needs=needs)
+        size = batch_subwords or BATCH_SUBWORDS.get(where.type, 2048)
+        measured = Pass(network, chosen, layers=layers, heads=heads)
+        for tokens, batch, inputs in reader.batches(size, arrangement):
+            measured.add(tokens, batch, inputs, packed=arrangement == "packed")
+            report(reader.n_done, reader.total)
+    name = "store" if isinstance(source, Store) else source.name
+    found = {statistic.name: statistic for statistic in chosen}
+    frame = frame_of(chosen, measured.shape)
+    return Attention(frame, network.info.name, name, reader.n_done, reader.n_subwords, found)
+
+
+def _statistics(given: Sequence[Any] | None, source: Corpus | Store) -> list[Statistic]:
+    """Return the statistics asked for, or all that the corpus has the annotation for."""
+    checks = {"trees": has_trees, "mentions": has_mentions}
+    if given is None:
+        missing = {need: check(source) for need, check in checks.items()}
+        return [kind() for kind in STATISTICS.values() if kind.needs is None or missing[kind.needs] is None]
+    chosen: list[Statistic] = []
+    for each in given:
+        if isinstance(each, str):
+            check_choice("statistic", each, STATISTICS)
+            each = STATISTICS[each]()
+        check_type("statistics:", each, Statistic, f"names of {', '.join(STATISTICS)}, or statistics")
+        if each.name in [other.name for other in chosen]:
+            raise InvalidValueError(f"statistics: {each.name} is given twice")
+        if each.needs is not None and (problem := checks[each.needs](source)):
+            name = "the store" if isinstance(source, Store) else source.name
+            raise InvalidValueError(f"the statistic {each.name} cannot be measured: {name} {problem}")
+        chosen.append(each)
+    if not chosen:
+        raise InvalidValueError(f"statistics: none are given; choose some of {', '.join(STATISTICS)}")
+    return chosen
+
+
+class Reader:
+    """Reads a corpus in chunks and makes batches of them: `n_done` sentences so far, `total` if that is known."""
+
+    def __init__(
+        self,
+        source: Corpus | Store,
+        network: AttentionModel,
+        *,
+        max_length: int | None = None,
+        n_sentences: int | None = None,
+        seed: int = 0,
+        needs: Any = (),
+    ) -> None:
+        self._source, self._network = source, network
+        self._limit = longest_words(network, max_length)
+        self._annotation = {"trees": "trees" in needs, "mentions": "mentions" in needs}
+        self.n_done = self.n_subwords = 0
+        self.total: int | None = n_sentences
+        self._chosen: NDArray[np.int64] | None = None
+        if n_sentences is not None:
+            count = sum(1 for _ in annotated(source, **self._annotation))
+            self.total = min(n_sentences, count)
+            if n_sentences < count:
+                self._chosen = np.random.default_rng(seed).choice(count, n_sentences, replace=False)
+
+    def batches(self, size: int, arrangement: str) -> Iterator[tuple[Tokens, Batch, dict[str, Any]]]:
+        """Yield batches of about `size` subwords with what the model is given. Raises InvalidValueError for none."""
+        network = self._network
+        specials = network.network.inputs.specials
+        for sentences, numbers in self._chunks():
+            tokenized = network.network.tokenizer.tokenize([sentence.words for sentence in sentences])
+            starts, lengths = tokenized.sentence_bounds[:-1], np.diff(tokenized.sentence_bounds)
+            lengths = lengths if self._limit is None else np.minimum(lengths, self._limit)
+            some = np.flatnonzero(lengths)
+            options: dict[str, Any] = {"batch_subwords": size, "row_capacity": network.network.row_capacity}
+            for batch in make_batches(lengths[some] + specials.count, how=_arranged(arrangement), **options):
+                batch = Batch(some[batch.sentences], batch.rows, batch.columns, batch.shape)
+                runs = starts[batch.sentences], lengths[batch.sentences]
+                inputs = network.batch(batch, tokenized.ids, *runs, _arranged(arrangement))
+                self.n_done += len(batch.sentences)
+                self.n_subwords += int(runs[1].sum())
+                tokens = Tokens(sentences, numbers, tokenized, batch, lengths, specials, network.network.device)
+                yield tokens, batch, inputs
+            self.n_done += len(lengths) - len(some)
+        if not self.n_subwords:
+            name = "the store" if isinstance(self._source, Store) else self._source.name
+            raise InvalidValueError(f"{name}: no sentence has a subword that {network.info.name!r} knows")
+
+    def _chunks(self) -> Iterator[tuple[list[Annotated], NDArray[np.int64]]]:
+        """Yield sentences and their numbers in the corpus."""
+        numbered: Iterator[tuple[int, Annotated]] = enumerate(annotated(self._source, **self._annotation))
+        if self._chosen is not None:
+            chosen = set(self._chosen.tolist())
+            numbered = (each for each in numbered if each[0] in chosen)
+        n_read = 0
+        while chunk := list(islice(numbered, CHUNK)):
+            n_read += len(chunk)
+            if len(chunk) < CHUNK:
+                self.total = n_read
+            yield [sentence for _, sentence in chunk], np.array([number for number, _ in chunk])
+
+
+def _arranged(arrangement: str) -> Arrangement:
+    return "packed" if arrangement == "packed" else "padded"
+
+
+class Pass:
+    """A pass of a model over batches: every map goes to all statistics and is forgotten.
+
+    Raises InvalidValueError for layers and heads that the model does not have.
+    """
+
+    def __init__(self, network: AttentionModel, statistics: Sequence[Statistic], *, layers: Any, heads: Any) -> None:
+        specials = network.network.inputs.specials
+        every = tuple(range(1, network.n_layers + 1))
+        chosen = resolve_layers(layers, every, ascending=True, absent=f"has no attention in {network.info.name!r}")
+        n_specials = len(specials.prefix), len(specials.suffix)
+        self.shape = Shape(chosen, _heads(heads, network), network.causal, *n_specials)
+        self._network, self._statistics = network, statistics
+        self._all_heads = len(self.shape.heads) == network.n_heads
+        for statistic in statistics:
+            statistic.begin(self.shape)
+
+    @torch.inference_mode()
+    def add(self, tokens: Tokens, batch: Batch, inputs: dict[str, Any], *, packed: bool) -> None:
+        """Run a batch and add its maps to the statistics."""
+
+        def receive(layer: int, values: torch.Tensor) -> None:
+            if not self._all_heads:
+                values = values[:, list(self.shape.heads)]
+            values = unpacked(values, batch, tokens) if packed else without_padding(values, tokens)
+            index = self.shape.layers.index(layer)
+            maps = Maps(values, tokens, layer=index, last=index == len(self.shape.layers) - 1)
+            for statistic in self._statistics:
+                statistic.update(maps)
+
+        self._network.run(inputs, self.shape.layers, receive)
+
+
+def _heads(given: Sequence[int] | None, network: AttentionModel) -> tuple[int, ...]:
+    if given is None:
+        return tuple(range(network.n_heads))
+    for head in given:
+        check_whole("head", head, 0)
+        if head >= network.n_heads:
+            last = network.n_heads - 1
+            raise InvalidValueError(f"there is no head {head}; {network.info.name!r} has heads 0 to {last}")
+    if not given or len(set(given)) < len(given):
+        raise InvalidValueError(f"heads {quoted(given)} must be one or more, each given once")
+    return tuple(int(head) for head in given)
+
+
+def without_padding(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """Set the attention of padding to 0, in place: maps [sentences, heads, queries, keys]."""
+    if int(tokens.lengths.min()) < tokens.n_positions:
+        values.mul_(tokens.valid[:, None, :, None])
+    return values
+
+
+def unpacked(values: torch.Tensor, batch: Batch, tokens: Tokens) -> torch.Tensor:
+    """Return the maps of sentences, [sentences, heads, queries, keys] with 0 for padding, from those of packed rows."""
+    longest = tokens.n_positions
+    found = values.new_zeros(len(batch.rows), values.shape[1], longest, longest)
+    for number, (row, column, length) in enumerate(zip(batch.rows, batch.columns, tokens.lengths, strict=True)):
+        block = slice(int(column), int(column + length))
+        found[number, :, : int(length), : int(length)] = values[int(row), :, block, block]
+    return found
+
+
+def frame_of(statistics: Sequence[Statistic], shape: Shape) -> pl.DataFrame:
+    """Return the results of statistics as one table."""
+    import polars as pl
+
+    types: dict[str, Any] = dict.fromkeys(("layer", "head", "offset", "count"), pl.Int64)
+    types |= {"metric": pl.String, "item": pl.String, "value": pl.Float64, "baseline": pl.Float64}
+    layers, heads = (grid.ravel() for grid in np.meshgrid(shape.layers, shape.heads, indexing="ij"))
+    frames = [pl.DataFrame(schema={name: types[name] for name in COLUMNS})]
+    for statistic in statistics:
+        for each in statistic.results():
+            values = np.asarray(each.values, np.float64)
+            columns: dict[str, Any] = {"value": values.ravel()}
+            columns |= {"layer": layers, "head": heads} if values.ndim else {"layer": [None], "head": [None]}
+            fixed = {name: getattr(each, name) for name in ("metric", "item", "offset", "baseline")}
+            fixed["count"] = int(each.count)
+            part = pl.DataFrame(columns).with_columns(**{name: pl.lit(value) for name, value in fixed.items()})
+            frames.append(part.select(pl.col(name).cast(types[name]) for name in COLUMNS))
+    return pl.concat(frames)
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceAttention:
+    """The attention maps of one sentence: float32 `values` [layers, heads, positions, positions], queries before keys.
+
+    `subwords`: the spelling of each position, special subwords included.
+    """
+
+    subwords: tuple[str, ...]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    values: NDArray[np.float32]
+
+
+@checked
+def sentence_attention(
+    sentence: str | Sequence[str],
+    *,
+    model: str | Path,
+    layers: Any = None,
+    heads: Sequence[int] | None = None,
+    device: str = "auto",
+) -> SentenceAttention:
+    """Return the attention maps of one sentence, given as a string that is split at spaces, or as its words.
+
+    Raises InvalidValueError for a sentence without subwords, for layers and heads that do not exist, and ModelError for
+    a model without attention weights.
+    """
+    words = sentence.split() if isinstance(sentence, str) else list(sentence)
+    network = load_attention_model(model, device=choose_device(device))
+    collected = _Collected()
+    measured = Pass(network, [collected], layers=layers, heads=heads)
+    (tokens, batch, inputs), *_ = Reader(open_corpus([Sentence(words)]), network).batches(1, "padded")
+    measured.add(tokens, batch, inputs, packed=False)
+    spelled = network.network.tokenizer.subword_text
+    subwords = tuple(spelled(index) for index in inputs["input_ids"][0].tolist())
+    return SentenceAttention(subwords, measured.shape.layers, measured.shape.heads, np.stack(collected.values))
+
+
+class _Collected(Statistic):
+    """Keeps the maps of a batch of one sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[NDArray[np.float32]] = []
+
+    def update(self, maps: Maps) -> None:
+        self.values.append(maps.values[0].cpu().numpy().copy())
+
+    def results(self) -> Iterator[Values]:
+        yield from ()

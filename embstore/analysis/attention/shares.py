@@ -1,0 +1,171 @@
+"""Where attention goes: to kinds of subwords, over distances, how spread out, and in which of five patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.analysis.attention.maps import Maps
+from embstore.analysis.attention.statistic import Statistic, Values, register
+
+NEIGHBORS = {"self": 0, "previous": -1, "next": 1}
+PATTERNS = ("vertical", "diagonal", "vertical+diagonal", "heterogeneous")
+
+
+@register("shares")
+class Shares(Statistic):
+    """The mean share of a subword's attention that goes to some subwords (Clark et al. 2019, section 3.1 and 3.2).
+
+    Of all subwords, special ones included: to itself, the previous and the next one (0 where there is none), to the
+    special ones in front of the sentence (`cls`: [CLS], or the first of a decoder) and after it (`sep`: [SEP]), to
+    punctuation (words without a letter or digit) and to periods and commas, as the paper has it. `sep_to_sep` and
+    `other_to_sep` are the shares of [SEP] to itself and of all others to [SEP].
+    """
+
+    def update(self, maps: Maps) -> None:
+        tokens = maps.tokens
+        for name, offset in NEIGHBORS.items():
+            self.add(name, maps.layer, maps.total.diagonal(offset, -2, -1).sum(-1))
+        for name, mask in tokens.kinds.items():
+            self.add(name, maps.layer, torch.einsum("shl,sl->h", maps.columns, mask))
+        self.add("queries", maps.layer, tokens.lengths.sum())
+        if tokens.n_after:
+            after = tokens.lengths[:, None] - np.arange(tokens.n_after, 0, -1)
+            rows, last = (torch.from_numpy(each).to(tokens.device) for each in (np.arange(len(after))[:, None], after))
+            to_sep = maps.values[rows, :, last] * tokens.kinds["sep"][:, None, None]  # [sentences, after, heads, keys]
+            self.add("sep_to_sep", maps.layer, to_sep.sum((0, 1, 3)))
+            self.add("sep_queries", maps.layer, after.size)
+
+    def results(self) -> Iterator[Values]:
+        queries = self.sums["queries"][:, None]
+        left_out = {"cls": not self.shape.n_before, "sep": not self.shape.n_after, "next": self.shape.causal}
+        for name in (*NEIGHBORS, "cls", "sep", "punctuation", "period_comma"):
+            if not left_out.get(name):
+                yield Values("share", name, self.sums[name] / queries, count=queries[0, 0])
+        if self.shape.n_after:
+            own, n_sep = self.sums["sep_to_sep"], self.sums["sep_queries"][:, None]
+            yield Values("share", "sep_to_sep", own / n_sep, count=n_sep[0, 0])
+            rest = queries - n_sep
+            yield Values("share", "other_to_sep", (self.sums["sep"] - own) / rest, count=rest[0, 0])
+
+
+@register("entropy")
+class Entropy(Statistic):
+    """The mean entropy of a subword's attention in nats, and that of [CLS] alone (Clark et al. 2019, section 3.3)."""
+
+    def update(self, maps: Maps) -> None:
+        self.add("all", maps.layer, maps.entropies.sum((0, 2)))
+        self.add("cls", maps.layer, maps.entropies[:, :, 0].sum(0))
+        self.add("queries", maps.layer, maps.tokens.lengths.sum())
+        self.add("sentences", maps.layer, len(maps.tokens.lengths))
+
+    def results(self) -> Iterator[Values]:
+        queries, sentences = self.sums["queries"][:, None], self.sums["sentences"][:, None]
+        yield Values("entropy", "all", self.sums["all"] / queries, count=queries[0, 0])
+        if self.shape.n_before:
+            yield Values("entropy", "cls", self.sums["cls"] / sentences, count=sentences[0, 0])
+
+
+@register("distance")
+class Distance(Statistic):
+    """The mean attention of a subword to the one `offset` positions after it (before it: negative), if there is one.
+
+    Offsets beyond `reach` are left out, and so are positive ones in a decoder.
+    """
+
+    def __init__(self, reach: int = 32) -> None:
+        super().__init__()
+        self.reach = reach
+
+    def update(self, maps: Maps) -> None:
+        length = maps.tokens.n_positions
+        # With the queries in reverse order in rows of 2 x length, read as rows that are one shorter, row i is shifted
+        # by i: the columns are offsets, from 1 - length.
+        skewed = torch.nn.functional.pad(maps.total.flip(-2), (0, length)).flatten(1)[:, : length * (2 * length - 1)]
+        by_offset = skewed.view(-1, length, 2 * length - 1).sum(1)
+        near = min(self.reach, length - 1)
+        sums = torch.zeros(len(by_offset), 2 * self.reach + 1, device=by_offset.device)
+        sums[:, self.reach - near : self.reach + near + 1] = by_offset[:, length - 1 - near : length + near]
+        self.add("attention", maps.layer, sums)
+        away = np.abs(np.arange(-self.reach, self.reach + 1))
+        self.add("pairs", maps.layer, np.maximum(0, maps.tokens.lengths[:, None] - away).sum(0))
+
+    def results(self) -> Iterator[Values]:
+        attention, pairs = self.sums["attention"], self.sums["pairs"][0]
+        for index, offset in enumerate(range(-self.reach, self.reach + 1)):
+            if pairs[index] and not (self.shape.causal and offset > 0):
+                yield Values("distance", "", attention[:, :, index] / pairs[index], count=pairs[index], offset=offset)
+
+
+@dataclass(frozen=True)
+class PatternRule:
+    """The thresholds of `Patterns`: a share of attention beyond chance, and the least share of each part of a mix."""
+
+    share: float = 0.5
+    least: float = 0.2
+
+
+@register("patterns")
+class Patterns(Statistic):
+    """The share of a head's maps that has each of the patterns of Kovaleva et al. 2019, by an explicit rule.
+
+    The paper trained a classifier on maps that the authors labelled by hand; their labels are not public, so these
+    shares can be compared with theirs in kind only. Here, with V the share of attention to the two positions that
+    receive most (the vertical lines of a map) and D that of each position to itself and its two neighbors (its
+    diagonal), v = (V - V0) / (1 - V0) is the part beyond what equal attention to all positions gives, V0, and d
+    likewise (0 where V0 is 1, as in the shortest sentences). A map is
+
+    - `vertical+diagonal` if v + d >= share and both are at least `least`,
+    - else `vertical` if v >= share, else `diagonal` if d >= share,
+    - else `heterogeneous`.
+
+    The paper's fifth pattern, blocks, is that of two sentences read together, and does not occur in single sentences.
+    """
+
+    def __init__(self, rule: PatternRule | None = None) -> None:
+        super().__init__()
+        self.rule = rule or PatternRule()
+
+    def update(self, maps: Maps) -> None:
+        lengths = maps.tokens.lengths
+        by_length = torch.from_numpy(1.0 / lengths).float().to(maps.values.device)[:, None]
+        most = maps.columns.topk(min(2, maps.tokens.n_positions)).values.sum(-1) * by_length
+        near = sum(maps.values.diagonal(offset, -2, -1).sum(-1) for offset in (-1, 0, 1)) * by_length
+        chance = self._chance(lengths)
+        vertical, diagonal = (
+            _beyond(share.cpu().numpy(), expected) for share, expected in zip((most, near), chance, strict=True)
+        )
+        self.add("maps", maps.layer, np.eye(len(PATTERNS))[self._pattern(vertical, diagonal)].sum(0))
+        self.add("sentences", maps.layer, len(lengths))
+
+    def results(self) -> Iterator[Values]:
+        sentences = self.sums["sentences"][:, None]
+        for index, name in enumerate(PATTERNS):
+            yield Values("pattern", name, self.sums["maps"][:, :, index] / sentences, count=sentences[0, 0])
+
+    def _pattern(self, vertical: NDArray[np.float64], diagonal: NDArray[np.float64]) -> NDArray[np.int64]:
+        share, least = self.rule.share, self.rule.least
+        mixed = (vertical + diagonal >= share) & (np.minimum(vertical, diagonal) >= least)
+        return np.select([mixed, vertical >= share, diagonal >= share], [2, 0, 1], 3)
+
+    def _chance(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the expected V and D of each sentence if all positions that may be attended to are so equally."""
+        distinct, inverse = np.unique(lengths, return_inverse=True)
+        values = []
+        for length in distinct.tolist():
+            equal = np.tri(length) if self.shape.causal else np.ones((length, length))
+            equal /= equal.sum(1, keepdims=True)
+            columns = np.sort(equal.mean(0))[-2:].sum()
+            values.append((columns, sum(np.diagonal(equal, offset).sum() for offset in (-1, 0, 1)) / length))
+        vertical, diagonal = np.array(values)[inverse].T
+        return vertical, diagonal
+
+
+def _beyond(share: NDArray[np.float32], chance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the part of shares [sentences, heads] beyond those expected of a sentence; 0 where these are all."""
+    rest = 1 - chance[:, None]
+    return np.where(rest > 1e-6, (share - chance[:, None]) / np.where(rest > 1e-6, rest, 1), 0)

@@ -1,0 +1,126 @@
+"""Attention compared with annotation: the relations of dependency trees, whole trees, and coreference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from embstore.analysis.attention.maps import Maps
+from embstore.analysis.attention.statistic import Statistic, Values, register
+from embstore.kernels.compiled import find_arborescences
+
+PUNCT = "punct"
+ALL = "all"  # relations but that of punctuation
+TO_HEAD, TO_DEPENDANT = "relation_to_head", "relation_to_dependant"
+
+
+@register("relations")
+class Relations(Statistic):
+    """How often a word attends most to the word at the other end of a relation (Clark et al. 2019, section 4.2).
+
+    `relation_to_head`: the share of dependants whose most attended other word is their head; `relation_to_dependant`:
+    of heads, whose most attended other word is the dependant. The baseline predicts the word at the fixed offset that
+    is most often right for the relation; `offset` is that. Relations are those of the trees, with subtypes; `all` is
+    all of them but `punct`. Special subwords are not words. A word that attends to no other word counts as wrong.
+    """
+
+    needs = "trees"
+
+    def __init__(self, reach: int = 32) -> None:
+        super().__init__()
+        self.reach = reach
+
+    def update(self, maps: Maps) -> None:
+        edges = maps.tokens.edges
+        if not len(edges.row):
+            return
+        best = maps.most_attended
+        found = {
+            TO_HEAD: best[edges.row, edges.dependant] == edges.head[:, None],
+            TO_DEPENDANT: best[edges.row, edges.head] == edges.dependant[:, None],
+        }
+        for metric, hits in found.items():
+            for name, sums in zip(edges.relations, np.add.reduceat(hits.astype(np.int64), edges.starts), strict=True):
+                self.add(f"{metric} {name}", maps.layer, sums)
+        if maps.layer == 0:
+            offsets = np.clip(edges.head - edges.dependant, -self.reach - 1, self.reach + 1) + self.reach + 1
+            stops = np.append(edges.starts[1:], len(offsets))
+            for name, start, stop in zip(edges.relations, edges.starts, stops, strict=True):
+                self.add(f"offset {name}", 0, np.bincount(offsets[start:stop], minlength=2 * self.reach + 3))
+
+    def results(self) -> Iterator[Values]:
+        names = sorted(key.removeprefix("offset ") for key in self.sums if key.startswith("offset "))
+        groups = {ALL: [name for name in names if name != PUNCT], **{name: [name] for name in names}}
+        for item, members in groups.items():
+            if not members:
+                continue
+            offsets = sum(self.sums[f"offset {name}"][0] for name in members)
+            count = offsets.sum()
+            common = int(offsets[1:-1].argmax())  # the first and the last are those beyond reach
+            baseline, offset = offsets[1 + common] / count, common - self.reach
+            for metric, sign in ((TO_HEAD, 1), (TO_DEPENDANT, -1)):
+                values = sum(self.sums[f"{metric} {name}"] for name in members) / count
+                yield Values(metric, item, values, count=count, offset=sign * offset, baseline=float(baseline))
+
+
+@register("trees")
+class Trees(Statistic):
+    """Dependency trees from the attention of each head, and how many of their edges are right (Htut et al. 2019).
+
+    The tree is the maximum spanning arborescence from the root of the annotated tree, which is given; the weight of an
+    edge is the attention of the dependant to the head; in a decoder, where a word cannot attend to later ones, that of
+    the later of the two to the earlier. `uuas` is the share of annotated edges that it has, whatever
+    their direction; edges of punctuation marks are not counted. The baseline attaches every word to the one before it;
+    the row `random`, without a head, is the expected share of a random tree, all trees being equally likely.
+    """
+
+    needs = "trees"
+
+    def update(self, maps: Maps) -> None:
+        tokens, edges = maps.tokens, maps.tokens.edges
+        scored = ~edges.punctuation & (edges.roots >= 0)[edges.row]
+        row, dependant, head = edges.row[scored], edges.dependant[scored], edges.head[scored]
+        trees = np.full(maps.words.shape[:3], -1, np.int32)  # [sentences, words, heads]
+        weights = maps.words + maps.words.transpose(1, 3) if self.shape.causal else maps.words
+        find_arborescences(weights.cpu().numpy(), tokens.n_words, edges.roots, trees)
+        hits = (trees[row, dependant] == head[:, None]) | (trees[row, head] == dependant[:, None])
+        self.add("hits", maps.layer, hits.sum(0))
+        if maps.layer == 0:
+            self.add("edges", 0, len(row))
+            self.add("next", 0, (np.abs(head - dependant) == 1).sum())
+            self.add("random", 0, (2 / tokens.n_words[row]).sum())
+
+    def results(self) -> Iterator[Values]:
+        count, branching, random = (float(self.sums[name][0]) for name in ("edges", "next", "random"))
+        if count:
+            yield Values("uuas", "", self.sums["hits"] / count, count=count, baseline=branching / count)
+            yield Values("uuas", "random", random / count, count=count)
+
+
+@register("coreference")
+class Coreference(Statistic):
+    """How often a mention attends most to an earlier mention of the same (Clark et al. 2019, section 4.3).
+
+    The share of mentions with an antecedent whose head word attends to no other word more than to the head word of an
+    antecedent. The data has no trees, so the head word of a mention is taken to be its last word. The baseline chooses
+    the nearest earlier mention.
+    """
+
+    needs = "mentions"
+
+    def update(self, maps: Maps) -> None:
+        mentions = maps.tokens.mentions
+        if not mentions:
+            return
+        best = maps.most_attended
+        for row, mention in mentions:
+            self.add("hits", maps.layer, np.isin(best[row, mention.word], list(mention.antecedents)))
+        if maps.layer == 0:
+            self.add("mentions", 0, len(mentions))
+            self.add("nearest", 0, sum(mention.nearest in mention.antecedents for _, mention in mentions))
+
+    def results(self) -> Iterator[Values]:
+        if "mentions" in self.sums:
+            count, nearest = float(self.sums["mentions"][0]), float(self.sums["nearest"][0])
+            yield Values("coreference", "", self.sums["hits"] / count, count=count, baseline=nearest / count)

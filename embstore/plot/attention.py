@@ -1,0 +1,222 @@
+"""Figures of attention: where it goes by layer, heads in the plane, relations and trees, and one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError, check_columns
+from embstore.plot.drawing import PALETTE, check_drawable, colormap, floats, literal, look, panels, style
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+    from embstore.analysis.attention.measure import SentenceAttention
+
+SHOWN_RELATIONS = 14
+LEAST_WEIGHT = 0.04  # lines of less attention are not drawn
+SHARES = ("self", "previous", "next", "cls", "sep", "punctuation")
+
+
+def attention_figure(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
+    """Draw what `attention` measured: a panel for each metric of its frame.
+
+    Shares of attention and entropy of every head by layer with their means, mean attention by distance, the patterns
+    by layer, heads in the plane, relations with the best head next to the baseline, and trees by head and layer.
+    """
+    check_columns(frame, ("metric", "layer", "head", "item", "offset", "value", "baseline"), "the frame of attention")
+    metrics = set(frame["metric"].to_list())
+    drawn = [draw for metric, draw in PANELS.items() if metric in metrics]
+    if not drawn:
+        raise InvalidValueError(f"the frame of attention has none of {', '.join(PANELS)}: give what attention returns")
+    figure, axes = panels(len(drawn), columns=4, size=(4.4, 3.9), margin=(0.2, 0.5))
+    for draw, axis in zip(drawn, axes.flat, strict=False):
+        draw(axis, frame)
+    if title is not None:
+        figure.suptitle(literal(title), fontsize=12)
+    return figure  # type: ignore[no-any-return]
+
+
+def _rows(frame: pl.DataFrame, metric: str, item: str | None = None) -> pl.DataFrame:
+    import polars as pl
+
+    part = frame.filter(pl.col("metric") == metric, pl.col("layer").is_not_null())
+    return part if item is None else part.filter(pl.col("item") == item)
+
+
+def _means(part: pl.DataFrame) -> tuple[list[int], NDArray[np.float64]]:
+    layers = sorted(part["layer"].unique().to_list())
+    of_layer, values = part["layer"].to_numpy(), floats(part, "value")
+    return layers, np.array([values[of_layer == layer].mean() for layer in layers])
+
+
+def _draw_shares(axis: Any, frame: pl.DataFrame) -> None:
+    part = _rows(frame, "share")
+    for number, item in enumerate(item for item in SHARES if item in part["item"]):
+        rows = _rows(frame, "share", item)
+        layers, means = _means(rows)
+        color, marker = look(number)["color"], look(number)["marker"]
+        spread = np.linspace(-0.25, 0.25, 12)[rows["head"].to_numpy() % 12]
+        axis.scatter(
+            rows["layer"].to_numpy() + spread, floats(rows, "value"), s=7, alpha=0.35, color=color, linewidths=0
+        )
+        axis.plot(layers, means, color=color, marker=marker, markersize=4, linewidth=1.4, label=item)
+    style(axis, title="Where attention goes: heads and their mean", x="layer", y="share of attention", layers=layers)
+    axis.legend(frameon=False, fontsize=7, ncols=2)
+
+
+def _draw_entropy(axis: Any, frame: pl.DataFrame) -> None:
+    names = {"all": "of every subword", "cls": "of [CLS]"}
+    for number, item in enumerate(item for item in names if item in _rows(frame, "entropy")["item"]):
+        rows = _rows(frame, "entropy", item)
+        layers, means = _means(rows)
+        style_of = look(number)
+        axis.scatter(rows["layer"], floats(rows, "value"), s=9, alpha=0.5, color=style_of["color"], linewidths=0)
+        axis.plot(layers, means, label=names[item], markersize=4, linewidth=1.4, **style_of)
+    style(axis, title="Entropy: heads and their mean", x="layer", y="nats", layers=layers)
+    axis.legend(frameon=False, fontsize=7)
+
+
+def _layer_colors(layers: list[int]) -> dict[int, Any]:
+    return {layer: colormap("viridis")(0.9 * number / max(1, len(layers) - 1)) for number, layer in enumerate(layers)}
+
+
+def _draw_distance(axis: Any, frame: pl.DataFrame) -> None:
+    part = _rows(frame, "distance")
+    colors = _layer_colors(sorted(part["layer"].unique().to_list()))
+    for layer, color in colors.items():
+        axis.plot(*_by_offset(part, layer), color=color, linewidth=1.3, label=f"layer {layer}")
+    style(
+        axis, title="Attention by distance (mean of heads)", x="positions to the attended subword", y="mean attention"
+    )
+    axis.set_yscale("log")
+    axis.legend(frameon=False, fontsize=6, ncols=2)
+
+
+def _by_offset(part: pl.DataFrame, layer: int) -> tuple[list[int], NDArray[np.float64]]:
+    rows = part.filter(part["layer"] == layer)
+    offsets = sorted(rows["offset"].unique().to_list())
+    of_offset, values = rows["offset"].to_numpy(), floats(rows, "value")
+    return offsets, np.array([values[of_offset == offset].mean() for offset in offsets])
+
+
+def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
+    part = _rows(frame, "pattern")
+    below: Any = 0.0
+    for number, item in enumerate(part["item"].unique(maintain_order=True).to_list()):
+        layers, means = _means(_rows(frame, "pattern", item))
+        axis.bar(layers, means, bottom=below, width=0.75, color=PALETTE[number], label=item)
+        below = below + means
+    style(axis, title="Patterns of maps", x="layer", y="share of maps", layers=layers)
+    axis.set_ylim(0, 1)
+    axis.legend(frameon=False, fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+
+
+def _draw_plane(axis: Any, frame: pl.DataFrame) -> None:
+    x, y = (_rows(frame, f"head_{name}").sort("layer", "head") for name in "xy")
+    colors = _layer_colors(sorted(x["layer"].unique().to_list()))
+    across, up = floats(x, "value"), floats(y, "value")
+    for layer, color in colors.items():
+        mask = x["layer"].to_numpy() == layer
+        axis.scatter(across[mask], up[mask], s=22, color=color, linewidths=0, label=f"layer {layer}")
+    axis.set(xticks=[], yticks=[])
+    axis.set_title("Heads in the plane (Jensen-Shannon)", fontsize=11)
+    axis.legend(frameon=False, fontsize=6, ncols=2)
+    axis.spines[:].set_color("#bbbbbb")
+
+
+def _draw_relations(axis: Any, frame: pl.DataFrame) -> None:
+    import polars as pl
+
+    part = _rows(frame, "relation_to_head")
+    best = part.sort("value", descending=True).group_by("item", maintain_order=True).first()
+    best = best.filter(pl.col("item") != "all").sort("count", "item", descending=[True, False]).head(SHOWN_RELATIONS)
+    places = np.arange(len(best))
+    names = [f"{item}  {layer}.{head}" for item, layer, head in best.select("item", "layer", "head").iter_rows()]
+    axis.barh(places - 0.2, floats(best, "value"), 0.38, color=PALETTE[0], label="best head")
+    axis.barh(places + 0.2, floats(best, "baseline"), 0.38, color="#bbbbbb", label="best fixed offset")
+    style(axis, title="The head of a word: relation, best layer.head", x="share of words")
+    axis.grid(False)
+    axis.set_yticks(places, [literal(name) for name in names], fontsize=7)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1)
+    axis.legend(frameon=False, fontsize=7, loc="lower right")
+
+
+def _draw_by_head(metric: str, title: str) -> Callable[[Any, Any], None]:
+    def draw(axis: Any, frame: pl.DataFrame) -> None:
+        part = _rows(frame, metric)
+        layers, heads = (sorted(part[name].unique().to_list()) for name in ("layer", "head"))
+        values = floats(part.sort("layer", "head"), "value").reshape(len(layers), len(heads))
+        image = axis.imshow(values, cmap="viridis", origin="lower", aspect="auto", interpolation="nearest")
+        axis.set_xticks(range(len(heads)), heads, fontsize=7)
+        axis.set_yticks(range(len(layers)), layers, fontsize=7)
+        axis.set_xlabel("head", fontsize=9)
+        axis.set_ylabel("layer", fontsize=9)
+        axis.tick_params(length=0)
+        baseline = part["baseline"][0]
+        axis.set_title(title + ("" if baseline is None else f"; baseline {baseline:.2f}"), fontsize=11)
+        axis.figure.colorbar(image, ax=axis, pad=0.02).outline.set_visible(False)
+
+    return draw
+
+
+PANELS: dict[str, Callable[[Any, Any], None]] = {
+    "share": _draw_shares,
+    "entropy": _draw_entropy,
+    "distance": _draw_distance,
+    "pattern": _draw_patterns,
+    "head_x": _draw_plane,
+    "relation_to_head": _draw_relations,
+    "uuas": _draw_by_head("uuas", "Trees: edges found (UUAS)"),
+    "coreference": _draw_by_head("coreference", "Coreference: antecedents found"),
+}
+
+
+def sentence_figure(attention: SentenceAttention) -> Figure:
+    """Draw the attention of a sentence: lines from each subword to those it attends to, a panel for each layer.
+
+    Colors are heads; the stronger a line, the more attention.
+    """
+    check_drawable(attention, ("subwords", "layers", "heads", "values"), "what sentence_attention returns")
+    subwords = [literal(each) for each in attention.subwords]
+    length, n_heads = len(subwords), len(attention.heads)
+    size = (2.9, max(1.8, 0.19 * length + 0.5))
+    figure, axes = panels(len(attention.layers), columns=4, size=size, margin=(0.3, 0.6))
+    colors = [colormap("tab20")(number % 20) for number in range(n_heads)]
+    fontsize = 8 if length <= 40 else 5
+    for number, axis in enumerate(axes.flat[: len(attention.layers)]):
+        lines, strengths = [], []
+        for head, query, key in np.argwhere(attention.values[number] >= LEAST_WEIGHT).tolist():
+            lines.append([(0, query), (1, key)])
+            strengths.append((*colors[head][:3], float(attention.values[number, head, query, key])))
+        _add_lines(axis, lines, strengths)
+        for place, text in enumerate(subwords):
+            axis.text(-0.04, place, text, ha="right", va="center", fontsize=fontsize)
+            axis.text(1.04, place, text, ha="left", va="center", fontsize=fontsize)
+        axis.set(xlim=(-0.75, 1.75), ylim=(length - 0.4, -0.6), xticks=[], yticks=[])
+        axis.set_title(f"layer {attention.layers[number]}", fontsize=10)
+        axis.spines[:].set_visible(False)
+    _add_key(figure, colors, attention.heads)
+    return figure  # type: ignore[no-any-return]
+
+
+def _add_lines(axis: Any, lines: list[Any], colors: list[Any]) -> None:
+    from matplotlib.collections import LineCollection
+
+    axis.add_collection(LineCollection(lines, colors=colors, linewidths=1.1))
+
+
+def _add_key(figure: Any, colors: list[Any], heads: tuple[int, ...]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=color, linewidth=3, label=str(head)) for color, head in zip(colors, heads, strict=True)
+    ]
+    figure.legend(
+        handles=handles, title="head", loc="outside lower center", ncols=min(12, len(heads)), frameon=False, fontsize=8
+    )

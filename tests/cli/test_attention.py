@@ -1,0 +1,56 @@
+"""`embstore attention` and `embstore lookup --attention`: what they print, write and draw."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+import jsonschema
+import polars as pl
+
+from tests.cli.conftest import Work
+from tests.drawn import svg_texts
+
+TREES = """\
+1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_
+2\tcat\t_\tNOUN\t_\t_\t3\tnsubj\t_\t_
+3\tsat\t_\tVERB\t_\t_\t0\troot\t_\t_
+4\t.\t_\tPUNCT\t_\t_\t3\tpunct\t_\t_
+
+1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_
+2\tbank\t_\tNOUN\t_\t_\t3\tnsubj\t_\t_
+3\twas\t_\tVERB\t_\t_\t0\troot\t_\t_
+
+"""
+
+
+def schema() -> Any:
+    return json.loads(resources.files("embstore.schemas").joinpath("attention.schema.json").read_text())
+
+
+def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
+    (work / "c.conllu").write_text(TREES)
+    command = ("attention", "c.conllu", "-m", "model", "--device", "cpu")
+    ran = work.run(*command, "--plot", "a.svg", "--out", "a.csv")
+    assert (ran.status, ran.err) == (0, "")
+    for text in ("share of attention to, mean of heads", "nsubj", "trees: best heads", "2 sentences"):
+        assert text in ran.out
+    frame = pl.read_csv(work / "a.csv")
+    assert {"share", "entropy", "distance", "pattern", "uuas", "relation_to_head", "head_x"} <= set(frame["metric"])
+    assert {"share of attention", "nats", "best fixed offset", "share of maps", "layer"} <= svg_texts(work / "a.svg")
+    rows = json.loads(work.run(*command, "--json", "--set", "statistics=trees,shares", "--layers", "-1,1").out)
+    jsonschema.validate(rows, schema())
+    assert {row["metric"] for row in rows} == {"uuas", "share"}
+    assert {row["layer"] for row in rows} == {1, 3, None}
+
+
+def test_the_attention_of_a_sentence_is_drawn(work: Work) -> None:
+    assert work.run("extract", "corpus.txt", "s.zarr", "-m", "model").status == 0
+    word = next(iter((work / "corpus.txt").read_text().split()))
+    ran = work.run("lookup", "s.zarr", word, "--attention", "model", "--plot", "s.svg")
+    assert (ran.status, ran.err) == (0, "")
+    assert {"[CLS]", "[SEP]", "layer 1", "layer 3", "head"} <= svg_texts(work / "s.svg")
+    ran = work.run("lookup", "s.zarr", word, "--attention", "model")
+    assert (ran.status, ran.out) == (2, "")
+    assert "give --plot FILE too" in ran.err
