@@ -250,3 +250,16 @@ def test_bad_input_is_one_line(options: dict[str, Any], says: str, models: dict[
     with pytest.raises(EmbstoreError, match=says) as error:
         es.attention(arguments.pop("corpus"), **arguments)
     assert "\n" not in str(error.value)
+
+
+def test_the_order_of_results_is_fixed() -> None:
+    assert list(STATISTICS) == [
+        "shares",
+        "entropy",
+        "distance",
+        "patterns",
+        "heads",
+        "relations",
+        "trees",
+        "coreference",
+    ]

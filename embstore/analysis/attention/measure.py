@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.attention import shares, similarity, syntax  # noqa: F401  (they register their statistics)
 from embstore.analysis.attention.annotated import Annotated, annotated, has_mentions, has_trees
 from embstore.analysis.attention.maps import Maps, Shape, Tokens
 from embstore.analysis.attention.statistic import STATISTICS, Statistic, Values
