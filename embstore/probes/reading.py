@@ -46,8 +46,8 @@ def check_names(name: str, values: object) -> tuple[str, ...]:
 
 
 def check_path(name: str, value: object) -> Path:
-    """Return a path; raises InvalidValueError for anything but a text or a path."""
-    if not isinstance(value, str | os.PathLike):
+    """Return a path; raises InvalidValueError for anything but a text or a path, and for a null byte in it."""
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
         raise InvalidValueError(f"{name} {quoted(value)} is not a path: give the name of a file")
     return Path(value)
 

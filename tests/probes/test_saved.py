@@ -120,6 +120,7 @@ def test_other_files_are_not_overwritten(saved: Path, tmp_path: Path) -> None:
         (tmp_path, "exists and is not a file of saved probes"),
         (thesis, "exists and is not a file of saved probes"),
         (thesis / "probes", "thesis.tex is a file: give another name"),
+        (Path("probes\0"), "is not a path: give the name of a file"),
     ):
         with pytest.raises(InvalidValueError, match=message):
             probe.save(file)
