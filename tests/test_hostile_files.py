@@ -50,7 +50,7 @@ def run(*parts: str) -> list[Outcome]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.hostile_files.reading", *parts],
         cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "2"},
         capture_output=True,
         text=True,
         check=False,
