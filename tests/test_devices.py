@@ -24,6 +24,26 @@ def machine(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 1) -
 
 
 @pytest.mark.parametrize(
+    ("running", "threads"),
+    [("1/90", None), ("2/90", 3), ("3/90", 2), ("9/90", 1), ("x/90", None)],
+)
+def test_threads_keep_away_from_busy_processes(
+    running: str, threads: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that looks is one of those that run; on a machine of four cores."""
+    monkeypatch.setattr(devices, "LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(devices, "n_cores", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert devices.idle_threads() is None, "the system does not say"
+    (tmp_path / "loadavg").write_text(f"1.0 1.0 1.0 {running} 77\n")
+    assert devices.idle_threads() == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert devices.idle_threads() is None, "the user has chosen"
+
+
+@pytest.mark.parametrize(
     ("kind", "device", "chosen"),
     [
         (None, "auto", "cpu"),

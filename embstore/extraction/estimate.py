@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from embstore.devices import OMP_THREADS, n_cores
 from embstore.errors import StorageError
 from embstore.extraction.options import ExtractionOptions, Window
 from embstore.extraction.partition import Part, Passage, TextOptions, passage_nbytes, passage_words, truncated
@@ -39,7 +40,7 @@ class Estimate:
     `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `free_nbytes` in `folder`, None for a bucket,
     which has no limit. `seconds`: time of the forward passes, None if it was not measured. `subwords_to_run`: what the
     model is given, equal windows once, without special subwords; `counted`: whether that is exact and not projected
-    from a sample.
+    from a sample. `threads`: CPU threads where other processes keep cores busy; see `devices.idle_threads`.
     """
 
     store_nbytes: int
@@ -50,10 +51,11 @@ class Estimate:
     seconds: float | None
     subwords_to_run: int
     counted: bool
+    threads: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         document = {**asdict(self), "subwords_counted": self.counted}
-        return {name: value for name, value in document.items() if name not in ("folder", "counted")}
+        return {name: value for name, value in document.items() if name not in ("folder", "counted", "threads")}
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the estimate as lines of text, each a name and a value."""
@@ -67,6 +69,8 @@ class Estimate:
             lines.append(("time", f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
         else:
             lines.append(("time", "not measured"))
+        if self.threads is not None:
+            lines.append(("threads", f"{self.threads} of {n_cores()} cores; {OMP_THREADS}={n_cores()} uses all"))
         return lines
 
     def require_space(self, *, share: float = 1.0) -> None:
@@ -115,7 +119,16 @@ def estimate(
         seconds=seconds,
         subwords_to_run=subwords,
         counted=counted,
+        threads=_fewer_threads() if encoder.device.type == "cpu" else None,
     )
+
+
+def _fewer_threads() -> int | None:
+    """Return the number of CPU threads if it is not that of the cores, and nobody has chosen it."""
+    import torch
+
+    threads = torch.get_num_threads()
+    return threads if threads < n_cores() and OMP_THREADS not in os.environ else None
 
 
 def count_windows(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arguments import checked
-from embstore.devices import torch_threads
+from embstore.devices import idle_threads, torch_threads
 from embstore.errors import (
     EmbstoreError,
     ExecutorError,
@@ -155,7 +155,7 @@ def extract_together(
     targets = [_Target(plan, path, repair=repair) for plan, path in zip(plans, paths, strict=True)]
     timings = timings or Timings()
     began = time.perf_counter()
-    with torch_threads(None), ExitStack() as stack:
+    with torch_threads(idle_threads()), ExitStack() as stack:
         stores = [target for target in targets if not target.complete]
         for store in stores:
             store.open(stack.enter_context(StoreWriter(store.path)))

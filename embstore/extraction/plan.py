@@ -11,7 +11,7 @@ from typing import Any
 
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
-from embstore.devices import torch_threads
+from embstore.devices import idle_threads, torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, estimate
@@ -237,7 +237,7 @@ def plan(
     if store is not None:
         check_store(parse_location(store), source, options, contexts)
     where = {"device": device, "compute_dtype": compute_dtype}
-    with torch_threads(None):
+    with torch_threads(idle_threads()):
         reading = read(source, model, options, **where, store=store, progress=progress)
         return make_plan(reading, reading.options, contexts, store=store, calibrate=calibrate)
 

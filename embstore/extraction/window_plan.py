@@ -9,7 +9,7 @@ from typing import Any
 
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
-from embstore.devices import torch_threads
+from embstore.devices import idle_threads, torch_threads
 from embstore.errors import InvalidValueError
 from embstore.extraction.estimate import Estimate
 from embstore.extraction.options import ExtractionOptions, Window, check_window, sorted_windows, window_name
@@ -120,7 +120,7 @@ def plan_windows(
     strictest = next(iter(each.values()))  # a window, if any: whether the model knows it is checked on loading
     where = {"device": device, "compute_dtype": compute_dtype}
     plans: dict[Window, Plan] = {}
-    with torch_threads(None):
+    with torch_threads(idle_threads()):
         reading = read(source, model, strictest, **where, store=store, progress=progress)
         for window, own in each.items():
             shared = kind == "context" and bool(plans)  # the batches, and their cost, are those of the first plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from embstore.store import Store, create_store
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.oracle import Row, expected_rows
 from tests.extraction.plans import plan_of
+from tests.models.tiny import save
 
 SENTENCES = [
     Sentence(["the", "bank", "of", "the", "river"], {"class": [None, "nature", None, None, "nature"]}),
@@ -395,3 +397,34 @@ def test_a_row_that_no_vector_came_for_is_never_written(tmp_path: Path, suffix: 
     assert store.n_committed_rows == 0
     with pytest.raises(MissingRowsError):
         store.gather(np.arange(1), store.layers[0])
+
+
+def test_fewer_threads_next_to_busy_processes_give_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embstore.extraction import estimate as costs
+    from embstore.extraction import extract as extraction
+    from embstore.extraction import plan as planning
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(costs, "n_cores", lambda: 2)
+    model = es.load_encoder(save("bert", tmp_path / "model"))
+    threads: list[int] = []
+    stores: list[bytes] = []
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for idle in (None, 1):
+            for module in (planning, extraction):
+                monkeypatch.setattr(module, "idle_threads", lambda idle=idle: idle)
+            plan = plan_of(SENTENCES, model=model)
+            assert ("threads" in dict(plan.lines())) == (idle == 1)
+            store = tmp_path / f"{idle}.zarr"
+            es.extract(plan, store, progress=lambda done, total: threads.append(torch.get_num_threads()))
+            stores.append((store / "hidden_states" / "c" / "0" / "0" / "0").read_bytes())
+        assert [number for number, _ in groupby(threads)] == [2, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert stores[0] == stores[1]
+    assert dict(plan.lines())["threads"] == "1 of 2 cores; OMP_NUM_THREADS=2 uses all"
