@@ -76,6 +76,16 @@ def test_a_bit_anywhere_in_hdf5(tmp_path: Path) -> None:
     assert verify(path).ok
 
 
+def test_a_changed_column_of_hdf5_is_named(tmp_path: Path) -> None:
+    path = example().make(tmp_path / "s.h5").path
+    with h5py.File(path) as file:
+        offset = file["occurrences/type"].id.get_offset()
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+    assert [fault.part for fault in verify(path).faults] == ["occurrences/type"]
+
+
 def test_a_bit_of_each_commit_of_an_unfinished_store(tmp_path: Path) -> None:
     made = example(rows=600)
     path = made.create(tmp_path / "s.zarr")
