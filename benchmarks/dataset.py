@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 import embstore as es
 from embstore.bench.made import write_stores
 
-GATHER, GATHERED = "gather, a batch at a time", "gather, into new arrays of 4 MiB"
+GATHER = "gather, a batch at a time"
 EXACT, BLOCKS, IN_ORDER, FLOAT32 = (
     "TorchDataset",
     "TorchDataset, blocks",
@@ -47,8 +47,7 @@ class Bench:
 
     def cases(self) -> dict[str, Callable[[int], Iterable[object]]]:
         return {
-            GATHER: partial(self.gathered, self.batch_size),
-            GATHERED: partial(self.gathered, 2**22 // (self.store.hidden_size * self.store.vector_dtype.itemsize)),
+            GATHER: self.gathered,
             EXACT: partial(self.ours, shuffle=True),
             BLOCKS: partial(self.ours, shuffle="blocks"),
             IN_ORDER: self.ours,
@@ -61,12 +60,10 @@ class Bench:
     def order(self, epoch: int) -> NDArray[np.int64]:
         return np.random.default_rng(epoch + 1000).permutation(self.store.n_rows)
 
-    def gathered(self, size: int, epoch: int) -> Iterable[object]:
+    def gathered(self, epoch: int) -> Iterable[object]:
         order = self.order(epoch)
-        held: list[object] = []
-        for start in range(0, len(order), size):
-            held = [*held[-3:], self.store.gather(order[start : start + size], self.layer)]
-            yield held[-1]
+        for start in range(0, len(order), self.batch_size):
+            yield self.store.gather(order[start : start + self.batch_size], self.layer)
 
     def ours(self, epoch: int, **options: Any) -> Iterable[object]:
         dataset = es.TorchDataset(self.store.select(layers=self.layer), batch_size=self.batch_size, **options)
@@ -127,7 +124,7 @@ def main() -> None:
     rows, ratios = [], {}
     for name, case in processor.items():
         used = case.seconds
-        ratios[name] = median(paired_ratios(Times(processor[GATHERED].seconds[: len(used)]), case))
+        ratios[name] = median(paired_ratios(Times(processor[GATHER].seconds[: len(used)]), case))
         rates = [options.rows / seconds / 1e6 for seconds in (median(used), times[name].median)]
         rows.append((name, *rates, ratios[name]))
     print(table(["an epoch", "M rows a processor second", "by the clock", "of the gather"], rows))

@@ -12,6 +12,7 @@ import pytest
 from embstore.kernels.compiled import (
     Candidates,
     add_cosines,
+    all_finite,
     gather_rows,
     limit_target,
     pack_queries,
@@ -87,6 +88,19 @@ def test_partitions_of_rows_are_found_and_rows_that_are_missing_counted(partitio
     assert partitions_of(rows[:0], n_stored, partition_rows, committed) == ([], 0)
     for wrong in (-1, n_stored, -(2**63), 2**63 - 1):
         assert partitions_of(np.array([0, wrong]), n_stored, partition_rows, committed)[1] == -1
+
+
+def test_values_that_are_not_finite_are_found() -> None:
+    """Every float16 alone, and float32 of every exponent, also after values that are finite."""
+    halves = np.arange(2**16, dtype=np.uint16)
+    found = [all_finite(halves[number : number + 1].view(np.int8), True) for number in range(2**16)]
+    np.testing.assert_array_equal(found, np.isfinite(halves.view(np.float16)))
+    floats = (np.arange(2**9, dtype=np.uint32) << 23) | np.uint32(12345)
+    values = np.zeros((2**9, 37), np.float32)
+    values[:, 36] = floats.view(np.float32)
+    found = [all_finite(row.view(np.int8), False) for row in values]
+    np.testing.assert_array_equal(found, np.isfinite(values).all(1))
+    assert all_finite(np.empty(0, np.int8), True)
 
 
 @pytest.mark.parametrize("skips", [False, True])

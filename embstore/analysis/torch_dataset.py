@@ -1,4 +1,4 @@
-"""A selection as a torch dataset: batches, shuffled and read ahead in background threads."""
+"""A selection as a torch dataset: batches, shuffled, and read ahead where that takes long."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class TorchDataset(IterableDataset[Examples]):
     """The occurrences of a selection in batches, `Examples`, to train any torch model in bounded memory.
 
     Use it as it is, or in a `DataLoader` with `batch_size=None`: for any number of workers its batches are the same, in
-    the same order. Batches are read ahead in background threads, so that one process is enough on most machines.
+    the same order. Once reading is slow, as from a disk or a network, a thread reads batches ahead: one process is
+    enough on most machines.
 
     `label`: the name of a label column, whose codes become the labels (-1 for none); or an array with one value for
     each row of the selection: integers and booleans as int64, floats as float32, strings as codes in sorted order.

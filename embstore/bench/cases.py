@@ -28,7 +28,7 @@ FEW_QUERIES = 12  # up to this number a search is limited by reading, above it b
 MANY, SOME_SECONDS = 100, 5e-3  # reads of a case that are timed together
 BATCH = 256  # rows of a shuffled batch
 REST = 0.2  # seconds before a case with several threads: those of the library before it spin on for a while
-GATHER_TARGETS = {50: {"to_limit": 2.0}, 1_000: {"to_rival": 0.5}, 100_000: {"to_rival": 0.8}}
+GATHER_TARGETS = {50: {"seconds": 20e-6}, 1_000: {"to_limit": 1.0}, 100_000: {"to_limit": 1.7}}
 GEOMETRY = ("selfsim", "intrasim", "anisotropy")
 
 Cases = Mapping[str, Callable[[int], object]]
@@ -141,8 +141,9 @@ def gather_rows(setting: Setting, counts: Sequence[int], rivals: Mapping[str, Ri
         times = setting.times(cases, repeats=3 * setting.repeats, warm=2)
         with_out = times.pop("ours, out=")
         what, limit = f"gather {count:,} rows", "x.take(rows, out=), in memory"
-        yield setting.row(what, times, limit, missing=missing, targets=GATHER_TARGETS.get(count, {}))
-        yield setting.row(f"{what}, out=", {**times, "ours": with_out}, limit, missing=missing)
+        more: dict[str, Any] = {"missing": missing, "targets": GATHER_TARGETS.get(count, {})}
+        yield setting.row(what, times, limit, **more)
+        yield setting.row(f"{what}, out=", {**times, "ours": with_out}, limit, **more)
 
 
 def scan_rows(setting: Setting) -> Iterator[Row]:

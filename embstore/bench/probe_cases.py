@@ -22,8 +22,7 @@ from embstore.probes.edges.training import EdgeSchedule, EdgeStream
 from embstore.probes.training import Schedule
 
 BATCH, CLASSES = 256, 41
-SENTENCES, BATCH_SENTENCES = 400, 32
-EPOCHS = 3  # of the stream, which takes too little time to be measured once
+SENTENCES, BATCH_SENTENCES = 2_000, 32
 LEARNING_RATE = Schedule(epochs=1, batch_size=BATCH).learning_rate
 
 
@@ -106,17 +105,16 @@ def stream_rows(setting: Setting, n_sentences: int = SENTENCES) -> Iterator[Row]
     stream = EdgeStream(store, store.layers, EdgeSchedule(epochs=1, batch_size=BATCH_SENTENCES))
 
     def streamed(number: int) -> None:
-        for _ in range(EPOCHS):
-            for _ in stream.batches(split, order):
-                pass
+        for _ in stream.batches(split, order):
+            pass
 
     def gathered(number: int) -> None:
-        for each in rows * EPOCHS:
+        for each in rows:
             target: Any = out[: len(store.layers) * len(each) * store.hidden_size]
             store.gather_layers(each, out=target.reshape(len(store.layers), len(each), -1))
 
     def converted(number: int) -> None:
-        for each in rows * EPOCHS:
+        for each in rows:
             torch.from_numpy(store.gather_layers(each)).float()
 
     cases: Cases = {"ours": streamed, "gather and float32": converted, "limit": gathered}
