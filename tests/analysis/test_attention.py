@@ -11,9 +11,12 @@ import pytest
 
 import embstore as es
 from embstore.analysis import HeadDistances, Statistic, sentence_attention
+from embstore.analysis.attention.annotated import Mention, _mentions
 from embstore.analysis.attention.statistic import STATISTICS, Values
-from embstore.corpus import Tree
+from embstore.corpus import EdgeSentence, EdgeTarget, Tree
 from embstore.errors import EmbstoreError
+from embstore.models.transformer import attention
+from embstore.models.transformer.attention import _plain_maps as plain_maps
 from tests.analysis.attention_oracle import Plain, between_words, maps_of
 from tests.models import tiny
 
@@ -263,3 +266,19 @@ def test_the_order_of_results_is_fixed() -> None:
         "trees",
         "coreference",
     ]
+
+
+def test_a_model_whose_batches_have_other_maps_is_refused(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        attention, "_plain_maps", lambda network, ids: [maps + 0.01 for maps in plain_maps(network, ids)]
+    )
+    with pytest.raises(EmbstoreError, match="in a padded batch differ from its own by 1.0e-02 in layer 1"):
+        es.attention(SENTENCES[:2], model=models["bert"], device="cpu")
+
+
+def test_a_mention_is_no_antecedent_of_one_with_the_same_last_word() -> None:
+    pairs = [((0, 3), (2, 3), ("1",)), ((4, 5), (2, 3), ("1",))]
+    sentence = EdgeSentence(["the", "old", "cat", "saw", "it"], [EdgeTarget(*pair) for pair in pairs])
+    assert _mentions(sentence) == (Mention(4, frozenset({2}), 2),)

@@ -197,7 +197,8 @@ class Maps:
     @cached_property
     def entropies(self) -> torch.Tensor:
         """The entropy of each query's attention, in nats: float [sentences, heads, queries]; 0 for padding."""
-        return self.values.clamp_min(TINY).log_().mul_(self.values).sum(-1).neg_()
+        negative: torch.Tensor = torch.linalg.vecdot(self.values.clamp_min(TINY).log_(), self.values)
+        return negative.neg_()
 
     @cached_property
     def words(self) -> torch.Tensor:

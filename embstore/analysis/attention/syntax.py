@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from embstore.analysis.attention.maps import Maps
+from embstore.analysis.attention.maps import Maps, Shape
 from embstore.analysis.attention.statistic import Statistic, Values, register
 from embstore.kernels.compiled import find_arborescences
 
@@ -30,19 +31,31 @@ class Relations(Statistic):
     def __init__(self, reach: int = 32) -> None:
         super().__init__()
         self.reach = reach
+        self._waiting: list[NDArray[np.int64]] = []
+
+    def begin(self, shape: Shape) -> None:
+        """Begin a pass over a corpus."""
+        super().begin(shape)
+        self._waiting = []
 
     def update(self, maps: Maps) -> None:
         edges = maps.tokens.edges
         if not len(edges.row):
             return
         best = maps.most_attended
-        found = {
-            TO_HEAD: best[edges.row, edges.dependant] == edges.head[:, None],
-            TO_DEPENDANT: best[edges.row, edges.head] == edges.dependant[:, None],
-        }
-        for metric, hits in found.items():
-            for name, sums in zip(edges.relations, np.add.reduceat(hits.astype(np.int64), edges.starts), strict=True):
-                self.add(f"{metric} {name}", maps.layer, sums)
+        hits = np.stack(
+            [
+                best[edges.row, edges.dependant] == edges.head[:, None],
+                best[edges.row, edges.head] == edges.dependant[:, None],
+            ]
+        )
+        self._waiting.append(np.add.reduceat(hits.astype(np.int64), edges.starts, axis=1))
+        if maps.last:
+            whole = np.stack(self._waiting).astype(np.float64)  # [layers, directions, relations, heads]
+            self._waiting = []
+            for number, name in enumerate(edges.relations):
+                key, sums = f"hits {name}", whole[:, :, number]
+                self.sums[key] = self.sums[key] + sums if key in self.sums else sums
         if maps.layer == 0:
             offsets = np.clip(edges.head - edges.dependant, -self.reach - 1, self.reach + 1) + self.reach + 1
             stops = np.append(edges.starts[1:], len(offsets))
@@ -59,8 +72,9 @@ class Relations(Statistic):
             count = offsets.sum()
             common = int(offsets[1:-1].argmax())  # the first and the last are those beyond reach
             baseline, offset = offsets[1 + common] / count, common - self.reach
-            for metric, sign in ((TO_HEAD, 1), (TO_DEPENDANT, -1)):
-                values = sum(self.sums[f"{metric} {name}"] for name in members) / count
+            hits = sum(self.sums[f"hits {name}"] for name in members) / count
+            for direction, (metric, sign) in enumerate(((TO_HEAD, 1), (TO_DEPENDANT, -1))):
+                values = hits[:, direction]
                 yield Values(metric, item, values, count=count, offset=sign * offset, baseline=float(baseline))
 
 
