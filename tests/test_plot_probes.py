@@ -281,7 +281,7 @@ def test_a_figure_is_saved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path) -> None:
     drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|curve|scores|lengths|plane)$")
     calls: list[Any] = [getattr(plot, name) for name in plot.__all__ if drawn.match(name) and name != "sense_map"]
-    assert len(calls) == 15
+    assert len(calls) == 17
     calls += [partial(plot.sense_map, layers=[0]), partial(plot.save, path=tmp_path / "a.png")]
     for call in calls:
         with pytest.raises(InvalidValueError) as error:
