@@ -20,8 +20,9 @@ from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe, ProbeResult, Training, ambiguous_sentences, load, trace
 from embstore.probes.edges.tasks import Sample
 from embstore.studies import StudyResult, Tenney2019
+from embstore.studies.tasks import Sentences, find_tasks
 from embstore.studies.tenney2019 import report
-from embstore.studies.tenney2019.study import Sentences, find_tasks, rank
+from embstore.studies.tenney2019.study import rank
 from tests.models import tiny
 from tests.probes.edge_store import write_edges
 

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import polars as pl
 
 import embstore.probes as probes
 from embstore import plot
-from embstore.corpus import Sentence, read_edges
-from embstore.corpus.sentence import distinct_sentences
-from embstore.errors import InvalidValueError
 from embstore.extraction import ExtractionOptions
 from embstore.models import encoder_from_shorthand, model_kind, save_untrained
 from embstore.probes import EdgeProbe, SentenceTrace, Traces, ambiguous_sentences, trace
-from embstore.probes.edges.tasks import Sample, split_file
+from embstore.probes.edges.tasks import Sample
 from embstore.progress import Progress
 from embstore.store import Store
 from embstore.store.metadata import canonical
-from embstore.studies.published import TASKS, TENNEY_CITATION
+from embstore.studies.published import TENNEY_CITATION
 from embstore.studies.settings import Tenney2019
 from embstore.studies.study import StudyFolder, StudyResult, digest_of, extract_step, methods, write_text
+from embstore.studies.tasks import Files, Sentences, find_tasks
 from embstore.studies.tenney2019.report import Scores, draw, sections
 
-Files = Mapping[str, Path]
-SPLITS = ("train", "dev", "test")
 MAX_WORDS = 30  # longer sentences are drawn last
 MAX_ANNOTATIONS = 8  # of one sentence
 
@@ -94,47 +89,6 @@ def run_tenney2019(
     )
     result.save()
     return result
-
-
-def find_tasks(folder: Path, tasks: Sequence[str] | None) -> dict[str, Files]:
-    """Return the files of each task in a folder of tasks: those of the paper in its order, then others by name.
-
-    Every file is read once, so that none is refused after hours of extraction. Raises InvalidValueError, CorpusError.
-    """
-    if not folder.is_dir():
-        raise InvalidValueError(f"{folder} is not a folder: give one with a folder per task")
-    found: dict[str, Files] = {}
-    for each in sorted(folder.iterdir()):
-        files: Files = {split: path for split in SPLITS if (path := split_file(each, split)) is not None}
-        if "train" in files:
-            found[each.name] = files
-    if not found:
-        raise InvalidValueError(f"{folder} has no task: give a folder of folders, each with train.jsonl and dev.jsonl")
-    for name in tasks or ():
-        if name not in found:
-            raise InvalidValueError(f"there is no task {name!r} in {folder}: it has {', '.join(found)}")
-    order = dict.fromkeys((*TASKS, *found))
-    chosen: dict[str, Files] = {name: found[name] for name in order if name in found and name in (tasks or found)}
-    for name, files in chosen.items():
-        if "dev" not in files:
-            raise InvalidValueError(f"{folder / name} has no dev.jsonl, which early stopping needs")
-        for path in files.values():
-            if not any(sentence.targets for sentence in list(read_edges(path))):
-                raise InvalidValueError(f"{path} has no target: give a file of labelled spans")
-    return chosen
-
-
-@dataclass(frozen=True)
-class Sentences:
-    """The sentences of all splits of some tasks, or a sample of each split; each text once."""
-
-    tasks: Mapping[str, Files]
-    sample: Sample
-
-    def __iter__(self) -> Iterator[Sentence]:
-        paths = [path for files in self.tasks.values() for path in files.values()]
-        drawn = (self.sample.draw(list(read_edges(path))) for path in paths)
-        return distinct_sentences(sentence.words for sentence in chain.from_iterable(drawn))
 
 
 def extract_all(run: Run, name: str) -> dict[str, Store]:
