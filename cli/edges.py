@@ -31,7 +31,12 @@ Tasks = Annotated[
     ),
 ]
 TaskNames = Annotated[
-    list[str] | None, opt.option("NAME", "Of a corpus: pos (xpos), upos, dependencies, entities; repeatable.", "--task")
+    list[str] | None,
+    opt.option(
+        "NAME",
+        "Of a corpus: pos (xpos), upos, dependencies, arcs, index, main-auxiliary, subject, entities; repeatable.",
+        "--task",
+    ),
 ]
 Kind = Annotated[
     Literal["mlp", "linear"], opt.option("KIND", "mlp, the edge probe; linear, one matrix over the mean of a span.")

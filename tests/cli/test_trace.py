@@ -120,7 +120,10 @@ def test_bad_input_is_one_line(saved: Work) -> None:
         ),
         (("trace", "made.zarr", "saved/hues", "saved", *targets), "two tasks are called hues"),
         (("edges", "made.zarr", "tasks/colours", "--task", "pos"), "--task pos is for corpora"),
-        (("edges", "made.zarr", "a.conllu"), "a.conllu contains several tasks: give --task pos, upos or dependencies"),
+        (
+            ("edges", "made.zarr", "a.conllu"),
+            "a.conllu contains several tasks: give --task pos, upos, dependencies, arcs,",
+        ),
         (("edges", "made.zarr", "a.conllu", "--task", "entities"), "a.conllu does not contain the task 'entities'"),
         (("edges", "made.zarr", "a.conll"), "a.conll:1: 'I-x' after the start of a sentence continues no span"),
         (("edges", "made.zarr", "twice"), "twice has two files called train, train-a.conll and train-b.conll"),

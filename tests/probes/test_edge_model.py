@@ -31,8 +31,12 @@ def linear_of_one(weights: Weights, layers: list[int], vectors: torch.Tensor, sp
     """Logits of one linear probe, target by target, [targets, labels]."""
     share = torch.softmax(weights["mix"][layers], 0)
     words = weights["scale"] * sum(s * vectors[layer] for s, layer in zip(share, layers, strict=True))
-    read = [torch.cat([words[start:stop].mean(0) for start, stop in target]) for target in spans]
-    return torch.stack([weights["output"] @ each + weights["output_bias"] for each in read])
+    logits = []
+    for target in spans:
+        means = [words[start:stop].mean(0) for start, stop in target]
+        read = torch.cat(means if len(means) == 1 else [*means, means[0] * means[1]])
+        logits.append(weights["output"] @ read + weights["output_bias"])
+    return torch.stack(logits)
 
 
 @pytest.mark.parametrize("fused", [False, True])

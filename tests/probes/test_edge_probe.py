@@ -67,6 +67,15 @@ def test_a_planted_signal_is_read_linearly(tmp_path: Path) -> None:
     assert scores[2] > 0.85
     assert max(scores[0], scores[3]) < 0.7
     assert rows["low"].null_count() == 0
+    names = np.array(probe.fitted.labels.labels)
+    gold = [target.labels[0] for sentence in made.splits["test"] for target in sentence.targets]
+    right = [
+        [(names[row.argmax(1)] == gold).mean() for row in probe.predict(made.splits["test"], seed=seed, layerwise=True)]
+        for seed in (0, 1)
+    ]
+    np.testing.assert_allclose(np.mean(right, 0), rows["value"])
+    with pytest.raises(InvalidValueError, match="are not of single layers: fit with layerwise"):
+        fit(made, Training(1, 8, 0.02, 0)).predict(made.splits["test"], layerwise=True)
 
 
 def test_shuffled_labels_score_no_better_than_the_majority(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class EdgeShape:
     """The sizes of an edge probe: `layers` that it may mix, `width` of the vectors, `spans` 1 or 2, `labels`.
 
     An mlp probe projects vectors to `projection` numbers and has a hidden layer of `hidden_size` units; a linear probe
-    reads the mean of each span, without projection and hidden layer.
+    reads the mean of each span, and of two spans also the product of their means, number by number.
     """
 
     layers: int
@@ -44,7 +44,7 @@ class EdgeShape:
     @property
     def n_read(self) -> int:
         """The numbers that the output layer reads, which dropout applies to."""
-        return self.spans * self.width if self.kind == "linear" else self.hidden_size
+        return (2 * self.spans - 1) * self.width if self.kind == "linear" else self.hidden_size
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the weights of one probe; second spans have a projection and an attention of their own."""
@@ -143,12 +143,12 @@ class EdgeBank:
         return torch.from_numpy(self.allowed).to(self.weights["mix"].device)
 
     def _mean(self, batch: EdgeBatch, mixing: torch.Tensor) -> torch.Tensor:
-        """Return the mixed means of each target's spans, [probes, targets, spans * width].
+        """Return the mixed means of each target's spans, and the product of two, [probes, targets, n_read].
 
         Mixing is linear, so the means are computed once for all probes, of each layer, and only these are mixed.
         """
-        means = torch.cat([_means(batch.vectors, columns) for columns in batch.spans], 2)
-        return mixed(means, mixing, self.weights["scale"])
+        parts = [mixed(_means(batch.vectors, columns), mixing, self.weights["scale"]) for columns in batch.spans]
+        return parts[0] if len(parts) == 1 else torch.cat([*parts, parts[0] * parts[1]], 2)
 
     def _hidden(self, batch: EdgeBatch, mixing: torch.Tensor) -> torch.Tensor:
         """Return the normalized hidden layer of each target, [probes, targets, hidden_size].

@@ -78,12 +78,13 @@ class EdgeProbe(Probe[FittedEdges]):
         probe = EdgeProbe(layers="all", control=True).fit(store, "pos/train.jsonl", "pos/dev.jsonl")
         result = probe.score("pos/test.jsonl")
 
-    kind: "mlp", the probe of Tenney et al., or "linear", one matrix over the mean of each span (Liu et al. 2019), which
-    is always layerwise. layerwise: also train a probe of each layer alone. control: also train probes of the control
-    task, whose labels are drawn by the forms of spans (Hewitt & Liang 2019). sentences: of each split at most, drawn by
-    their texts with `seed`; None for all. projection, hidden_size: sizes of an mlp. dropout: on the hidden layer (0.2
-    by default), or on what a linear probe reads (0). mixing_rate: the learning rate of the mixing weights. training:
-    defaults are 30 epochs, batches of 32 sentences and patience 3. The other settings are those of `Probe`.
+    kind: "mlp", the probe of Tenney et al., or "linear", one matrix over the mean of each span, and over the product of
+    the means of two (Liu et al. 2019), which is always layerwise. layerwise: also train a probe of each layer alone.
+    control: also train probes of the control task, whose labels are drawn by the forms of spans (Hewitt & Liang 2019).
+    sentences: of each split at most, drawn by their texts with `seed`; None for all. projection, hidden_size: sizes of
+    an mlp. dropout: on the hidden layer (0.2 by default), or on what a linear probe reads (0). mixing_rate: the
+    learning rate of the mixing weights. training: defaults are 30 epochs, batches of 32 sentences and patience 3. The
+    other settings are those of `Probe`.
 
     Raises InvalidValueError for a setting that is not allowed.
     """
@@ -222,16 +223,23 @@ class EdgeProbe(Probe[FittedEdges]):
         return ProbeResult.of(rows, notes, store=store.path.stem if name is None else name, task=fitted.labels.name)
 
     def predict(
-        self, edges: Edges, *, data: Store | Selection | None = None, seed: int | None = None
+        self,
+        edges: Edges,
+        *,
+        data: Store | Selection | None = None,
+        seed: int | None = None,
+        layerwise: bool = False,
     ) -> NDArray[np.float32]:
         """Return the probability that P(0) ... P(L) give each label of each target, float32 [layers, targets, labels].
 
         The labels are `fitted.labels.labels`; targets without rows in the store are left out. `seed`: of the probes,
-        the first by default.
+        the first by default. `layerwise`: those of the probes of each layer alone, if they were trained.
         """
         fitted, store = self.fitted, self._store(data)
         split = self.join(edges, data=data).split
-        bank = self.cumulative(seed)
+        if layerwise and not fitted.grid.layerwise:
+            raise InvalidValueError(f"the probes of {fitted.labels.name} are not of single layers: fit with layerwise")
+        bank = self.by_layer(seed) if layerwise else self.cumulative(seed)
         out = np.empty((len(bank), len(split), len(fitted.labels.labels)), np.float32)
         for targets, logits in iter_logits(bank, self.stream(store), split):
             out[:, targets] = logits.sigmoid().cpu().numpy()
@@ -239,12 +247,19 @@ class EdgeProbe(Probe[FittedEdges]):
 
     def cumulative(self, seed: int | None = None) -> EdgeBank:
         """Return P(0) ... P(L) of a seed, the first by default."""
-        grid = self.fitted.grid
-        chosen = grid.seeds[0] if seed is None else seed
-        if chosen not in grid.seeds:
-            known = ", ".join(map(str, grid.seeds))
+        return self.fitted.bank().take(self.fitted.grid.cumulative(self._chosen(seed)))
+
+    def by_layer(self, seed: int | None = None) -> EdgeBank:
+        """Return the probes of each layer alone of a seed, the first by default."""
+        return self.fitted.bank().take(self.fitted.grid.by_layer(self._chosen(seed)))
+
+    def _chosen(self, seed: int | None) -> int:
+        seeds = self.fitted.grid.seeds
+        chosen = seeds[0] if seed is None else seed
+        if chosen not in seeds:
+            known = ", ".join(map(str, seeds))
             raise InvalidValueError(f"the probes of {self.fitted.labels.name} have no seed {chosen}: they have {known}")
-        return self.fitted.bank().take(grid.cumulative(chosen))
+        return chosen
 
     def mixing_weights(self, seed: int | None = None) -> NDArray[np.float64]:
         """Return s of P(L), float64 [layers]; `seed`: of the probes, the first by default."""
