@@ -17,6 +17,9 @@ from .geometry.separability import sense_separability as sense_separability
 from .geometry.spectra import maximum_explainable_variance as maximum_explainable_variance
 from .geometry.summary import extreme_words as extreme_words
 from .geometry.summary import summarize_geometry as summarize_geometry
+from .heads.measure import disable_heads as disable_heads
+from .heads.measure import head_importance as head_importance
+from .heads.measure import prune_heads as prune_heads
 from .neighbors.exact import Exclusion as Exclusion
 from .neighbors.exact import Hits as Hits
 from .neighbors.find import mark_words as mark_words

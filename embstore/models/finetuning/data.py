@@ -135,7 +135,8 @@ def _labeled_texts(path: Path, count: int) -> Iterator[LabeledText]:
         yield LabeledText(fields[1:], fields[0])
 
 
-def _labels_of(item: Item) -> Iterable[str]:
+def labels_of(item: Item) -> Iterable[str]:
+    """Return the labels of an item, or of its words."""
     if isinstance(item, LabeledText):
         return (item.label,)
     return (label for label in item.labels if label is not None)
@@ -146,7 +147,7 @@ def label_names(files: Mapping[str, Path], items: Mapping[str, Sequence[Item]]) 
 
     The latter are never predicted, so they count as errors. Raises CorpusError if the training data have one label.
     """
-    found = {split: {label for item in part for label in _labels_of(item)} for split, part in items.items()}
+    found = {split: {label for item in part for label in labels_of(item)} for split, part in items.items()}
     names = sorted(found["train"])
     if len(names) < 2:
         raise CorpusError(f"{one_line(files['train'])}: every label is {quoted(names[0])}; training needs two or more")

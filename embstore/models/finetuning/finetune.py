@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,9 +13,8 @@ import torch
 from embstore.devices import choose_device, torch_threads
 from embstore.errors import InvalidValueError, MissingPackageError
 from embstore.models.checkpoint import Checkpoint, open_checkpoint, sha256_of
-from embstore.models.finetuning.data import DataSource, Item, find_splits, label_names, read_items, sampled
-from embstore.models.finetuning.examples import FineTuneData, text_examples, word_examples
-from embstore.models.finetuning.network import Trainable, load_trainable, save_network
+from embstore.models.finetuning.data import DataSource, find_splits, label_names, read_items, sampled
+from embstore.models.finetuning.network import load_trainable, save_network
 from embstore.models.finetuning.record import (
     PLAN,
     RECORD,
@@ -27,8 +25,9 @@ from embstore.models.finetuning.record import (
     require_same,
     stage_of,
 )
-from embstore.models.finetuning.settings import FineTuneSettings, FineTuneTask, check_task
+from embstore.models.finetuning.settings import FineTuneSettings, check_task
 from embstore.models.finetuning.training import FineTuneRun, own_randomness
+from embstore.models.finetuning.tuned import encode
 from embstore.models.static.shorthand import public_name
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.progress import Progress, reporting
@@ -121,7 +120,7 @@ def finetune(
         trainable = load_trainable(checkpoint, str(model), labels)
         trainable.check(max_length=settings.max_length, attention_window=settings.attention_window)
         encoded = {
-            split: _encode(chosen, files[split], part, trainable, checkpoint, [*labels, *unknown], settings.max_length)
+            split: encode(chosen, files[split], part, trainable, checkpoint, [*labels, *unknown], settings.max_length)
             for split, part in items.items()
         }
         begin(folder, plan)
@@ -165,24 +164,3 @@ def _plan(
         | {"optimizer": "Adam", "schedule": "constant", "head": "linear", **columns},
         "software": {name: version(name) for name in ("embstore", "torch", "transformers", "accelerate")},
     }
-
-
-def _encode(
-    task: FineTuneTask,
-    path: Path,
-    items: Sequence[Item],
-    trainable: Trainable,
-    checkpoint: Checkpoint,
-    labels: list[str],
-    max_length: int,
-) -> FineTuneData:
-    numbers = {name: number for number, name in enumerate(labels)}
-    given: Any = items
-    if task.labels_words:
-        encoded = word_examples(given, trainable.tokenizer, numbers, max_length=max_length)
-        if not encoded.examples:
-            raise InvalidValueError(f"{path}: no labeled word is within the maximum length; choose a longer one")
-        return encoded
-    # Text needs the tokenizer as published: SubwordTokenizer may have changed its own to start words with a space.
-    tokenizer = open_checkpoint(checkpoint.folder, revision=None).tokenizer
-    return text_examples(given, tokenizer, numbers, max_length=max_length, causal=trainable.inputs.causal)

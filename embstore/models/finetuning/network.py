@@ -63,8 +63,8 @@ class Trainable:
             raise ModelError("the model attends beyond an attention window; leave --attention-window out")
 
 
-def load_trainable(checkpoint: Checkpoint, name: str, labels: Sequence[str]) -> Trainable:
-    """Read a checkpoint with a new linear layer for `labels`, initialized by torch's own generator."""
+def load_trainable(checkpoint: Checkpoint, name: str, labels: Sequence[str], *, fresh: bool = True) -> Trainable:
+    """Read a checkpoint with a linear layer for `labels`: a fresh one, by torch's own generator, or the stored one."""
     config = checkpoint.config
     kinds = transformers.AutoModelForTokenClassification
     if type(config) not in kinds._model_mapping or getattr(config, "is_encoder_decoder", False):
@@ -76,11 +76,11 @@ def load_trainable(checkpoint: Checkpoint, name: str, labels: Sequence[str]) -> 
     base = f"{network.base_model_prefix}."
     parameters = {parameter for parameter, _ in network.named_parameters(remove_duplicate=False)}
     wrong = [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]
-    if missing := sorted(key for key in wrong if key in parameters and key.startswith(base)):
+    if missing := sorted(key for key in wrong if key in parameters and (key.startswith(base) or not fresh)):
         raise ModelError(f"the weights of {name!r} do not contain {len(missing)} parameters, such as {missing[0]!r}")
     spread = getattr(config, "initializer_range", 0.02)
     for module_name, module in network.named_modules():  # nothing remains of the head of an earlier fine-tuning
-        if isinstance(module, nn.Linear) and not module_name.startswith(base):
+        if fresh and isinstance(module, nn.Linear) and not module_name.startswith(base):
             nn.init.normal_(module.weight, std=spread)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -49,12 +49,26 @@ class Attended:
         return found | {"head_output": self.output.flatten(2)}
 
 
+class Change(Protocol):
+    """Changes what the heads of a block compute; tensors are [batch, heads, positions, features or positions]."""
+
+    def before(self, layer: int, states: torch.Tensor) -> torch.Tensor:
+        """Return the queries, or the position bias of the scores, that the heads are to have."""
+
+    def after(self, layer: int, output: torch.Tensor) -> torch.Tensor:
+        """Return the output that the heads are to have."""
+
+
 @dataclass(frozen=True)
 class _Capture:
-    """What the attention function does in a pass: `usual` is the model's own, `take` is given every call."""
+    """What the attention function does in a pass: `usual` is the model's own, `take` is given every call.
+
+    `changes`: the change of the block that is running.
+    """
 
     usual: str
     take: Callable[[Attended], None]
+    changes: tuple[Change, list[int]] | None = None
 
 
 _CAPTURE: ContextVar[_Capture] = ContextVar("embstore_capture")
@@ -71,7 +85,14 @@ def _attend(
     capture = _CAPTURE.get()
     own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(capture.usual, own)
+    if capture.changes is not None:
+        change, running = capture.changes
+        query = change.before(running[0], query)
+        if (bias := options.get("position_bias")) is not None:
+            options["position_bias"] = change.before(running[0], bias)
     output, weights = attend(module, query, key, value, attention_mask, **options)
+    if capture.changes is not None:
+        output = change.after(running[0], output.transpose(1, 2)).transpose(1, 2)
     capture.take(Attended(query, key, value, output, attention_mask, options))
     return output, weights
 
@@ -86,10 +107,12 @@ AttentionMaskInterface.register(MASKED, _mask)
 
 
 @contextmanager
-def _captured(model: Any, take: Callable[[Attended], None]) -> Iterator[None]:
+def _captured(
+    model: Any, take: Callable[[Attended], None], changes: tuple[Change, list[int]] | None = None
+) -> Iterator[None]:
     """Pass every call of the model's attention on to `take` inside the block."""
     usual = model.config._attn_implementation
-    token = _CAPTURE.set(_Capture(usual, take))
+    token = _CAPTURE.set(_Capture(usual, take, changes))
     model.config._attn_implementation = MASKED if usual in ALL_MASK_ATTENTION_FUNCTIONS else UNMASKED
     try:
         yield
@@ -159,6 +182,17 @@ class SiteTap:
         finally:
             for handle in handles:
                 handle.remove()
+
+    @property
+    def n_heads(self) -> int:
+        """The heads of a block."""
+        return self.sizes["query"] // int(self.attention["head_size"])
+
+    @contextmanager
+    def changing(self, change: Change, take: Callable[[Attended], None] = lambda call: None) -> Iterator[None]:
+        """Change what the heads of every block compute in passes inside the block; `take` is given every call."""
+        with _counted(self.tap) as running, _captured(self.tap.model, take, (change, running)):
+            yield
 
 
 @dataclass
@@ -262,13 +296,13 @@ def _mlp(block: _Block, attention: torch.Tensor) -> nn.Module | None:
     assert block.output is not None
     between = block.states + attention
     wanted = [block.output - between]
-    first = [result for _, given, result in block.calls if _close(given, between)]
+    first = [result for _, given, result in block.calls if close(given, between)]
     if first:  # a norm after each addition
-        last = [given for _, given, result in block.calls if _close(result, block.output) and not _close(given, result)]
+        last = [given for _, given, result in block.calls if close(result, block.output) and not close(given, result)]
         wanted += [given.view(result.shape) - result for given in last for result in first if _is_alike(given, result)]
     for target in wanted:
         for module, _, result in block.calls:
-            if _close(result, target):
+            if close(result, target):
                 return module
     return None
 
@@ -288,7 +322,7 @@ def _is_attention(call: Attended) -> bool:
         allowed = [torch.zeros_like(scores).masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else mask]
     else:
         allowed.append(torch.full_like(scores, -torch.inf).triu(1))
-    return any(_close((scores + mask).softmax(-1) @ value, call.output.transpose(1, 2)) for mask in allowed)
+    return any(close((scores + mask).softmax(-1) @ value, call.output.transpose(1, 2)) for mask in allowed)
 
 
 def _tensor(output: Any) -> Any:
@@ -304,7 +338,8 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one, other)
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether both have the same values, as exactly as their dtype allows."""
     if not _is_alike(one, other):
         return False
     largest = float(other.abs().max())
