@@ -5,48 +5,49 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
+from embstore.studies import STUDIES
 from embstore_cli.output import print_json, print_table
 
-OPTIONS = {"train", "test", "vectors", "tuning", "tasks"}  # the settings with options of their own
-KEYS: dict[str, dict[str, Any]] = {
-    study: {key: kind for key, kind in get_type_hints(settings).items() if key not in OPTIONS}
-    for study, settings in es.studies.STUDIES.items()
+OPTIONS = {"train": "--train", "test": "--test", "vectors": "--vectors", "tuning": "--tuning", "tasks": "--task"}
+ALLOWED: dict[str, dict[str, Any]] = {
+    study: {field.name: get_type_hints(kind)[field.name] for field in fields(kind)} for study, kind in STUDIES.items()
 }
+KEYS = {study: {key: kind for key, kind in allowed.items() if key not in OPTIONS} for study, allowed in ALLOWED.items()}
+
+
+def having(setting: str) -> str:
+    """Return the studies that have a setting."""
+    return ", ".join(study for study, allowed in ALLOWED.items() if setting in allowed)
+
+
+ABOUT = "\n\n".join(f"{study}: {kind.about}; DATA: {kind.data}." for study, kind in STUDIES.items())
 
 
 def reproduce(
-    study: Annotated[
-        Literal["zhao2020", "tenney2019", "ethayarajh2019", "hewitt2019"], opt.argument("STUDY", "The paper.")
-    ],
-    data: Annotated[
-        Path,
-        opt.argument(
-            "DATA",
-            "zhao2020: a corpus in Wiki-PSE markup; tenney2019: a folder with a folder per task; ethayarajh2019: any "
-            "corpus; hewitt2019: a folder of train, dev and test in CoNLL-U.",
-        ),
-    ],
+    study: Annotated[str, opt.argument("STUDY", f"The paper: {', '.join(STUDIES)}.")],
+    data: Annotated[Path, opt.argument("DATA", "What the study needs; see above.")],
     model: Annotated[list[str], opt.option("[NAME=]MODEL", "Model folder or hub name.", "--model", "-m")],
     out: Annotated[Path, opt.option("FOLDER", "Folder of stores, tables, figures and the report.")],
     small: Annotated[bool, typer.Option("--small", help="A size for one or two hours on two CPU cores.")] = False,
-    train: Annotated[Path | None, opt.option("TSV", "zhao2020: train words (DATA's train.tsv).")] = None,
-    test: Annotated[Path | None, opt.option("TSV", "zhao2020: test words (DATA's test.tsv).")] = None,
+    train: Annotated[Path | None, opt.option("TSV", f"{having('train')}: train words (DATA's train.tsv).")] = None,
+    test: Annotated[Path | None, opt.option("TSV", f"{having('test')}: test words (DATA's test.tsv).")] = None,
     vectors: Annotated[
-        list[str] | None, opt.option("NAME=FILE", "zhao2020, ethayarajh2019: word vectors to compare, repeatable.")
+        list[str] | None, opt.option("NAME=FILE", f"{having('vectors')}: word vectors to compare, repeatable.")
     ] = None,
     tuning: Annotated[
         list[str] | None,
-        opt.option("TASK=DATA", "zhao2020: fine-tune for pos, ner, classify or paraphrase, repeatable."),
+        opt.option("TASK=DATA", f"{having('tuning')}: fine-tune for pos, ner, classify or paraphrase, repeatable."),
     ] = None,
-    task: Annotated[list[str] | None, opt.option("NAME", "tenney2019, hewitt2019: a task, repeatable (all).")] = None,
+    task: Annotated[list[str] | None, opt.option("NAME", f"{having('tasks')}: a task, repeatable (all).")] = None,
     config: opt.Config = None,
     settings: Annotated[
         list[str] | None, opt.set_option({key: kind for keys in KEYS.values() for key, kind in keys.items()})
@@ -54,25 +55,24 @@ def reproduce(
     device: opt.Device = "auto",
     as_json: opt.AsJson = False,
 ) -> None:
-    """Reproduce the study of a paper; rerun to resume.
-
-    zhao2020: semantic classes by layer, representation and context, before and after fine-tuning. tenney2019: in which
-    layers the tasks of the NLP pipeline are solved. ethayarajh2019: how contextual the vectors of each layer are; --set
-    benchmarks=FOLDER adds Table 1. hewitt2019: syntax trees by layer and rank, selectivity, code lengths. All write
-    tables, figures, report.md and report.html to --out.
-    """
+    if study not in STUDIES:
+        raise InvalidValueError(f"unknown study {study!r}: choose {', '.join(STUDIES)}")
     given = opt.read_settings(settings, KEYS[study], config)
-    files: dict[str, Any] = {"vectors": named_files(vectors, "--vectors")}
-    own: dict[str, dict[str, Any]] = {
-        "zhao2020": {"train": train, "test": test, "tuning": named_files(tuning, "--tuning"), **files},
-        "tenney2019": {"tasks": task},
-        "ethayarajh2019": files,
-        "hewitt2019": {"tasks": tuple(task)} if task else {},
+    own: dict[str, Any] = {
+        "train": train,
+        "test": test,
+        "vectors": named_files(vectors, "--vectors"),
+        "tuning": named_files(tuning, "--tuning"),
+        "tasks": tuple(task or ()),
     }
-    kind: Any = es.studies.STUDIES[study]
+    own = {key: value for key, value in own.items() if value}
+    for key in own:
+        if key not in ALLOWED[study]:
+            raise InvalidValueError(f"{OPTIONS[key]} is not for {study}, but for {having(key)}: leave it out")
+    kind: Any = STUDIES[study]
     if small and not hasattr(kind, "small"):
         raise InvalidValueError(f"--small: {study} has one size: leave it out")
-    chosen = (kind.small if small else kind)(**given, **own[study])
+    chosen = (kind.small if small else kind)(**given, **own)
     logging.basicConfig(format="... %(message)s")
     logging.getLogger("embstore.studies").setLevel(logging.INFO)
     result = es.reproduce(chosen, data, model=named_models(model), out=out, device=device)
@@ -80,6 +80,14 @@ def reproduce(
         print_json({section.title: list(section.rows) for section in result.sections})
         return
     print_report(result)
+
+
+reproduce.__doc__ = f"""Reproduce the study of a paper; rerun to resume.
+
+All write tables, figures, report.md and report.html to --out.
+
+{ABOUT}
+"""
 
 
 def print_report(result: es.studies.StudyResult) -> None:

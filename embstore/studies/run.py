@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress
-from embstore.studies.settings import STUDIES, Ethayarajh2019, Hewitt2019, Settings, Zhao2020
+from embstore.studies.registry import STUDIES
+from embstore.studies.settings import StudySettings
 from embstore.studies.study import StudyResult
 
 
 @checked
 def reproduce(
-    study: str | Settings,
+    study: str | StudySettings,
     data: str | Path,
     *,
     model: str | Path | Mapping[str, str | Path],
@@ -29,12 +31,10 @@ def reproduce(
     Parameters
     ----------
     study:
-        "zhao2020" (semantic classes), "tenney2019" (the NLP pipeline), "ethayarajh2019" (geometry) or "hewitt2019"
-        (syntax trees), or the settings of one: `Zhao2020(...)`, `Tenney2019.small()` and so on.
+        A name among `embstore.studies.STUDIES`, such as "tenney2019", or the settings of a study: `Zhao2020(...)`,
+        `Tenney2019.small()` and so on, whose `about` says what it studies.
     data:
-        For zhao2020 a corpus in Wiki-PSE markup; for tenney2019 a folder with a folder per task, each with train.jsonl,
-        dev.jsonl and, if there is one, test.jsonl; for ethayarajh2019 any corpus (the paper: STS 2012-2016);
-        for hewitt2019 a folder with train, dev and test of a treebank in CoNLL-U.
+        What the `data` of the study's settings says.
     model:
         A model folder or the name of a model of the Hugging Face hub. All studies but zhao2020 also take several by
         name, which their figures compare.
@@ -51,25 +51,15 @@ def reproduce(
     if isinstance(study, str) and study not in STUDIES:
         raise InvalidValueError(f"unknown study {study!r}: choose {', '.join(STUDIES)}")
     settings = STUDIES[study]() if isinstance(study, str) else study
+    (name,) = (name for name, kind in STUDIES.items() if isinstance(settings, kind))
     named = model if isinstance(model, Mapping) else {Path(model).name or str(model): model}
     models = {str(key): str(value) for key, value in named.items()}
     if not models:
         raise InvalidValueError("there is no model: name one or more")
-    if isinstance(settings, Zhao2020):
-        from embstore.studies.zhao2020.study import run_zhao2020
-
-        if len(models) > 1:
-            raise InvalidValueError(f"zhao2020 takes one model, not {len(models)}: {', '.join(models)}")
-        only = next(iter(models.values()))
-        return run_zhao2020(settings, Path(data), model=only, out=Path(out), device=device, progress=progress)
-    if isinstance(settings, Ethayarajh2019):
-        from embstore.studies.ethayarajh2019.study import run_ethayarajh2019
-
-        return run_ethayarajh2019(settings, Path(data), models=models, out=Path(out), device=device, progress=progress)
-    if isinstance(settings, Hewitt2019):
-        from embstore.studies.hewitt2019.study import run_hewitt2019
-
-        return run_hewitt2019(settings, Path(data), models=models, out=Path(out), device=device, progress=progress)
-    from embstore.studies.tenney2019.study import run_tenney2019
-
-    return run_tenney2019(settings, Path(data), models=models, out=Path(out), device=device, progress=progress)
+    if settings.takes_one_model and len(models) > 1:
+        raise InvalidValueError(f"{name} takes one model, not {len(models)}: {', '.join(models)}")
+    module = import_module(f"embstore.studies.{name}.study")
+    result: StudyResult = module.run(
+        settings, Path(data), models=models, out=Path(out), device=device, progress=progress
+    )
+    return result

@@ -110,32 +110,6 @@ class StudyFolder:
         return frame
 
 
-def extract_step(folder: StudyFolder, name: str, store: str, corpus: Any, **options: Any) -> Any:
-    """Extract the vectors of a corpus as a step of this name; returns the Store, or the Stores by context window.
-
-    `store`: its name in the folder. `options`: those of `plan`, or of `plan_windows` if
-    `context_windows` is among them.
-    """
-    from embstore.extraction import extract_windows, plan_windows
-    from embstore.extraction.extract import extract
-    from embstore.extraction.plan import plan
-
-    path = folder.path / "stores" / f"{store}.zarr"
-
-    def make() -> Any:
-        if "context_windows" in options:
-            windows = plan_windows(corpus, store=path, calibrate=False, progress=folder.bars, **options)
-            return extract_windows(windows, path, progress=folder.bars)
-        is_new = not path.exists()
-        planned = plan(corpus, store=path, calibrate=is_new, progress=folder.bars, **options)
-        if is_new:
-            cost = dict(planned.estimate.lines())
-            LOG.info(f"{planned.layout.n_rows:,} vectors a layer, {cost['on disk']}, time {cost['time']}")
-        return extract(planned, path, progress=folder.bars)
-
-    return folder.step(name, make)
-
-
 def digest_of(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:

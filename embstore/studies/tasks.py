@@ -11,10 +11,20 @@ from embstore.corpus import Sentence, read_edges
 from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.tasks import Sample, split_file
-from embstore.studies.published import TASKS
 
 Files = Mapping[str, Path]
 SPLITS = ("train", "dev", "test")
+# By the folders that tasks are in, as the figures of Tenney et al. call them and in their order.
+TASKS = {
+    "pos": "POS",
+    "constituents": "Consts.",
+    "dependencies": "Deps.",
+    "entities": "Entities",
+    "semantic-roles": "SRL",
+    "coreference": "Coref.",
+    "protoroles": "SPR",
+    "relations": "Relations",
+}
 
 
 def find_tasks(folder: Path, tasks: Sequence[str] | None) -> dict[str, Files]:

@@ -31,7 +31,8 @@ LISTS = "--train learn.tsv --test ask.tsv"
         ("tenney2019 tasks -m model --set unit=letter", "letter"),
         ("tenney2019 tasks -m model", "tasks"),
         ("tenney2019 tasks -m =", "--model '=' is not allowed: give MODEL or NAME=MODEL"),
-        ("chomsky1957 tasks -m model", "'chomsky1957'"),
+        ("chomsky1957 tasks -m model", "unknown study 'chomsky1957': choose zhao2020"),
+        ("hewitt2019 bank -m model --train learn.tsv", "--train is not for hewitt2019, but for zhao2020: leave it out"),
     ],
 )
 def test_bad_input(options: str, says: str, work: Work) -> None:

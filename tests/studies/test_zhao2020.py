@@ -17,9 +17,9 @@ import embstore as es
 from embstore.corpus import read_word_classes
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, ProbeResult, Training, load, split_words
-from embstore.studies import StudyResult, Zhao2020, published
+from embstore.studies import StudyResult, Zhao2020
 from embstore.studies.study import StudyFolder
-from embstore.studies.zhao2020 import figures, report
+from embstore.studies.zhao2020 import figures, published, report
 from tests.models import tiny
 from tests.models.finetuning import planted
 
@@ -249,7 +249,7 @@ def test_published_layers_are_shown_only_for_a_model_with_as_many(study: StudyRe
     ours = paper(3)
     assert ours["P-BERT"] == "0.670"
     assert not any(value for name, value in ours.items() if name.startswith("BERT"))
-    as_deep = paper(published.ZHAO_LAYERS)
+    as_deep = paper(published.N_LAYERS)
     assert as_deep["BERT, layer 0"] == ""
     assert as_deep["BERT, layer 1"] == "0.645"
     assert as_deep["BERT, layer 2"] == "0.688"
@@ -415,7 +415,7 @@ def test_the_tables_show_the_paper_s_layers_where_they_belong() -> None:
 
 
 def test_the_figures_of_the_paper() -> None:
-    assert len(published.CONTEXTUAL["test"]) == len(published.AVERAGED["test"]) == published.ZHAO_LAYERS
+    assert len(published.CONTEXTUAL["test"]) == len(published.AVERAGED["test"]) == published.N_LAYERS
     best = max(range(12), key=published.AVERAGED["test"].__getitem__)
     assert best == 9  # "AVG-BERT-10 performs best" by dev and test within .001; on test layer 9
     gain = max(ours - published.BAGS["P-BERT"]["test"] for ours in published.CONTEXTUAL["test"])

@@ -12,8 +12,8 @@ import polars as pl
 
 from embstore import plot
 from embstore.store.metadata import Metadata
-from embstore.studies.published import ETHAYARAJH_LAYERS
-from embstore.studies.settings import Ethayarajh2019
+from embstore.studies.ethayarajh2019.published import LAYERS
+from embstore.studies.ethayarajh2019.settings import Ethayarajh2019
 from embstore.studies.study import Row, Section, decimals
 from embstore.vectors import paper_table1, table1
 
@@ -77,7 +77,7 @@ def sections(scores: Scores) -> list[Section]:
 def published_frames() -> dict[str, pl.DataFrame]:
     """Return the author's means as `geometry_figure` draws them: adjusted by subtraction of the baseline."""
     frames = {}
-    for model, means in ETHAYARAJH_LAYERS.items():
+    for model, means in LAYERS.items():
         rows: list[Row] = []
         for layer, baseline in enumerate(means["anisotropy"]):
             rows.append({"metric": "anisotropy", "layer": layer, "value": baseline})
@@ -120,7 +120,7 @@ def published_layers() -> Section:
     for model, frame in published_frames().items():
         for metric, title in METRICS.items():
             values = {row["layer"]: row["shown"] for row in frame.filter(metric=metric).to_dicts()}
-            layers = range(len(ETHAYARAJH_LAYERS["GPT-2"]["anisotropy"]))
+            layers = range(len(LAYERS["GPT-2"]["anisotropy"]))
             row: Row = {"model": model, "": title.split(". ")[1]}
             rows.append(row | {str(layer): decimals(values.get(layer)) for layer in layers})
     note = (

@@ -14,14 +14,14 @@ from embstore.analysis.geometry.measure import geometry
 from embstore.analysis.static import static_vectors
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError
-from embstore.extraction import ExtractionOptions
-from embstore.models import encoder_from_shorthand, model_kind
+from embstore.models import model_kind
 from embstore.progress import Progress
 from embstore.store import Selection, Store
+from embstore.studies.ethayarajh2019.published import CITATION
 from embstore.studies.ethayarajh2019.report import ENDS, Scores, draw, sections
-from embstore.studies.published import ETHAYARAJH_CITATION
-from embstore.studies.settings import Ethayarajh2019
-from embstore.studies.study import StudyFolder, StudyResult, digest_of, extract_step, methods
+from embstore.studies.ethayarajh2019.settings import Ethayarajh2019
+from embstore.studies.extract import extract_step
+from embstore.studies.study import StudyFolder, StudyResult, digest_of, methods
 from embstore.vectors import WordVectors, evaluate, read_benchmarks, read_vectors
 from embstore.vectors.evaluation.lexicon import Benchmark
 
@@ -38,7 +38,7 @@ class Run:
     device: str
 
 
-def run_ethayarajh2019(
+def run(
     settings: Ethayarajh2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
 ) -> StudyResult:
     """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
@@ -52,7 +52,9 @@ def run_ethayarajh2019(
     vectors = {name: read_vectors(path) for name, path in settings.vectors.items()}
     benchmarks = () if settings.benchmarks is None else read_benchmarks(settings.benchmarks)
     run = Run(StudyFolder(out, progress), settings, open_corpus(data), vectors, benchmarks, device)
-    stores = {name: extract_one(run, name, model) for name, model in models.items()}
+    stores = {
+        name: extract_step(run.folder, name, run.corpus, model=model, device=device) for name, model in models.items()
+    }
     measured = {name: measure(run, name, store) for name, store in stores.items()}
     frames = {
         "geometry": named(measured, "summary"),
@@ -71,23 +73,10 @@ def run_ethayarajh2019(
         notes=() if benchmarks else ("no benchmarks are given, so Table 1 is left out: --set benchmarks=FOLDER",),
         seconds=run.folder.seconds,
         methods=methods(stores),
-        citation=ETHAYARAJH_CITATION,
+        citation=CITATION,
     )
     result.save()
     return result
-
-
-def extract_one(run: Run, name: str, model: str) -> Store:
-    store: Store = extract_step(
-        run.folder,
-        f"extract {name}",
-        name,
-        run.corpus,
-        model=encoder_from_shorthand(model, device=run.device),
-        options=ExtractionOptions(layers="all"),
-        device=run.device,
-    )
-    return store
 
 
 def words_of(store: Store) -> Selection:

@@ -11,8 +11,8 @@ import polars as pl
 
 from embstore import plot
 from embstore.probes import summary
-from embstore.studies.published import HEWITT_SCORES
-from embstore.studies.settings import Hewitt2019
+from embstore.studies.hewitt2019.published import SCORES
+from embstore.studies.hewitt2019.settings import Hewitt2019
 from embstore.studies.study import Row, Section, decimals
 
 METRICS = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
@@ -83,7 +83,7 @@ def table1(scores: Scores) -> Section:
         if len(random):
             rows.append({"vectors": f"{model}, layer {layer}, random weights", **_shown(random)})
         rows.append({"vectors": f"{model}, layer {layer} (best)", **_shown(own.filter(layer=layer))})
-    for name, values in HEWITT_SCORES.items():
+    for name, values in SCORES.items():
         cells = {metric: decimals(value) for metric, value in zip(METRICS.values(), values, strict=True)}
         rows.append({"vectors": f"paper: {name}", **cells})
     note = (

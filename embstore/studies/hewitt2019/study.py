@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -15,15 +15,15 @@ from embstore import plot
 from embstore.corpus import EdgeSentence, Sentence, Tree, derived_edges, read_trees
 from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
-from embstore.extraction import ExtractionOptions
-from embstore.models import encoder_from_shorthand, model_kind, save_untrained
+from embstore.models import model_kind
 from embstore.probes import EdgeProbe, ProbeResult, StructuralProbe, code_length, load
 from embstore.progress import Progress
 from embstore.store import Store
+from embstore.studies.extract import extract_step, untrained_step
+from embstore.studies.hewitt2019.published import CITATION
 from embstore.studies.hewitt2019.report import Scores, draw, sections
-from embstore.studies.published import HEWITT_CITATION
-from embstore.studies.settings import Hewitt2019
-from embstore.studies.study import StudyFolder, StudyResult, digest_of, extract_step, methods
+from embstore.studies.hewitt2019.settings import Hewitt2019
+from embstore.studies.study import StudyFolder, StudyResult, digest_of, methods
 
 SPLITS = ("train", "dev", "test")
 MAX_DRAWN_WORDS = 15  # of a sentence whose tree is drawn
@@ -73,7 +73,7 @@ class Run:
         return {split: digest_of(path) for split, path in self.treebank.files.items()}
 
 
-def run_hewitt2019(
+def run(
     settings: Hewitt2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
 ) -> StudyResult:
     """Run the study and leave stores, probes, tables, figures and the report in `out`; the same call resumes.
@@ -111,7 +111,7 @@ def run_hewitt2019(
         notes=tuple(dict.fromkeys(run.notes)),
         seconds=run.folder.seconds,
         methods=methods(stores),
-        citation=HEWITT_CITATION,
+        citation=CITATION,
     )
     result.save()
     return result
@@ -133,17 +133,8 @@ def find_files(folder: Path) -> dict[str, Path]:
 
 
 def extract_one(run: Run, name: str, model: str) -> Store:
-    settings = run.settings
-    store: Store = extract_step(
-        run.folder,
-        f"extract {name}",
-        f"{name}-{settings.sentences or 'all'}-{settings.seed}",
-        run.treebank,
-        model=encoder_from_shorthand(model, device=run.device),
-        options=ExtractionOptions(layers="all"),
-        device=run.device,
-    )
-    return store
+    file = f"{name}-{run.settings.sentences or 'all'}-{run.settings.seed}"
+    return extract_step(run.folder, name, run.treebank, model=model, device=run.device, file=file)
 
 
 def scored(run: Run, name: str, store: Store, probe: StructuralProbe, *, path: Path | None = None) -> pl.DataFrame:
@@ -190,13 +181,11 @@ def probe_untrained(run: Run, name: str, layer: int) -> Iterator[pl.DataFrame]:
     model = run.models[name]
     if not run.settings.untrained:
         return
-    if model_kind(model) != "transformer":
+    folder = untrained_step(run.folder, name, model, seed=run.settings.seed)
+    if folder is None:
         run.notes.append(f"{name}: no baseline with random weights, which only transformers have")
         return
-    folder = run.folder.path / "models" / f"{name}-untrained-{run.settings.seed}"
-    if not folder.is_dir():
-        run.folder.step(f"random weights of {name}", partial(save_untrained, model, folder, seed=run.settings.seed))
-    store = extract_one(run, f"{name}-untrained", str(folder))
+    store = extract_one(run, f"{name}-untrained", folder)
     probe = run.settings.probe(run.device, layers=[layer])
     rank = run.settings.rank_of(store.hidden_size)
     yield labelled(scored(run, f"{name}-untrained", store, probe), name, "untrained", rank)

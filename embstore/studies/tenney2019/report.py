@@ -11,10 +11,11 @@ import polars as pl
 
 from embstore import plot
 from embstore.probes import summary
-from embstore.studies import published
-from embstore.studies.published import ORDER, TASKS
-from embstore.studies.settings import Tenney2019
 from embstore.studies.study import Row, Section, decimals
+from embstore.studies.tasks import TASKS
+from embstore.studies.tenney2019 import published
+from embstore.studies.tenney2019.published import ORDER
+from embstore.studies.tenney2019.settings import Tenney2019
 
 LEAST_SEEDS = 3  # for a spread over seeds
 SPREADS = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # deviations with 95 % of Student's t, of 3 to 10 seeds
@@ -196,7 +197,7 @@ def layers_table(scores: Scores, model: str, suffix: str) -> Section:
             known = [(value, layer) for value, layer in values if value is not None]
             row: Row = {"task": title_of(task), "": name, **{str(layer): decimals(value) for value, layer in values}}
             rows.append(row | {"highest": f"{max(known)[1]} of {own.layers[-1]}" if known else ""})
-    (low, high), (first, last), depth = published.HIGHEST_WEIGHTS, published.HIGHEST_GAINS, published.TENNEY_LAYERS
+    (low, high), (first, last), depth = published.HIGHEST_WEIGHTS, published.HIGHEST_GAINS, published.N_LAYERS
     note = (
         "Columns are layers; highest: the layer of the greatest value. The paper, of BERT-large and most tasks: mixing "
         f"weights are highest in layers {low}-{high} of {depth}, differentials in layers {first}-{last}."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -13,17 +12,18 @@ import polars as pl
 import embstore.probes as probes
 from embstore import plot
 from embstore.extraction import ExtractionOptions
-from embstore.models import encoder_from_shorthand, model_kind, save_untrained
+from embstore.models import model_kind
 from embstore.probes import EdgeProbe, SentenceTrace, Traces, ambiguous_sentences, trace
 from embstore.probes.edges.tasks import Sample
 from embstore.progress import Progress
 from embstore.store import Store
 from embstore.store.metadata import canonical
-from embstore.studies.published import TENNEY_CITATION
-from embstore.studies.settings import Tenney2019
-from embstore.studies.study import StudyFolder, StudyResult, digest_of, extract_step, methods, write_text
+from embstore.studies.extract import extract_step, untrained_step
+from embstore.studies.study import StudyFolder, StudyResult, digest_of, methods, write_text
 from embstore.studies.tasks import Files, Sentences, find_tasks
+from embstore.studies.tenney2019.published import CITATION
 from embstore.studies.tenney2019.report import Scores, draw, sections
+from embstore.studies.tenney2019.settings import Tenney2019
 
 MAX_WORDS = 30  # longer sentences are drawn last
 MAX_ANNOTATIONS = 8  # of one sentence
@@ -49,7 +49,7 @@ class Probed:
     path: Path
 
 
-def run_tenney2019(
+def run(
     settings: Tenney2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
 ) -> StudyResult:
     """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
@@ -85,7 +85,7 @@ def run_tenney2019(
         notes=tuple(dict.fromkeys(run.notes)),
         seconds=run.folder.seconds,
         methods=methods({name: encoders["trained"] for name, encoders in stores.items()}),
-        citation=TENNEY_CITATION,
+        citation=CITATION,
     )
     result.save()
     return result
@@ -97,28 +97,25 @@ def extract_all(run: Run, name: str) -> dict[str, Store]:
     stores = {"trained": extract_one(run, name, model, layers="all")}
     if not run.settings.untrained:
         return stores
-    if model_kind(model) != "transformer":
+    folder = untrained_step(run.folder, name, model, seed=run.settings.seed)
+    if folder is None:
         run.notes.append(f"{name}: no baseline with random weights, which only transformers have")
         return stores
-    folder = run.folder.path / "models" / f"{name}-untrained-{run.settings.seed}"
-    if not folder.is_dir():
-        run.folder.step(f"random weights of {name}", partial(save_untrained, model, folder, seed=run.settings.seed))
     ends = f"0,{stores['trained'].layers[-1]}"
-    return {**stores, "untrained": extract_one(run, f"{name}-untrained", str(folder), layers=ends)}
+    return {**stores, "untrained": extract_one(run, f"{name}-untrained", folder, layers=ends)}
 
 
 def extract_one(run: Run, name: str, model: str, *, layers: str) -> Store:
     settings = run.settings
-    store: Store = extract_step(
+    return extract_step(
         run.folder,
-        f"extract {name}",
-        f"{name}-{settings.unit}s-{settings.sentences or 'all'}-{settings.seed}",
+        name,
         Sentences(run.tasks, Sample(settings.sentences, settings.seed)),
-        model=encoder_from_shorthand(model, device=run.device),
-        options=ExtractionOptions(layers=layers, unit=settings.unit),
+        model=model,
         device=run.device,
+        options=ExtractionOptions(layers=layers, unit=settings.unit),
+        file=f"{name}-{settings.unit}s-{settings.sentences or 'all'}-{settings.seed}",
     )
-    return store
 
 
 def probe_task(run: Run, store: Store, model: str, encoder: str, task: str) -> Probed:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from embstore import plot
-from embstore.studies import published
+from embstore.studies.zhao2020 import published
 from embstore.studies.zhao2020.report import PUBLISHED_NAMES, Scores, f1
 
 BARS = "#9aa7b5"
@@ -72,7 +72,7 @@ def layer_scores(scores: Scores) -> Any:
         band = {"color": plot.PALETTE[0], "alpha": 0.2, "linewidth": 0}
         axis.fill_between(bert["layer"], low, high, **band, label="± deviation over seeds")
     if scores.has_published_layers:
-        axis.plot(range(1, published.ZHAO_LAYERS + 1), published.CONTEXTUAL["test"], linestyle=":", **PAPER)
+        axis.plot(range(1, published.N_LAYERS + 1), published.CONTEXTUAL["test"], linestyle=":", **PAPER)
     bags = frame.filter(pl.col("store") != "BERT").select("store", "value")
     for number, (name, value) in enumerate(bags.iter_rows(), 1):
         axis.axhline(value, linestyle="--", color=plot.PALETTE[number % len(plot.PALETTE)], label=name)

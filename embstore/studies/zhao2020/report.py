@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from embstore.studies import published
-from embstore.studies.settings import Zhao2020
 from embstore.studies.study import Row, Section, decimals
+from embstore.studies.zhao2020 import published
+from embstore.studies.zhao2020.settings import Zhao2020
 
 OURS = ("representation", "dev", "test")
 PUBLISHED_NAMES = {"skip-gram": "PSE"}  # our name: the paper's
@@ -31,7 +31,7 @@ class Scores:
     @property
     def has_published_layers(self) -> bool:
         """Whether the paper's scores by layer are comparable."""
-        return self.n_layers == published.ZHAO_LAYERS
+        return self.n_layers == published.N_LAYERS
 
     def by_window(self) -> pl.DataFrame:
         """Return dev F1 by representation, layer and context window; null is the whole sentence."""

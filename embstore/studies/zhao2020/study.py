@@ -13,7 +13,7 @@ import embstore.probes as probes
 from embstore.analysis import attention_similarity
 from embstore.corpus import Corpus, Keep, open_corpus, read_word_classes
 from embstore.errors import InvalidValueError
-from embstore.extraction import ExtractionOptions
+from embstore.extraction import ExtractionOptions, extract_windows, plan_windows
 from embstore.models import (
     Encoder,
     FineTuned,
@@ -31,11 +31,12 @@ from embstore.probes import ClassProbe, ProbeResult, WordSplit, split_words
 from embstore.probes.classes.examples import ClassExamples, ExampleOptions
 from embstore.progress import Progress
 from embstore.store import Store
-from embstore.studies.published import ZHAO_CITATION
-from embstore.studies.settings import Zhao2020
-from embstore.studies.study import StudyFolder, StudyResult, extract_step, methods
+from embstore.studies.extract import extract_step
+from embstore.studies.study import StudyFolder, StudyResult, methods
 from embstore.studies.zhao2020.figures import draw
+from embstore.studies.zhao2020.published import CITATION
 from embstore.studies.zhao2020.report import Scores, sections
+from embstore.studies.zhao2020.settings import Zhao2020
 from embstore.vectors import read_vectors, train_vectors, write_vectors
 
 LABEL = "class"
@@ -80,13 +81,14 @@ class Stores:
         return self.bert[None]
 
 
-def run_zhao2020(
-    settings: Zhao2020, corpus: Path, *, model: str, out: Path, device: str, progress: Progress
+def run(
+    settings: Zhao2020, corpus: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
 ) -> StudyResult:
     """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
 
     `corpus` is in Wiki-PSE markup. See `embstore.studies.reproduce`.
     """
+    (model,) = models.values()
     words = read_words(settings, corpus)
     check_files(settings)
     model_kind(model)
@@ -117,7 +119,7 @@ def run_zhao2020(
         notes=tuple(dict.fromkeys(run.notes)),
         seconds=run.folder.seconds,
         methods=methods({model: stores.full}),
-        citation=ZHAO_CITATION,
+        citation=CITATION,
     )
     result.save()
     return result
@@ -148,12 +150,11 @@ def extract_all(run: Run) -> Stores:
     """Extract every representation of the study that is not stored yet."""
     settings, device = run.settings, run.device
     skipgram = train_skipgram(run)
-    windows = {"context_windows": settings.context_windows}
     random = random_encoder(settings.skipgram_size, seed=settings.seed)
     subwords = subword_encoder(run.model, device=device)
     trained = vector_encoder(skipgram, missing="random", seed=settings.seed)
-    bert = extract_one(run, "bert", load_encoder(run.model, device=device), **windows)
-    bags = extract_one(run, "p-bert", bag_encoder(subwords), **windows)
+    bert = extract_by_window(run, "bert", load_encoder(run.model, device=device))
+    bags = extract_by_window(run, "p-bert", bag_encoder(subwords))
     words = {
         "Rand": extract_one(run, "rand", random),
         "BERTw": extract_one(run, "bertw", subwords),
@@ -185,20 +186,37 @@ def train_skipgram(run: Run) -> Path:
     return path
 
 
-def extract_one(run: Run, name: str, model: str | Path | Encoder, **windows: Any) -> Any:
-    """Extract one representation; returns its Store, or the Stores by window if `context_windows` is given."""
-    settings = run.settings
-    keep = Keep(labelled=LABEL, max_contexts=settings.max_contexts, per=LABEL, seed=settings.seed)
-    return extract_step(
-        run.folder,
-        f"extract {name}{' by context window' if windows else ''}",
-        name,
-        run.open_corpus(),
-        model=model,
-        options=ExtractionOptions(keep=keep),
-        device=run.device,
-        **windows,
+def kept(settings: Zhao2020) -> ExtractionOptions:
+    """Return what the stores hold: occurrences with a class, at most `max_contexts` of each word and class."""
+    return ExtractionOptions(
+        keep=Keep(labelled=LABEL, max_contexts=settings.max_contexts, per=LABEL, seed=settings.seed)
     )
+
+
+def extract_one(run: Run, name: str, model: str | Path | Encoder) -> Store:
+    """Extract one representation."""
+    options = kept(run.settings)
+    return extract_step(run.folder, name, run.open_corpus(), model=model, device=run.device, options=options)
+
+
+def extract_by_window(run: Run, name: str, model: Encoder) -> dict[int | None, Store]:
+    """Extract one representation with each context window."""
+    path = run.folder.path / "stores" / f"{name}.zarr"
+
+    def make() -> dict[int | None, Store]:
+        planned = plan_windows(
+            run.open_corpus(),
+            model=model,
+            context_windows=run.settings.context_windows,
+            options=kept(run.settings),
+            device=run.device,
+            store=path,
+            calibrate=False,
+            progress=run.folder.bars,
+        )
+        return extract_windows(planned, path, progress=run.folder.bars)
+
+    return run.folder.step(f"extract {name} by context window", make)
 
 
 def count_examples(run: Run, stores: Stores) -> pl.DataFrame:

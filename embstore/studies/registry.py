@@ -1,0 +1,16 @@
+"""The studies by name. A new study is a folder with settings.py and study.py, and a line here."""
+
+from __future__ import annotations
+
+from embstore.studies.ethayarajh2019.settings import Ethayarajh2019
+from embstore.studies.hewitt2019.settings import Hewitt2019
+from embstore.studies.settings import StudySettings
+from embstore.studies.tenney2019.settings import Tenney2019
+from embstore.studies.zhao2020.settings import Zhao2020
+
+STUDIES: dict[str, type[StudySettings]] = {
+    "zhao2020": Zhao2020,
+    "ethayarajh2019": Ethayarajh2019,
+    "tenney2019": Tenney2019,
+    "hewitt2019": Hewitt2019,
+}

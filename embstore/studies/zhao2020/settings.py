@@ -1,0 +1,143 @@
+"""The settings of the study of Zhao et al. 2020."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from embstore.arguments import checked
+from embstore.errors import InvalidValueError
+from embstore.studies.settings import ProbingSettings
+
+if TYPE_CHECKING:
+    from embstore.models import FineTuneSettings
+    from embstore.probes import ClassProbe
+    from embstore.vectors import SkipGram
+
+WINDOWS = (0, 2, 4, 8, 16, 32, None)
+TUNING_TASKS = ("pos", "ner", "classify", "paraphrase")
+REPRESENTATIONS = ("Rand", "BERTw", "skip-gram", "AVG", "BERT")
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Zhao2020(ProbingSettings):
+    """Settings of the study: semantic classes by representation, layer and context, before and after fine-tuning.
+
+    The defaults are the paper's where it states a figure; `Zhao2020.small()` fits an hour on two CPU cores.
+
+    train, test: word lists in the format of Wiki-PSE; train.tsv and test.tsv next to the corpus by default. vectors:
+    files of word vectors by name, which are probed on the words that they contain. tuning: data for fine-tuning by task
+    (pos, ner, classify, paraphrase), as `finetune` takes it. max_contexts: occurrences of a word-class pair at most.
+    kind, hidden_size, epochs, batch_size, learning_rate, patience, seeds: of the probes. context_windows,
+    attention_windows: words on each side, None for the whole sentence; the latter for part-of-speech tagging.
+    tuning_epochs, tuning_sentences (None: all), tuning_batch_size, tuning_rate (None: the paper's for each task): of
+    fine-tuning. similarity_sentences: sentences on which attention is compared. skipgram_size, skipgram_epochs: of the
+    skip-gram vectors trained on the corpus. seed: of samples, splits and fine-tuning.
+
+    Raises InvalidValueError for a value that is not allowed, an unknown task, a name of vectors that the study uses
+    itself, or context windows without the whole sentence.
+    """
+
+    about: ClassVar[str] = "semantic classes by layer, representation and context, before and after fine-tuning"
+    data: ClassVar[str] = "a corpus in Wiki-PSE markup"
+    takes_one_model: ClassVar[bool] = True
+
+    train: str | Path | None = None
+    test: str | Path | None = None
+    vectors: Mapping[str, str | Path] = field(default_factory=dict)
+    tuning: Mapping[str, str | Path] = field(default_factory=dict)
+    max_contexts: int = 100
+    kind: str = "mlp"
+    hidden_size: int = 1024
+    epochs: int = 400
+    batch_size: int = 256
+    patience: int = 10
+    seeds: tuple[int, ...] = (0,)
+    context_windows: tuple[int | None, ...] = WINDOWS
+    attention_windows: tuple[int | None, ...] = WINDOWS
+    tuning_epochs: int = 5
+    tuning_sentences: int | None = None
+    tuning_batch_size: int | None = None
+    tuning_rate: float | None = None
+    similarity_sentences: int = 500
+    skipgram_size: int = 300
+    skipgram_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("context_windows", "attention_windows"):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        if None not in self.context_windows:
+            raise InvalidValueError(f"context_windows {self.context_windows} have no whole sentence: add full (None)")
+        self.require_at_least(0, "context_windows", "attention_windows")
+        self.require_at_least(1, "max_contexts", "similarity_sentences")
+        for task in self.tuning:
+            if task not in TUNING_TASKS:
+                raise InvalidValueError(f"unknown task {task!r}: choose among {', '.join(TUNING_TASKS)}")
+        for name in self.vectors:
+            if name in REPRESENTATIONS:
+                raise InvalidValueError(f"vectors {name!r}: the study uses this name itself: choose another")
+        self.probe()
+        self.skipgram()
+        self.finetuning()
+
+    @classmethod
+    def small(cls, **changes: Any) -> Self:
+        """Return settings for an hour on two CPU cores: fewer contexts, narrower probes, shorter fine-tuning."""
+        small: dict[str, Any] = {
+            "max_contexts": 5,
+            "hidden_size": 32,
+            "epochs": 60,
+            "learning_rate": 3e-3,
+            "patience": 5,
+            "context_windows": (0, 2, 4, 8, 16, None),
+            "attention_windows": (0, 2, 8, None),
+            "tuning_epochs": 1,
+            "tuning_sentences": 3000,
+            "tuning_batch_size": 16,
+            "tuning_rate": 2e-4,
+            "similarity_sentences": 200,
+            "skipgram_epochs": 20,
+        }
+        return cls(**{**small, **changes})
+
+    def probe(self, device: str = "auto", **changes: Any) -> ClassProbe:
+        """Return class probes as the study trains them, not fitted yet."""
+        from embstore.probes import ClassProbe
+
+        own = {"label": "class", "kind": self.kind, "max_contexts": self.max_contexts}
+        return ClassProbe(**{**self.probing(device), **own, **changes})
+
+    def skipgram(self) -> SkipGram:
+        """Return the training of the skip-gram vectors."""
+        from embstore.vectors import SkipGram
+
+        return SkipGram(size=self.skipgram_size, epochs=self.skipgram_epochs, seed=self.seed, min_count=1)
+
+    def finetuning(self, window: int | None = None) -> FineTuneSettings:
+        """Return the settings of a fine-tuning; `window` limits its attention."""
+        from embstore.models import FineTuneSettings
+
+        rate: dict[str, Any] = {} if self.tuning_rate is None else {"learning_rate": self.tuning_rate}
+        return FineTuneSettings(
+            epochs=self.tuning_epochs,
+            batch_size=self.tuning_batch_size,
+            n_examples=self.tuning_sentences,
+            attention_window=window,
+            seed=self.seed,
+            **rate,
+        )
+
+    def describe(self) -> str:
+        """Return one line on the size of the study, with the paper's figures in brackets."""
+        units = f" of {self.hidden_size} units (1,024)" if self.kind == "mlp" else ""
+        sentences = "all" if self.tuning_sentences is None else f"{self.tuning_sentences:,}"
+        return (
+            f"Size, in brackets the paper's: at most {self.max_contexts} contexts a word-class pair (100), {self.kind} "
+            f"probes (mlp){units}, at most {self.epochs} epochs of 100 steps (400 passes) in batches of "
+            f"{self.batch_size} at learning rate {self.learning_rate:g} (0.001), {len(self.seeds)} seed(s); fine-"
+            f"tuning on {sentences} sentences (all), {self.tuning_epochs} epochs (5), learning rate "
+            f"{self.tuning_rate or 5e-5:g} (5e-05)."
+        )
