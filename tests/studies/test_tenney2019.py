@@ -321,7 +321,7 @@ def test_bad_settings_are_refused_when_they_are_made(changes: dict[str, Any]) ->
 
 
 def test_unknown_studies_and_missing_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match=r"unknown study .zhao.: choose zhao2020, tenney2019,"):
+    with pytest.raises(InvalidValueError, match=r"unknown study .zhao.: choose zhao2020, ethayarajh2019,"):
         es.reproduce("zhao", tmp_path, model="m", out=tmp_path)
     with pytest.raises(InvalidValueError, match="there is no model"):
         es.reproduce("tenney2019", tmp_path, model={}, out=tmp_path)
