@@ -103,8 +103,8 @@ def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:
     )
     words = senses["word"].cast(pl.String).to_list()
     scores = [
-        es.analysis.knn_scores(store.select(words=word), label=LABEL, split="within-word", progress=False)
-        .filter(pl.col("metric") == "accuracy")
+        es.analysis.knn_labels(store.select(words=word), label=LABEL, split="within-word", progress=False)
+        .frame.filter(pl.col("metric") == "accuracy")
         .with_columns(pl.lit(word).alias("item"))
         for word in words
     ]

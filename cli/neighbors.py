@@ -30,6 +30,8 @@ LABEL = {
     "word": str,
     "classifier": Literal["knn", "centroid"],
     "backoff": str,
+    "capped": bool,
+    "averaged": bool,
 }
 AnyWord = Annotated[str | None, opt.argument("[WORD]", "The word, as written in the corpus.")]
 Row = Annotated[int | None, opt.option("N", "Query: the occurrence in row N of the store.")]
@@ -314,7 +316,7 @@ def label(
     if split == "words" and test is None:
         raise InvalidValueError("--split words needs the test words: give --test FILE")
     data, words = _train_and_test(store, train, test)
-    frame = es.analysis.knn_scores(
+    frame = es.analysis.knn_labels(
         data,
         label=label,
         layers=opt.layers_of(layers),
@@ -324,7 +326,7 @@ def label(
         device=device,
         **words,
         **chosen,
-    )
+    ).frame
     if output.deliver(frame):
         first = frame.row(0, named=True)
         print_table(_accuracies(frame), title=f"{label} of the {k} nearest, {first['split']}, {first['space']}")
@@ -357,9 +359,9 @@ def _occurrences_of(store: es.Store, given: str, option: str) -> es.Selection:
 
 
 def _accuracies(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    rows: dict[int, dict[str, Any]] = {}
+    rows: dict[int | None, dict[str, Any]] = {}
     for row in frame.to_dicts():
-        shown = rows.setdefault(row["layer"], {"layer": str(row["layer"])})
+        shown = rows.setdefault(row["layer"], {"layer": "mean" if row["layer"] is None else str(row["layer"])})
         if row["metric"] == "accuracy":
             shown |= {"accuracy": row["value"], "most frequent": row["baseline"], "occurrences": row["count"]}
         elif row["metric"] == "macro_recall":

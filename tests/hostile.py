@@ -225,7 +225,7 @@ def calls() -> dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]
         "build_index": lambda: (es.build_index, {"data": opened(), "kind": "flat"}),
         "open_index": lambda: (es.open_index, {"data": opened()}),
         "hubness": lambda: (es.analysis.hubness, {"data": opened(), "k": 3}),
-        "knn_scores": lambda: (es.analysis.knn_scores, {"data": opened(), "label": "upos"}),
+        "knn_labels": lambda: (es.analysis.knn_labels, {"data": opened(), "label": "upos"}),
         "linear_cka": lambda: (es.analysis.linear_cka, {"data": opened()}),
         "sense_separability": lambda: (es.analysis.sense_separability, {"data": opened(), "label": "upos"}),
         "sentence_similarity": lambda: (es.analysis.sentence_similarity, {"data": opened(), "sentence": 0}),

@@ -116,7 +116,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Calls:
         "neighbors of vectors": (es.neighbors, {"data": vectors, "word": "a", "k": 1}),
         "senses": (es.senses, {"data": store, "word": "the", "n_clusters": 2}),
         "hubness": (es.analysis.hubness, {"data": vectors, "k": 1}),
-        "knn_scores": (es.analysis.knn_scores, {"data": store, "label": "upos"}),
+        "knn_labels": (es.analysis.knn_labels, {"data": store, "label": "upos"}),
         "build_index": (es.build_index, {"data": store, "kind": "flat", "name": "a", "threads": 1}),
         "open_index": (es.open_index, {"data": store, "name": "a"}),
         "static_vectors": (es.static_vectors, {"data": store, "method": "mean"}),
@@ -131,7 +131,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Calls:
 
 @pytest.mark.parametrize(
     "name",
-    ["neighbors", "neighbors of vectors", "senses", "hubness", "knn_scores", "build_index", "open_index",
+    ["neighbors", "neighbors of vectors", "senses", "hubness", "knn_labels", "build_index", "open_index",
      "static_vectors", "WordVectors", "all_but_the_top", "evaluate", "read_vectors", "write_vectors", "SkipGram"],
 )  # fmt: skip
 def test_any_value_for_any_argument_works_or_is_one_line(

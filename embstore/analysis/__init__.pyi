@@ -28,9 +28,9 @@ from .neighbors.index import LayerIndex as LayerIndex
 from .neighbors.index_files import IndexState as IndexState
 from .neighbors.index_files import list_indexes as list_indexes
 from .neighbors.index_files import remove_index as remove_index
+from .neighbors.labels import KnnLabels as KnnLabels
 from .neighbors.labels import LabelledOccurrences as LabelledOccurrences
-from .neighbors.labels import knn_predictions as knn_predictions
-from .neighbors.labels import knn_scores as knn_scores
+from .neighbors.labels import knn_labels as knn_labels
 from .neighbors.labels import labelled_occurrences as labelled_occurrences
 from .neighbors.recall import measure_recall as measure_recall
 from .neighbors.senses import Clusters as Clusters

@@ -5,18 +5,27 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from embstore.analysis.neighbors.labels import knn_predictions, knn_scores, labelled_occurrences
+from embstore.analysis.neighbors.labels import knn_labels, labelled_occurrences
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
 from embstore.store import Store
 from tests.analysis.word_store import write_senses
 from tests.store_making import make_store
 
 Listed = list[tuple[str, str | None, list[float]]]
+
+
+def knn_scores(data: Any, **options: Any) -> pl.DataFrame:
+    return knn_labels(data, **options).frame
+
+
+def knn_predictions(data: Any, *, layer: int = -1, **options: Any) -> pl.DataFrame:
+    return knn_labels(data, layers=layer, **options).predictions()
 
 
 def occurrences(seed: int = 0, count: int = 90) -> Listed:
@@ -66,7 +75,13 @@ def may_answer(listed: Listed, split: str, test: set[str], train: set[str]) -> d
 
 
 def nearest_by_hand(listed: Listed, row: int, pool: list[int], k: int, score) -> tuple[str, int, float]:  # type: ignore[no-untyped-def]
-    """The label with most votes (of equals the nearest, then the first), its nearest row, and the credit it earns.
+    """The label with most votes (of equals the nearest, then the first), its nearest row, and the credit it earns."""
+    equal, nearest = equals_by_hand(listed, row, pool, k, score)
+    return equal[0], nearest, (listed[row][1] in equal) / len(equal)
+
+
+def equals_by_hand(listed: Listed, row: int, pool: list[int], k: int, score) -> tuple[list[str], int]:  # type: ignore[no-untyped-def]
+    """The labels that are equal in votes and distance, and the nearest row of the first.
 
     The neighbours as near as the k-th share its votes; labels that are equal in all of that share the credit.
     """
@@ -81,7 +96,7 @@ def nearest_by_hand(listed: Listed, row: int, pool: list[int], k: int, score) ->
     near = {label: max(scores[other] for other in nearer + tied if listed[other][1] == label) for label in labels}
     equal = sorted(label for label in labels if near[label] >= max(near.values()) - 1e-12)
     own = [other for other in nearer + tied if listed[other][1] == equal[0] and scores[other] >= near[equal[0]] - 1e-12]
-    return equal[0], min(own), (listed[row][1] in equal) / len(equal)
+    return equal, min(own)
 
 
 SPLITS = [
@@ -118,33 +133,38 @@ def test_labels_are_those_of_all_pairs(
             abs(score(listed[row["occurrence"]][2], listed[row["nearest"]][2])), abs=1e-12
         )
 
-    usual = {row: usual_by_hand(listed, pool) for row, pool in pools.items()}
+    usual = {row: usual_by_hand(listed, row, pool) for row, pool in pools.items()}
     scores = knn_scores(store, **options)  # type: ignore[arg-type]
     compare(scores, listed, {row: credit for row, (_, _, credit) in expected.items()}, usual)
 
 
-def usual_by_hand(listed: Listed, pool: list[int]) -> str:
-    counts = Counter(str(listed[row][1]) for row in pool)
-    return min(counts, key=lambda name: (-counts[name], name))  # the column has its labels in alphabetical order
+def usual_by_hand(listed: Listed, row: int, pool: list[int]) -> tuple[float, float]:
+    """The credits of the most frequent label of a pool, shared by equals, and of a label drawn at random."""
+    counts = Counter(str(listed[other][1]) for other in pool)
+    best = [name for name in counts if counts[name] == max(counts.values())]
+    return (listed[row][1] in best) / len(best), (listed[row][1] in counts) / len(counts)
 
 
-def compare(scores: pl.DataFrame, listed: Listed, credits: dict[int, float], usual: dict[int, str]) -> None:
-    usual_credits = {row: float(usual[row] == listed[row][1]) for row in credits}
+def compare(
+    scores: pl.DataFrame, listed: Listed, credits: dict[int, float], usual: dict[int, tuple[float, float]]
+) -> None:
+    sources = [credits, *({row: usual[row][place] for row in credits} for place in (0, 1))]
     rows = {(row["metric"], row["item"]): row for row in scores.to_dicts()}
     recalls = []
     for name in sorted({str(listed[row][1]) for row in credits}):
         mine = [row for row in credits if listed[row][1] == name]
-        right = [sum(credit[row] for row in mine) / len(mine) for credit in (credits, usual_credits)]
+        right = [sum(credit[row] for row in mine) / len(mine) for credit in sources]
         recalls.append(right)
         row = rows.pop(("recall", name))
-        assert (row["value"], row["baseline"], row["count"]) == (*map(pytest.approx, right), len(mine))
+        assert [row["value"], row["baseline"], row["chance"]] == pytest.approx(right)
+        assert row["count"] == len(mine)
     macro = rows.pop(("macro_recall", ""))
-    assert [macro["value"], macro["baseline"]] == pytest.approx(np.mean(recalls, axis=0).tolist())
+    assert [macro["value"], macro["baseline"], macro["chance"]] == pytest.approx(np.mean(recalls, axis=0).tolist())
     assert macro["count"] == len(recalls)
     [row] = rows.values()
-    right = [sum(credit.values()) / len(credits) for credit in (credits, usual_credits)]
+    right = [sum(credit.values()) / len(credits) for credit in sources]
     assert (row["metric"], row["count"]) == ("accuracy", len(credits))
-    assert [row["value"], row["baseline"]] == pytest.approx(right)
+    assert [row["value"], row["baseline"], row["chance"]] == pytest.approx(right)
 
 
 def test_the_same_from_any_layer_and_with_the_mean_away(tmp_path: Path) -> None:
@@ -273,6 +293,10 @@ def most(split: str) -> int:
         ({"sample": 0}, "sample 0 is not allowed"),
         ({"layers": 9}, "layer 9 is not stored"),
         ({"metric": "manhattan"}, "unknown metric 'manhattan'"),
+        ({"k": []}, "k is empty"),
+        ({"capped": True}, "word, backoff and capped are for the split train"),
+        ({"averaged": True}, "averaged is for the splits within-word and train"),
+        ({"averaged": True, "centered": True}, "averaged layers are compared as they are"),
     ],
 )
 def test_bad_input_is_one_line(options: dict[str, object], message: str, store: Store) -> None:
@@ -346,23 +370,23 @@ def test_ties_beyond_what_is_fetched_first_vote_too(tmp_path: Path, monkeypatch:
     listed += [(f"w{number}", "x" if number < 40 else "y", [0.0, 1.0, 0.0]) for number in range(120)]
     store = write_senses(tmp_path / "s.zarr", listed, sentence=1)
     for most in (2**22, 5):
-        monkeypatch.setattr("embstore.analysis.neighbors.labels.MAX_HITS", most)
+        monkeypatch.setattr("embstore.analysis.neighbors.voting.MAX_HITS", most)
         found = knn_predictions(store, label="class", layer=2, k=1).row(0, named=True)
         assert (found["predicted"], found["nearest"], found["score"]) == ("y", 41, 0)
 
 
 def wsd_by_hand(
-    listed: Listed, test: list[int], train: list[int], classifier: str, k: int
-) -> dict[int, tuple[str, float] | None]:
-    """The prediction and credit of each test row among the train rows of its word; None if there is none."""
-    found: dict[int, tuple[str, float] | None] = {}
+    listed: Listed, test: list[int], train: list[int], classifier: str, k: int, capped: bool = False
+) -> dict[int, list[str]]:
+    """The labels predicted for each test row, several if they are equal, among the train rows of its word."""
+    found: dict[int, list[str]] = {}
     for row in test:
         pool = [other for other in train if listed[other][0] == listed[row][0]]
         if not pool:
-            found[row] = None
+            found[row] = []
         elif classifier == "knn":
-            name, _, credit = nearest_by_hand(listed, row, pool, k, cosine)
-            found[row] = name, credit
+            rarest = min(Counter(listed[other][1] for other in pool).values())
+            found[row] = equals_by_hand(listed, row, pool, min(k, rarest) if capped else k, cosine)[0]
         else:
             names = sorted({str(listed[other][1]) for other in pool})
             means = {
@@ -370,8 +394,7 @@ def wsd_by_hand(
                 for name in names
             }
             scores = {name: cosine(listed[row][2], mean) for name, mean in means.items()}
-            best = [name for name in names if scores[name] >= max(scores.values()) - 1e-6]
-            found[row] = best[0], (listed[row][1] in best) / len(best)
+            found[row] = [name for name in names if scores[name] >= max(scores.values()) - 1e-6]
     return found
 
 
@@ -386,7 +409,8 @@ def test_senses_from_train_occurrences_of_the_same_word(
     test = [row for row in labelled if row // 3 >= 20]
     train = [row for row in labelled if row // 3 < 20 and listed[row][0] not in ("crane", "the")]
     expected = wsd_by_hand(listed, test, train, classifier, k)
-    usual = usual_by_hand(listed, train)
+    counts = Counter(str(listed[row][1]) for row in train)
+    usual = min(counts, key=lambda name: (-counts[name], name))  # the column has its labels in alphabetical order
     options = {
         "label": "class",
         "k": k,
@@ -402,13 +426,13 @@ def test_senses_from_train_occurrences_of_the_same_word(
         for row, each in expected.items()
         if each or backoff
     }
-    assert None in expected.values()
+    assert [] in expected.values()
     assert dict(zip(found["occurrence"], found["predicted"], strict=True)) == wanted
-    assert found["nearest"].null_count() == sum(each is None for each in expected.values() if backoff)
+    assert found["nearest"].null_count() == sum(not each for each in expected.values() if backoff)
     scores = knn_scores(chosen, layers=2, **options)  # type: ignore[arg-type]
     rows = {(row["metric"], row["item"]): row for row in scores.to_dicts()}
     credit = {
-        row: expected[row][1] if expected[row] else float(name == listed[row][1])  # type: ignore[index]
+        row: (listed[row][1] in expected[row]) / len(expected[row]) if expected[row] else float(name == listed[row][1])
         for row, name in wanted.items()
     }
     assert rows["accuracy", ""]["value"] == pytest.approx(np.mean(list(credit.values())))
@@ -420,11 +444,55 @@ def test_senses_from_train_occurrences_of_the_same_word(
         own = [row for row in known if listed[row][0] == word]
         row = rows["word_accuracy", word]
         assert (row["value"], row["count"]) == (pytest.approx(np.mean([credit[each] for each in own])), len(own))
-        said, gold = [wanted[each] for each in own], [listed[each][1] for each in own]
-        both = Counter(one for one, other in zip(said, gold, strict=True) if one == other)
-        f1.append(np.mean([2 * both[name] / (said.count(name) + gold.count(name)) for name in set(gold)]))
+        gold = [str(listed[each][1]) for each in own]
+        said = {name: sum((name in expected[each]) / len(expected[each]) for each in own) for name in set(gold)}
+        both = {name: sum(credit[each] for each in own if listed[each][1] == name) for name in set(gold)}
+        f1.append(np.mean([2 * both[name] / (said[name] + gold.count(name)) for name in set(gold)]))
     assert rows["macro_f1", ""]["value"] == pytest.approx(np.mean(f1))
     assert rows["macro_f1", ""]["count"] == len(f1)
+
+
+def test_one_search_answers_every_k_and_capped_ones(store: Store) -> None:
+    """With the cap, no more neighbours vote than the rarest train label of the word has."""
+    listed = occurrences()
+    labelled = [row for row in range(len(listed)) if listed[row][1] is not None]
+    test, train = [row for row in labelled if row % 4 == 0], [row for row in labelled if row % 4]
+    options: dict[str, Any] = {"label": "class", "train": store.select(rows=train)}
+    differs = False
+    for capped in (False, True):
+        found = knn_labels(store.select(rows=test), k=(1, 3, 5), capped=capped, **options)
+        for k in (1, 3, 5):
+            expected = wsd_by_hand(listed, test, train, "knn", k, capped)
+            predicted = found.predictions(k=k)
+            assert dict(zip(predicted["occurrence"], predicted["predicted"], strict=True)) == {
+                row: names[0] for row, names in expected.items() if names
+            }
+            differs |= capped and expected != wsd_by_hand(listed, test, train, "knn", k)
+            words = found.by_word(k=k)
+            assert words["count"].sum() == len(predicted)
+            assert float(words["accuracy"].dot(words["count"])) == pytest.approx(predicted["credit"].sum())
+            for row in words.to_dicts():
+                assert row["n_labels"] == len({listed[each][1] for each in train if listed[each][0] == row["word"]})
+        one = knn_labels(store.select(rows=test), k=3, capped=capped, **options)
+        assert found.frame.filter(k=3).equals(one.frame)
+    assert differs
+
+
+def test_averaged_layers_are_their_mean(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "store.zarr", sentences=40)
+    mean = np.mean([made.vectors[place].astype(np.float64) for place in (1, 2)], axis=0).tolist()
+    listed: Listed = [(str(row["word"]), row["upos"], vector) for row, vector in zip(made.table, mean, strict=True)]
+    labelled = [row for row in range(len(listed)) if listed[row][1] is not None]
+    test, train = [row for row in labelled if row % 3 == 0], [row for row in labelled if row % 3]
+    found = knn_labels(
+        made.store.select(rows=test), label="upos", train=made.store.select(rows=train), layers=[2, 5], averaged=True
+    )
+    expected = wsd_by_hand(listed, test, train, "knn", 1)
+    predicted = found.predictions()
+    same = [expected[row][0] == name for row, name in predicted.select("occurrence", "predicted").iter_rows()]
+    assert len(same) == sum(map(bool, expected.values()))
+    assert np.mean(same) == 1
+    assert found.frame["layer"].unique().to_list() == [None]
 
 
 def test_centroids_are_means_and_not_sums(tmp_path: Path) -> None:

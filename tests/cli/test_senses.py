@@ -10,7 +10,7 @@ import pytest
 
 import embstore as es
 from embstore.analysis.neighbors.hubness import hubness
-from embstore.analysis.neighbors.labels import knn_scores
+from embstore.analysis.neighbors.labels import knn_labels
 from embstore.analysis.neighbors.senses import senses
 from embstore.vectors import WordVectors, write_vectors
 from tests.analysis.test_senses import planted
@@ -89,7 +89,7 @@ def test_label_prints_a_row_a_layer(folder: Work) -> None:
     lines = ran.out.splitlines()
     assert lines[0] == "upos of the 3 nearest, leave-one-word-out, cosine"
     assert [line.split()[0] for line in lines[2:]] == ["0", "2", "5"]
-    accuracy = knn_scores(es.open(folder / "labels.zarr"), label="upos", k=3, layers=5)["value"][0]
+    accuracy = knn_labels(es.open(folder / "labels.zarr"), label="upos", k=3, layers=5).frame["value"][0]
     assert float(lines[-1].split()[1]) == pytest.approx(accuracy, rel=1e-3)
 
 
@@ -99,7 +99,7 @@ def test_label_reads_lists_of_either_form(folder: Work) -> None:
     ran = folder.run("label", "labels.zarr", "--label", "upos", "--train", "train.tsv", "--test", "test.txt", "--json")
     printed = valid(ran, "knn")
     store = es.open(folder / "labels.zarr")
-    found = knn_scores(store, label="upos", train_words=["the", "new york"], test_words=["bank", "river"])
+    found = knn_labels(store, label="upos", train_words=["the", "new york"], test_words=["bank", "river"]).frame
     assert printed == found.to_dicts()
 
 
@@ -110,7 +110,7 @@ def test_label_takes_train_and_test_occurrences(folder: Work) -> None:
     printed = valid(folder.run(*ask, "--train", "sentence=0-19", "--test", "sentence=20-999"), "knn")
     sentence = np.asarray(store.index.sentence)
     train, test = (store.select(rows=np.flatnonzero(mask)) for mask in (sentence < 20, sentence >= 20))
-    assert printed == knn_scores(test, label="upos", train=train).to_dicts()
+    assert printed == knn_labels(test, label="upos", train=train).frame.to_dicts()
     assert {row["split"] for row in printed} == {"train"}
     chosen = [f"upos={name}" for name in names[:2]]
     more = ("--set", "classifier=centroid", "--set", "backoff=most-frequent", "--set", "word=upos")
@@ -129,7 +129,7 @@ def test_label_takes_train_and_test_occurrences(folder: Work) -> None:
 def test_label_writes_the_frame(suffix: str, folder: Work) -> None:
     ran = folder.run("label", "labels.zarr", "--label", "upos", "--split", "within-word", "--out", f"knn{suffix}")
     assert (ran.status, ran.err) == (0, "")
-    found = knn_scores(es.open(folder / "labels.zarr"), label="upos", split="within-word")
+    found = knn_labels(es.open(folder / "labels.zarr"), label="upos", split="within-word").frame
     table = read(folder / f"knn{suffix}")
     assert table.columns == found.columns
     assert table["value"].to_list() == pytest.approx(found["value"].to_list())
