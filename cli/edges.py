@@ -192,6 +192,19 @@ def _interval(row: dict[str, Any]) -> str | None:
     return None if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
 
 
+def ontonotes(
+    folder: Annotated[Path, opt.argument("FOLDER", "OntoNotes 5 in CoNLL-2012 form: *gold_conll files by split.")],
+    out: Annotated[Path, opt.argument("OUT", "A new folder of tasks.")],
+) -> None:
+    """Write the edge probing tasks of OntoNotes 5.
+
+    OUT receives pos, constituents, entities, semantic-roles and coreference, each with train.jsonl, dev.jsonl and
+    test.jsonl, as `embstore extract`, `probe edges` and `reproduce tenney2019` take them.
+    """
+    counts = es.corpus.convert_ontonotes(folder, out)
+    print_table([{"task": task, **of_splits} for task, of_splits in counts.items()], title=f"targets in {out}")
+
+
 def mdl(
     store: opt.StorePath,
     tasks: Tasks,

@@ -70,6 +70,7 @@ _PROBE = (
         "Commands",
         "probe edges gum.zarr edge-probing/pos edge-probing/entities --sentences 1000",
     ),
+    Entry("ontonotes", "edges.ontonotes", "Commands", "probe ontonotes conll-formatted-ontonotes-5.0 edge-probing"),
     Entry(
         "mdl",
         "edges.mdl",

@@ -54,6 +54,7 @@ BASES = {
     "probe classes": "classes.zarr --train train.tsv --test test.tsv --set epochs=1",
     "probe apply": "bank classes.zarr",
     "probe edges": "edges.zarr tasks/colours --set epochs=1 --set hidden_size=4 --set projection=4",
+    "probe ontonotes": "ontonotes new",
     "probe mdl": "edges.zarr tasks/colours --set epochs=1 --set hidden_size=4 --set projection=4",
     "probe trace": "edges.zarr edge-probes --targets tasks",
     "probe structure": "trees.zarr --train train.conllu --dev dev.conllu --test test.conllu --set epochs=1",
@@ -395,6 +396,8 @@ def prepare(folder: Path) -> None:
         (folder / f"{name}.conllu").write_text(tree_store.conllu(trees.trees[part]))
     planted.folder(folder / "tagged", "pos", train=6, dev=3)
     (folder / "folder").mkdir()
+    (folder / "ontonotes").mkdir()
+    (folder / "ontonotes" / "train.gold_conll").write_text("a 0 0 bank NN (TOP(NP*)) - - - - (ORG) (1)\n")
     (folder / "empty").write_text("")
     (folder / "binary.npy").write_bytes(bytes(range(256)))
 

@@ -7,6 +7,7 @@ from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.corpus.formats.pse import read_word_classes
 from embstore.corpus.keep import Keep
 from embstore.corpus.lines import read_word_list
+from embstore.corpus.ontonotes import convert_ontonotes
 from embstore.corpus.sentence import Sentence
 from embstore.corpus.trees import Tree, read_trees
 
@@ -18,6 +19,7 @@ __all__ = [
     "Keep",
     "Sentence",
     "Tree",
+    "convert_ontonotes",
     "derivable_tasks",
     "derived_edges",
     "open_corpus",
