@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +119,8 @@ def read_settings(given: list[str] | None, keys: Mapping[str, Any], config: Path
 
 
 def _read_config(path: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -132,6 +133,8 @@ def _parsed(text: str) -> Any:
     """Return a value as TOML reads it; None for none and full, a list for values joined by commas, else the text."""
     if text.strip().lower() in ("none", "full"):
         return None
+    import tomllib
+
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except ValueError:  # TOMLDecodeError, or a number of more digits than Python reads

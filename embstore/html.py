@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 
 
 def html_table(lines: Iterable[tuple[str, str]], caption: str = "") -> str:
     """Format names and values as an HTML table."""
+    from html import escape
+
     head = f"<caption>{escape(caption)}</caption>" if caption else ""
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(value)}</td></tr>"
