@@ -1,6 +1,6 @@
 """Extraction side by side, in one run: embstore, a good script, the plain one, NeuroX, and the machine's limit.
 
-python benchmarks/extract.py --model MODEL_DIR --corpus en_ewt-ud-train.conllu --sentences 2000 --repeats 3
+python benchmarks/extract.py --model MODEL_DIR --corpus en_ewt-ud-train.conllu --sentences 200 2000 --novel novel.txt
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import transformers
 from measure import (
+    Row,
     Target,
     Times,
     in_fresh_process,
@@ -44,6 +45,7 @@ from embstore.bench.extraction_cases import TOKEN_BUDGET, good_script
 OURS, GOOD, PLAIN, NEUROX, SGEMM = "embstore", "good script", "plain script", "NeuroX", "matrix multiply"
 BY_LAYER = "plain script, pooling layer by layer"
 HEADER = ["", "seconds", "CPU s", "words/s", "subwords/s", "x good", "CPU", "x plain", "of matmul peak", "MB written"]
+LARGE, ROUNDS_OF_LARGE = 5000, 2  # sentences from which on a text is extracted only so often
 MATMUL_SECONDS = 1.0  # how long the machine's limit is measured in each round
 RELATIVE = {"float32": 1e-5, "float16": 1.1 * 2**-10}  # float16: the last bit, where 1e-6 decides the rounding
 ABSOLUTE = 2e-5
@@ -177,14 +179,14 @@ def run_matmul(setting: Setting, number: int) -> float:
         for k, n, times in ((hidden, hidden, 4), (hidden, inner, 1), (inner, hidden, 1))
     ]
     flops = sum(2 * rows * right.numel() * times for _, right, _, times in operands)
-    layers = 0
-    start = time.perf_counter()
-    while time.perf_counter() - start < MATMUL_SECONDS:
+    layers, clock = 0, time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    while clock() - start < MATMUL_SECONDS:
         for left, right, out, times in operands:
             for _ in range(times):
                 torch.matmul(left, right, out=out)
         layers += 1
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     if number >= 0:
         setting.matmul.append(layers * flops / seconds)
     return seconds
@@ -322,6 +324,9 @@ def report(setting: Setting, times: dict[str, Times], words: int, subwords: int,
         targets.append(Target("times NeuroX's speed", median(paired_ratios(times[NEUROX], times[OURS])), 3, True))
     show(setting, cases, ours, peak, targets)
     return {
+        "sentences": len(setting.sentences),
+        "words": words,
+        "subwords_with_specials": subwords,
         "cases": cases,
         "embstore": ours,
         "matmul_peak_gflops": peak / 1e9,
@@ -375,20 +380,24 @@ def show(setting: Setting, cases: dict[str, Any], ours: dict[str, Any], peak: fl
     print("\n" + targets_table(targets))
 
 
-def read_sentences(corpus: str, count: int) -> list[list[str]]:
-    return [list(sentence.words) for sentence in islice(es.open_corpus(corpus), count)]
+def texts(arguments: argparse.Namespace) -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield the texts to extract, each with its name."""
+    for count in arguments.sentences:
+        some = [list(sentence.words) for sentence in islice(es.open_corpus(arguments.corpus), count)]
+        yield f"{len(some):,} sentences", some
+    if arguments.novel:
+        some = [list(sentence.words) for sentence in es.open_corpus(arguments.novel)]
+        yield f"a whole novel, {len(some):,} lines", some
 
 
 def prepared(arguments: argparse.Namespace, folder: Path) -> Setting:
+    """Load the models; the setting has no sentences yet."""
     model = Path(arguments.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     encoder = es.load_encoder(model, device="cpu", compute_dtype="float32")
     plain_model = transformers.AutoModel.from_pretrained(model, dtype=torch.float32).eval()
-    sentences = read_sentences(arguments.corpus, arguments.sentences)
-    lines = "".join(" ".join(words) + "\n" for words in sentences)
-    (folder / "sentences.txt").write_text(lines, encoding="utf-8")
     return Setting(
-        sentences=sentences,
+        sentences=[],
         model_folder=model,
         dtype=arguments.dtype,
         suffix=arguments.suffix,
@@ -412,7 +421,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of a BERT-like Hugging Face model")
     parser.add_argument("--corpus", required=True, help="a corpus in any format that embstore reads")
-    parser.add_argument("--sentences", type=int, default=2000)
+    parser.add_argument(
+        "--sentences", type=int, nargs="+", default=[2000], help="how many of the corpus, once for each"
+    )
+    parser.add_argument("--novel", help="a corpus that is extracted whole")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", choices=sorted(RELATIVE), default="float16", help="stored by embstore and plain")
     parser.add_argument("--suffix", choices=[".zarr", ".h5"], default=".zarr", help="embstore's format")
@@ -432,43 +444,73 @@ def main() -> None:
         os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     described = machine()
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
-        setting = prepared(arguments, Path(folder))
-        flops, subwords = needed_flops(setting)
-        words = sum(map(len, setting.sentences))
-        print(
-            f"{len(setting.sentences):,} sentences, {words:,} words, {subwords:,} subwords with specials, all layers, "
-            f"mean pooling, stored as {arguments.dtype} (NeuroX: float32), {torch.get_num_threads()} threads\n"
-        )
-        runs: dict[str, Callable[[Setting, int], float]] = {
-            SGEMM: run_matmul,
-            OURS: run_ours,
-            GOOD: run_good,
-        }
-        if not arguments.good_only:
-            runs |= {PLAIN: run_plain, BY_LAYER: partial(run_plain, name=BY_LAYER)}
-            if has_neurox(setting):
-                runs[NEUROX] = run_neurox
-        cases = {name: partial(run, setting) for name, run in runs.items()}
-        times = interleaved(cases, repeats=arguments.repeats, tell=True)
-        result = report(setting, times, words, subwords, flops)
-        agreement = agreements(setting, times)
-    corpus = {"name": Path(arguments.corpus).name, "sentences": arguments.sentences, "words": words}
+        loaded = prepared(arguments, Path(folder))
+        found = {name: measured(replace(loaded, **fresh(some)), arguments) for name, some in texts(arguments)}
     write_json(
         arguments.out,
         {
             "benchmark": "extract",
             "machine": described,
-            "corpus": {**corpus, "subwords_with_specials": subwords},
+            "corpus": {"name": Path(arguments.corpus).name},
             "options": {
                 key: getattr(arguments, key) for key in ("dtype", "suffix", "batch_subwords", "repeats", "threads")
             },
-            **result,
-            "agreement": agreement,
+            "rows": [row_of(name, result).as_json() for name, result in found.items()],
+            "texts": found,
         },
     )
-    for name in (GOOD, PLAIN):
-        if name in agreement and agreement[name]["agreeing"] < agreement[name]["sentences"]:
-            raise SystemExit(f"embstore's vectors are not those of the {name}")
+    for each in found.values():
+        for name, same in each["agreement"].items():
+            if name != NEUROX and same["agreeing"] < same["sentences"]:
+                raise SystemExit(f"embstore's vectors are not those of the {name}")
+
+
+def fresh(sentences: list[list[str]]) -> dict[str, Any]:
+    """Return the fields of a setting for other sentences."""
+    return {
+        "sentences": sentences,
+        "rates": [],
+        "matmul": [],
+        "processor": {name: [] for name in (OURS, GOOD, PLAIN, BY_LAYER, NEUROX)},
+    }
+
+
+def measured(setting: Setting, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what all cases take for one text, and how their vectors compare."""
+    lines = "".join(" ".join(words) + "\n" for words in setting.sentences)
+    (setting.folder / "sentences.txt").write_text(lines, encoding="utf-8")
+    flops, subwords = needed_flops(setting)
+    words = sum(map(len, setting.sentences))
+    print(
+        f"{len(setting.sentences):,} sentences, {words:,} words, {subwords:,} subwords with specials, all layers, "
+        f"mean pooling, stored as {arguments.dtype} (NeuroX: float32), {torch.get_num_threads()} threads\n"
+    )
+    runs: dict[str, Callable[[Setting, int], float]] = {SGEMM: run_matmul, OURS: run_ours, GOOD: run_good}
+    if not arguments.good_only:
+        runs |= {PLAIN: run_plain, BY_LAYER: partial(run_plain, name=BY_LAYER)}
+        if has_neurox(setting):
+            runs[NEUROX] = run_neurox
+    cases = {name: partial(run, setting) for name, run in runs.items()}
+    repeats = min(arguments.repeats, ROUNDS_OF_LARGE) if len(setting.sentences) >= LARGE else arguments.repeats
+    times = interleaved(cases, repeats=repeats, tell=True)
+    result = report(setting, times, words, subwords, flops)
+    return {**result, "agreement": agreements(setting, times)}
+
+
+def row_of(text: str, result: dict[str, Any]) -> Row:
+    """Return the line of the benchmark page for one text; one thread is measured by the time of the processor."""
+    alone = torch.get_num_threads() == 1
+    seconds = {name: case["processor_s" if alone else "median_s"] for name, case in result["cases"].items()}
+    return Row(
+        f"plan and extract {text}",
+        seconds.pop(OURS),
+        seconds,
+        result["needed_gflop"] / result["matmul_peak_gflops"],
+        "sgemm",
+        torch.get_num_threads(),
+        "processor" if alone else "wall",
+        {"to_rival": 1.0, "to_limit": 1 / 0.85},
+    )
 
 
 def agreements(setting: Setting, times: dict[str, Times]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from embstore.bench.measure import Row, shown_seconds
 
 ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results"
-ORDER = ("all", "extract", "query", "neighbors", "geometry", "growth", "plan", "memory", "windows", "bank", "probe")
 ABOUT = {
     "all": "Everything in one run: `embstore bench all`",
     "extract": "Extraction: `benchmarks/extract.py`",
+    "extract_parts": "Where the time of an extraction goes: `benchmarks/extract_parts.py`",
     "query": "Reading: `benchmarks/query.py`",
     "neighbors": "Exact search and indexes: `benchmarks/neighbors.py`",
     "geometry": "Geometry: `benchmarks/geometry.py`",
@@ -26,6 +26,7 @@ ABOUT = {
     "bank": "Class probes: `benchmarks/bank.py`",
     "probe": "Edge probes: `benchmarks/probe.py`",
 }
+ORDER = tuple(ABOUT)
 HEAD = """# Benchmarks
 
 <!-- Written by `python benchmarks/page.py` from the files in benchmarks/results: change these, not this page. -->
@@ -40,9 +41,8 @@ is the time by the clock. A bold ratio misses the project's own target.
 `embstore bench all --quick` measures the first table on your machine in about a minute.
 """
 
-# Of scripts with cases alone: what each case of ours is, its rivals (None: all others), and its limit.
-COMPARED: dict[str, tuple[tuple[str, str, tuple[str, ...] | None, str], ...]] = {
-    "extract": (("plan and extraction, to disk", "embstore", None, "sgemm"),),
+# Of scripts with cases alone: what each case of ours is, its rivals, and its limit.
+COMPARED: dict[str, tuple[tuple[str, str, tuple[str, ...], str], ...]] = {
     "geometry": (
         ("three cosines of a layer", "one pass of the layer", ("torch index_add", "numpy reduceat"), ""),
         ("three cosines of all layers", "selfsim + intrasim + anisotropy", (), "bare scan"),
@@ -54,13 +54,10 @@ COMPARED: dict[str, tuple[tuple[str, str, tuple[str, ...] | None, str], ...]] = 
 def compared(result: dict[str, Any]) -> list[Row]:
     """Return the rows that the cases of a result make."""
     taken = {name: case["median_s"] for name, case in result.get("cases", {}).items() if case.get("median_s")}
-    if "needed_gflop" in result:
-        taken["sgemm"] = result["needed_gflop"] / result["matmul_peak_gflops"]
     threads = result["machine"].get("torch_threads", 1)
     rows = []
     for what, ours, rivals, limit in COMPARED.get(result["benchmark"], ()):
-        others = [name for name in taken if name not in (ours, limit)] if rivals is None else rivals
-        named = {name: taken.get(name) for name in others}
+        named = {name: taken.get(name) for name in rivals}
         rows.append(Row(what, taken[ours], named, taken.get(limit), limit, threads))
     return rows
 

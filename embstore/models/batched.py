@@ -274,6 +274,8 @@ def word_spans(tokenized: Tokenized, limit: int | None) -> Spans:
 
 def pool_plainly(subwords: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
     """Pool the hidden states of one span, float32 [n, hidden_size], into one vector."""
+    if len(subwords) == 1:
+        return np.asarray(subwords[0], np.float32)
     if pooling in ("first", "last"):
         return np.asarray(subwords[0 if pooling == "first" else -1], np.float32)
     return np.asarray(subwords.max(axis=0) if pooling == "max" else subwords.mean(axis=0), np.float32)
