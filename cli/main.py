@@ -109,6 +109,7 @@ COMMANDS = (
     Entry(
         "attention", "attention.attention", MEASURES, "attention dev.conllu -m bert-base-uncased --plot attention.png"
     ),
+    Entry("heads", "attention.heads", MEASURES, "heads bert-pos ud-ewt --plot heads.png"),
     Entry("neighbors", "neighbors.neighbors", MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5"),
     Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png"),
     Entry("label", "neighbors.label", MEASURES, "label semcor.zarr --label class --train train.tsv --test test.tsv"),

@@ -6,6 +6,7 @@ from .encoder import Pooling as Pooling
 from .encoder import Spans as Spans
 from .encoder import StageTimes as StageTimes
 from .encoder import Tokenized as Tokenized
+from .finetuning.data import find_splits as find_splits
 from .finetuning.finetune import FineTuned as FineTuned
 from .finetuning.finetune import finetune as finetune
 from .finetuning.settings import FineTuneSettings as FineTuneSettings
@@ -35,6 +36,7 @@ __all__ = [
     "absolute_shorthand",
     "bag_encoder",
     "encoder_from_shorthand",
+    "find_splits",
     "finetune",
     "is_shorthand",
     "load_encoder",

@@ -17,7 +17,7 @@ from embstore.models.finetuning.tuned import Tuned, load_tuned
 from embstore.models.transformer.heads import Head, How, Replay, Weighted, find_heads
 from embstore.models.transformer.sites import SiteTap
 
-BATCH_SUBWORDS = {"cpu": 2048, "cuda": 16384}
+BATCH_SUBWORDS = {"cpu": 1024, "cuda": 16384}
 Report = Callable[[int, int], None]
 Heads = Collection[Head]
 
@@ -109,7 +109,7 @@ class HeadNetwork:
         return np.concatenate(parts)
 
     def _batches(self, sentences: Sentences) -> Iterator[Sequence[FineTuneExample]]:
-        return sentences.batches(BATCH_SUBWORDS.get(self._device.type, 2048))
+        return sentences.batches(BATCH_SUBWORDS.get(self._device.type, 1024))
 
     def _inputs(self, examples: Sequence[FineTuneExample]) -> tuple[dict[str, Any], torch.Tensor]:
         inputs = {name: self._moved(value) for name, value in self.tuned.collator(examples).items()}

@@ -1,0 +1,49 @@
+"""`embstore heads`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+
+import polars as pl
+import pytest
+
+from tests.cli.conftest import Work
+from tests.drawn import svg_texts
+from tests.models.finetuning import planted
+
+TUNE = ("--set", "batch_size=10", "--set", "learning_rate=2e-3", "--epochs", 1, "--device", "cpu")
+
+
+@pytest.mark.slow
+def test_heads_of_a_fine_tuned_model(work: Work) -> None:
+    planted.folder(work / "data", "ner", train=20, dev=10)
+    assert work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE).status == 0
+    few = ("--set", "resamples=50", "--set", "seeds=1,2", "--set", "n_sentences=8")
+    ran = work.run("heads", "tuned", "data", *few, "--plot", "heads.svg", "--out", "heads.csv")
+    assert (ran.status, ran.err) == (0, "")
+    for text in ("f1 without a layer's heads", "f1 as heads are pruned", "12 heads have no effect beyond noise"):
+        assert text in ran.out
+    table = pl.read_csv(work / "heads.csv")
+    assert table["table"].value_counts(sort=True).rows() == [("pruned", 33), ("disabled", 16), ("importance", 12)]
+    assert {"share of heads pruned", "Importance by gradient (l2 norm of a layer: 1)"} <= svg_texts(work / "heads.svg")
+    same = work.run("heads", "tuned", "data", *few, "--json")
+    rows = json.loads(same.out)
+    assert [row["value"] for row in rows] == pytest.approx(table["value"].to_list())
+    other = work.run("heads", "tuned", "data", *few, "--set", "how=zero", "--json")
+    assert [row["low"] for row in json.loads(other.out)[:16]] != [row["low"] for row in rows[:16]]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("heads model data", "model has no finetuning.json"),
+        ("heads model gone", "no data at gone"),
+        ("heads model data --set how=half", "how=half is not allowed"),
+        ("heads model data --plot heads.doc", "--plot heads.doc has no known suffix"),
+        ("heads model data --set n_sentences=0", "sentences 0 is not allowed"),
+    ],
+)
+def test_bad_input_is_one_line(command: str, says: str, work: Work) -> None:
+    if not (work / "data").exists():
+        planted.folder(work / "data", "ner", train=2, dev=2)
+    work.refuses(command, says)
