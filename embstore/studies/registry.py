@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from embstore.studies.ethayarajh2019.settings import Ethayarajh2019
 from embstore.studies.hewitt2019.settings import Hewitt2019
+from embstore.studies.kovaleva2019.settings import Kovaleva2019
 from embstore.studies.settings import StudySettings
 from embstore.studies.tenney2019.settings import Tenney2019
 from embstore.studies.zhao2020.settings import Zhao2020
@@ -13,4 +14,5 @@ STUDIES: dict[str, type[StudySettings]] = {
     "ethayarajh2019": Ethayarajh2019,
     "tenney2019": Tenney2019,
     "hewitt2019": Hewitt2019,
+    "kovaleva2019": Kovaleva2019,
 }

@@ -1,0 +1,237 @@
+"""Kovaleva et al. 2019, end to end: patterns of attention, what fine-tuning changes, and which heads a task needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+from embstore.analysis import attention_similarity, disable_heads, head_importance, prune_heads
+from embstore.analysis.attention.annotated import has_trees
+from embstore.analysis.attention.measure import attention
+from embstore.corpus import Corpus, Sentence, open_corpus
+from embstore.errors import InvalidValueError
+from embstore.models import FineTuned, finetune
+from embstore.models.checkpoint import open_checkpoint
+from embstore.models.finetuning.data import LabeledText, find_splits, label_names, read_items
+from embstore.models.finetuning.network import load_trainable
+from embstore.models.finetuning.settings import TASKS
+from embstore.models.transformer.heads import find_heads
+from embstore.progress import Progress
+from embstore.studies.kovaleva2019.published import CITATION
+from embstore.studies.kovaleva2019.report import Scores, draw, sections
+from embstore.studies.kovaleva2019.settings import Kovaleva2019
+from embstore.studies.study import LOG, StudyFolder, StudyResult, digest_of
+
+STATISTICS = ("shares", "patterns", "relations")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the study. `files`: train and dev by task."""
+
+    folder: StudyFolder
+    corpus: Path
+    name: str
+    model: str
+    settings: Kovaleva2019
+    files: Mapping[str, Mapping[str, Path]]
+    device: str
+
+    @cached_property
+    def origin(self) -> dict[str, Any]:
+        """What the tables of attention are made from, besides the model."""
+        return {"corpus": digest_of(self.corpus), "sentences": self.settings.sentences, "seed": self.settings.seed}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"device": self.device, "progress": self.folder.bars}
+
+
+def run(
+    settings: Kovaleva2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
+) -> StudyResult:
+    """Run the study and leave fine-tuned models, tables, figures and the report in `out`; the same call resumes.
+
+    `data` is a file in CoNLL-U. See `embstore.studies.reproduce`.
+    """
+    ((name, model),) = models.items()
+    files = check_data(settings, data)
+    n_layers, n_heads = check_model(model)
+    passes = n_heads * (n_layers + 1) // 2 + 2 + 9 * (len(settings.seeds) + 1)
+    study = Run(StudyFolder(out, progress), data, name, model, settings, files, device)
+    LOG.info(
+        f"cost of a task: fine-tuning, and about {passes} passes over {settings.sentences or 'all'} sentences of dev"
+    )
+    tuned = {task: tune(study, task) for task in settings.tuning}
+    weights = next(iter(tuned.values())).record["weights"]
+    maps = [measured(study, "pretrained", model, weights)]
+    maps += [measured(study, task, each.path, each.record) for task, each in tuned.items()]
+    frames = {
+        "attention": pl.concat(maps),
+        **{
+            table: pl.concat(make(study, task, each).with_columns(task=pl.lit(task)) for task, each in tuned.items())
+            for table, make in {
+                "similarity": compared,
+                "disabled": disabled,
+                "importance": ranked,
+                "pruned": pruned,
+            }.items()
+        },
+    }
+    scores = Scores(name, n_layers, n_heads, tuple(settings.tuning), frames)
+    result = StudyResult(
+        title="Attention heads before and after fine-tuning, after Kovaleva et al. 2019",
+        folder=out,
+        scale=f"{name}. {settings.describe()}",
+        frames=frames,
+        sections=sections(scores),
+        figures=draw(scores, out / "figures"),
+        notes=notes(settings),
+        seconds=study.folder.seconds,
+        methods=methods(study, tuned),
+        citation=CITATION,
+    )
+    result.save()
+    return result
+
+
+def check_data(settings: Kovaleva2019, data: Path) -> dict[str, dict[str, Path]]:
+    """Read every file once; raises before any model is loaded."""
+    if problem := has_trees(open_corpus(data)):
+        raise InvalidValueError(f"{data} {problem}: kovaleva2019 needs a file in CoNLL-U")
+    found = {}
+    for task, source in settings.tuning.items():
+        found[task] = find_splits(source)
+        items = {split: read_items(TASKS[task], path) for split, path in found[task].items()}
+        label_names(found[task], items)
+    return found
+
+
+def check_model(model: str) -> tuple[int, int]:
+    """Return layers and heads; raises ModelError for a model that cannot be fine-tuned or whose heads are not found."""
+    trainable = load_trainable(open_checkpoint(model, revision=None), model, ("a", "b"))
+    network = trainable.network
+    network.config.use_cache = False
+    with torch.no_grad():
+        sites = find_heads(network, network.base_model, {"input_ids": trainable.probe}, name=Path(model).name)
+    return sites.tap.num_hidden_layers, sites.n_heads
+
+
+def tune(run: Run, task: str) -> FineTuned:
+    def make() -> FineTuned:
+        out = run.folder.path / "models" / task
+        settings = run.settings.finetuning()
+        return finetune(
+            run.settings.tuning[task], task=task, model=run.model, out=out, settings=settings, **run.options
+        )
+
+    return run.folder.step(f"fine-tune {task}", make)
+
+
+def measured(run: Run, name: str, model: str | Path, weights: Any) -> pl.DataFrame:
+    """Return shares, patterns and relations of every head, in the pretrained model or after a task."""
+
+    def make() -> pl.DataFrame:
+        return attention(run.corpus, model=model, statistics=STATISTICS, **run.settings.sample, **run.options).frame
+
+    frame = run.folder.table(f"attention {name}", {**run.origin, "model": weights}, make)
+    return frame.with_columns(model=pl.lit(name))
+
+
+def table_of(run: Run, name: str, task: str, tuned: FineTuned, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    made_from = {
+        "tuned": tuned.record,
+        "settings": run.settings.scoring,
+        "how": run.settings.how,
+        "seeds": run.settings.seeds,
+    }
+    return run.folder.table(f"{name} {task}", made_from, make)
+
+
+def compared(run: Run, task: str, tuned: FineTuned) -> pl.DataFrame:
+    """Return the cosine of each head's attention before and after fine-tuning, on sentences of dev."""
+
+    def make() -> pl.DataFrame:
+        corpus = dev_sentences(task, run.files[task]["dev"])
+        return attention_similarity(corpus, model_a=run.model, model_b=tuned.path, **run.settings.sample, **run.options)
+
+    return table_of(run, "similarity", task, tuned, make)
+
+
+def dev_sentences(task: str, path: Path) -> Corpus:
+    """Return the sentences of labeled data; those of a pair one by one, split at spaces."""
+
+    def words() -> Iterator[Sentence]:
+        for item in read_items(TASKS[task], path):
+            if isinstance(item, LabeledText):
+                yield from (Sentence(text.split()) for text in item.texts)
+            else:
+                yield Sentence(item.words)
+
+    return open_corpus(list(words()))
+
+
+def disabled(run: Run, task: str, tuned: FineTuned) -> pl.DataFrame:
+    def make() -> pl.DataFrame:
+        dev = run.files[task]["dev"]
+        return disable_heads(dev, model=tuned.path, how=run.settings.how, **run.settings.scoring, **run.options)
+
+    return table_of(run, "disabled", task, tuned, make)
+
+
+def ranked(run: Run, task: str, tuned: FineTuned) -> pl.DataFrame:
+    def make() -> pl.DataFrame:
+        return head_importance(run.files[task]["train"], model=tuned.path, **run.settings.scoring, **run.options)
+
+    return table_of(run, "importance", task, tuned, make)
+
+
+def pruned(run: Run, task: str, tuned: FineTuned) -> pl.DataFrame:
+    def make() -> pl.DataFrame:
+        return prune_heads(
+            run.files[task]["dev"],
+            model=tuned.path,
+            importance=ranked(run, task, tuned),
+            seeds=run.settings.seeds,
+            **run.settings.scoring,
+            **run.options,
+        )
+
+    return table_of(run, "pruned", task, tuned, make)
+
+
+def notes(settings: Kovaleva2019) -> tuple[str, ...]:
+    """Return what a reader must know."""
+    found = [
+        "Patterns: by an explicit rule (docs/attention.md). The paper's classifier was trained on maps labeled by "
+        "hand, which are not public, so its shares are not ours.",
+        "The paper's tasks are of GLUE with BERT-base; its numbers are printed for orientation, without a difference.",
+        "Intervals are over sentences of dev and hold for all heads and layers of a task together; they do not cover "
+        "other fine-tuning runs. The epoch of fine-tuning was chosen on dev too.",
+        "Heads are ranked on train, pruned with their output set to zero, without training in between. The relative "
+        "importance of Voita et al. 2019 (layer-wise relevance propagation) is not computed.",
+        "The features of the paper's Figure 5 and its frame-semantic relations need annotation that is not public; "
+        "dependency relations are given instead.",
+    ]
+    if "paraphrase" in settings.tuning:
+        found.append("Cosines of attention of pairs are of each sentence alone.")
+    return tuple(found)
+
+
+def methods(run: Run, tuned: Mapping[str, FineTuned]) -> str:
+    record = next(iter(tuned.values())).record
+    software = ", ".join(f"{name} {version}" for name, version in record["software"].items())
+    corpora = "; ".join(
+        f"{task} on {files['train'].name}, scored on {files['dev'].name} (SHA-256 {digest_of(files['dev'])[:12]})"
+        for task, files in run.files.items()
+    )
+    return (
+        f"{run.name} (weights SHA-256 {record['weights'][:12]}) was fine-tuned for {corpora}. Attention was measured "
+        f"on {run.corpus.name} (SHA-256 {digest_of(run.corpus)[:12]}). {run.settings.describe()} Software: {software}."
+    )
