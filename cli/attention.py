@@ -189,5 +189,5 @@ def _print_heads(disabled: pl.DataFrame, importance: pl.DataFrame, pruned: pl.Da
 
 
 def _mean(part: pl.DataFrame) -> float:
-    values = part.filter(order="random")["value"].to_list()
+    values: list[float] = part.filter(order="random")["value"].to_list()
     return sum(values) / len(values)

@@ -18,7 +18,8 @@ import embstore as es
 from embstore.analysis.heads.network import HeadNetwork, Sentences
 from embstore.analysis.heads.scores import effects
 from embstore.errors import EmbstoreError, ModelError
-from embstore.models import FineTuned, FineTuneSettings, finetune
+from embstore.models import FineTuned, FineTuneSettings, finetune, load_encoder
+from embstore.models.encoder import Spans
 from embstore.models.finetuning.examples import FineTuneExample
 from embstore.models.finetuning.training import accuracy, entity_scores
 from embstore.models.transformer.heads import Replay, find_heads
@@ -106,6 +107,45 @@ def test_disabled_heads_are_those_of_a_plain_pass(name: str, tmp_path: Path) -> 
             torch.testing.assert_close(replay.without(heads, how)[real], expected[real], atol=2e-5, rtol=2e-5)
             assert not torch.allclose(expected[real], replay.plain[real], atol=1e-3)
     assert torch.equal(replay.without([], "zero"), model(**batch)[0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_vectors_without_heads_are_those_of_a_plain_pass(name: str, tmp_path: Path) -> None:
+    folder = made(name, tmp_path / "model")
+    kind = transformers.T5EncoderModel if name == "t5" else transformers.AutoModel
+    plain, encoder = kind.from_pretrained(folder).eval(), load_encoder(folder)
+    tokenized, whole = encoder.tokenize(random_sentences(4, seed=3)), encoder.info
+    bounds = tokenized.sentence_bounds
+    start = np.concatenate([np.arange(length) for length in np.diff(bounds)])
+    spans = Spans(np.repeat(np.arange(4), np.diff(bounds)), start, start + 1)
+    every: dict[str, Any] = {"layers": range(4), "pooling": "mean", "sites": ("residual", "head_output")}
+    for how in ("zero", "uniform"):
+        encoder.disable_heads(HEADS, how=how)
+        assert encoder.self_check(tokenized, **every) < 2e-5
+        found = {site: np.zeros((4, len(start), 32)) for site in every["sites"]}
+        for pooled in encoder.encode(tokenized, spans, batch_subwords=40, **every):
+            found[pooled.site][4 - len(pooled.vectors) :, pooled.rows] = pooled.vectors.numpy()
+        for sentence in range(4):
+            ids, _ = encoder.network.tokenizer.specials.around(tokenized.ids[bounds[sentence] : bounds[sentence + 1]])
+            change = (
+                attending(plain, uniform_attention(HEADS)) if how == "uniform" else scaled(plain, name, HEADS, 0, 8)
+            )
+            with torch.inference_mode(), change:
+                states = plain(torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states
+            own = slice(encoder.n_before, encoder.n_before + bounds[sentence + 1] - bounds[sentence])
+            expected = torch.cat(states)[:, own].numpy()
+            rows = found["residual"][:, bounds[sentence] : bounds[sentence + 1]]
+            np.testing.assert_allclose(rows, expected, atol=2e-5 * np.abs(expected).max())
+        if how == "zero":
+            assert not found["head_output"][1][:, 16:24].any()
+            assert found["head_output"][2].any()
+        assert encoder.info.weights_sha256 != whole.weights_sha256
+        assert encoder.info.name == f"model without 3 heads ({how})"
+    encoder.disable_heads([])
+    assert encoder.info == whole
+    for heads in ([(4, 0)], [(0, 1)], [(1, 4)]):
+        with pytest.raises(es.errors.InvalidValueError, match="head"):
+            encoder.disable_heads(heads)
 
 
 def test_blocks_below_a_disabled_head_are_not_run_again(tmp_path: Path) -> None:
@@ -271,6 +311,7 @@ def test_batches_hold_every_sentence_once_and_are_bounded() -> None:
         ("data", "no corpus at"),
         ("sentences", "sentences 0 is not allowed"),
         ("resamples", "resamples -1 is not allowed"),
+        ("how", "half"),
         ("importance", "must have each of 12 heads of 'tuned' once, it has 11 rows"),
         ("columns", "the importance of heads"),
     ],
@@ -285,6 +326,7 @@ def test_bad_input_is_refused_in_one_line(case: str, says: str, ner: Path) -> No
         "data": lambda: es.analysis.head_importance(ner / "gone.conll", model=tuned),
         "sentences": lambda: es.analysis.disable_heads(dev, model=tuned, n_sentences=0),
         "resamples": lambda: es.analysis.disable_heads(dev, model=tuned, resamples=-1),
+        "how": lambda: es.analysis.disable_heads(dev, model=tuned, how="half"),
         "importance": lambda: es.analysis.prune_heads(dev, model=tuned, importance=grid[:11]),
         "columns": lambda: es.analysis.prune_heads(dev, model=tuned, importance=grid.drop("value")),
     }

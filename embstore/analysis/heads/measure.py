@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,8 @@ from embstore.analysis.heads.network import HeadNetwork, Heads
 from embstore.analysis.heads.scores import effects, resampled, score
 from embstore.arguments import checked
 from embstore.devices import choose_device, torch_threads
-from embstore.errors import InvalidValueError, check_columns, check_whole
+from embstore.errors import InvalidValueError, check_choice, check_columns, check_whole
+from embstore.models.transformer.heads import HOW, How
 from embstore.progress import Progress, reporting
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def disable_heads(
     data: str | Path,
     *,
     model: str | Path,
-    how: Literal["uniform", "zero"] = "uniform",
+    how: How = "uniform",
     n_sentences: int | None = None,
     resamples: int = 1000,
     seed: int = 0,
@@ -52,6 +53,7 @@ def disable_heads(
     for a model whose heads are not found.
     """
     _check_sizes(n_sentences, resamples, seed)
+    check_choice("how", how, HOW)
     with torch_threads(threads), reporting(progress, unit="sentences", label="heads") as report:
         network = HeadNetwork(model, choose_device(device))
         sentences = network.read(data, n_sentences=n_sentences, seed=seed)
@@ -113,7 +115,7 @@ def prune_heads(
     *,
     model: str | Path,
     importance: pl.DataFrame,
-    how: Literal["uniform", "zero"] = "zero",
+    how: How = "zero",
     seeds: Sequence[int] = (0, 1, 2),
     n_sentences: int | None = None,
     resamples: int = 1000,
@@ -133,6 +135,7 @@ def prune_heads(
     and InvalidValueError for an importance that does not have every head of the model once.
     """
     _check_sizes(n_sentences, resamples, seed)
+    check_choice("how", how, HOW)
     for each in seeds:
         check_whole("seed", each, 0, 2**32 - 1)
     check_columns(importance, ("layer", "head", "value"), "the importance of heads")

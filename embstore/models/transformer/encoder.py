@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.models.batched import BatchedEncoder, Forward
 from embstore.models.batching import BATCHINGS, Batch, Batching
 from embstore.models.checkpoint import Loaded
 from embstore.models.encoder import Tokenized, check_arguments
 from embstore.models.memory import fitting_batch, free_nbytes
 from embstore.models.running import RunningBatch, SpanWork
+from embstore.models.transformer.heads import HOW, Disabled, Head, How, require_replay
 from embstore.models.transformer.inputs import Segments, WordWindow
-from embstore.models.transformer.network import BATCHES_AHEAD, Network
+from embstore.models.transformer.network import BATCHES_AHEAD, SITE_SUBWORDS, Network
 from embstore.models.transformer.selfcheck import (
     require_own_mask,
     require_window_respected,
     window_mask,
     with_long_sentences,
 )
+from embstore.models.transformer.sites import SiteTap
 from embstore.models.transformer.varlen import varlen_attention
 from embstore.store.layout import RESIDUAL
 
@@ -115,12 +119,13 @@ class TransformerEncoder(BatchedEncoder):
             words = np.repeat(np.arange(len(n_subwords)), n_subwords)[: len(ids)]
             inputs["attention_mask"] = window_mask(self.network.inputs, words, attention_window)
         states: dict[int, torch.Tensor] = {}
-        if site == RESIDUAL:
-            states.update(enumerate(self.network.model(**inputs, output_hidden_states=True).hidden_states))
-        else:
-            every = range(1, self.info.num_hidden_layers + 1)
-            with self.network.sites.reading([site], every, lambda layer, state, _: states.update({layer: state})):
-                self.network.model(**inputs)
+        with self._changing(lambda: self.network.sites):
+            if site == RESIDUAL:
+                states.update(enumerate(self.network.model(**inputs, output_hidden_states=True).hidden_states))
+            else:
+                every = range(1, self.info.num_hidden_layers + 1)
+                with self.network.sites.reading([site], every, lambda layer, state, _: states.update({layer: state})):
+                    self.network.model(**inputs)
         own = slice(self.n_before, self.n_before + len(ids))
         return {layer: state.flatten(0, -2)[own] for layer, state in states.items()}
 
@@ -131,6 +136,37 @@ class TransformerEncoder(BatchedEncoder):
     def forward_flops(self, lengths: NDArray[np.int64], *, layers: Sequence[int]) -> float:
         """Return the operations of a forward pass over sentences of these lengths; see `Network.forward_flops`."""
         return self.network.forward_flops(lengths, deepest=max(check_arguments(self.info, layers, "mean")))
+
+    def disable_heads(self, heads: Collection[Head], *, how: How = "uniform") -> None:
+        """Disable attention heads from now on, and no others; `how` is that of `analysis.disable_heads`.
+
+        `heads`: pairs of a layer from 1 and a head from 0; none: the whole model again. The name and the hash of the
+        weights in `info` change too, so that the vectors do not mix with those of the whole model; saved probes of
+        that read them. Raises InvalidValueError for a head that does not exist, ModelError for a model whose heads are
+        not found.
+        """
+        check_choice("how", how, HOW)
+        chosen = sorted({(int(layer), int(head)) for layer, head in heads})
+        sites, whole = self.network.sites, self.network.info
+        for layer, head in chosen:
+            check_whole("layer of a head", layer, 1, whole.num_hidden_layers)
+            check_whole("head", head, 0, sites.n_heads - 1)
+        self.network.change, self.info = None, whole
+        if not chosen:
+            return
+        inputs = self.network.inputs.plain(np.arange(SITE_SUBWORDS, dtype=np.int32)) | self.network.inputs.fixed
+        require_replay(sites, self.network.model, inputs, name=whole.name)
+        self.network.change = Disabled(chosen, sites.n_heads, how)
+        digest = hashlib.sha256(f"{whole.weights_sha256} {how} {chosen}".encode()).hexdigest()
+        self.info = replace(whole, name=f"{whole.name} without {len(chosen)} heads ({how})", weights_sha256=digest)
+
+    @contextmanager
+    def _changing(self, sites: Callable[[], SiteTap]) -> Iterator[None]:
+        if self.network.change is None:
+            yield
+            return
+        with sites().changing(self.network.change):
+            yield
 
     def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         return self.network.tokenizer.tokenize(sentences)
@@ -152,6 +188,7 @@ class TransformerEncoder(BatchedEncoder):
                 with ExitStack() as stack:
                     if how == "varlen":
                         stack.enter_context(varlen_attention(network.fast_tap.model))
+                    stack.enter_context(self._changing(lambda: network.fast_sites))
                     if inner:
                         stack.enter_context(network.fast_sites.reading(inner, work.layers, receive))
                     network.fast_tap.run(inputs, work.layers, receive)

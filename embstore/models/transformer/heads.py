@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -15,6 +15,7 @@ from embstore.models.transformer.sites import Attended, SiteTap, close, find_sit
 
 Head = tuple[int, int]  # layer from 1, head from 0
 How = Literal["uniform", "zero"]
+HOW = get_args(How)
 
 
 class Disabled:

@@ -26,7 +26,7 @@ from embstore.models.transformer.probing import (
     probe_inputs,
     vocabulary_of,
 )
-from embstore.models.transformer.sites import SiteTap, find_sites
+from embstore.models.transformer.sites import Change, SiteTap, find_sites
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.models.transformer.varlen import accepts_sentence_bounds
 
@@ -40,8 +40,10 @@ class Network:
 
     `model`: the model as transformers loads it. `tap`: its layers. `fast_tap`: those of the model that batches run
     through, whose linear layers are packed on a CPU (see `packed_copy`); it is `tap` where nothing can be packed.
-    `row_capacity`: the width of packed rows.
+    `row_capacity`: the width of packed rows. `change`: what is changed in the heads of every pass.
     """
+
+    change: Change | None = None
 
     def __init__(self, loaded: Loaded, *, device: torch.device, dtype: torch.dtype) -> None:
         self.model: Any = loaded.model

@@ -110,14 +110,17 @@ AttentionMaskInterface.register(MASKED, _mask)
 def _captured(
     model: Any, take: Callable[[Attended], None], changes: tuple[Change, list[int]] | None = None
 ) -> Iterator[None]:
-    """Pass every call of the model's attention on to `take` inside the block."""
-    usual = model.config._attn_implementation
+    """Pass every call of the model's attention on to `take` inside the block; it may be in a block with changes."""
+    usual = before = model.config._attn_implementation
+    if before in (MASKED, UNMASKED):
+        outer = _CAPTURE.get()
+        usual, changes = outer.usual, outer.changes
     token = _CAPTURE.set(_Capture(usual, take, changes))
     model.config._attn_implementation = MASKED if usual in ALL_MASK_ATTENTION_FUNCTIONS else UNMASKED
     try:
         yield
     finally:
-        model.config._attn_implementation = usual
+        model.config._attn_implementation = before
         _CAPTURE.reset(token)
 
 
