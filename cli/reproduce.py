@@ -37,7 +37,7 @@ def reproduce(
     data: Annotated[Path, opt.argument("DATA", "What the study needs; see above.")],
     model: Annotated[list[str], opt.option("[NAME=]MODEL", "Model folder or hub name.", "--model", "-m")],
     out: Annotated[Path, opt.option("FOLDER", "Folder of stores, tables, figures and the report.")],
-    small: Annotated[bool, typer.Option("--small", help="A size for one or two hours on two CPU cores.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="A size for two CPU cores.")] = False,
     train: Annotated[Path | None, opt.option("TSV", f"{having('train')}: train words (DATA's train.tsv).")] = None,
     test: Annotated[Path | None, opt.option("TSV", f"{having('test')}: test words (DATA's test.tsv).")] = None,
     vectors: Annotated[

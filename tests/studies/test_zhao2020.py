@@ -19,7 +19,7 @@ from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, ProbeResult, Training, load, split_words
 from embstore.studies import StudyResult, Zhao2020
 from embstore.studies.study import StudyFolder
-from embstore.studies.zhao2020 import figures, published, report
+from embstore.studies.zhao2020 import figures, pairs, published, report, words
 from tests.models import tiny
 from tests.models.finetuning import planted
 
@@ -33,6 +33,7 @@ WORDS = [
 FRAMES = {"animal": "the {} sat on a mat because it was warm .", "place": "a b {} flow to the old hill , ok !"}
 SETTINGS = Zhao2020.small(
     max_contexts=3,
+    kind="mlp",
     hidden_size=8,
     epochs=3,
     batch_size=16,
@@ -80,7 +81,8 @@ def study(corpus: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def with_vectors(corpus: Path, **changes: Any) -> Zhao2020:
-    return replace(SETTINGS, vectors={name: corpus.parent / f"{name}.txt" for name in ("few", "none")}, **changes)
+    vectors = {name: corpus.parent / f"{name}.txt" for name in ("few", "none")}
+    return replace(SETTINGS, vectors=vectors, neighbors_of=("cats", "hill"), passage_subwords=40, **changes)
 
 
 def _directly(
@@ -106,7 +108,7 @@ def test_every_table_is_that_of_its_parts(study: StudyResult, corpus: Path) -> N
     noted = [note for note in study.notes if note.startswith("bert: early stopping ended")]
     assert len(noted) == (len(unfinished) > 0) == 1, "few epochs are noted"
     window = _directly(study, corpus, {"BERT": "bert-k2", "P-BERT": "p-bert-k2"}, splits=("dev",))
-    assert study.frames["windows"].filter(pl.col("window") == 2).drop("vocabulary", "window").equals(window)
+    assert study.frames["windows"].filter(context="2").drop("vocabulary", "context").equals(window)
 
 
 def test_a_table_of_vectors_is_compared_on_its_own_words_and_left_out_for_too_few(study: StudyResult) -> None:
@@ -134,14 +136,100 @@ def test_the_words_pairs_and_contexts_of_each_split(study: StudyResult, corpus: 
     assert animals["pairs"] == sum(label == "animal" for _, label in held)
 
 
+def test_pairs_give_the_scores_and_change_in_both_directions(study: StudyResult) -> None:
+    pairs_frame, scored = study.frames["pairs"], study.frames["windows"].with_columns(split=pl.lit("dev"))
+    whole = study.frames["contexts"].filter(store="BERT", task="class").with_columns(context=pl.lit("all"))
+    one_bin = pl.DataFrame(
+        {"word": pairs_frame["word"].unique(), "subwords": 1}, schema_overrides={"subwords": pl.Int64}
+    )
+    for frame in (whole, scored.filter(store="BERT", task="class")):
+        for row in frame.filter(metric="f1").iter_rows(named=True):
+            own = pairs_frame.filter(context=row["context"], split=row["split"], layer=row["layer"])
+            assert pairs.f1_by_subwords(own, one_bin)["value"].item() == pytest.approx(row["value"] or 0)
+    flips = study.frames["flips"]
+    assert set(flips.filter(by="context")["to"]) == {"2", "all", "passage"}
+    n_dev = pairs_frame.filter(context="all", split="dev", layer=0).height
+    assert set(flips.select(pl.sum_horizontal("^(wrong|right|stay)_.*$")).to_series()) == {n_dev}
+    words = study.frames["subwords"].filter(layer=0)
+    assert words["count"].sum() == study.frames["counts"].filter(split="test", **{"class": ""})["pairs"].item()
+
+
+PAIRS = [  # word, class, contexts, right by layer, found by layer
+    ("suit", "law", 4, (0, 1, 4), ("dress", "dress", "law dress")),
+    ("suit", "dress", 1, (1, 0, 1), ("dress", "", "dress")),
+    ("goodfellas", "art", 2, (2, 1, 0), ("art", "art", "")),
+    ("zande", "tongue", 3, (0, 3, 3), ("", "tongue", "tongue")),
+    ("glutamate", "law", 2, (0, 0, 0), ("", "art", "art dress")),
+]
+
+
+def test_the_pairs_that_change_most_clearly() -> None:
+    rows = [
+        {"word": word, "class": name, "contexts": count, "layer": layer, "right": right[layer], "found": found[layer]}
+        for word, name, count, right, found in PAIRS
+        for layer in (2, 0, 1)
+    ]
+    frame = pl.DataFrame(rows)
+    paths = pairs.trajectories(frame, "layer", [0, 1, 2])
+    assert paths.filter(word="zande")["right"].to_list() == [[0, 3, 3]]
+    steps = [(row["wrong_to_right"], row["right_to_wrong"], row["stay_right"]) for row in pairs.flips(paths, [0, 1, 2])]
+    assert steps == [(1, 1, 1), (2, 1, 1), (2, 1, 1)]
+    gained = [(row["word"], row["class"], row["step"]) for row in pairs.clearest(paths, 9)]
+    assert gained == [("suit", "law", 2), ("zande", "tongue", 1)]  # 7/8 of 4 contexts before 1 of 3; not the wavering
+    assert [(row["word"], row["step"]) for row in pairs.clearest(paths, 9, gained=False)] == [("goodfellas", 2)]
+    assert pairs.clearest(paths, 1)[0]["word"] == "suit"
+    subwords = {"suit": 1, "goodfellas": 2, "zande": 2, "glutamate": 7}
+    assert [row["word"] for row in pairs.never_right(paths, subwords, 3)] == ["glutamate"]
+    counts = pl.DataFrame({"word": list(subwords), "subwords": list(subwords.values())})
+    values = {row[:2]: row[2:] for row in pairs.f1_by_subwords(frame, counts).iter_rows()}
+    assert values[0, 1] == (2, pytest.approx(2 / 4))  # 1 of 2 pairs, 2 classes found
+    assert values[2, 1] == (2, pytest.approx(4 / 5))
+    assert values[2, 5] == (1, 0)
+    assert (pairs.sign_test(2, 1), pairs.sign_test(0, 5), pairs.sign_test(0, 0)) == (1, 2 / 32, 1)
+
+
+def test_words_in_their_sentences_and_their_neighbors(study: StudyResult, corpus: Path) -> None:
+    assert words.excerpt(["they", "speak", "Zande", ",", "which"], 2, 1, 1) == "... speak [Zande] , ..."
+    assert words.excerpt(["Pa", "Zande"], 0, 2, 5) == "[Pa Zande]"
+    rows = [line.split() for line in (corpus.parent / "few.txt").read_text().splitlines()]
+    vectors = {row[0]: np.array(row[1:], float) for row in rows}
+    units = {word: vector / max(np.linalg.norm(vector), 1e-12) for word, vector in vectors.items()}
+    found = study.frames["neighbors"].filter(table="few", word="cats")
+    cosines = sorted((float(units["cats"] @ unit) for word, unit in units.items() if word != "cats"), reverse=True)
+    np.testing.assert_allclose(found["value"], cosines[:7], atol=1e-6)
+    assert set(study.frames["neighbors"].filter(table="BERT")["word"]) == {"hill"}, "cats is two subwords"
+    text = corpus.read_text()
+    ambiguous = study.frames["ambiguous"]
+    for row in ambiguous.iter_rows(named=True):
+        shown = row["context"].removeprefix("... ").removesuffix(" ...")
+        assert (
+            shown.replace("[", "@").replace(f"{row['word']}]", f"{row['word'].replace(' ', '_')}@-{row['class']}")
+            in text
+        )
+    assert ambiguous.group_by("word").agg(pl.col("class").n_unique())["class"].to_list() == [2, 2]
+
+
+def test_passages_have_the_rows_of_the_sentences_and_more_context(study: StudyResult, model: Path) -> None:
+    whole, passage = (es.open(study.folder / "stores" / f"bert-{name}.zarr") for name in ("full", "passage"))
+    tested = set(study.frames["pairs"].filter(split="test")["word"])
+    ours, rows = passage.table(), [row for row in whole.table().to_dicts() if row["word"] not in tested]
+    assert ours["word"].to_list() == [row["word"] for row in rows]
+    assert ours["class"].to_list() == [row["class"] for row in rows]
+    texts = [(row["text"], text) for row, text in zip(rows, ours["text"], strict=True)]
+    assert all(sentence in text for sentence, text in texts)
+    assert sum(len(text) > len(sentence) for sentence, text in texts) > 0.8 * len(texts)
+    stored = passage.gather([0], passage.layers[-1]).astype(np.float64)[0]
+    np.testing.assert_allclose(stored, hidden_states(model, passage), atol=4e-3)
+
+
 def test_the_same_call_finds_its_work_done(
     study: StudyResult, corpus: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it was done already")
 
-    monkeypatch.setattr("embstore.studies.zhao2020.study.ClassProbe.fit", refuse)
-    monkeypatch.setattr("embstore.studies.zhao2020.study.train_vectors", refuse)
+    monkeypatch.setattr("embstore.studies.zhao2020.probing.ClassProbe.fit", refuse)
+    monkeypatch.setattr("embstore.studies.zhao2020.stores.train_vectors", refuse)
     again = es.reproduce(with_vectors(corpus), corpus, model=model, out=study.folder)
     for name in ("counts", "types", "contexts", "windows"):
         assert again.frames[name].equals(study.frames[name])
@@ -268,10 +356,10 @@ def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tm
     store = es.open(study.folder / "stores" / "tuned-pos.zarr")
     probe = load(study.folder / "probes" / "pretrained")
     assert isinstance(probe, ClassProbe)
-    applied = probe.score(data=store, name="pos").summary().rename({"store": "model"})
+    applied = probe.score(data=store, splits=("dev",), name="pos").summary().rename({"store": "model"})
     ours = study.frames["finetuned"].filter((pl.col("model") == "pos") & (pl.col("setup") == "a"))
     assert ours.select(applied.columns).equals(applied)
-    renewed = _directly(study, corpus, {"pos": "tuned-pos"}).rename({"store": "model"})
+    renewed = _directly(study, corpus, {"pos": "tuned-pos"}, splits=("dev",)).rename({"store": "model"})
     ours = study.frames["finetuned"].filter((pl.col("model") == "pos") & (pl.col("setup") == "b"))
     assert ours.select(renewed.columns).equals(renewed)
     assert study.frames["pos_windows"]["window"].to_list() == [0, None]
@@ -321,6 +409,10 @@ REFUSED = {
     "kind": ({"kind": "deep"}, "deep"),
     "vectors": ({"vectors": {"GloVe": "gone.txt"}}, r"gone\.txt"),
     "vectors of text": ({"vectors": {"GloVe": "corpus.txt"}}, r"corpus\.txt"),
+    "vectors with a bad line": ({"vectors": {"GloVe": "bad.txt"}}, r"bad\.txt:3"),
+    "tuning with a bad test line": ({"tuning": {"classify": "texts"}}, r"test\.tsv:2"),
+    "words that do not occur": ({"test": "absent.tsv"}, "no test word occurs with one of its classes"),
+    "passages": ({"passage_subwords": 1000}, "passage_subwords 1000 is more than the model accepts: give"),
     "tuning": ({"tuning": {"pos": "gone"}}, "no data at gone"),
     "tuning file": ({"tuning": {"pos": "corpus.txt"}}, r"corpus\.txt is a file"),
     "tuning of one label": ({"tuning": {"pos": "one"}}, "every label is 'X'"),
@@ -334,8 +426,12 @@ def test_what_cannot_be_used_is_refused_before_anything_is_extracted(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text(corpus.read_text())
     (tmp_path / "one").mkdir()
-    for split in ("train", "dev"):
+    (tmp_path / "texts").mkdir()
+    for split in ("train", "dev", "test"):
         (tmp_path / "one" / f"{split}.conll").write_text("a\tX\nb\tX\n\n")
+        (tmp_path / "texts" / f"{split}.tsv").write_text("1\ta b\n0\tb\n" if split != "test" else "1\ta\nb\n")
+    (tmp_path / "bad.txt").write_text("a 1 2\nb 1 2\nc 1 x\n")
+    (tmp_path / "absent.tsv").write_text("@absent@\t-animal=2\n")
     changes, message = REFUSED[case]
     with pytest.raises(es.errors.InputError, match=message) as refused:
         es.reproduce(replace(SETTINGS, **changes), corpus, model=model, out=tmp_path / "out")
@@ -354,13 +450,14 @@ def scores_of(n_layers: int) -> report.Scores:
     )  # fmt: skip
     frame = pl.concat([frame.with_columns(split=pl.lit(split)) for split in ("dev", "test")])
     types, contexts = (frame.filter(pl.col("store").is_in(each)) for each in (["AVG", "Rand"], ["BERT", "P-BERT"]))
-    windows = contexts.with_columns(window=pl.lit(2, pl.Int64), value=pl.col("value") / 2)
+    windows = contexts.with_columns(context=pl.lit("2"), value=pl.col("value") / 2)
     tuned = contexts.filter(store="BERT").drop("store").with_columns(model=pl.lit("pos"))
     both = pl.concat([tuned.with_columns(setup=pl.lit(each), value=pl.col("value") / 4) for each in "ab"])
     maps = [
         {"task": "pos", "layer": layer, "head": head, "value": 1 - 0.1 * head} for layer in (1, 2) for head in (0, 1)
     ]
     frames = {
+        "counts": pl.DataFrame({"class": ["", "location"]}),
         "types": types,
         "contexts": contexts,
         "windows": windows,
@@ -433,10 +530,11 @@ def test_the_command_prints_the_tables(study: StudyResult, corpus: Path, model: 
         given += ["--set", pair]
     ran = CliRunner().invoke(app, [*given, "--json"])
     assert ran.exit_code == 0, ran.output
-    assert [name.split(".")[0] for name in json.loads(ran.stdout)] == [
-        "Table 2",
-        "Table 5",
-        "Table 6",
+    titles = [name.split(".")[0] for name in json.loads(ran.stdout) if not name.startswith("Examples")]
+    assert titles == [
+        *("Table 1", "Table 2", "Table 8", "Table 9", "Table 5", "Table 6"),
         "Control task: random classes for each word (test)",
-        "Figure 5",
+        "Section 4",
+        "F1 by the number of subwords of the word (test)",
+        *("Figure 5", "Section 4"),
     ]

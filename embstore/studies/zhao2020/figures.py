@@ -11,6 +11,7 @@ import polars as pl
 
 from embstore import plot
 from embstore.studies.zhao2020 import published
+from embstore.studies.zhao2020.pairs import MOST_SUBWORDS
 from embstore.studies.zhao2020.report import PUBLISHED_NAMES, Scores, f1
 
 BARS = "#9aa7b5"
@@ -23,6 +24,8 @@ def draw(scores: Scores, folder: Path) -> dict[str, str]:
     figures: list[tuple[str, str, str, Callable[[Scores], Any]]] = [
         ("figure3.png", "types", "Figure 3. One vector per word (test)", word_scores),
         ("figure4.png", "contexts", "Figure 4. One vector per context (test)", layer_scores),
+        ("changes.png", "flips", "Sections 4.2.3 and 4.3.1. Pairs that change (dev)", changes),
+        ("subwords.png", "subwords", "F1 by the number of subwords (test)", by_subwords),
         ("figure5.png", "windows", "Figure 5. Words of context (dev)", context_sizes),
         ("figure6.png", "finetuned", "Figure 6. Before and after fine-tuning (dev)", finetuned),
         ("figure7.png", "attention", "Figure 7. Attention before and after fine-tuning", attention),
@@ -82,19 +85,51 @@ def layer_scores(scores: Scores) -> Any:
 
 def context_sizes(scores: Scores) -> Any:
     """Draw dev F1 by words of context, a line for each layer; the bag of subwords is dashed."""
-    windows = list(scores.settings.context_windows)
-    figure, axis = canvas(
-        (6.2, 4.2), x="words of context on each side", y="micro F1 (dev)", title="F1 by words of context"
-    )
-    places = {window: place for place, window in enumerate(windows)}
-    frame = scores.by_window().with_columns(place=pl.Series([places[each] for each in scores.by_window()["window"]]))
+    contexts, size = scores.contexts, (6.2, 4.2)
+    figure, axis = canvas(size, x="words of context on each side", y="micro F1 (dev)", title="F1 by words of context")
+    frame = scores.by_context().with_columns(place=pl.col("context").replace_strict(contexts, range(len(contexts))))
     layers = sorted(frame.filter(store="BERT")["layer"].unique().to_list())
     for layer, shade in zip(layers, plot.colormap("viridis")(np.linspace(0, 0.9, len(layers))), strict=True):
         part = frame.filter(store="BERT", layer=layer)
         line(axis, part, by="place", color=shade, marker="o", markersize=4, label=f"BERT, layer {layer}")
     bags = frame.filter(store="P-BERT")
     line(axis, bags, by="place", color="black", linestyle="--", marker="s", markersize=4, label="P-BERT")
-    axis.set_xticks(range(len(windows)), ["all" if window is None else str(window) for window in windows])
+    axis.set_xticks(range(len(contexts)), contexts)
+    axis.legend(**OUTSIDE)
+    return figure
+
+
+def changes(scores: Scores) -> Any:
+    """Draw the pairs that become right above the axis, and those that become wrong below, by layer and by context."""
+    frame = scores.frames["flips"]
+    parts = {"layer": frame.filter(by="layer"), "context": frame.filter(by="context", layer=scores.best_layer)}
+    parts = {
+        by: part.head(max(1, len(part) - 1)) for by, part in parts.items() if len(part)
+    }  # without the last: both ends
+    figure, axes = plot.subplots(1, len(parts), figsize=(4.2 * len(parts) + 0.6, 3.4), sharey=True)
+    for (by, part), axis in zip(parts.items(), axes[0], strict=True):
+        places, names = range(len(part)), [f"{row['from']} → {row['to']}" for row in part.iter_rows(named=True)]
+        plot.style(axis, title=f"by {by}", x=by if by == "layer" else "words of context", y="word-class pairs (dev)")
+        gained, lost = part["wrong_to_right"], part["right_to_wrong"]
+        axis.bar(places, gained, color=plot.PALETTE[0], label="wrong to right")
+        axis.bar(places, -lost.cast(pl.Int64), color=plot.PALETTE[1], label="right to wrong")
+        difference = [after - before for after, before in zip(gained, lost, strict=True)]
+        axis.plot(places, difference, linestyle="none", marker="D", color="black", label="difference")
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set_xticks(places, names, rotation=45, ha="right")
+    axis.legend(**OUTSIDE)
+    return figure
+
+
+def by_subwords(scores: Scores) -> Any:
+    """Draw test F1 by layer, a line for each number of subwords of the word."""
+    frame = scores.frames["subwords"]
+    figure, axis = canvas((5.6, 3.8), x="layer", y="micro F1 (test)", title="F1 by subwords of the word")
+    numbers = frame["subwords"].unique().sort().to_list()
+    for number, shade in zip(numbers, plot.colormap("viridis")(np.linspace(0, 0.9, len(numbers))), strict=True):
+        part = frame.filter(subwords=number)
+        many = " or more" if number == MOST_SUBWORDS else ""
+        line(axis, part, color=shade, marker="o", label=f"{number}{many} ({part['count'][0]:,} pairs)")
     axis.legend(**OUTSIDE)
     return figure
 

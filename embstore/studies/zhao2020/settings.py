@@ -26,11 +26,13 @@ REPRESENTATIONS = ("Rand", "BERTw", "skip-gram", "AVG", "BERT")
 class Zhao2020(ProbingSettings):
     """Settings of the study: semantic classes by representation, layer and context, before and after fine-tuning.
 
-    The defaults are the paper's where it states a figure; `Zhao2020.small()` fits an hour on two CPU cores.
+    The defaults are the paper's where it states a figure; `Zhao2020.small()` takes ten minutes on two CPU cores.
 
     train, test: word lists in the format of Wiki-PSE; train.tsv and test.tsv next to the corpus by default. vectors:
     files of word vectors by name, which are probed on the words that they contain. tuning: data for fine-tuning by task
-    (pos, ner, classify, paraphrase), as `finetune` takes it. max_contexts: occurrences of a word-class pair at most.
+    (pos, ner, classify, paraphrase), as `finetune` takes it. n_words: words of each list at most, drawn at random; None
+    for all. max_contexts: occurrences of a word-class pair at most. passage_subwords: also vectors in passages of
+    consecutive sentences, this many subwords at most; None for none. neighbors_of: the words of Table 1.
     kind, hidden_size, epochs, batch_size, learning_rate, patience, seeds: of the probes. context_windows,
     attention_windows: words on each side, None for the whole sentence; the latter for part-of-speech tagging.
     tuning_epochs, tuning_sentences (None: all), tuning_batch_size, tuning_rate (None: the paper's for each task): of
@@ -49,7 +51,10 @@ class Zhao2020(ProbingSettings):
     test: str | Path | None = None
     vectors: Mapping[str, str | Path] = field(default_factory=dict)
     tuning: Mapping[str, str | Path] = field(default_factory=dict)
+    n_words: int | None = None
     max_contexts: int = 100
+    passage_subwords: int | None = None
+    neighbors_of: tuple[str, ...] = ("suit",)
     kind: str = "mlp"
     hidden_size: int = 1024
     epochs: int = 400
@@ -72,7 +77,7 @@ class Zhao2020(ProbingSettings):
         if None not in self.context_windows:
             raise InvalidValueError(f"context_windows {self.context_windows} have no whole sentence: add full (None)")
         self.require_at_least(0, "context_windows", "attention_windows")
-        self.require_at_least(1, "max_contexts", "similarity_sentences")
+        self.require_at_least(1, "n_words", "max_contexts", "passage_subwords", "similarity_sentences")
         for task in self.tuning:
             if task not in TUNING_TASKS:
                 raise InvalidValueError(f"unknown task {task!r}: choose among {', '.join(TUNING_TASKS)}")
@@ -85,21 +90,23 @@ class Zhao2020(ProbingSettings):
 
     @classmethod
     def small(cls, **changes: Any) -> Self:
-        """Return settings for an hour on two CPU cores: fewer contexts, narrower probes, shorter fine-tuning."""
+        """Return settings for ten minutes on two CPU cores: fewer words, linear probes, shorter fine-tuning."""
         small: dict[str, Any] = {
-            "max_contexts": 5,
-            "hidden_size": 32,
-            "epochs": 60,
+            "n_words": 2000,
+            "max_contexts": 3,
+            "kind": "linear",
+            "epochs": 100,
             "learning_rate": 3e-3,
             "patience": 5,
-            "context_windows": (0, 2, 4, 8, 16, None),
-            "attention_windows": (0, 2, 8, None),
+            "context_windows": (0, 2, 4, 8, None),
+            "attention_windows": (0, 2, None),
             "tuning_epochs": 1,
-            "tuning_sentences": 3000,
+            "tuning_sentences": 1500,
             "tuning_batch_size": 16,
             "tuning_rate": 2e-4,
             "similarity_sentences": 200,
-            "skipgram_epochs": 20,
+            "skipgram_size": 100,
+            "skipgram_epochs": 5,
         }
         return cls(**{**small, **changes})
 
@@ -133,11 +140,12 @@ class Zhao2020(ProbingSettings):
     def describe(self) -> str:
         """Return one line on the size of the study, with the paper's figures in brackets."""
         units = f" of {self.hidden_size} units (1,024)" if self.kind == "mlp" else ""
+        words = "all words" if self.n_words is None else f"at most {self.n_words:,} train and as many test words"
         sentences = "all" if self.tuning_sentences is None else f"{self.tuning_sentences:,}"
         return (
-            f"Size, in brackets the paper's: at most {self.max_contexts} contexts a word-class pair (100), {self.kind} "
-            f"probes (mlp){units}, at most {self.epochs} epochs of 100 steps (400 passes) in batches of "
-            f"{self.batch_size} at learning rate {self.learning_rate:g} (0.001), {len(self.seeds)} seed(s); fine-"
-            f"tuning on {sentences} sentences (all), {self.tuning_epochs} epochs (5), learning rate "
+            f"Size, in brackets the paper's: {words} (all), at most {self.max_contexts} contexts a word-class pair "
+            f"(100), {self.kind} probes (mlp){units}, at most {self.epochs} epochs of 100 steps (400 passes) in "
+            f"batches of {self.batch_size} at learning rate {self.learning_rate:g} (0.001), {len(self.seeds)} "
+            f"seed(s); fine-tuning on {sentences} sentences (all), {self.tuning_epochs} epochs (5), learning rate "
             f"{self.tuning_rate or 5e-5:g} (5e-05)."
         )

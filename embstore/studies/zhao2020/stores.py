@@ -1,0 +1,205 @@
+"""The stores of the study: every representation of the words, extracted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from embstore.corpus import Corpus, Keep, Sentence, open_corpus
+from embstore.extraction import ExtractionOptions, extract_windows, plan_windows
+from embstore.models import Encoder, bag_encoder, random_encoder, subword_encoder, vector_encoder
+from embstore.probes import WordSplit
+from embstore.store import Store
+from embstore.studies.extract import extract_step
+from embstore.studies.study import StudyFolder
+from embstore.studies.zhao2020.settings import Zhao2020
+from embstore.vectors import train_vectors, write_vectors
+
+LABEL = "class"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the study: its folder, data and settings. `notes` collects what a reader must know."""
+
+    folder: StudyFolder
+    corpus: Path
+    model: str
+    words: WordSplit
+    settings: Zhao2020
+    device: str
+    notes: list[str] = field(default_factory=list)
+
+    def open_corpus(self) -> Corpus:
+        return open_corpus(self.corpus, format="pse")
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The stores of the study.
+
+    `bert` and `bags` by context: a context window, None for the whole sentence, or "passage"; the whole sentence has
+    all words, the others those of train and dev. `other_bags` and `words`: other vectors by name. `vocabularies`: the
+    words of tables that do not have all words; their stores hold rows of these alone. `subwords`: the model's own
+    table.
+    """
+
+    bert: Mapping[int | str | None, Store]
+    bags: Mapping[int | str | None, Store]
+    other_bags: Mapping[str, Store]
+    words: Mapping[str, Store]
+    vocabularies: Mapping[str, frozenset[str]]
+    subwords: Encoder
+
+    @property
+    def full(self) -> Store:
+        """The model's vectors of whole sentences."""
+        return self.bert[None]
+
+
+def extract_all(run: Run, model: Encoder) -> Stores:
+    """Extract every representation of the study that is not stored yet."""
+    settings, device = run.settings, run.device
+    skipgram = train_skipgram(run)
+    random = random_encoder(settings.skipgram_size, seed=settings.seed)
+    subwords = subword_encoder(run.model, device=device)
+    trained = vector_encoder(skipgram, missing="random", seed=settings.seed)
+    words = {
+        "Rand": extract_one(run, "rand", random),
+        "BERTw": extract_one(run, "bertw", subwords),
+        "skip-gram": extract_one(run, "skip-gram", trained),
+    }
+    other_bags = {
+        "P-Rand": extract_one(run, "p-rand", bag_encoder(random)),
+        "P-skip-gram": extract_one(run, "p-skip-gram", bag_encoder(trained)),
+    }
+    vocabularies = {}
+    for name, file in settings.vectors.items():
+        words[name] = extract_one(run, f"words-{name}", vector_encoder(file, missing="drop", seed=settings.seed))
+        complete = vector_encoder(file, missing="random", seed=settings.seed)
+        other_bags[f"P-{name}"] = extract_one(run, f"p-words-{name}", bag_encoder(complete))
+        vocabularies[name] = frozenset(words[name].index.words)
+    bert = extract_contexts(run, "bert", model, subwords)
+    bags = extract_contexts(run, "p-bert", bag_encoder(subwords), subwords)
+    return Stores(bert, bags, other_bags, words, vocabularies, subwords)
+
+
+def train_skipgram(run: Run) -> Path:
+    """Train skip-gram vectors on the corpus, the paper's PSE, and return their file."""
+    training = run.settings.skipgram()
+    path = run.folder.path / "models" / f"skip-gram-{training.size}-{training.epochs}-{training.seed}.bin"
+
+    def make() -> None:
+        write_vectors(train_vectors(run.open_corpus(), training=training, progress=run.folder.bars), path)
+
+    if not path.exists():
+        run.folder.step("skip-gram vectors of the corpus", make)
+    return path
+
+
+def extract_contexts(run: Run, name: str, model: Encoder, subwords: Encoder) -> dict[int | str | None, Store]:
+    """Extract one representation by context: the whole sentence, windows of words, and passages."""
+    stores: dict[int | str | None, Store] = {None: extract_one(run, name, model, file=f"{name}-full")}
+    if any(window is not None for window in run.settings.context_windows):
+        stores.update(extract_windowed(run, name, model).items())
+    if run.settings.passage_subwords is not None:
+        passages = Passages(run.open_corpus(), rows_of(run, stores[None]), subwords, run.settings.passage_subwords)
+        options = ExtractionOptions(keep=Keep(labelled=LABEL))
+        stores["passage"] = extract_step(
+            run.folder, f"{name}-passage", open_corpus(passages), model=model, device=run.device, options=options
+        )
+    return stores
+
+
+def extract_windowed(run: Run, name: str, model: Encoder) -> dict[int | None, Store]:
+    """Extract one representation with each context window but the whole sentence."""
+    path = run.folder.path / "stores" / f"{name}.zarr"
+
+    def make() -> dict[int | None, Store]:
+        planned = plan_windows(
+            run.open_corpus(),
+            model=model,
+            context_windows=[window for window in run.settings.context_windows if window is not None],
+            options=kept(run, tested=False),
+            device=run.device,
+            store=path,
+            calibrate=False,
+            progress=run.folder.bars,
+        )
+        return extract_windows(planned, path, progress=run.folder.bars)
+
+    return run.folder.step(f"extract {name} by context window", make)
+
+
+def kept(run: Run, *, tested: bool = True) -> ExtractionOptions:
+    """Return what a store holds: at most `max_contexts` occurrences of a word and class; `tested`: also of test."""
+    words = {*run.words.train, *run.words.dev, *(run.words.test if tested else ())}
+    keep = Keep(
+        words=frozenset(words),
+        labelled=LABEL,
+        max_contexts=run.settings.max_contexts,
+        per=LABEL,
+        seed=run.settings.seed,
+    )
+    return ExtractionOptions(keep=keep)
+
+
+def extract_one(
+    run: Run, name: str, model: str | Path | Encoder, *, tested: bool = True, file: str | None = None
+) -> Store:
+    """Extract one representation; `tested`: also of the test words."""
+    options = kept(run, tested=tested)
+    return extract_step(run.folder, name, run.open_corpus(), model=model, device=run.device, options=options, file=file)
+
+
+def rows_of(run: Run, store: Store) -> frozenset[tuple[int, int]]:
+    """Return the sentence and the position of each train and dev occurrence of a store."""
+    index = store.index
+    chosen = {*run.words.train, *run.words.dev}
+    mine = np.array([form in chosen for form in index.words])[index.type]
+    source = index.source[index.sentence[mine]]
+    return frozenset(zip(source.tolist(), index.position[mine].tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Consecutive sentences of a corpus joined to passages of at most `n_subwords` subwords, as far as they fit.
+
+    Only the occurrences `rows` (sentence, position) have their label, so that they alone get a row. The corpus formats
+    do not mark where a document ends, so a passage may join two.
+    """
+
+    corpus: Corpus
+    rows: frozenset[tuple[int, int]]
+    encoder: Encoder
+    n_subwords: int
+
+    def __iter__(self) -> Iterator[Sentence]:
+        parts: list[Sentence] = []
+        size = 0
+        for number, sentence in enumerate(self.corpus):
+            count = len(self.encoder.tokenize([sentence.words]).ids)
+            if parts and size + count > self.n_subwords:
+                yield joined(parts)
+                parts, size = [], 0
+            labels = [
+                label if (number, place) in self.rows else None for place, label in enumerate(sentence.labels[LABEL])
+            ]
+            parts.append(Sentence(sentence.words, {LABEL: labels}, sentence.targets))
+            size += count
+        yield joined(parts)
+
+
+def joined(parts: list[Sentence]) -> Sentence:
+    """Return sentences as one, with their labels and targets."""
+    words: list[str] = []
+    labels: list[str | None] = []
+    targets: list[tuple[int, int]] = []
+    for part in parts:
+        targets += [(len(words) + start, len(words) + stop) for start, stop in part.targets]
+        words += part.words
+        labels += part.labels[LABEL]
+    return Sentence(words, {LABEL: labels}, targets)
