@@ -184,6 +184,7 @@ def test_the_pairs_that_change_most_clearly() -> None:
     values = {row[:2]: row[2:] for row in pairs.f1_by_subwords(frame, counts).iter_rows()}
     assert values[0, 1] == (2, pytest.approx(2 / 4))  # 1 of 2 pairs, 2 classes found
     assert values[2, 1] == (2, pytest.approx(4 / 5))
+    assert values[1, 2] == (2, 1), "one of two contexts is half"
     assert values[2, 5] == (1, 0)
     assert (pairs.sign_test(2, 1), pairs.sign_test(0, 5), pairs.sign_test(0, 0)) == (1, 2 / 32, 1)
 
