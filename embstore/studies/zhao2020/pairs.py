@@ -69,7 +69,7 @@ def subword_counts(store: Store) -> pl.DataFrame:
 
 
 def f1_by_subwords(pairs: pl.DataFrame, counts: pl.DataFrame) -> pl.DataFrame:
-    """Return micro F1 over all decisions on the pairs of words of so many subwords: `layer, subwords, count, value`.
+    """Return micro F1 over all decisions on the pairs of words by number of subwords: `layer, subwords, count, value`.
 
     The last row of a layer has the words of MOST_SUBWORDS subwords or more.
     """
@@ -133,7 +133,7 @@ def flips(paths: pl.DataFrame, order: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def sign_test(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of so many changes in one direction and in the other."""
+    """Return the two-sided p-value of the numbers of changes in the two directions."""
     count = gained + lost
     tail = sum(comb(count, each) for each in range(min(gained, lost) + 1))
     return min(1.0, float(2 * Fraction(tail, 2**count)))
