@@ -17,7 +17,7 @@ from embstore.probes import WordSplit, split_words
 from embstore.probes.classes.examples import ClassExamples, ExampleOptions
 from embstore.probes.splits import SPLITS
 from embstore.progress import Progress
-from embstore.studies.study import StudyFolder, StudyResult, methods
+from embstore.studies.study import LOG, StudyFolder, StudyResult, methods
 from embstore.studies.zhao2020.examples import examine
 from embstore.studies.zhao2020.figures import draw
 from embstore.studies.zhao2020.pairs import separated
@@ -43,6 +43,7 @@ def run(
     found = check_files(settings)
     encoder = load_encoder(model, device=device)
     check_passages(settings, encoder.info.max_subwords)
+    LOG.info(cost(settings, words))
     study = Run(StudyFolder(out, progress), corpus, model, words, settings, device, found)
     stores = extract_all(study, encoder)
     frames = {"counts": count_examples(study, stores), "types": probe_types(study, stores)}
@@ -127,6 +128,18 @@ def check_passages(settings: Zhao2020, longest: int | None) -> None:
     size = settings.passage_subwords
     if size is not None and longest is not None and size > longest:
         raise InvalidValueError(f"passage_subwords {size} is more than the model accepts: give {longest} or less")
+
+
+def cost(settings: Zhao2020, words: WordSplit) -> str:
+    """Return one line on what the study will run; each extraction logs its own time."""
+    n_tuned = len(settings.tuning)
+    n_passes = len(settings.context_windows) + (settings.passage_subwords is not None) + n_tuned
+    windows = sum(window is not None for window in settings.attention_windows) if "pos" in settings.tuning else 0
+    n_words = sum(len(words.of(split)) for split in SPLITS)
+    return (
+        f"{settings.describe()} To run: {n_passes} passes of the model over the sentences of {n_words:,} words, "
+        f"{n_tuned + windows} fine-tunings, probes of {n_passes} stores of all layers"
+    )
 
 
 def count_examples(run: Run, stores: Stores) -> pl.DataFrame:
