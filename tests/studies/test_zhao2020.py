@@ -178,14 +178,17 @@ def test_the_pairs_that_change_most_clearly() -> None:
     assert gained == [("suit", "law", 2), ("zande", "tongue", 1)]  # 7/8 of 4 contexts before 1 of 3; not the wavering
     assert [(row["word"], row["step"]) for row in pairs.clearest(paths, 9, gained=False)] == [("goodfellas", 2)]
     assert pairs.clearest(paths, 1)[0]["word"] == "suit"
-    subwords = {"suit": 1, "goodfellas": 2, "zande": 2, "glutamate": 7}
+    subwords = {"New York": 2, "suit": 1, "goodfellas": 2, "zande": 2, "glutamate": 7}
     assert [row["word"] for row in pairs.never_right(paths, subwords, 3)] == ["glutamate"]
     counts = pl.DataFrame({"word": list(subwords), "subwords": list(subwords.values())})
-    values = {row[:2]: row[2:] for row in pairs.f1_by_subwords(frame, counts).iter_rows()}
-    assert values[0, 1] == (2, pytest.approx(2 / 4))  # 1 of 2 pairs, 2 classes found
-    assert values[2, 1] == (2, pytest.approx(4 / 5))
-    assert values[1, 2] == (2, 1), "one of two contexts is half"
-    assert values[2, 5] == (1, 0)
+    phrase = pl.DataFrame([{**rows[0], "word": "New York"}])
+    by_subwords = pairs.f1_by_subwords(pl.concat([frame, phrase]), counts)
+    values = {row[:2]: row[2:] for row in by_subwords.iter_rows()}
+    assert values[2, "phrase"][0] == 1
+    assert values[0, "1"] == (2, pytest.approx(2 / 4))  # 1 of 2 pairs, 2 classes found
+    assert values[2, "1"] == (2, pytest.approx(4 / 5))
+    assert values[1, "2"] == (2, 1), "one of two contexts is half"
+    assert values[2, "5 or more"] == (1, 0)
     assert (pairs.sign_test(2, 1), pairs.sign_test(0, 5), pairs.sign_test(0, 0)) == (1, 2 / 32, 1)
 
 
@@ -219,6 +222,9 @@ def test_passages_have_the_rows_of_the_sentences_and_more_context(study: StudyRe
     texts = [(row["text"], text) for row, text in zip(rows, ours["text"], strict=True)]
     assert all(sentence in text for sentence, text in texts)
     assert sum(len(text) > len(sentence) for sentence, text in texts) > 0.8 * len(texts)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    sizes = [len(tokenizer(text, add_special_tokens=False).input_ids) for text in set(ours["text"])]
+    assert 20 < max(sizes) <= 40
     stored = passage.gather([0], passage.layers[-1]).astype(np.float64)[0]
     np.testing.assert_allclose(stored, hidden_states(model, passage), atol=4e-3)
 
@@ -510,6 +516,14 @@ def test_the_tables_show_the_paper_s_layers_where_they_belong() -> None:
     last = report.finetuned(scores_of(12)).rows[-1]
     assert (last["paper"], last["paper pos (a)"], last["paper pos (b)"]) == ("0.835", "0.072", "0.735")
     assert "paper" not in report.finetuned(scores_of(6)).rows[-1]
+    changes = [
+        (row["ours"], row["change"], row["paper"], row["paper change"]) for row in report.after_pos(scores_of(6)).rows
+    ]
+    assert changes == [
+        ("0.060", "", "0.835", ""),
+        ("0.015", "-0.045", "0.072", "-0.763"),
+        ("0.015", "-0.045", "0.735", "-0.100"),
+    ]
 
 
 def test_the_figures_of_the_paper() -> None:

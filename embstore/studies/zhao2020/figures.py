@@ -11,7 +11,6 @@ import polars as pl
 
 from embstore import plot
 from embstore.studies.zhao2020 import published
-from embstore.studies.zhao2020.pairs import MOST_SUBWORDS
 from embstore.studies.zhao2020.report import PUBLISHED_NAMES, Scores, f1
 
 BARS = "#9aa7b5"
@@ -128,8 +127,7 @@ def by_subwords(scores: Scores) -> Any:
     numbers = frame["subwords"].unique().sort().to_list()
     for number, shade in zip(numbers, plot.colormap("viridis")(np.linspace(0, 0.9, len(numbers))), strict=True):
         part = frame.filter(subwords=number)
-        many = " or more" if number == MOST_SUBWORDS else ""
-        line(axis, part, color=shade, marker="o", label=f"{number}{many} ({part['count'][0]:,} pairs)")
+        line(axis, part, color=shade, marker="o", label=f"{number} ({part['count'][0]:,} pairs)")
     axis.legend(**OUTSIDE)
     return figure
 

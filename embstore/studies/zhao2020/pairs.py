@@ -18,6 +18,7 @@ PAIR = "pair"
 COLUMNS = ("class", "contexts", "right", "found")
 NAMES = ("store", "context", "layer", "split", "word", *COLUMNS)
 MOST_SUBWORDS = 5  # this many or more are one row
+PHRASE = "phrase"
 
 
 def pairs_of(probe: ClassProbe, name: str, splits: Sequence[str]) -> pl.DataFrame:
@@ -69,15 +70,21 @@ def subword_counts(store: Store) -> pl.DataFrame:
 
 
 def f1_by_subwords(pairs: pl.DataFrame, counts: pl.DataFrame) -> pl.DataFrame:
-    """Return micro F1 over all decisions on the pairs of words by number of subwords: `layer, subwords, count, value`.
+    """Return micro F1 over all decisions by the number of subwords of the word: `layer, subwords, count, value`.
 
-    The last row of a layer has the words of MOST_SUBWORDS subwords or more.
+    `subwords` is "1", "2" and so on; MOST_SUBWORDS or more are one row, and so are phrases of several words.
     """
     n_found = pl.when(pl.col("found") == "").then(0).otherwise(pl.col("found").str.count_matches(" ") + 1)
-    own = is_right().cast(pl.Int64)
+    number = pl.col("subwords").clip(1, MOST_SUBWORDS).cast(pl.String)
+    number = pl.when(pl.col("subwords") < MOST_SUBWORDS).then(number).otherwise(number + " or more")
+    is_phrase = pl.col("word").cast(pl.String).str.contains(" ", literal=True)
     return (
         pairs.join(counts, on="word")
-        .with_columns(pl.col("subwords").clip(1, MOST_SUBWORDS), own=own, n_found=n_found.cast(pl.Int64))
+        .with_columns(
+            subwords=pl.when(is_phrase).then(pl.lit(PHRASE)).otherwise(number),
+            own=is_right().cast(pl.Int64),
+            n_found=n_found.cast(pl.Int64),
+        )
         .group_by("layer", "subwords")
         .agg(count=pl.len(), value=2 * pl.col("own").sum() / (pl.len() + pl.col("n_found").sum()))
         .sort("layer", "subwords")

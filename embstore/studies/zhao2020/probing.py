@@ -117,7 +117,7 @@ def probe_stores(
     share = frame.filter(pl.col("metric") == "converged")["value"].mean()
     if isinstance(share, float) and share < 1:
         run.notes.append(
-            f"{table}: early stopping ended the training of {share:.0%} of the probes, the last epoch that of the "
+            f"{table}: early stopping ended the training of {share:.1%} of the probes, the last epoch that of the "
             "others: scores depend on the number of epochs"
         )
     return frame

@@ -10,7 +10,6 @@ import polars as pl
 
 from embstore.studies.study import Row, Section, decimals
 from embstore.studies.zhao2020 import published
-from embstore.studies.zhao2020.pairs import MOST_SUBWORDS
 from embstore.studies.zhao2020.settings import Zhao2020
 from embstore.studies.zhao2020.wiki_pse import CLASS_COUNTS, COUNTS, NEIGHBORS
 
@@ -184,18 +183,17 @@ def examples(frame: pl.DataFrame, by: str) -> Iterable[Section]:
             if kind != "never":
                 rows[-1] |= {f"from {by}": row["to"], "before": row["before"] or "-"}
             rows[-1] |= {"after" if kind != "never" else "found": row["after"] or "-", "sentence": row["sentence"]}
-        yield Section(f"Examples: {title} (dev)", note, rows)
+        yield Section(f"Examples: {title} (dev)", note if kind.startswith("gained") else "", rows)
 
 
 def subwords(frame: pl.DataFrame) -> Section:
     rows = []
     for (number,), group in frame.group_by("subwords", maintain_order=True):
-        many = "" if number != MOST_SUBWORDS else " or more"
         values = {f"layer {layer}": decimals(value) for layer, value in group.select("layer", "value").iter_rows()}
-        rows.append({"subwords": f"{number}{many}", "pairs": group["count"][0], **values})
+        rows.append({"subwords": number, "pairs": group["count"][0], **values})
     note = (
-        "Words of several subwords are rarer than others, so that this is not the effect of splitting alone. The paper "
-        "has examples of such words (section 4.2.3) and no scores."
+        "Words of several subwords are rarer and have fewer classes than others, so that this is not the effect of "
+        "splitting alone; phrases are several words. The paper has examples (section 4.2.3) and no scores."
     )
     return Section("F1 by the number of subwords of the word (test)", note, rows)
 
