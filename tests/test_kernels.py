@@ -18,6 +18,7 @@ from embstore.kernels.compiled import (
     pack_queries,
     padded_queries,
     partitions_of,
+    rank_rows,
     score_pairs,
     will_need,
 )
@@ -293,6 +294,43 @@ def test_the_best_remain_when_the_candidates_are_full(target: int, kind: int, n_
         assert 20 <= search.filled[query] < 50
 
 
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize("count", [1, 7, 9, 100, 1000])
+def test_rows_are_ranked_by_score_and_then_by_row(count: int, ascending: bool) -> None:
+    generator = np.random.default_rng(count)
+    scores = generator.integers(-40, 40, (30, count)) / 8
+    scores[::3] = generator.standard_normal((10, count))
+    scores[1], scores[2, ::2] = 0.5, np.nan
+    rows = np.array([generator.permutation(count) for _ in scores])
+    rows[4], rows[5, count // 2 :] = -1, -1
+    for k in (1, 5, 60, 2000):
+        found, best = rank_rows(scores, rows, k, ascending)
+        for line in range(30):
+            valid = (rows[line] >= 0) & ~np.isnan(scores[line])
+            key, own = scores[line][valid], rows[line][valid]
+            order = np.lexsort((own, key if ascending else -key))[:k]
+            assert found[line].tolist() == [*own[order], *[-1] * (k - len(order))]
+            assert np.array_equal(best[line, : len(order)], key[order])
+            assert np.isnan(best[line, len(order) :]).all()
+
+
+@pytest.mark.parametrize("n_queries", [2, 40])
+@pytest.mark.parametrize("repeats", [1, 40, 3000])
+def test_many_candidates_and_ties_leave_out_none_of_the_best(target: int, repeats: int, n_queries: int) -> None:
+    generator = np.random.default_rng(3)
+    stored = np.repeat(generator.standard_normal((3000 // repeats, 9)), repeats, 0).astype(np.float32)
+    stored = stored[generator.permutation(3000)]
+    queries = generator.standard_normal((n_queries, 9)).astype(np.float32)
+    search = Search(queries, PRODUCT, 470, n_best=300)
+    search.add(stored, FLOAT)
+    found = search.table(3000)
+    for query, scores in enumerate(queries.astype(float) @ stored.T.astype(float)):
+        assert 300 <= search.filled[query] < 470
+        assert search.least[query] <= np.sort(scores)[-300] + 1e-5
+        assert np.isfinite(found[query, scores > search.least[query] + 1e-5]).all()
+        assert np.nanmin(found[query]) >= search.least[query]
+
+
 @pytest.mark.parametrize("n_components", [0, 2])
 @pytest.mark.parametrize("n_queries", [1, 3, 30])
 def test_mean_and_components_are_subtracted(target: int, n_queries: int, n_components: int) -> None:
@@ -332,7 +370,7 @@ def test_rows_that_floats_cannot_compare(target: int, n_queries: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [FLOAT, HALF, BFLOAT, DOUBLE], ids=["float", "half", "bfloat", "double"])
-@pytest.mark.parametrize("size", [1, 8, 19])
+@pytest.mark.parametrize("size", [1, 8, 19, 70])
 def test_pairs_are_scored_in_float64(target: int, size: int, kind: int) -> None:
     generator = np.random.default_rng(size)
     stored, exact = as_stored(generator.standard_normal((9, size)), kind)

@@ -58,8 +58,8 @@ class Candidates:
     int64 [row], `query_groups` int64 [g, q], -1 for none.
 
     The arrays that are filled: `scores` and `rows` [q, capacity], of which `filled` [q] are set; once all are, the
-    `n_best` best remain, and `least` [padded q] is the lowest of them. Rows must have higher scores than that. `least`
-    may be shared by several threads; it is infinite beyond the queries.
+    `n_best` best and somewhat more remain, and `least` [padded q] is the lowest of them. Rows must have higher scores
+    than that. `least` may be shared by several threads; it is infinite beyond the queries.
     """
 
     def __init__(
@@ -106,6 +106,14 @@ def score_pairs(
     scores: NDArray[np.float64],
 ) -> None:
     """Score queries `owners` (at unit length for the cosine) with vectors `numbers`, pair by pair in float64."""
+
+def rank_rows(
+    scores: NDArray[np.float64], rows: NDArray[np.int64], k: int, ascending: bool
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The k best of each line of scores and rows [q, c]: rows and scores [q, k], best first, equal scores by row.
+
+    A row of -1 or a score of NaN counts as none; -1 and NaN where there are no more. `ascending`: lower is better.
+    """
 
 def add_cosines(
     vectors: NDArray[np.int8],

@@ -68,8 +68,8 @@ typedef struct {
     const int64_t *const *row_groups;
     const int64_t *query_groups;
     /* The candidates of each query, [n_queries, capacity], of which filled[query] are set. When all are, the n_best
-       best remain, and least[query] is the lowest of them: no row below it is a candidate. `least` has a value for
-       each query of the last panel, infinite beyond n_queries. */
+       best and some more remain, and least[query] is the lowest of them: no row below it is a candidate. `least` has a
+       value for each query of the last panel, infinite beyond n_queries. */
     int64_t n_best, capacity;
     float *scores;
     int64_t *rows;
@@ -93,6 +93,20 @@ int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state
 void score_pairs(
     const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
     const int64_t *owners, const int64_t *numbers, double *scores);
+
+/* A row and its key: the lower, the better. */
+typedef struct {
+    double key;
+    int64_t row;
+} ranked_t;
+
+/* Of each line of `scores` [n, count] with their `rows` (-1 for none, which any other row may not be twice), write the
+   k best rows and their scores, best first and equal scores by row; -1 and NaN where there are no more. NaN is no score.
+   `ranked` has place for twice as many as ranked_count says. */
+int64_t ranked_count(int64_t k, int64_t count);
+void rank_rows(
+    const double *scores, const int64_t *rows, int64_t n, int64_t count, int64_t k, int ascending, ranked_t *ranked,
+    int64_t *best_rows, double *best_scores);
 
 /* Sums of unit vectors by word, by sentence and in all; what is of the type of the arithmetic is void. */
 typedef struct {

@@ -11,14 +11,22 @@
 #define AHEAD_NBYTES 2048    /* what is fetched into the cache is this far ahead of what is read */
 #define GROUP 12             /* chunks are whole groups of rows, 12 or 6 */
 #define MOST_PANEL 32
+#define SAMPLE 32            /* scores among which a bound is looked for */
+#define PREFETCH_PAIRS 2     /* pairs ahead of the one that is scored */
 static const float SMALLEST = 1e-30f;  /* a squared length below which some squares may have underflowed */
 static const float CANCELLED = 64;     /* a row this many times shorter than what was subtracted is left to float64 */
 
 /* The processor itself reads ahead only within a page. */
 #ifdef __GNUC__
 #define FETCH(address) __builtin_prefetch(address)
+#define FIRST_BIT(mask) __builtin_ctz(mask)
 #else
 #define FETCH(address)
+static inline int FIRST_BIT(uint32_t mask) {
+    int i = 0;
+    while (!(mask >> i & 1)) i++;
+    return i;
+}
 #endif
 
 /* Rounds a product to float32 before it is added to, as numpy does: compilers make one operation of both. */
@@ -86,18 +94,52 @@ static float select_best(float *scores, int64_t *rows, int64_t count, int64_t n_
     return least;
 }
 
+/* Keep the best candidates of a query, `n_best` of them or somewhat more, but not above `most`: where one of a sample of
+   the scores has so many above it, this takes a few passes without a branch. Returns how many; none that is left out is
+   above `least`. */
+static int64_t keep_best(float *scores, int64_t *rows, int64_t count, int64_t n_best, int64_t most, float *least) {
+    float sample[SAMPLE];
+    for (int i = 0; i < SAMPLE; i++) {
+        const float value = scores[(2 * i + 1) * count / (2 * SAMPLE)];
+        int at = i;
+        for (; at > 0 && sample[at - 1] < value; at--) sample[at] = sample[at - 1];
+        sample[at] = value;
+    }
+    for (int low = 0, high = SAMPLE - 1; low <= high;) {
+        const int middle = (low + high) / 2;
+        const float bound = sample[middle];
+        int32_t n_above = 0;
+        for (int64_t i = 0; i < count; i++) n_above += scores[i] >= bound;
+        if (n_above > most) high = middle - 1;
+        if (n_above < n_best) low = middle + 1;
+        if (n_above < n_best || n_above > most) continue;
+        int64_t kept = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const float score = scores[i];
+            scores[kept] = score;
+            rows[kept] = rows[i];
+            kept += score >= bound;
+        }
+        *least = bound;
+        return kept;
+    }
+    *least = select_best(scores, rows, count, n_best);
+    return n_best;
+}
+
 static void add_candidate(const search_t *search, int64_t query, int64_t row, float score) {
     for (int64_t group = 0; group < search->n_groups; group++) {
         int64_t own = search->query_groups[group * search->n_queries + query];
         if (own >= 0 && search->row_groups[group][row] == own) return;
     }
-    float *scores = search->scores + query * search->capacity;
-    int64_t *rows = search->rows + query * search->capacity, filled = search->filled[query];
+    const int64_t n_best = search->n_best, capacity = search->capacity;
+    float *scores = search->scores + query * capacity;
+    int64_t *rows = search->rows + query * capacity, filled = search->filled[query];
     scores[filled] = score;
     rows[filled++] = row;
-    if (filled == search->capacity) {
-        search->least[query] = select_best(scores, rows, filled, search->n_best);
-        filled = search->n_best;
+    if (filled == capacity) {
+        const int64_t spare = capacity - n_best, more = n_best < spare ? n_best / 4 : spare / 4;
+        filled = keep_best(scores, rows, filled, n_best, n_best + more, search->least + query);
     }
     search->filled[query] = filled;
 }
@@ -164,4 +206,69 @@ void score_pairs(
     const int64_t *owners, const int64_t *numbers, double *scores
 ) {
     CHOOSE(score_pairs)(vectors, kind, size, metric, queries, n_pairs, owners, numbers, scores);
+}
+
+static inline int is_before(ranked_t one, ranked_t other) {
+    return (one.key < other.key) | ((one.key == other.key) & (one.row < other.row));
+}
+
+/* Sort by key and row: runs by insertion, which are then merged from one half of `ranked` [2, most] to the other. */
+static void sort_ranked(ranked_t *ranked, int64_t count, int64_t most) {
+    enum { RUN = 8 };
+    for (int64_t first = 0; first < count; first += RUN)
+        for (int64_t i = first + 1; i < first + RUN && i < count; i++) {
+            const ranked_t one = ranked[i];
+            int64_t at = i;
+            for (; at > first && is_before(one, ranked[at - 1]); at--) ranked[at] = ranked[at - 1];
+            ranked[at] = one;
+        }
+    ranked_t *from = ranked, *to = ranked + most;
+    for (int64_t run = RUN; run < count; run *= 2) {
+        for (int64_t first = 0; first < count; first += 2 * run) {
+            const int64_t middle = first + run < count ? first + run : count;
+            const int64_t stop = middle + run < count ? middle + run : count;
+            int64_t left = first, right = middle;
+            for (int64_t at = first; at < stop; at++) {
+                const int takes = right < stop && (left == middle || is_before(from[right], from[left]));
+                to[at] = from[takes ? right : left];
+                right += takes;
+                left += !takes;
+            }
+        }
+        ranked_t *other = from;
+        from = to;
+        to = other;
+    }
+    if (from != ranked) memcpy(ranked, from, count * sizeof(ranked_t));
+}
+
+int64_t ranked_count(int64_t k, int64_t count) {
+    return 2 * k + 64 < count ? 2 * k + 64 : count;
+}
+
+void rank_rows(
+    const double *scores, const int64_t *rows, int64_t n, int64_t count, int64_t k, int ascending, ranked_t *ranked,
+    int64_t *best_rows, double *best_scores
+) {
+    const int64_t most = ranked_count(k, count);
+    for (; n--; scores += count, rows += count, best_rows += k, best_scores += k) {
+        int64_t filled = 0;
+        ranked_t worst = {INFINITY, INT64_MAX};
+        for (int64_t i = 0; i < count; i++) {
+            const ranked_t one = {ascending ? scores[i] : -scores[i], rows[i]};
+            if (one.row < 0 || !is_before(one, worst)) continue;
+            if (filled == most) {
+                sort_ranked(ranked, filled, most);
+                filled = k;
+                worst = ranked[k - 1];
+                if (!is_before(one, worst)) continue;
+            }
+            ranked[filled++] = one;
+        }
+        sort_ranked(ranked, filled, most);
+        for (int64_t i = 0; i < k; i++) {
+            best_rows[i] = i < filled ? ranked[i].row : -1;
+            best_scores[i] = i >= filled ? NAN : ascending ? ranked[i].key : -ranked[i].key;
+        }
+    }
 }

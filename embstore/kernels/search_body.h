@@ -1,11 +1,15 @@
 /* Exact search: rows are multiplied with all queries while they are in the cache, and each product is compared with the
    lowest score that is still useful to its query. No product is written to memory beyond the cache. */
 
-#if defined(WIDTH_16) || defined(WIDTH_8)
-#define HAS_HALVES
-#endif
 #define PANEL (2 * WIDTH)                              /* queries of a panel: two vectors */
 #define ROWS_AT_ONCE (WIDTH == 16 ? 12 : WIDTH == 1 ? 4 : 6)  /* rows whose products with a panel fit the registers */
+#define LANES (WIDTH > 1 ? WIDTH / 2 : 1)              /* doubles of a vector */
+#if WIDTH > 1
+typedef double NAME(doubles) __attribute__((vector_size(4 * WIDTH), aligned(8), may_alias));
+#else
+typedef double NAME(doubles);
+#endif
+#define doubles NAME(doubles)
 #define ROWS_OF_FEW (WIDTH == 16 ? 4 : 2)              /* and with a few queries */
 
 INLINE TARGET floats NAME(load)(row_t row, const int kind, int64_t at, const float *center) {
@@ -181,8 +185,10 @@ INLINE TARGET void NAME(keep)(const search_t *search, floats scores, int64_t fir
     if (!mask) return;
     float values[WIDTH];
     NAME(store_floats)(values, scores);
-    for (int i = 0; mask; i++, mask >>= 1)
-        if (mask & 1) add_candidate(search, first + i, row, values[i]);
+    for (; mask; mask &= mask - 1) {
+        const int i = FIRST_BIT(mask);
+        add_candidate(search, first + i, row, values[i]);
+    }
 }
 
 /* Multiply rows of floats with a panel: products [ROWS_AT_ONCE, PANEL], added to those of the features before. With
@@ -393,60 +399,88 @@ INLINE TARGET double NAME(load_double)(const void *from, const int kind, int64_t
     return kind == DOUBLE ? ((const double *)from)[at] : NAME(load_one)(row, kind, at, NULL);
 }
 
-/* Eight numbers from `at` on. */
-INLINE TARGET void NAME(load_eight)(const void *from, const int kind, int64_t at, double *values) {
-#ifdef HAS_HALVES
-    if (kind == HALF) {
-        float halves[8];
-        _mm256_storeu_ps(halves, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)from + at))));
-        for (int i = 0; i < 8; i++) values[i] = halves[i];
-        return;
-    }
+/* LANES numbers from `at` on. */
+INLINE TARGET doubles NAME(load_doubles)(const void *from, const int kind, int64_t at) {
+#ifdef WIDTH_16
+    const __m128i *halves_at = (const __m128i *)((const uint16_t *)from + at);
+    if (kind == FLOAT) return (doubles)_mm512_cvtps_pd(_mm256_loadu_ps((const float *)from + at));
+    if (kind == HALF) return (doubles)_mm512_cvtps_pd(_mm256_cvtph_ps(_mm_loadu_si128(halves_at)));
+#elif defined(WIDTH_8)
+    const __m128i *halves_at = (const __m128i *)((const uint16_t *)from + at);
+    if (kind == FLOAT) return (doubles)_mm256_cvtps_pd(_mm_loadu_ps((const float *)from + at));
+    if (kind == HALF) return (doubles)_mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64(halves_at)));
 #endif
-    for (int i = 0; i < 8; i++) values[i] = NAME(load_double)(from, kind, at + i);
+    if (kind == DOUBLE) return *(const doubles *)((const double *)from + at);
+    double values[LANES];
+    for (int i = 0; i < LANES; i++) values[i] = NAME(load_double)(from, kind, at + i);
+    return *(const doubles *)values;
 }
 
-/* Sum i has every eighth number, from number i on. */
-INLINE TARGET double NAME(score_pair)(const void *row, const int kind, int64_t size, int metric, const double *query) {
-    const double shift = metric == DISTANCE ? 1 : 0;
-    double products[8] = {0}, squares[8] = {0};
+/* Vector i of sums has every fourth vector of numbers, from vector i on. */
+INLINE TARGET double NAME(score_pair)(
+    const void *row, const int kind, int64_t size, const int metric, const double *query
+) {
+    enum { SUMS = 4 };
+    doubles products[SUMS] = {{0}}, squares[SUMS] = {{0}};
     int64_t j = 0;
-    for (; j + 8 <= size; j += 8) {
-        double values[8];
-        NAME(load_eight)(row, kind, j, values);
-        for (int i = 0; i < 8; i++) {
-            double own = values[i] - shift * query[j + i];
-            products[i] += values[i] * query[j + i];
-            squares[i] += own * own;
+    for (; j + SUMS * LANES <= size; j += SUMS * LANES)
+        UNROLL for (int i = 0; i < SUMS; i++) {
+            const doubles other = *(const doubles *)(query + j + i * LANES);
+            doubles own = NAME(load_doubles)(row, kind, j + i * LANES);
+            if (metric == DISTANCE) own -= other;
+            if (metric != DISTANCE) products[i] += own * other;
+            if (metric != PRODUCT) squares[i] += own * own;
         }
+    double sums[2] = {0}, parts[2][LANES];
+    *(doubles *)parts[0] = (products[0] + products[1]) + (products[2] + products[3]);
+    *(doubles *)parts[1] = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+    for (int i = 0; i < LANES; i++) sums[0] += parts[0][i], sums[1] += parts[1][i];
+    for (; j < size; j++) {
+        const double value = NAME(load_double)(row, kind, j), own = metric == DISTANCE ? value - query[j] : value;
+        sums[0] += value * query[j];
+        sums[1] += own * own;
     }
-    for (int i = 0; j < size; i++, j++) {
-        double value = NAME(load_double)(row, kind, j), own = value - shift * query[j];
-        products[i] += value * query[j];
-        squares[i] += own * own;
-    }
-    for (int half = 4; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) products[i] += products[i + half], squares[i] += squares[i + half];
-    if (metric == DISTANCE) return sqrt(squares[0]);
-    if (metric == PRODUCT) return products[0];
-    return squares[0] > 0 ? products[0] / sqrt(squares[0]) : 0;
+    if (metric == DISTANCE) return sqrt(sums[1]);
+    if (metric == PRODUCT) return sums[0];
+    return sums[1] == 0 ? 0 : sums[0] / sqrt(sums[1]);  /* NaN for a row that is not finite */
 }
+
+INLINE TARGET void NAME(score_kind)(
+    const void *vectors, const int kind, int64_t size, const int metric, const double *queries, int64_t n_pairs,
+    const int64_t *owners, const int64_t *numbers, double *scores
+) {
+    const int64_t nbytes = size * (kind == DOUBLE ? 8 : kind == FLOAT ? 4 : 2);
+    for (int64_t pair = 0; pair < n_pairs; pair++) {
+        const int64_t next = pair + PREFETCH_PAIRS < n_pairs ? pair + PREFETCH_PAIRS : pair;
+        const char *row = (const char *)vectors + numbers[pair] * nbytes;
+        const char *ahead = (const char *)vectors + numbers[next] * nbytes;
+        if (numbers[next] != numbers[pair])
+            for (int64_t at = 0; at < nbytes; at += 64) FETCH(ahead + at);
+        scores[pair] = NAME(score_pair)(row, kind, size, metric, queries + owners[pair] * size);
+    }
+}
+
+#define SCORE(kind) \
+    if (metric == DISTANCE) \
+        NAME(score_kind)(vectors, kind, size, DISTANCE, queries, n_pairs, owners, numbers, scores); \
+    else if (metric == PRODUCT) \
+        NAME(score_kind)(vectors, kind, size, PRODUCT, queries, n_pairs, owners, numbers, scores); \
+    else \
+        NAME(score_kind)(vectors, kind, size, COSINE, queries, n_pairs, owners, numbers, scores)
 
 TARGET static void NAME(score_pairs)(
     const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
     const int64_t *owners, const int64_t *numbers, double *scores
 ) {
-    for (int64_t pair = 0; pair < n_pairs; pair++) {
-        const double *query = queries + owners[pair] * size;
-        const void *row = (const char *)vectors + numbers[pair] * size * (kind == DOUBLE ? 8 : kind == FLOAT ? 4 : 2);
-        if (kind == DOUBLE) scores[pair] = NAME(score_pair)(row, DOUBLE, size, metric, query);
-        else if (kind == HALF) scores[pair] = NAME(score_pair)(row, HALF, size, metric, query);
-        else if (kind == BFLOAT) scores[pair] = NAME(score_pair)(row, BFLOAT, size, metric, query);
-        else scores[pair] = NAME(score_pair)(row, FLOAT, size, metric, query);
-    }
+    if (kind == DOUBLE) SCORE(DOUBLE);
+    else if (kind == HALF) SCORE(HALF);
+    else if (kind == BFLOAT) SCORE(BFLOAT);
+    else SCORE(FLOAT);
 }
 
+#undef SCORE
 #undef PANEL
 #undef ROWS_AT_ONCE
 #undef ROWS_OF_FEW
-#undef HAS_HALVES
+#undef LANES
+#undef doubles

@@ -18,6 +18,12 @@ from tests.analysis.word_store import write_words
 D = 24
 
 
+@pytest.fixture(autouse=True)
+def small_is_not_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small searches are done as large ones."""
+    monkeypatch.setattr(exact, "FEW_PAIRS", 0)
+
+
 def clouds(seed: int) -> dict[str, np.ndarray]:
     """Vectors of the kinds that break a search."""
     rng = np.random.default_rng(seed)
@@ -129,6 +135,37 @@ def test_torch_alone_finds_the_same(kind: str, metric: str, monkeypatch: pytest.
         require_same(found, brute(queries, vectors, 8, space, allowed))
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_few_pairs_are_all_scored_in_float64(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "FEW_PAIRS", 10_000)
+    monkeypatch.setattr(Search, "candidates", None)
+    for vectors in clouds(9).values():
+        for dtype, count, k in (("float16", 1, 1), ("float32", 7, 60)):
+            held = stored(vectors, dtype)
+            queries = np.random.default_rng(2).normal(size=(count, D))
+            rows = np.flatnonzero(np.arange(len(held)) % 3)
+            group = Exclusion(np.arange(len(held)) % 5, np.arange(count) % 5 - 1)
+            allowed = (group.of_rows[None] != group.of_queries[:, None]) & np.isin(np.arange(len(held)), rows)
+            seen: list[int] = []
+            more = {"rows": rows, "exclude": [group], "progress": seen.append}
+            found = exact_search(ArrayVectors(held), queries, k=k, space=Space(metric), **more)
+            require_same(found, brute(queries, held, k, Space(metric), allowed))
+            assert seen == [len(rows)]
+
+
+@pytest.mark.parametrize("few_pairs", [0, 10_000])
+@pytest.mark.parametrize("metric", METRICS)
+def test_few_pairs_refuse_the_same(metric: str, few_pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "FEW_PAIRS", few_pairs)
+    for value in (np.nan, np.inf, 1e30):
+        vectors = np.ones((40, D), np.float32)
+        vectors[17, 3] = value
+        if metric == "cosine" and value == 1e30:
+            continue
+        with pytest.raises(NonFiniteError, match="row 17"):
+            exact_search(ArrayVectors(vectors), np.ones(D), k=3, space=Space(metric))
+
+
 def test_more_than_there_is(tmp_path: Path) -> None:
     found = exact_search(ArrayVectors(np.eye(3, dtype=np.float32)), np.eye(3)[0], k=5)
     assert found.rows.tolist() == [[0, 1, 2, -1, -1]]
@@ -175,7 +212,7 @@ def test_what_float32_cannot_decide_is_second_pass(monkeypatch: pytest.MonkeyPat
     read: list[int] = []
     again = Search._second_pass
     monkeypatch.setattr(Search, "_second_pass", lambda self, *a: (read.append(len(a[1])), again(self, *a))[1])
-    monkeypatch.setattr(exact, "RESCORED_NBYTES", 4096)
+    monkeypatch.setattr(exact, "RESCORED_NUMBERS", 1024)
     monkeypatch.setattr(exact, "SECOND_PASS_SCORES", 200)  # blocks of 100 rows
     found = exact_search(ArrayVectors(vectors), vectors[[750, 3]], k=50)
     assert read == [2]
@@ -187,6 +224,7 @@ def test_what_float32_cannot_decide_is_second_pass(monkeypatch: pytest.MonkeyPat
 def test_the_longest_vector_of_every_thread_counts(count: int) -> None:
     vectors = np.random.default_rng(8).normal(size=(9000, D)).astype(np.float32)
     vectors[[10, 8990]] *= [[50], [90]]
-    search = Search(ArrayVectors(vectors), vectors[:count].astype(float), 3, Space("ip"), np.arange(9000), (), None)
-    search.candidates(2)
+    given = vectors[:count].astype(float)
+    search = Search(ArrayVectors(vectors), given, 3, Space("ip"), np.arange(9000), (), None, threads=2)
+    search.candidates()
     assert max(search.lengths) == pytest.approx(np.linalg.norm(vectors, axis=1).max(), rel=1e-5)

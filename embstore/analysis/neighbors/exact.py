@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.analysis.neighbors.space import Rows, Space, StoredBlock, Vectors, refuse_vector, stored_bytes
 from embstore.arguments import as_matrix
 from embstore.errors import InvalidValueError, NonFiniteError, check_whole
-from embstore.kernels.compiled import Candidates, pack_queries, padded_queries, score_pairs
+from embstore.kernels.compiled import Candidates, pack_queries, padded_queries, rank_rows, score_pairs
 from embstore.vectors.kmeans import unit_rows
 
 MAX_K = 2**31 - 1
@@ -34,10 +34,12 @@ GPU_BLOCK_NBYTES = 2**28
 SECOND_PASS_SCORES = 2**22
 SPARE_CANDIDATES = 64  # collected at least before the best are selected, or as many as are kept
 EXTRA_CANDIDATES = 48  # candidates beyond k: with more of them a second pass is rarer
-RESCORED_NBYTES = 2**26
+RESCORED_NUMBERS, RESCORED_PAIRS = 2**25, 2**21  # of the vectors that are scored again at a time, and with the queries
+FEW_PAIRS = 2**13  # up to this number of queries times rows, all are scored in float64 alone
 _METRIC = {"cosine": 0, "ip": 1, "l2": 2}
 _UNSURE, _BAD = 1, 2
 _CANCELLED = 64.0
+_LONGEST = 1e19  # a vector whose squared length is known to fit float32
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,20 @@ def exact_search(
     search = Search(vectors, compared, k, space, candidates, tuple(exclude), progress)
     if not len(candidates):
         return search.hits(np.full((len(compared), 1), -1))
+    if device in ("auto", "cpu") and len(candidates) * len(compared) <= FEW_PAIRS:
+        found = search.every_pair()
+        if found is not None:
+            return found
     if device != "cpu" and not (device == "auto" and search.is_small):
         from embstore.devices import choose_device
 
         chosen = choose_device(device, float64=True)
         if chosen.type != "cpu":
             return search.decide(*_gpu_candidates(search, chosen))
-    return search.decide(*search.candidates(threads))
+    from embstore.devices import thread_count
+
+    search.threads = thread_count(threads)
+    return search.decide(*search.candidates())
 
 
 def checked_queries(queries: ArrayLike, hidden_size: int, space: Space) -> NDArray[np.float64]:
@@ -124,6 +133,7 @@ class Search:
     rows: Rows
     exclude: tuple[Exclusion, ...]
     progress: Callable[[int], object] | None
+    threads: int = 1
 
     def __post_init__(self) -> None:
         size = self.vectors.hidden_size
@@ -156,31 +166,36 @@ class Search:
         if self.progress is not None:
             self.progress(min(self._done, len(self.rows)))
 
-    def candidates(self, threads: int | None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The best rows of each query in float32, not ordered: scores and rows [q, n_candidates]."""
-        from embstore.devices import thread_count
+    def every_pair(self) -> Hits | None:
+        """The hits, all candidates scored in float64; None where one may have to be refused or transformed."""
+        if self.mean is not None:
+            return None
+        rows, n_queries = np.asarray(self.rows, np.int64), len(self.queries)
+        vectors = self.vectors.gather(rows)
+        longest = 0.0 if vectors.dtype == np.float16 or self.space.metric == "cosine" else float(np.abs(vectors).max())
+        if not longest * len(vectors[0]) ** 0.5 < _LONGEST:
+            return None
+        owners, numbers = np.arange(n_queries).repeat(len(rows)), np.tile(np.arange(len(rows)), n_queries)
+        scores = self.pair_scores(vectors, owners, numbers).reshape(n_queries, -1)
+        if not np.isfinite(scores).all():
+            return None
+        found = np.where(_excluded(self, rows), -1, rows) if self.exclude else rows[None].repeat(n_queries, 0)
+        self.advance(len(rows))
+        return self.best(scores, found)
 
-        n_threads = min(thread_count(threads), max(1, len(self.rows) // THREAD_ROWS))
+    def candidates(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The best rows of each query in float32, not ordered: scores and rows [q, n_candidates or more]."""
+        n_threads = min(self.threads, max(1, len(self.rows) // THREAD_ROWS))
         # Threads share the lowest useful score of each query; any value that one of them writes is a valid bound.
         least = self.least_of(np.full(len(self.queries), -np.inf))
         packed = pack_queries(self.queries32)
         capacity = self.n_candidates + max(SPARE_CANDIDATES, self.n_candidates)
         found = [_Found(self, packed, least, min(capacity, len(self.rows) + 1)) for _ in range(n_threads)]
         blocks = _Blocks(self, n_threads)
-        others = [_pool(os.getpid()).submit(one.add_all, blocks) for one in found[1:]]
-        try:
-            found[0].add_all(blocks)
-        finally:
-            blocks.stop()
-            wait(others)
-        for other in others:
-            other.result()
+        _at_once([partial(one.add_all, blocks) for one in found])
         scores, rows = found[0].best()
         if n_threads > 1:
             scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*(one.best() for one in found), strict=True))
-        if scores.shape[1] > self.n_candidates:
-            best = np.argpartition(-scores, self.n_candidates - 1, axis=1)[:, : self.n_candidates]
-            scores, rows = _taken(scores, best), _taken(rows, best)
         return scores, rows
 
     def least_of(self, scores: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -191,20 +206,21 @@ class Search:
 
     def decide(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Hits:
         """Select the hits among the candidates, and among further rows where float32 leaves a doubt."""
-        least, rounding = scores.min(1), self.rounding
+        rounding, n_best = self.rounding, min(self.k, self.n_candidates)
+        ordered = np.partition(scores, (-n_best, -self.n_candidates), axis=1)
+        kth, least = ordered[:, -n_best], ordered[:, -self.n_candidates]
         if scores.shape[1] > self.k:  # rows that are far below the k-th in float32 need no float64
-            kth = np.partition(scores, -self.k, axis=1)[:, -self.k]
             rows = np.where(scores >= (kth - 2 * rounding)[:, None], rows, -1)
-        unsure = np.concatenate([np.empty(0, np.int64), *self.unsure])
-        if len(unsure):
+        if self.unsure:
+            unsure = np.concatenate(self.unsure)
             rows = np.concatenate([rows, np.where(_excluded(self, unsure), -1, unsure)], 1)
         hits = self.hits(rows)
+        if (least == -np.inf).all():
+            return hits
         is_full = hits.rows[:, -1] >= 0
         worst = np.where(is_full, self.comparable(hits.scores[:, -1]), -np.inf)
         doubtful = np.flatnonzero((least > -np.inf) & (least.astype(np.float64) + rounding >= worst))
-        if self.n_candidates == len(self.rows) or not len(doubtful):
-            return hits
-        return self._second_pass(hits, doubtful, worst)
+        return self._second_pass(hits, doubtful, worst) if len(doubtful) else hits
 
     @property
     def rounding(self) -> NDArray[np.float64]:
@@ -225,22 +241,32 @@ class Search:
 
     def hits(self, rows: NDArray[np.int64]) -> Hits:
         """The k best of candidate rows [q, c] (-1 for none; other rows at most once), scored in float64."""
-        return self._best(rows, self.rescored(rows), self.k)
+        most = RESCORED_NUMBERS // (self.threads * self.vectors.hidden_size * (1 if self.mean is None else 4))
+        step = max(1, (RESCORED_PAIRS if len(self.rows) <= most else most) // rows.shape[1])
+        step = min(step, -(-len(rows) // (self.threads if rows.size > FEW_PAIRS else 1)))
+        parts = [slice(start, start + step) for start in range(0, len(rows), step)]
+        if len(parts) == 1:
+            return self.best(self.rescored(rows), rows)
+        out = Hits(np.empty((len(rows), self.k), np.int64), np.empty((len(rows), self.k)))
 
-    def rescored(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The score of each query with its own rows, float64 [q, c]; NaN for -1."""
+        def work(first: int) -> None:
+            for part in parts[first :: self.threads]:
+                hits = self.best(self.rescored(rows[part], part.start), rows[part])
+                out.rows[part], out.scores[part] = hits.rows, hits.scores
+
+        _at_once([partial(work, first) for first in range(min(self.threads, len(parts)))])
+        return out
+
+    def rescored(self, rows: NDArray[np.int64], first: int = 0) -> NDArray[np.float64]:
+        """The score of each query from number `first` on with its own rows, float64 [q, c]; NaN for -1."""
+        known = rows >= 0
+        wanted = rows[known]
         out = np.full(rows.shape, np.nan)
-        most = RESCORED_NBYTES // (8 * self.vectors.hidden_size)
-        step = max(1, len(rows) if len(self.rows) <= most else most // max(1, rows.shape[1]))
-        for start in range(0, len(rows), step):
-            known = rows[start : start + step] >= 0
-            if known.any():
-                wanted = rows[start : start + step][known]
-                numbers = np.arange(len(wanted))
-                if len(rows) > 1:
-                    wanted, numbers = _distinct(wanted, self.vectors.count)
-                owners = np.nonzero(known)[0] + start
-                out[start : start + step][known] = self.pair_scores(self.vectors.gather(wanted), owners, numbers)
+        if len(wanted):
+            numbers = np.arange(len(wanted))
+            if len(rows) > 1:
+                wanted, numbers = _distinct(wanted, self.vectors.count)
+            out[known] = self.pair_scores(self.vectors.gather(wanted), known.nonzero()[0] + first, numbers)
         return out
 
     def pair_scores(
@@ -252,20 +278,10 @@ class Search:
         score_pairs(*stored_bytes(vectors), _METRIC[self.space.metric], self.queries, owners, numbers, scores)
         return scores
 
-    def _best(self, rows: NDArray[np.int64], scores: NDArray[np.float64], k: int) -> Hits:
-        key = np.where(np.isnan(scores), np.inf, scores if self.space.ascending else -scores)
-        order = np.argsort(key, axis=1)
-        ordered = _taken(key, order)
-        tied = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] < np.inf)).any(1).nonzero()[0]
-        if len(tied):
-            order[tied] = np.lexsort((rows[tied], key[tied]), axis=1)
-        order = order[:, :k]
-        best = Hits(_taken(rows, order), _taken(scores, order))
-        n_missing = k - order.shape[1]
-        if n_missing <= 0:
-            return best
-        width = ((0, 0), (0, n_missing))
-        return Hits(np.pad(best.rows, width, constant_values=-1), np.pad(best.scores, width, constant_values=np.nan))
+    def best(self, scores: NDArray[np.float64], rows: NDArray[np.int64]) -> Hits:
+        """The k best of rows and their scores [q, c]."""
+        given = np.ascontiguousarray(scores), np.ascontiguousarray(rows, np.int64)
+        return Hits(*rank_rows(*given, self.k, self.space.ascending))
 
     def _second_pass(self, hits: Hits, doubtful: NDArray[np.int64], worst: NDArray[np.float64]) -> Hits:
         """Read all rows again for the doubtful queries; rows that may be among their k best are scored in float64."""
@@ -282,8 +298,8 @@ class Search:
             for query in np.flatnonzero(near.filled).tolist():
                 new[query, np.isin(new[query], best.rows[query])] = -1
             if (new >= 0).any():
-                rows, scores = np.concatenate([best.rows, new], 1), [best.scores, again.rescored(new)]
-                best = again._best(rows, np.concatenate(scores, 1), self.k)
+                scores = np.concatenate([best.scores, again.rescored(new)], 1)
+                best = again.best(scores, np.concatenate([best.rows, new], 1))
         hits.rows[doubtful], hits.scores[doubtful] = best.rows, best.scores
         return hits
 
@@ -316,11 +332,15 @@ class _Found:
         self._search.lengths.append(square**0.5)
 
     def add_all(self, blocks: _Blocks) -> None:
-        """Add blocks until there are no more."""
-        while (read := blocks.next()) is not None:
-            block = read()
-            self.add(block)
-            blocks.done(block.n_rows)
+        """Add blocks until there are no more, or one cannot be added."""
+        try:
+            while (read := blocks.next()) is not None:
+                block = read()
+                self.add(block)
+                blocks.done(block.n_rows)
+        except BaseException:
+            blocks.stop()
+            raise
 
     def best(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The candidates: scores and rows [q, capacity], -inf and -1 for none."""
@@ -361,9 +381,15 @@ def _pool(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MAX_THREADS, "embstore-search")
 
 
-def _taken(array: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
-    """The values of each line at its positions; np.take_along_axis, faster for few."""
-    return np.asarray(array[np.arange(len(array))[:, None], order])
+def _at_once(calls: Sequence[Callable[[], None]]) -> None:
+    """Make calls at the same time, the first one in this thread."""
+    others = [_pool(os.getpid()).submit(call) for call in calls[1:]]
+    try:
+        calls[0]()
+    finally:
+        wait(others)
+    for other in others:
+        other.result()
 
 
 def _distinct(rows: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

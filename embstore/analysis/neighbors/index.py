@@ -48,7 +48,6 @@ from embstore.store import Store
 from embstore.store.layout import resolve_layer
 from embstore.store.storage.files import reading
 
-FEW_NUMBERS = 2**18  # in vectors that are scored again: with fewer, loading the kernels takes longer than they save
 FEW_ROWS = 10_000  # up to this number of candidates, all are compared
 MAX_FETCHED = 2048  # candidates of a query; beyond it, reading the layer is as fast
 EXTRA = 2  # candidates beyond k
@@ -295,15 +294,6 @@ class LayerIndex:
             return _IndexSearch(self, given, compared, k, rows, tuple(exclude), rescore, threads).run(effort)
 
 
-class _FewPairs(Search):
-    """Scores few pairs without the kernels, which take longer to load than they save."""
-
-    def pair_scores(
-        self, vectors: NDArray[Any], owners: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        return self.space.pair_scores(self.queries[owners], self.space.transform(vectors)[numbers])
-
-
 class _IndexSearch:
     """One search: rounds with more and more candidates for the queries that have fewer than k allowed rows."""
 
@@ -393,8 +383,7 @@ class _IndexSearch:
             return self.as_found(scores, rows)
         exclude = tuple(Exclusion(group.of_rows, group.of_queries[pending]) for group in self.exclude)
         candidates = np.empty(0, np.int64) if self.rows is None else self.rows
-        search = _FewPairs if rows.size * self.index.store.hidden_size <= FEW_NUMBERS else Search
-        scoring = search(self.index.vectors, self.queries[pending], self.k, self.index.space, candidates, exclude, None)
+        scoring = Search(self.index.vectors, self.queries[pending], self.k, self.index.space, candidates, exclude, None)
         hits = scoring.hits(rows)
         enough = hits.rows[:, -1] >= 0
         if exhaustive:

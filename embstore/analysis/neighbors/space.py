@@ -20,7 +20,8 @@ from embstore.vectors.kmeans import unit_rows
 METRICS = ("cosine", "ip", "l2")
 MAX_SEED = 2**63 - 1  # as tables hold it
 
-KINDS = {"float32": 0, "float16": 1, "uint16": 2, "float64": 3, "int8": 4}  # the numbers of dtypes in the kernels
+# The numbers of dtypes in the kernels
+KINDS = {np.dtype(name): number for number, name in enumerate(("float32", "float16", "uint16", "float64", "int8"))}
 
 Stored = NDArray[np.float32] | NDArray[np.float16]
 Block = tuple[NDArray[np.int64], Stored]
@@ -141,7 +142,7 @@ class ArrayVectors:
 def stored_bytes(vectors: NDArray[Any]) -> tuple[NDArray[np.int8], int]:
     """Vectors as the kernels take them: their bytes, and the number of their dtype."""
     stored = np.ascontiguousarray(vectors)
-    return stored.view(np.int8), KINDS[stored.dtype.name]
+    return stored.view(np.int8), KINDS[stored.dtype]
 
 
 def refuse_vector(row: int, vector: Stored) -> None:
