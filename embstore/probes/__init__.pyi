@@ -7,6 +7,7 @@ from .edges.tasks import task_name as task_name
 from .edges.traces import SentenceTrace as SentenceTrace
 from .edges.traces import Traces as Traces
 from .edges.traces import ambiguous_sentences as ambiguous_sentences
+from .edges.traces import decision_reversals as decision_reversals
 from .edges.traces import trace as trace
 from .loading import load as load
 from .mdl import code_length as code_length

@@ -32,7 +32,7 @@ def reproduce(
     ----------
     study:
         A name among `embstore.studies.STUDIES`, such as "tenney2019", or the settings of a study: `Zhao2020(...)`,
-        `Tenney2019.small()` and so on, whose `about` says what it studies.
+        `Zhao2020.small()` and so on, whose `about` says what it studies.
     data:
         What the `data` of the study's settings says.
     model:

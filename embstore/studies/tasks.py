@@ -10,10 +10,11 @@ from pathlib import Path
 from embstore.corpus import Sentence, read_edges
 from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
-from embstore.probes.edges.tasks import Sample, split_file
+from embstore.probes.edges.tasks import Sample, check_task, split_file
 
 Files = Mapping[str, Path]
 SPLITS = ("train", "dev", "test")
+ALL = Sample()
 # By the folders that tasks are in, as the figures of Tenney et al. call them and in their order.
 TASKS = {
     "pos": "POS",
@@ -27,10 +28,11 @@ TASKS = {
 }
 
 
-def find_tasks(folder: Path, tasks: Sequence[str] | None) -> dict[str, Files]:
+def find_tasks(folder: Path, tasks: Sequence[str] | None, sample: Sample = ALL) -> dict[str, Files]:
     """Return the files of each task in a folder of tasks: those of the paper in its order, then others by name.
 
-    Every file is read once, so that none is refused after hours of extraction. Raises InvalidValueError, CorpusError.
+    Every file is read and its sample checked, so that none is refused after hours of extraction. Raises
+    InvalidValueError, CorpusError.
     """
     if not folder.is_dir():
         raise InvalidValueError(f"{folder} is not a folder: give one with a folder per task")
@@ -49,9 +51,7 @@ def find_tasks(folder: Path, tasks: Sequence[str] | None) -> dict[str, Files]:
     for name, files in chosen.items():
         if "dev" not in files:
             raise InvalidValueError(f"{folder / name} has no dev.jsonl, which early stopping needs")
-        for path in files.values():
-            if not any(sentence.targets for sentence in list(read_edges(path))):
-                raise InvalidValueError(f"{path} has no target: give a file of labelled spans")
+        check_task(files, name=name, sample=sample)
     return chosen
 
 

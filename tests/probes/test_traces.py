@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError
-from embstore.probes import EdgeProbe, Traces, Training, ambiguous_sentences, trace
+from embstore.probes import EdgeProbe, Traces, Training, ambiguous_sentences, decision_reversals, trace
 from tests.probes.edge_store import Made, make
 
 SMALL: dict[str, Any] = {"device": "cpu", "projection": 6, "hidden_size": 5}
@@ -54,6 +56,9 @@ def slow(probe: EdgeProbe, made: Made, sentences: list[EdgeSentence]) -> list[di
                             "rights": [row[right] for row in layers],
                             "wrongs": None if wrong is None else [row[wrong] for row in layers],
                             "highest": max(mean.values()),
+                            "answered": [max(row, key=row.__getitem__) == right for row in layers]
+                            if labels.single
+                            else [bool(row[right] >= 0.5) for row in layers],
                         }
                     )
     return found
@@ -115,6 +120,7 @@ def test_a_trace_is_that_of_a_slow_loop(tmp_path: Path, several: bool, pairs: bo
                 np.testing.assert_allclose(each.wrong_probability, slowly["wrongs"], atol=1e-6)
             assert each.highest == pytest.approx(slowly["highest"], abs=1e-6)
             assert each.average == pytest.approx(np.mean(slowly["rights"]), abs=1e-6)
+            assert each.answered.tolist() == slowly["answered"]
     assert place == len(expected)
 
 
@@ -136,6 +142,38 @@ def test_ambiguous_sentences_are_those_of_a_loop(traces: Traces, rule: Any, limi
     assert found.columns == ["sentence", "ambiguous", "turned", "edges", "tasks", "text"]
     assert found.rows() == expected
     assert limit < 0.5 or expected
+
+
+def with_answers(traces: Traces, answers: NDArray[np.bool_]) -> Traces:
+    """Return the traces with these answers, one row an edge."""
+    rows = iter(answers)
+    changed = [
+        replace(own, annotations=tuple(replace(each, answered=next(rows)) for each in own.annotations))
+        for own in traces.of_sentences
+    ]
+    return replace(traces, of_sentences=tuple(changed))
+
+
+def test_reversals_are_those_of_a_loop(traces: Traces) -> None:
+    one, two = np.random.default_rng(0).random((2, len(traces), 3)) < 0.5
+    expected = {(task, layer): [0] * 5 for task in traces.tasks for layer in (1, 3)}
+    edges = [each.task for own in traces.of_sentences for each in own.annotations]
+    for task, right, other in zip(edges, one.tolist(), two.tolist(), strict=True):
+        for place, layer in ((1, 1), (2, 3)):
+            counts = expected[task, layer]
+            counts[0] += 1
+            counts[1] += right[place] and not right[place - 1]
+            counts[2] += right[place - 1] and not right[place]
+            counts[3] += place == 2 and right[0] == right[2] != right[1]
+            counts[4] += right[place] != other[place]
+    found = decision_reversals(with_answers(traces, one), with_answers(traces, two))
+    assert found.columns == ["task", "layer", "edges", "gained", "lost", "returned", "by_seed"]
+    assert {row[:2]: list(row[2:]) for row in found.rows()} == expected
+    assert all(sum(counts) > counts[0] for counts in expected.values())
+    assert decision_reversals(traces)["by_seed"].null_count() == 4
+    fewer = replace(traces, of_sentences=traces.of_sentences[1:])
+    with pytest.raises(InvalidValueError, match="not of the same edges"):
+        decision_reversals(traces, fewer)
 
 
 def test_the_default_rule_finds_what_the_rule_of_the_paper_finds(traces: Traces) -> None:

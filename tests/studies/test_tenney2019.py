@@ -17,7 +17,15 @@ from typer.testing import CliRunner
 import embstore as es
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError
-from embstore.probes import EdgeProbe, ProbeResult, Training, ambiguous_sentences, load, trace
+from embstore.probes import (
+    EdgeProbe,
+    ProbeResult,
+    Training,
+    ambiguous_sentences,
+    decision_reversals,
+    load,
+    trace,
+)
 from embstore.probes.edges.tasks import Sample
 from embstore.studies import StudyResult, Tenney2019
 from embstore.studies.tasks import Sentences, find_tasks
@@ -166,12 +174,12 @@ def test_the_report_has_every_task_and_figure(study: StudyResult) -> None:
         assert said in text
     traces = [name for name, title in study.figures.items() if title == "Figure 3. A trace"]
     assert len(traces) == SETTINGS.traces
-    for name in ("figure1.png", "figure2.png", "figureA1.png", *traces):
+    for name in ("figure1.png", "figure2.png", "figureA1.png", "reversals.png", *traces):
         assert f"figures/{name}" in text
         assert (study.folder / "figures" / name).read_bytes().startswith(b"\x89PNG")
     first = study.sections[0].rows[0]
     value = means(study).filter(metric="f1", task="pos", split="test", layer=0)["value"].item()
-    assert str(first["P(0)"]).startswith(f"{value:.3f} [")
+    assert str(first["P(0)"]).startswith(f"{value:.3f} ± ")
     assert set(first) >= {"majority", "random weights", "selectivity", "center of gravity", "expected layer"}
 
 
@@ -183,6 +191,14 @@ def test_ambiguous_sentences_are_those_of_the_saved_probes(study: StudyResult, d
         held.append((load(folder), data / task / "dev.jsonl"))
     wanted = ambiguous_sentences(trace(store, held, split="dev"))
     assert pl.read_parquet(study.folder / "tables" / "ambiguous.parquet").equals(wanted)
+    reversals = decision_reversals(*(trace(store, held, split="dev", seed=seed) for seed in (0, 1)))
+    [section] = [each for each in study.sections if each.title == "Decision reversals"]
+    shown = {(row["task"], row[""]): row for row in section.rows}
+    for row in reversals.to_dicts():
+        for change, name in report.CHANGES.items():
+            cells = shown[report.title_of(row["task"]), name]
+            assert (cells["edges"], cells[str(row["layer"])]) == (row["edges"], row[change])
+    assert len(shown) == 12
     assert not list((study.folder / "probes").glob("*.checkpoint"))
 
 
@@ -216,7 +232,7 @@ def test_the_same_call_does_nothing_twice(
 def test_the_command_prints_the_tables_and_resumes(study: StudyResult, data: Path, model: Path) -> None:
     from embstore_cli.main import app
 
-    given = ["reproduce", "tenney2019", str(data), "--model", f"tiny={model}", "--out", str(study.folder), "--small"]
+    given = ["reproduce", "tenney2019", str(data), "--model", f"tiny={model}", "--out", str(study.folder)]
     for pair in ("sentences=30", "seeds=0,1", "epochs=2", "hidden_size=8", "traces=1"):
         given += ["--set", pair]
     ran = CliRunner().invoke(app, [*given, "--task", "links"])
@@ -247,10 +263,11 @@ def test_the_order_of_the_paper_is_counted_by_pairs() -> None:
     assert report.agreement(["coreference", "relations", "pos", "dependencies"]) == (1, 3)
     assert report.agreement(["relations"]) == (0, 0)
     ends = {"low": 1.75, "high": 3.0}
-    assert report.interval({"value": 2.0, "deviation": 0.1, "seeds": 3, **ends}) == (pytest.approx(1.57), 3.0)
+    assert report.interval({"value": 2.0, "deviation": 0.2, "seeds": 3, **ends}) == (pytest.approx(1.503, abs=1e-3), 3)
+    assert report.interval({"value": 2.0, "deviation": 0.1, "seeds": 3, **ends}) == (1.75, 3.0)
     ends_of_seeds = report.interval({"value": 2.0, "deviation": 0.1, "seeds": 4, "low": None, "high": None})
-    assert ends_of_seeds == pytest.approx((1.682, 2.318))
-    assert report.interval({"value": 2.0, "deviation": 0.1, "seeds": 40}) == pytest.approx((1.774, 2.226))
+    assert ends_of_seeds == pytest.approx((1.8409, 2.1591))
+    assert report.interval({"value": 2.0, "deviation": 0.1, "seeds": 40}) == pytest.approx((1.9642, 2.0358), abs=1e-4)
     assert report.interval({"value": 2.0, "deviation": 0.25, "seeds": 2, **ends}) is None
     assert report.interval({"value": 2.0, "deviation": None, "seeds": 1, **ends}) is None
 
@@ -267,6 +284,31 @@ def test_tasks_are_distinct_by_three_seeds_or_more(seeds: tuple[int, ...], apart
     table = report.order_table(report.Scores(SETTINGS, {"m": "m"}, ("pos", "coreference"), frame), "m", "")
     [row] = [row for row in table.rows if row["by"] == "center of gravity"]
     assert (row["in its order"], row["distinct"]) == ("1 of 1 pairs", apart or "not known: under 3 seeds")
+
+
+def test_student_s_quantiles_are_those_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    assert pytest.approx(stats.t.ppf(0.975, range(2, 10)), abs=5e-4) == report.STUDENT
+
+
+def test_layers_are_compared_with_the_paper_by_depth() -> None:
+    made = [{"metric": "mixing", "layer": layer, "value": 0.5, "split": "train"} for layer in (0, 6)]
+    made += [{"metric": "f1", "layer": layer, "value": value} for layer, value in ((0, 0.5), (6, 0.75))]
+    made += [
+        {"metric": "center_of_gravity", "value": 3.0, "split": "train"},
+        {"metric": "expected_layer", "value": 1.5},
+    ]
+    frame = ProbeResult.of([{"split": "test", **row} for row in made], store="s", task="pos", seed=0).frame
+    frame = frame.with_columns(model=pl.lit("m"), encoder=pl.lit("trained"))
+    [row] = report.depth_table(report.Scores(SETTINGS, {"m": "m"}, ("pos",), frame)).rows
+    ours = {"m: P(0) → P(L)": "0.500 → 0.750", "m: center of gravity": "0.50", "m: expected layer": "0.25"}
+    assert row == {"task": "POS", **ours, "paper: center of gravity": "0.49", "paper: expected layer": "0.14"}
+    assert report.beside(3.39, 4.0, 24) == "3.39 (+0.61)"
+    assert (report.beside(3.39, 4.0, 6), report.beside(3.39, None, 24), report.beside(None, 4.0, 24)) == (
+        "3.39",
+        "3.39",
+        "",
+    )
 
 
 def test_differential_scores_are_also_given_as_shares() -> None:
@@ -289,19 +331,26 @@ def test_differential_scores_are_also_given_as_shares() -> None:
         ("unknown", "there is no task 'verbs' in"),
         ("no dev", "has no dev.jsonl"),
         ("broken", "dev.jsonl:1"),
-        ("no target", "has no target"),
+        ("no target", "pos: dev has no target"),
+        ("one label", "pos: train has 1 labels"),
+        ("pairs", "some targets have two spans and some one"),
         ("no model", "none"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(case: str, message: str, tmp_path: Path, data: Path) -> None:
     folder = {"missing": tmp_path / "gone", "unknown": data, "no model": data}.get(case, tmp_path)
     settings = Tenney2019(tasks=["verbs"] if case == "unknown" else None)
-    if case in ("no dev", "broken", "no target"):
+    texts = {
+        "broken": "{",
+        "no target": '{"text": "a b", "targets": []}',
+        "one label": '{"text": "a b", "targets": [{"span1": [0, 1], "label": "a"}]}',
+        "pairs": '{"text": "a b", "targets": [{"span1": [0, 1], "span2": [1, 2], "label": "a"}]}',
+    }
+    if case == "no dev" or case in texts:
         (tmp_path / "pos").mkdir()
         (tmp_path / "pos" / "train.jsonl").write_text((data / "pos" / "train.jsonl").read_text())
-    if case in ("broken", "no target"):
-        text = "{" if case == "broken" else '{"text": "a b", "targets": []}'
-        (tmp_path / "pos" / "dev.jsonl").write_text(text + "\n")
+    for split in ("dev", "train") if case == "one label" else ("dev",) if case in texts else ():
+        (tmp_path / "pos" / f"{split}.jsonl").write_text(texts[case] + "\n")
     with pytest.raises(es.errors.InputError) as refused:
         es.reproduce(settings, folder, model={"tiny": "./none"}, out=tmp_path / "out")
     assert message in str(refused.value)

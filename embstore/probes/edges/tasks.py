@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import takewhile
@@ -192,6 +192,13 @@ def task_name(train: Edges) -> str:
     return path.absolute().parent.name if stem == "train" else stem
 
 
+def check_task(splits: Mapping[str, Edges], *, name: str, sample: Sample) -> None:
+    """Raise what `join_task` and `join_edges` would for the splits of a task, as far as no store is needed."""
+    drawn = {split: _drawn(edges, f"{name}: {split}", sample, []) for split, edges in splits.items()}
+    _are_pairs(drawn, name)
+    _labels(name, (target for sentence in drawn["train"] for target in sentence.targets))
+
+
 def join_task(
     store: Store, train: Edges, dev: Edges | None = None, *, name: str | None = None, sample: Sample | None = None
 ) -> EdgeTask:
@@ -208,9 +215,7 @@ def join_task(
     pairs = _are_pairs(drawn, name)
     stored = StoredSentences(store, (each.words for split in drawn.values() for each in split))
     found = {split: _find(stored, each, f"{name}: {split}", notes) for split, each in drawn.items()}
-    labels = tuple(sorted({label for target in found["train"].targets for label in target.labels}))
-    if len(labels) < 2:
-        raise InvalidValueError(f"{name}: train has {len(labels)} labels: give targets of at least 2 labels")
+    labels = _labels(name, found["train"].targets)
     single = all(len(set(target.labels)) == 1 for each in found.values() for target in each.targets)
     known = EdgeLabels(name, labels, single, pairs)
     splits = {split: _as_split(split, each, known, notes) for split, each in found.items()}
@@ -249,6 +254,14 @@ def control_split(split: EdgeSplit, store: Store, control: ControlTask) -> EdgeS
         for spans in zip(*(kind.tolist() for kind in split.spans), strict=True)
     ]
     return replace(split, gold=control.gold(forms), unknown=np.zeros(len(split), np.int64))
+
+
+def _labels(name: str, targets: Iterable[EdgeTarget]) -> tuple[str, ...]:
+    """Return the labels of train targets. Raises InvalidValueError for fewer than two."""
+    labels = tuple(sorted({label for target in targets for label in target.labels}))
+    if len(labels) < 2:
+        raise InvalidValueError(f"{name}: train has {len(labels)} labels: give targets of at least 2 labels")
+    return labels
 
 
 @dataclass

@@ -44,6 +44,7 @@ class Annotation:
 
     `wrong`: the label that is not right with the highest average over the layers; None if all labels are right.
     `right_probability`, `wrong_probability`: float64 [layers]. `highest`: the highest average of any label.
+    `answered` bool [layers]: whether the answer of P(l), by the rule of F1, is or includes the right label.
     """
 
     task: str
@@ -54,6 +55,7 @@ class Annotation:
     right_probability: NDArray[np.float64]
     wrong_probability: NDArray[np.float64]
     highest: float
+    answered: NDArray[np.bool_]
 
     @property
     def average(self) -> float:
@@ -221,6 +223,7 @@ def _annotated(
     labels = probe.fitted.labels
     for targets, logits in iter_logits(probe.cumulative(seed), probe.stream(store), joined.split):
         share = normalized(logits, single=labels.single).cpu().numpy()
+        likeliest, is_half = share.argmax(2), (logits >= 0).cpu().numpy()
         gold, average = joined.split.gold[targets], share.mean(0)
         best = np.where(gold, -np.inf, average).argmax(1)
         edges = []
@@ -235,6 +238,7 @@ def _annotated(
                 right_probability=share[:, place, right].copy(),
                 wrong_probability=np.full(len(share), np.nan) if wrong is None else share[:, place, wrong].copy(),
                 highest=float(average[place].max()),
+                answered=likeliest[:, place] == right if labels.single else is_half[:, place, right].copy(),
             )
             edges.append((number, annotation))
         yield targets, edges
@@ -287,6 +291,47 @@ def ambiguous_sentences(
     counts = dict.fromkeys(("sentence", "ambiguous", "turned", "edges"), pl.Int64)
     frame = pl.DataFrame(rows, schema={**counts, "tasks": pl.String, "text": pl.String})
     return frame.sort("ambiguous", "turned", descending=True, maintain_order=True)
+
+
+def decision_reversals(traces: Traces, other: Traces | None = None) -> pl.DataFrame:
+    """Count the edges for which P(l) decides otherwise than P(l - 1), by task and layer l.
+
+    An edge is right at l if the answer of P(l) is, or for tasks with several labels a target includes, its label; as
+    in F1. `other`: the traces of the same targets by probes of another seed, which show how much of that is chance.
+
+    Columns: `task`, `layer` (l, from the second on), `edges`, `gained` (wrong before, right at l), `lost` (right
+    before, wrong at l), `returned` (of both, those that had changed before, and so return to an earlier decision), and
+    `by_seed`, the edges that are right at l by one seed and wrong by the other; null without `other`.
+
+    Raises InvalidValueError for `other` with other edges or layers.
+    """
+    rows = []
+    own, others = _answered(traces), None if other is None else _answered(other)
+    if others is not None and (own.keys() != others.keys() or traces.layers != other.layers):  # type: ignore[union-attr]
+        raise InvalidValueError("the traces of two seeds are not of the same edges and layers: give the same targets")
+    for task in traces.tasks:
+        keys = [key for key in own if key[1] == task]
+        right = np.array([own[key] for key in keys]).reshape(len(keys), len(traces.layers))
+        changed = right[:, 1:] != right[:, :-1]
+        has_changed = np.cumsum(changed, axis=1) > 1
+        apart = None if others is None else right != np.array([others[key] for key in keys]).reshape(right.shape)
+        for place, layer in enumerate(traces.layers[1:]):
+            now = right[:, place + 1]
+            row = {"task": task, "layer": layer, "edges": len(keys)}
+            row["gained"], row["lost"] = (int((changed[:, place] & is_it).sum()) for is_it in (now, ~now))
+            row["returned"] = int((changed[:, place] & has_changed[:, place]).sum())
+            rows.append(row | {"by_seed": None if apart is None else int(apart[:, place + 1].sum())})
+    counts = dict.fromkeys(("layer", "edges", "gained", "lost", "returned", "by_seed"), pl.Int64)
+    return pl.DataFrame(rows, schema={"task": pl.String, **counts})
+
+
+def _answered(traces: Traces) -> dict[tuple[object, ...], NDArray[np.bool_]]:
+    """Return by edge whether each P(l) is right about it."""
+    return {
+        (own.words, each.task, each.span1, each.span2, each.right): each.answered
+        for own in traces.of_sentences
+        for each in own.annotations
+    }
 
 
 def normalized(logits: torch.Tensor, *, single: bool) -> torch.Tensor:

@@ -17,6 +17,7 @@ from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
 from embstore.models import model_kind
 from embstore.probes import EdgeProbe, ProbeResult, StructuralProbe, code_length, load
+from embstore.probes.edges.tasks import Sample, check_task
 from embstore.progress import Progress
 from embstore.store import Store
 from embstore.studies.extract import extract_step, untrained_step
@@ -82,6 +83,8 @@ def run(
     """
     treebank = Treebank(find_files(data), settings.sentences, settings.seed)
     assert treebank.trees  # every file is read before the first model is
+    for task in settings.tasks:
+        check_task(treebank.edges(task), name=task, sample=Sample(settings.task_sentences, settings.seed))
     for model in models.values():
         model_kind(model)
     run = Run(StudyFolder(out, progress), models, settings, treebank, device)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
+from math import sqrt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -17,19 +19,32 @@ from embstore.studies.tenney2019 import published
 from embstore.studies.tenney2019.published import ORDER
 from embstore.studies.tenney2019.settings import Tenney2019
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 LEAST_SEEDS = 3  # for a spread over seeds
-SPREADS = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # deviations with 95 % of Student's t, of 3 to 10 seeds
+STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # quantiles .975 of Student's t, for 3 to 10 seeds
 WHERE = {"center_of_gravity": "center of gravity", "expected_layer": "expected layer"}
+CHANGES = {
+    "gained": "wrong → right",
+    "lost": "right → wrong",
+    "returned": "of these, back to an earlier decision",
+    "by_seed": "right by one seed alone",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores of one run of the study: `frame` of model, encoder, task, layer, split, metric, value and so on."""
+    """The scores of one run of the study: `frame` of model, encoder, task, layer, split, metric, value and so on.
+
+    `reversals`: by model, see `decision_reversals`.
+    """
 
     settings: Tenney2019
     models: Mapping[str, str]
     tasks: Sequence[str]
     frame: pl.DataFrame
+    reversals: Mapping[str, pl.DataFrame] = field(default_factory=dict)
 
     def means(self, model: str, *, encoder: str = "trained") -> pl.DataFrame:
         """Return means over the seeds."""
@@ -75,19 +90,19 @@ def sections(scores: Scores) -> list[Section]:
     for model in scores.models:
         suffix = f" ({model})" if len(scores.models) > 1 else ""
         found += [tasks_table(scores, model, suffix), order_table(scores, model, suffix)]
-        found.append(layers_table(scores, model, suffix))
+        found += [layers_table(scores, model, suffix), reversals_table(scores, model, suffix)]
+    found.append(depth_table(scores))
     return found
 
 
 def with_interval(row: Row, places: int = 3) -> str:
-    """Format a value with its interval, or with its deviation over the seeds."""
-    value = row.get("value")
+    """Format a value with its deviation over the seeds and its interval: over sentences, or else of the mean."""
+    value, deviation, low = row.get("value"), row.get("deviation"), row.get("low")
     if value is None:
         return "not determined" if row.get("item") else ""
-    if row.get("low") is not None and row.get("high") is not None:
-        return f"{value:.{places}f} [{row['low']:.{places}f}, {row['high']:.{places}f}]"
-    deviation = row.get("deviation")
-    return f"{value:.{places}f}" + ("" if deviation is None else f" ± {deviation:.{places}f}")
+    shown = f"{value:.{places}f}" + ("" if deviation is None else f" ± {deviation:.{places}f}")
+    ends = interval(row) if low is None else (low, row["high"])
+    return shown if ends is None else f"{shown} [{ends[0]:.{places}f}, {ends[1]:.{places}f}]"
 
 
 def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
@@ -111,17 +126,50 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
             row["selectivity"] = decimals(own.value("selectivity", last))
         for metric, name in WHERE.items():
             row[name] = with_interval(own.row(metric), 2)
+            row[f"{name}, paper"] = beside(published.FIGURE1.get(task, {}).get(metric), own.value(metric), last)
         row["K(s)"] = decimals(own.value("mixing_kl"))
         row["K(Δ)"] = decimals(own.value("differential_kl"))
         rows.append(row)
     note = (
-        "Micro F1 of P(0) and P(L) and expected layer on test; in brackets 95 % intervals over sentences; ±: deviation "
-        "over the seeds. dev: F1 of P(0) and P(L) on dev, which early stopping uses too. Majority: the "
-        "best constant answer. Random weights: P(L) on an untrained network. Paper: BERT-large on OntoNotes, dev, as "
-        "far as the text states it; its Figure 1 has the other numbers. An expected layer is not determined if it or "
-        "its interval is not within the layers: the notes say why."
+        "Micro F1 of P(0) and P(L) and expected layer on test; ±: deviation over the seeds; in brackets 95 % intervals "
+        "over sentences, and of centers of gravity that of the mean over the seeds by Student's t. dev: F1 of P(0) and "
+        "P(L) on dev, which early stopping uses too. Majority: the best constant answer. Random weights: P(L) on an "
+        f"untrained network. Paper: BERT-large ({published.N_LAYERS} layers) on OntoNotes and others, dev; what is "
+        "empty is in the drawing alone. Only a model of as many layers has a difference, in parentheses. An expected "
+        "layer is not determined if it or its interval is not within the layers: the notes say why."
     )
     return Section(f"Figure 1. Tasks by metric{suffix}", note, rows)
+
+
+def beside(paper: float | None, value: float | None, last: int) -> str:
+    """Format a layer of the paper, with our difference from it if our model has as many layers."""
+    if paper is None:
+        return ""
+    comparable = value is not None and last == published.N_LAYERS
+    return f"{paper:.2f}" + (f" ({value - paper:+.2f})" if comparable and value is not None else "")
+
+
+def depth_table(scores: Scores) -> Section:
+    rows = []
+    for task in scores.tasks:
+        row: Row = {"task": title_of(task)}
+        for model in scores.models:
+            own = TaskScores(scores.means(model), task)
+            first, last = own.layers[0], own.layers[-1]
+            row[f"{model}: P(0) → P(L)"] = " → ".join(decimals(own.value("f1", layer)) for layer in (first, last))
+            for metric, name in WHERE.items():
+                value = own.value(metric)
+                row[f"{model}: {name}"] = "" if value is None or not last else f"{value / last:.2f}"
+        for metric, name in WHERE.items():
+            value = published.FIGURE1.get(task, {}).get(metric)
+            row[f"paper: {name}"] = "" if value is None else f"{value / published.N_LAYERS:.2f}"
+        rows.append(row)
+    note = (
+        "Centers of gravity and expected layers as shares of a model's depth, which makes models of different depth "
+        "comparable: in the paper tasks concentrate at the same share of BERT-base and BERT-large. Paper: BERT-large. "
+        "The texts and annotations differ, so no difference is given."
+    )
+    return Section("Figure A.2. Tasks by depth, models side by side", note, rows)
 
 
 def order(scores: Scores, model: str, metric: str) -> list[tuple[str, Row]]:
@@ -139,14 +187,14 @@ def agreement(tasks: Sequence[str]) -> tuple[int, int]:
 
 
 def interval(row: Row) -> tuple[float, float] | None:
-    """Return the 95 % spread over seeds by Student's t, and the interval over sentences if that reaches further.
+    """Return the 95 % interval of the mean over seeds by Student's t, wider if that over sentences reaches further.
 
     None for fewer than LEAST_SEEDS seeds, whose spread is not known.
     """
-    value, deviation = row["value"], row.get("deviation")
-    if deviation is None or row["seeds"] < LEAST_SEEDS:
+    value, deviation, count = row["value"], row.get("deviation"), row.get("seeds", 0)
+    if deviation is None or count < LEAST_SEEDS:
         return None
-    spread = SPREADS[min(row["seeds"] - LEAST_SEEDS, len(SPREADS) - 1)] * deviation
+    spread = STUDENT[min(count - LEAST_SEEDS, len(STUDENT) - 1)] * deviation / sqrt(count)
     ends = [value - spread, value + spread]
     ends += [row[name] for name in ("low", "high") if row.get(name) is not None]
     return min(ends), max(ends)
@@ -172,7 +220,7 @@ def order_table(scores: Scores, model: str, suffix: str) -> Section:
         )
     note = (
         "Lowest first. In its order: of the pairs of tasks that the paper orders. Distinct: pairs whose intervals "
-        "(95 % over seeds by Student's t, and for expected layers the interval over sentences where that is wider) "
+        "(95 % of the mean over seeds by Student's t, and for expected layers over sentences where that is wider) "
         f"do not overlap; this takes {LEAST_SEEDS} seeds or more. A seed is the initial weights, the dropout "
         "and the order of the sentences."
     )
@@ -205,6 +253,50 @@ def layers_table(scores: Scores, model: str, suffix: str) -> Section:
     return Section(f"Figure 2. By layer{suffix}", note, rows)
 
 
+def reversals_table(scores: Scores, model: str, suffix: str) -> Section:
+    rows: list[Row] = []
+    for task in scores.tasks:
+        frame = scores.reversals[model].filter(task=task)
+        for change, name in CHANGES.items():
+            if frame[change].null_count():
+                continue
+            by_layer = {str(row["layer"]): row[change] for row in frame.to_dicts()}
+            rows.append({"task": title_of(task), "edges": frame["edges"].first(), "": name, **by_layer})
+    note = (
+        "Edges (a target and one right label) of dev for which the answer of P(l) is right and that of P(l - 1) wrong, "
+        "or the reverse, by the probes of the first seed; columns are l. Right by one seed alone: what P(l) of the "
+        "first two seeds decide differently, with nothing else changed. Changes that are not more than these are no "
+        "evidence for a layer."
+    )
+    return Section(f"Decision reversals{suffix}", note, rows)
+
+
+def reversals_figure(scores: Scores) -> Figure:
+    """Draw the share of edges that each layer changes, a panel for each task (rows) and model (columns)."""
+    size = 1.2 + 4.4 * len(scores.models), 0.9 + 1.05 * len(scores.tasks)
+    figure, axes = plot.subplots(len(scores.tasks), len(scores.models), figsize=size, sharex="col")
+    for column, model in enumerate(scores.models):
+        for axis, task in zip(axes[:, column], scores.tasks, strict=True):
+            frame = scores.reversals[model].filter(task=task)
+            layers, edges = frame["layer"].to_list(), frame["edges"].to_numpy()
+            for change, sign, color in (("gained", 1, plot.PALETTE[0]), ("lost", -1, plot.PALETTE[1])):
+                axis.bar(layers, sign * frame[change].to_numpy() / edges, 0.8, color=color, label=CHANGES[change])
+            if not frame["by_seed"].null_count():
+                half = frame["by_seed"].to_numpy() / edges / 2
+                axis.errorbar(layers, 0 * half, half, fmt="none", ecolor="black", label=CHANGES["by_seed"])
+            axis.axhline(0, color="#999999", linewidth=0.8)
+            axis.set_title(title_of(task), fontsize=9, loc="left")
+            axis.set_xticks(layers)
+            axis.tick_params(labelsize=8)
+            axis.spines[["top", "right"]].set_visible(False)
+        axes[-1, column].set_xlabel(f"layer of {model}" if len(scores.models) > 1 else "layer", fontsize=9)
+    figure.supylabel("share of the edges that change at the layer", fontsize=9)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncol=3, frameon=False, fontsize=8
+    )
+    return figure  # type: ignore[no-any-return]
+
+
 def draw(scores: Scores, folder: Path) -> dict[str, str]:
     """Write every figure; returns titles by file name."""
     named = {model: scores.means(model).with_columns(pl.col("task").replace(TASKS)) for model in scores.models}
@@ -213,6 +305,7 @@ def draw(scores: Scores, folder: Path) -> dict[str, str]:
         "figure1.png": ("Figure 1. Summary", plot.edge_summary(first)),
         "figure2.png": ("Figure 2. By layer", plot.edge_layers(first)),
         "figureA1.png": ("Figure A.1. Mixing weights", plot.mixing_layers(named)),
+        "reversals.png": ("Decision reversals by layer", reversals_figure(scores)),
     }
     if len(named) > 1:
         figures["figureA2.png"] = ("Figure A.2. Summary by model", plot.edge_summary(named))

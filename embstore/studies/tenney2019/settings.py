@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 class Tenney2019(ProbingSettings):
     """Settings of the study: in which layers of a model each task of the NLP pipeline is solved.
 
-    `Tenney2019.small()` fits two hours on two CPU cores.
-
     tasks: some of those in the folder, all by default. sentences: of each split of each task at most, drawn by their
-    texts, so that tasks over the same sentences draw the same ones; None for all. seeds: of the probes' weights. unit:
-    one row per subword, as in the paper, or per word. epochs, batch_size, learning_rate, patience, hidden_size: of the
-    probes. layerwise: also a probe of each layer alone. control: also the control task of each task. untrained: also
-    the model with random weights, as a baseline. resamples: of sentences, for intervals. traces: sentences drawn in
-    Figure 3. seed: of samples and of random weights.
+    texts, so that tasks over the same sentences draw the same ones; None for all, as in the paper. seeds: of the
+    probes' weights. unit: one row per subword, as in the paper, or per word. epochs, batch_size, learning_rate,
+    patience, hidden_size: of the probes. layerwise: also a probe of each layer alone. control: also the control task of
+    each task. untrained: also the model with random weights, as a baseline. resamples: of sentences, for intervals.
+    traces: sentences drawn in Figure 3. seed: of samples and of random weights.
 
     Raises InvalidValueError for a value that is not allowed.
     """
@@ -35,7 +33,7 @@ class Tenney2019(ProbingSettings):
     data: ClassVar[str] = "a folder with a folder per task, each with train.jsonl, dev.jsonl and perhaps test.jsonl"
 
     tasks: Sequence[str] | None = None
-    sentences: int | None = None
+    sentences: int | None = 300
     unit: str = "subword"
     layerwise: bool = False
     control: bool = False
@@ -48,11 +46,6 @@ class Tenney2019(ProbingSettings):
         if self.unit not in ("subword", "word"):
             raise InvalidValueError(f"unit {self.unit!r} is not allowed: choose subword or word")
         self.probe()
-
-    @classmethod
-    def small(cls, **changes: Any) -> Self:
-        """Return settings for two hours on two CPU cores: fewer sentences."""
-        return cls(**{"sentences": 1000, **changes})
 
     def probe(self, device: str = "auto", *, trained: bool = True) -> EdgeProbe:
         """Return edge probes as the study trains them, not fitted yet; those of random weights have one seed."""

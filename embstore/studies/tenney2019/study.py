@@ -13,7 +13,7 @@ import embstore.probes as probes
 from embstore import plot
 from embstore.extraction import ExtractionOptions
 from embstore.models import model_kind
-from embstore.probes import EdgeProbe, SentenceTrace, Traces, ambiguous_sentences, trace
+from embstore.probes import EdgeProbe, SentenceTrace, Traces, ambiguous_sentences, decision_reversals, trace
 from embstore.probes.edges.tasks import Sample
 from embstore.progress import Progress
 from embstore.store import Store
@@ -56,7 +56,7 @@ def run(
 
     `data` is a folder of tasks. See `embstore.studies.reproduce`.
     """
-    tasks = find_tasks(data, settings.tasks)
+    tasks = find_tasks(data, settings.tasks, Sample(settings.sentences, settings.seed))
     for model in models.values():
         model_kind(model)  # before the first model has run for hours
     run = Run(StudyFolder(out, progress), models, tasks, settings, device)
@@ -71,9 +71,11 @@ def run(
         each.frame.select(pl.lit(model).alias("model"), pl.lit(encoder).alias("encoder"), pl.all())
         for (model, encoder, _), each in probed.items()
     )
+    saved = {model: {task: probed[model, "trained", task].path for task in tasks} for model in models}
     first = next(iter(models))
-    traces = draw_traces(run, stores[first]["trained"], {task: probed[first, "trained", task].path for task in tasks})
-    scores = Scores(settings, models, tuple(tasks), frame)
+    traces = draw_traces(run, stores[first]["trained"], saved[first])
+    reversals = {model: count_reversals(run, model, stores[model]["trained"], saved[model]) for model in models}
+    scores = Scores(settings, models, tuple(tasks), frame, reversals)
     named = ", ".join(f"{name} ({model})" if name != model else name for name, model in models.items())
     result = StudyResult(
         title="The NLP pipeline after Tenney et al. 2019",
@@ -149,6 +151,30 @@ def probe_task(run: Run, store: Store, model: str, encoder: str, task: str) -> P
     return Probed(frame, path)
 
 
+def traced(run: Run, store: Store, saved: Mapping[str, Path], seed: int) -> Traces:
+    """Follow the dev targets of all tasks through the saved probes of a seed, whose folders are in `saved`."""
+    tasks = []
+    for task, path in saved.items():
+        probe = probes.load(path)
+        assert isinstance(probe, EdgeProbe)
+        probe.device = run.device
+        tasks.append((probe, run.tasks[task]["dev"]))
+    count, sample_seed = run.settings.sentences, run.settings.seed
+    return trace(
+        store, tasks, split="dev", seed=seed, sentences=count, sample_seed=sample_seed, progress=run.folder.bars
+    )
+
+
+def count_reversals(run: Run, model: str, store: Store, saved: Mapping[str, Path]) -> pl.DataFrame:
+    """Count by task and layer the decisions that change there, and those that differ between the first two seeds."""
+    seeds = run.settings.seeds[:2]
+    made_from = {"probes": {task: path.name for task, path in saved.items()}}
+    name = f"{model}-reversals"
+    return run.folder.table(
+        name, made_from, lambda: decision_reversals(*(traced(run, store, saved, seed) for seed in seeds))
+    )
+
+
 def draw_traces(run: Run, store: Store, saved: Mapping[str, Path]) -> tuple[str, ...]:
     """Draw Figure 3, the most ambiguous sentences; returns the files in figures/. tables/ambiguous lists all of them.
 
@@ -162,20 +188,7 @@ def draw_traces(run: Run, store: Store, saved: Mapping[str, Path]) -> tuple[str,
     def make() -> pl.DataFrame:
         for name in names:
             (folder.path / "figures" / name).unlink(missing_ok=True)
-        tasks = []
-        for task, path in saved.items():
-            probe = probes.load(path)
-            assert isinstance(probe, EdgeProbe)
-            probe.device = run.device
-            tasks.append((probe, run.tasks[task]["dev"]))
-        traces = trace(
-            store,
-            tasks,
-            split="dev",
-            sentences=settings.sentences,
-            sample_seed=settings.seed,
-            progress=folder.bars,
-        )
+        traces = traced(run, store, saved, settings.seeds[0])
         frame = ambiguous_sentences(traces)
         for name, number in zip(names, rank(frame, traces), strict=False):
             plot.save(plot.trace_figure(shorten(traces.trace(number))), folder.path / "figures" / name)
