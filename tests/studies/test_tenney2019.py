@@ -303,8 +303,12 @@ def test_layers_are_compared_with_the_paper_by_depth() -> None:
     [row] = report.depth_table(report.Scores(SETTINGS, {"m": "m"}, ("pos",), frame)).rows
     ours = {"m: P(0) → P(L)": "0.500 → 0.750", "m: center of gravity": "0.50", "m: expected layer": "0.25"}
     assert row == {"task": "POS", **ours, "paper: center of gravity": "0.49", "paper: expected layer": "0.14"}
-    assert report.beside(3.39, 4.0, 24) == "3.39 (+0.61)"
-    assert (report.beside(3.39, 4.0, 6), report.beside(3.39, None, 24), report.beside(None, 4.0, 24)) == (
+    assert report.next_to_ours(3.39, 4.0, 24) == "3.39 (+0.61)"
+    assert (
+        report.next_to_ours(3.39, 4.0, 6),
+        report.next_to_ours(3.39, None, 24),
+        report.next_to_ours(None, 4.0, 24),
+    ) == (
         "3.39",
         "3.39",
         "",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import polars as pl
 
@@ -18,9 +18,6 @@ from embstore.studies.tasks import TASKS
 from embstore.studies.tenney2019 import published
 from embstore.studies.tenney2019.published import ORDER
 from embstore.studies.tenney2019.settings import Tenney2019
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LEAST_SEEDS = 3  # for a spread over seeds
 STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # quantiles .975 of Student's t, for 3 to 10 seeds
@@ -126,7 +123,7 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
             row["selectivity"] = decimals(own.value("selectivity", last))
         for metric, name in WHERE.items():
             row[name] = with_interval(own.row(metric), 2)
-            row[f"{name}, paper"] = beside(published.FIGURE1.get(task, {}).get(metric), own.value(metric), last)
+            row[f"{name}, paper"] = next_to_ours(published.FIGURE1.get(task, {}).get(metric), own.value(metric), last)
         row["K(s)"] = decimals(own.value("mixing_kl"))
         row["K(Δ)"] = decimals(own.value("differential_kl"))
         rows.append(row)
@@ -141,7 +138,7 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
     return Section(f"Figure 1. Tasks by metric{suffix}", note, rows)
 
 
-def beside(paper: float | None, value: float | None, last: int) -> str:
+def next_to_ours(paper: float | None, value: float | None, last: int) -> str:
     """Format a layer of the paper, with our difference from it if our model has as many layers."""
     if paper is None:
         return ""
@@ -271,7 +268,7 @@ def reversals_table(scores: Scores, model: str, suffix: str) -> Section:
     return Section(f"Decision reversals{suffix}", note, rows)
 
 
-def reversals_figure(scores: Scores) -> Figure:
+def reversals_figure(scores: Scores) -> Any:
     """Draw the share of edges that each layer changes, a panel for each task (rows) and model (columns)."""
     size = 1.2 + 4.4 * len(scores.models), 0.9 + 1.05 * len(scores.tasks)
     figure, axes = plot.subplots(len(scores.tasks), len(scores.models), figsize=size, sharex="col")
@@ -294,7 +291,7 @@ def reversals_figure(scores: Scores) -> Figure:
     figure.legend(
         *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncol=3, frameon=False, fontsize=8
     )
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def draw(scores: Scores, folder: Path) -> dict[str, str]:
