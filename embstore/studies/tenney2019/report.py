@@ -280,7 +280,8 @@ def reversals_figure(scores: Scores) -> Any:
                 axis.bar(layers, sign * frame[change].to_numpy() / edges, 0.8, color=color, label=CHANGES[change])
             if not frame["by_seed"].null_count():
                 half = frame["by_seed"].to_numpy() / edges / 2
-                axis.errorbar(layers, 0 * half, half, fmt="none", ecolor="black", label=CHANGES["by_seed"])
+                label = f"{CHANGES['by_seed']}, half on each side"
+                axis.errorbar(layers, 0 * half, half, fmt="none", ecolor="black", label=label)
             axis.axhline(0, color="#999999", linewidth=0.8)
             axis.set_title(title_of(task), fontsize=9, loc="left")
             axis.set_xticks(layers)
