@@ -39,6 +39,11 @@ from .scan import Batch as Batch
 from .scan import Reducer as Reducer
 from .scan import Reduction as Reduction
 from .scan import Scope as Scope
+from .spans import Phrase as Phrase
+from .spans import Pronoun as Pronoun
+from .spans import find_pronouns as find_pronouns
+from .spans import nearest_phrases as nearest_phrases
+from .spans import resolve_pronouns as resolve_pronouns
 from .static import all_but_the_top as all_but_the_top
 from .static import write_static_store as write_static_store
 from .words import distinct_contexts as distinct_contexts

@@ -27,7 +27,12 @@ GREY, FRAME = "#999999", "#bbbbbb"
 MAX_WRITTEN_CELLS = 16  # layers up to which the cells of a map of layers have their values written in them
 
 
-def sense_map(words: Sequence[LabelledOccurrences], *, layers: Sequence[int]) -> Figure:
+def sense_map(
+    words: Sequence[LabelledOccurrences],
+    *,
+    layers: Sequence[int],
+    title: str = "The same word in different sentences",
+) -> Figure:
     """Draw the occurrences of ambiguous words in two dimensions: a row for each word, a column for each layer.
 
     Each panel shows the first two principal components of the word's vectors in that layer; colors and shapes are
@@ -55,7 +60,7 @@ def sense_map(words: Sequence[LabelledOccurrences], *, layers: Sequence[int]) ->
         row[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=10, handletextpad=0.2)
     for layer, axis in zip(layers, axes[0], strict=True):
         axis.set_title(layer_name(layer), fontsize=11)
-    figure.suptitle("The same word in different sentences", fontsize=13)
+    figure.suptitle(literal(title), fontsize=13)
     figure.supxlabel("first two principal components of each panel", fontsize=9)
     return figure  # type: ignore[no-any-return]
 

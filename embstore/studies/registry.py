@@ -5,8 +5,10 @@ from __future__ import annotations
 from embstore.studies.ethayarajh2019.settings import Ethayarajh2019
 from embstore.studies.hewitt2019.settings import Hewitt2019
 from embstore.studies.kovaleva2019.settings import Kovaleva2019
+from embstore.studies.peters2018.settings import Peters2018
 from embstore.studies.settings import StudySettings
 from embstore.studies.tenney2019.settings import Tenney2019
+from embstore.studies.wiedemann2019.settings import Wiedemann2019
 from embstore.studies.zhao2020.settings import Zhao2020
 
 STUDIES: dict[str, type[StudySettings]] = {
@@ -15,4 +17,6 @@ STUDIES: dict[str, type[StudySettings]] = {
     "tenney2019": Tenney2019,
     "hewitt2019": Hewitt2019,
     "kovaleva2019": Kovaleva2019,
+    "peters2018": Peters2018,
+    "wiedemann2019": Wiedemann2019,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from embstore.corpus.formats.base import Format, ReadOptions
@@ -26,10 +26,11 @@ class EdgeTarget:
 
 @dataclass(frozen=True, slots=True)
 class EdgeSentence:
-    """The words of a sentence and its labelled edges."""
+    """The words of a sentence and its labelled edges, and the document that it is from, if that is known."""
 
     words: Sequence[str]
     targets: Sequence[EdgeTarget]
+    document: str | None = field(default=None, compare=False)
 
 
 def iter_edges(lines: Lines) -> Iterator[EdgeSentence]:
@@ -84,7 +85,10 @@ def _parse_line(line: str) -> EdgeSentence:
         raise InvalidValueError(f"text: words must be joined by single spaces, with none at the ends: {quoted(text)}")
     if not is_encodable(text):
         raise InvalidValueError(f"text: half of a surrogate pair, not a character: {quoted(text)}")
-    return EdgeSentence(words, [_parse_target(target, len(words)) for target in _value(record, "targets", list)])
+    info = record.get("info")
+    document = info.get("document") if isinstance(info, dict) else None
+    targets = [_parse_target(target, len(words)) for target in _value(record, "targets", list)]
+    return EdgeSentence(words, targets, document if isinstance(document, str) else None)
 
 
 def _parse_target(target: object, n_words: int) -> EdgeTarget:

@@ -1,0 +1,39 @@
+"""The settings of the study of Peters et al. 2018."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from embstore.arguments import checked
+from embstore.errors import check_whole
+from embstore.studies.settings import StudySettings
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Peters2018(StudySettings):
+    """Settings of the study: what the similarities of the vectors of each layer tell without training.
+
+    sentences: with pronouns at most, and of constituents, drawn by their texts; None for all. phrases: compared with
+    each other at most. examples: pronouns and phrases shown. resamples: of documents, for intervals. seed: of samples.
+
+    Raises InvalidValueError for a value that is not allowed.
+    """
+
+    about: ClassVar[str] = "pronouns and phrases by similarity alone, without training"
+    data: ClassVar[str] = (
+        "a folder with a folder of edge probing files for coreference and, if there is one, constituents"
+    )
+
+    sentences: int | None = 1500
+    phrases: int = 2000
+    examples: int = 5
+    resamples: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sentences is not None:
+            check_whole("sentences", self.sentences, 1)
+        for name, least in (("phrases", 2), ("examples", 0), ("resamples", 1), ("seed", 0)):
+            check_whole(name, getattr(self, name), least)

@@ -1,0 +1,181 @@
+"""Peters et al. 2018: which earlier mention is most similar to a pronoun, and which phrase to a phrase, by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from embstore.analysis.spans import (
+    POOLINGS,
+    PRONOUNS,
+    Phrase,
+    Pronoun,
+    SpanVectors,
+    find_pronouns,
+    nearest_phrases,
+    resolve_pronouns,
+)
+from embstore.corpus import EdgeSentence, Sentence, read_edges
+from embstore.corpus.sentence import distinct_sentences
+from embstore.errors import InvalidValueError
+from embstore.models import model_kind
+from embstore.probes.edges.tasks import Sample, split_file
+from embstore.progress import Progress
+from embstore.store import Store
+from embstore.studies.extract import extract_step
+from embstore.studies.peters2018.published import CITATION
+from embstore.studies.peters2018.report import Scores, draw, sections
+from embstore.studies.peters2018.settings import Peters2018
+from embstore.studies.study import LOG, StudyFolder, StudyResult, methods
+from embstore.studies.tasks import SPLITS
+
+NOTES = (
+    "The text of the paper was not at hand. Choices made here: mentions are those that the data names, in the sentence "
+    "of the pronoun; a span is the mean of its words, its last word, or the mean of both ends.",
+    "Pronouns are those of the third person with an earlier antecedent in their sentence; as the data has no gender or "
+    "number, no candidate is ruled out.",
+)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The sentences of the data with their pronouns and phrases; nothing depends on the order of the files."""
+
+    sentences: Sequence[EdgeSentence]
+    pronouns: Sequence[Pronoun]
+    phrases: Sequence[Phrase]
+
+    def __iter__(self) -> Iterator[Sentence]:
+        return distinct_sentences(each.words for each in self.sentences)
+
+    def documents(self, numbers: pl.Series) -> list[str]:
+        """Return the document of each sentence by its number; a sentence without one is a document."""
+        return [self.sentences[number].document or f"sentence {number}" for number in numbers.to_list()]
+
+    def has_earlier_pronoun(self, pronoun: Pronoun) -> bool:
+        """Return whether a candidate is a pronoun itself, which may be found by its form."""
+        words = self.sentences[pronoun.sentence].words
+        return any(stop == start + 1 and words[start].lower() in PRONOUNS for start, stop in pronoun.candidates)
+
+    def marked(self, number: int, *spans: tuple[int, int]) -> str:
+        """Return a sentence with spans in brackets."""
+        words = list(self.sentences[number].words)
+        for start, stop in spans:
+            words[start] = f"[{words[start]}"
+            words[stop - 1] += "]"
+        return " ".join(words)
+
+
+def read_spans(data: Path, settings: Peters2018) -> Spans:
+    """Read coreference and constituents; raises InvalidValueError, CorpusError."""
+    held = _sentences(data / "coreference")
+    if not held:
+        raise InvalidValueError(f"{data} has no coreference/train.jsonl: give a folder with that of edge probing files")
+    named = {each.sentence for each in find_pronouns(held)}
+    sample = Sample(settings.sentences, settings.seed)
+    sentences = sorted(sample.draw([held[number] for number in named]), key=lambda each: " ".join(each.words))
+    pronouns = find_pronouns(sentences)
+    if not any(each.is_ambiguous for each in pronouns):
+        raise InvalidValueError(
+            f"{data / 'coreference'}: no pronoun has a right and a wrong earlier mention: give more"
+        )
+    parsed = sample.draw(_sentences(data / "constituents"))
+    spans = {(" ".join(each.words), target.span1, target.labels[0]): each for each in parsed for target in each.targets}
+    drawn = sorted(spans, key=lambda each: blake2b(f"{settings.seed} {each}".encode(), digest_size=8).digest())
+    chosen = sorted(drawn[: settings.phrases])
+    texts = {text: number for number, text in enumerate(sorted({each[0] for each in chosen}), len(sentences))}
+    phrases = [Phrase(texts[text], span, label) for text, span, label in chosen]
+    by_text = {" ".join(each.words): each for each in parsed}
+    return Spans((*sentences, *(by_text[text] for text in texts)), pronouns, phrases)
+
+
+def _sentences(task: Path) -> list[EdgeSentence]:
+    files = [path for split in SPLITS if (path := split_file(task, split)) is not None]
+    return [sentence for path in files for sentence in read_edges(path)]
+
+
+def run(
+    settings: Peters2018, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
+) -> StudyResult:
+    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
+
+    `data`: a folder with the task coreference and, if there is one, constituents. See `embstore.studies.reproduce`.
+    """
+    spans = read_spans(data, settings)
+    for model in models.values():
+        model_kind(model)
+    folder = StudyFolder(out, progress)
+    digest = blake2b(repr(spans).encode(), digest_size=6).hexdigest()
+    stores = {
+        name: extract_step(folder, name, spans, model=model, device=device, file=f"{name}-{digest}")
+        for name, model in models.items()
+    }
+    LOG.info(f"{len(spans.pronouns):,} pronouns, {len(spans.phrases):,} phrases")
+    frames = {"pronouns": pl.concat([resolve(folder, spans, name, store) for name, store in stores.items()])}
+    if spans.phrases:
+        frames["phrases"] = pl.concat([compare(folder, spans, name, store) for name, store in stores.items()])
+    scores = Scores(settings, spans.pronouns, spans.phrases, frames)
+    result = StudyResult(
+        title="Similarities without training, after Peters et al. 2018",
+        folder=out,
+        scale=f"{', '.join(models)}. {len(spans.pronouns):,} pronouns, {len(spans.phrases):,} phrases; resamples "
+        f"{settings.resamples:,}, seed {settings.seed}.",
+        frames=frames,
+        sections=sections(scores, spans.marked),
+        figures=draw(scores, stores, {name: vectors(spans, store) for name, store in stores.items()}, out / "figures"),
+        notes=(*NOTES, *(() if spans.phrases else ("The data has no constituents, so phrases are left out.",))),
+        seconds=folder.seconds,
+        methods=methods(stores),
+        citation=CITATION,
+    )
+    result.save()
+    return result
+
+
+def vectors(spans: Spans, store: Store) -> SpanVectors:
+    """The vectors of the phrases."""
+    return SpanVectors(store, spans.sentences, [(each.sentence, each.span) for each in spans.phrases])
+
+
+def resolve(folder: StudyFolder, spans: Spans, name: str, store: Store) -> pl.DataFrame:
+    """Return the choice of each pronoun by layer, pooling and with or without the mean."""
+
+    def make() -> pl.DataFrame:
+        parts = []
+        for centered in (False, True):
+            for pooling in POOLINGS:
+                options = {"pooling": pooling, "centered": centered}
+                frame = resolve_pronouns(store, spans.sentences, spans.pronouns, **options)  # type: ignore[arg-type]
+                parts.append(frame.with_columns(pooling=pl.lit(pooling), centered=pl.lit(centered)))
+        frame = pl.concat(parts)
+        number = frame["pronoun"].to_numpy()
+        flags = {"ambiguous": [each.is_ambiguous for each in spans.pronouns]}
+        flags["after_pronoun"] = [spans.has_earlier_pronoun(each) for each in spans.pronouns]
+        return frame.with_columns(
+            pl.Series("document", spans.documents(frame["sentence"])),
+            *(pl.Series(key, np.array(each)[number]) for key, each in flags.items()),
+            model=pl.lit(name),
+        )
+
+    return folder.table(f"{name}-pronouns", {"store": store.digest, "pronouns": len(spans.pronouns)}, make)
+
+
+def compare(folder: StudyFolder, spans: Spans, name: str, store: Store) -> pl.DataFrame:
+    """Return the nearest phrase of each phrase by layer and pooling."""
+
+    def make() -> pl.DataFrame:
+        parts = [
+            nearest_phrases(store, spans.sentences, spans.phrases, pooling=pooling).with_columns(
+                pooling=pl.lit(pooling)
+            )
+            for pooling in POOLINGS
+        ]
+        frame = pl.concat(parts)
+        return frame.with_columns(pl.Series("document", spans.documents(frame["sentence"])), model=pl.lit(name))
+
+    return folder.table(f"{name}-phrases", {"store": store.digest, "phrases": len(spans.phrases)}, make)

@@ -1,0 +1,116 @@
+"""Wiedemann et al. 2019, end to end: the sense of a word by its nearest train occurrences, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from embstore.analysis import knn_labels
+from embstore.corpus.keep import Keep
+from embstore.extraction import ExtractionOptions
+from embstore.models import model_kind
+from embstore.progress import Progress
+from embstore.store import Store
+from embstore.studies.extract import extract_step
+from embstore.studies.study import LOG, StudyFolder, StudyResult, methods
+from embstore.studies.wiedemann2019.published import CITATION
+from embstore.studies.wiedemann2019.report import Scores, draw, sections
+from embstore.studies.wiedemann2019.senses import SenseCorpus, read_senses
+from embstore.studies.wiedemann2019.settings import Wiedemann2019
+
+NOTES = (
+    "A word is its lower-case form in Wiki-PSE markup, not its lemma and part of speech.",
+    "The mean of the last layers, the interval over words and the credit that equal votes share are choices made here.",
+)
+SUPERSENSES = "The senses are {count} lexicographer classes of WordNet (noun.act, verb.motion, ...), not its synsets."
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the study."""
+
+    folder: StudyFolder
+    settings: Wiedemann2019
+    senses: SenseCorpus
+    device: str
+
+
+def run(
+    settings: Wiedemann2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
+) -> StudyResult:
+    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
+
+    `data`: a corpus in Wiki-PSE markup, or a folder of CoarseWSD-20. See `embstore.studies.reproduce`.
+    """
+    options = {"sentences": settings.sentences, "test_share": settings.test_share, "seed": settings.seed}
+    senses = read_senses(data, **options)  # type: ignore[arg-type]
+    senses.require_both(data, max(settings.ks))
+    for model in models.values():
+        model_kind(model)
+    run = Run(StudyFolder(out, progress), settings, senses, device)
+    stores = {name: extract_one(run, name, model) for name, model in models.items()}
+    parts = [disambiguate(run, name, store).with_columns(model=pl.lit(name)) for name, store in stores.items()]
+    scores = Scores(settings, senses.table, pl.concat(parts))
+    n_classes = senses.table["sense"].n_unique()
+    result = StudyResult(
+        title="Word senses by nearest neighbours, after Wiedemann et al. 2019",
+        folder=out,
+        scale=f"{', '.join(models)}. {len(senses.sentences):,} sentences; resamples {settings.resamples:,}, seed "
+        f"{settings.seed}.",
+        frames={"words": scores.words, "layers": scores.by_layer},
+        sections=sections(scores),
+        figures=draw(scores, stores, out / "figures"),
+        notes=(*NOTES, *((SUPERSENSES.format(count=n_classes),) if senses.has_supersenses else ())),
+        seconds=run.folder.seconds,
+        methods=methods(stores),
+        citation=CITATION,
+    )
+    result.save()
+    return result
+
+
+def extract_one(run: Run, name: str, model: str) -> Store:
+    options = ExtractionOptions(layers="all", keep=Keep(labelled="sense"))
+    file = f"{name}-{run.senses.digest[:12]}"
+    return extract_step(run.folder, name, run.senses, model=model, device=run.device, options=options, file=file)
+
+
+def disambiguate(run: Run, name: str, store: Store) -> pl.DataFrame:
+    """Return the scores of each ambiguous word by layer (null: the mean of the last ones), k, with and without the cap.
+
+    Words of one sense in train need no search: that sense is predicted.
+    """
+    settings = run.settings
+    made_from = {"store": store.digest, "ks": settings.ks, "last": settings.last}
+
+    def make() -> pl.DataFrame:
+        chosen = {split: {"split": split, "target": run.senses.ambiguous} for split in ("train", "test")}
+        train = store.select(labels=chosen["train"])
+        together = store.layers[-settings.last :]
+        n_words, n_searches = len(run.senses.ambiguous), 2 * (len(store.layers) + 1)
+        LOG.info(f"{n_words:,} ambiguous words, {len(train):,} train occurrences, {n_searches} searches of each word")
+        parts = []
+        for capped in (True, False):
+            for layers, averaged in ((store.layers, False), (together, True)):
+                found = knn_labels(
+                    store.select(labels=chosen["test"], layers=list(layers)),
+                    label="sense",
+                    word="target",
+                    train=train,
+                    k=settings.ks,
+                    capped=capped,
+                    averaged=averaged,
+                    device=run.device,
+                    progress=run.folder.bars,
+                )
+                for layer in (None,) if averaged else layers:
+                    for k in settings.ks:
+                        words = found.by_word(layer=layer, k=k)
+                        own = {"layer": pl.lit(layer, pl.Int64), "k": pl.lit(k, pl.Int64), "capped": pl.lit(capped)}
+                        parts.append(words.sort("word").with_columns(**own))
+        return pl.concat(parts)
+
+    return run.folder.table(f"{name}-senses", made_from, make)

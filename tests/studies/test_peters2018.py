@@ -1,0 +1,192 @@
+"""The study of Peters et al. 2018 in small: its tables are those of the similarities, with documents resampled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import embstore as es
+from embstore.analysis.spans import find_pronouns, nearest_phrases, resolve_pronouns
+from embstore.errors import InputError, InvalidValueError
+from embstore.studies import Peters2018, StudyResult
+from embstore.studies.peters2018.report import Scores, claims, examples
+from embstore.studies.peters2018.study import read_spans
+from tests.models import tiny
+
+SETTINGS = Peters2018(sentences=20, phrases=30, examples=2, resamples=50)
+NOUNS = ("cat", "river", "hill", "people", "sea", "bank")
+
+
+def write_data(folder: Path, *, reverse: bool = False) -> Path:
+    """Sentences with two mentions and a pronoun that is one of them, and phrases of two labels."""
+    draws = np.random.default_rng(1)
+    coreference, constituents = [], []
+    for number in range(30):
+        one, other, *rest = draws.choice(NOUNS, 4)
+        words = ["the", one, "sat", "because", "the", other, "need", ("it", "they")[number % 2], *rest, f"w{number}"]
+        right = number % 3 != 0
+        pairs = [([0, 2], right), ([4, 6], not right)]
+        targets = [{"span1": span, "span2": [7, 8], "label": str(int(same))} for span, same in pairs]
+        info = {"document": f"document {number % 5}"}
+        coreference.append({"text": " ".join(words), "targets": targets, "info": info})
+        spans = [([0, 2], "NP"), ([3, 6], "SBAR"), ([4, 6], "NP"), ([2, 6], "VP")]
+        targets = [{"span1": span, "label": label} for span, label in spans]
+        constituents.append({"text": " ".join(words), "targets": targets, "info": info})
+    for task, records in (("coreference", coreference), ("constituents", constituents)):
+        (folder / task).mkdir(parents=True)
+        lines = [json.dumps(record) for record in (records[::-1] if reverse else records)]
+        (folder / task / "train.jsonl").write_text("\n".join(lines[:20]) + "\n")
+        (folder / task / "dev.jsonl").write_text("\n".join(lines[20:]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("tasks") / "edges")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.fixture(scope="module")
+def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    return es.reproduce(SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
+
+
+def rows_of(study: StudyResult, title: str) -> list[dict[str, Any]]:
+    (found,) = (section for section in study.sections if section.title.startswith(title))
+    return [dict(row) for row in found.rows]
+
+
+def test_tables_are_those_of_the_similarities(study: StudyResult, data: Path) -> None:
+    spans = read_spans(data, SETTINGS)
+    (path,) = (study.folder / "stores").iterdir()
+    store = es.open(path)
+    assert len(spans.pronouns) == 20
+    for title, centered in (("Antecedents of pronouns (", False), ("Antecedents of pronouns, the mean", True)):
+        rows = rows_of(study, title)
+        assert [row["layer"] for row in rows] == list(store.layers)
+        for pooling in ("mean", "last", "ends"):
+            frame = resolve_pronouns(store, spans.sentences, spans.pronouns, pooling=pooling, centered=centered)
+            means = frame.group_by("layer").agg(pl.col("value").mean()).sort("layer")["value"]
+            assert [row[pooling].split(" ")[0] for row in rows] == [f"{value:.3f}" for value in means]
+    assert {row["mean, no earlier pronoun (20)"] for row in rows} == {row["mean"] for row in rows}
+    phrases = nearest_phrases(store, spans.sentences, spans.phrases, pooling="ends", layers=-1)
+    value = phrases["value"].mean()
+    assert rows_of(study, "Nearest phrases")[-1]["ends"].startswith(f"{value:.3f} [")
+    frame = study.frames["pronouns"].filter(layer=0, pooling="mean", centered=False)
+    assert set(frame["document"]) <= {f"document {number}" for number in range(5)}
+
+
+def test_examples_mark_the_pronoun_and_its_antecedent(data: Path) -> None:
+    spans = read_spans(data, SETTINGS)
+    pronoun = spans.pronouns[0]
+    text = spans.marked(pronoun.sentence, pronoun.span, (0, 2))
+    assert text.startswith("[the ")
+    assert f"[{spans.sentences[pronoun.sentence].words[7]}]" in text
+    rows = [
+        {"layer": layer, "pronoun": number, "value": float(layer == 2 and number < 3)}
+        for layer in range(3)
+        for number in range(5)
+    ]
+    options = {"model": pl.lit("m"), "centered": False, "ambiguous": True, "pooling": pl.lit("mean")}
+    frame = pl.DataFrame(rows).with_columns(**options)
+    section = examples(Scores(SETTINGS, spans.pronouns, [], {"pronouns": frame}), "m", spans.marked)
+    assert section.title == "Resolved in layer 2 and not in layer 0 (m)"
+    assert section.note.startswith("3 pronouns are right in layer 2 alone of the two, 0 in layer 0")
+    expected = {
+        spans.marked(each.sentence, each.span, each.candidates[each.right.index(True)]) for each in spans.pronouns[:3]
+    }
+    assert len(section.rows) == 2
+    assert {row["pronoun and antecedent"] for row in section.rows} < expected
+
+
+def test_intervals_are_over_documents() -> None:
+    """Two documents, right and wrong: resampling gives both ends; the sentences of one are not independent."""
+    scores = Scores(Peters2018(), [], [], {})
+    frame = pl.DataFrame({"document": ["a", "a", "a", "b"], "value": [1.0, 1.0, 1.0, 0.0]})
+    assert scores.mean(frame, "value") == (0.75, 0, 1)
+    assert scores.mean(frame.head(3), "value") == (1, None, None)
+    assert scores.mean(frame.with_columns(value=0.25), "value") == (0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(("sign", "verdict"), [(1, "yes"), (-1, "no"), (0, "not determined")])
+def test_the_claims_compare_the_halves_of_the_layers(sign: int, verdict: str) -> None:
+    rows = [
+        {"layer": layer, "document": f"d{number}", "pooling": pooling, "value": 0.5 + sign * 0.1 * (layer - 2.5)}
+        for layer in range(5)
+        for number in range(4)
+        for pooling in ("mean", "ends")
+    ]
+    frame = pl.DataFrame(rows).with_columns(model=pl.lit("m"), centered=False, ambiguous=True)
+    (row,) = claims(Scores(Peters2018(), [], [], {"pronouns": frame})).rows
+    assert row["m"].startswith(f"{sign * 0.2:.3f} [")
+    assert row["m"].endswith(f": {verdict}")
+
+
+@pytest.mark.slow
+def test_the_order_of_the_files_does_not_matter_and_the_study_resumes(
+    study: StudyResult, data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import embstore.studies.peters2018.study as running
+
+    other = write_data(tmp_path / "reversed", reverse=True)
+    found = es.reproduce(SETTINGS, other, model={"tiny": model}, out=tmp_path / "out", progress=False)
+    for name, frame in study.frames.items():
+        assert found.frames[name].equals(frame)
+    assert [section.markdown() for section in found.sections] == [section.markdown() for section in study.sections]
+    monkeypatch.setattr(running, "resolve_pronouns", None)
+    monkeypatch.setattr(running, "nearest_phrases", None)
+    again = es.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder, progress=False)
+    assert again.frames["pronouns"].equals(study.frames["pronouns"])
+
+
+def test_figures_are_drawn(study: StudyResult) -> None:
+    assert set(study.figures) == {"layers.png", "tiny-phrases.png", "tiny-similarity.png"}
+    for name in study.figures:
+        assert (study.folder / "figures" / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("no folder", "has no coreference/train.jsonl"),
+        ("no pronoun", "no pronoun has a right and a wrong earlier mention"),
+        ("broken", "train.jsonl:1"),
+        ("no model", "none"),
+    ],
+)
+def test_bad_input_is_refused_before_the_extraction(case: str, said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "edges"
+    if case != "no folder":
+        write_data(folder)
+    if case in ("no pronoun", "broken"):
+        (folder / "coreference" / "dev.jsonl").unlink()
+        (folder / "coreference" / "train.jsonl").write_text(
+            '{"text": "a b", "targets": []}' if case != "broken" else "{"
+        )
+    with pytest.raises(InputError) as refused:
+        es.reproduce(SETTINGS, folder, model={"tiny": "./none"}, out=tmp_path / "out")
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", [{"sentences": 0}, {"phrases": 1}, {"examples": -1}, {"resamples": 0}])
+def test_bad_settings_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        Peters2018(**change)
+    assert "\n" not in str(refused.value)
+
+
+def test_sentences_without_a_document_are_documents(data: Path) -> None:
+    spans = read_spans(data, SETTINGS)
+    assert spans.documents(pl.Series([0])) == [spans.sentences[0].document]
+    assert find_pronouns(spans.sentences)[: len(spans.pronouns)] == list(spans.pronouns)
