@@ -162,8 +162,8 @@ def by_k(scores: Scores) -> Section:
 def published() -> Section:
     rows = [{"data": data, "system": system, "F1": f"{value:.4f}"} for (data, system), value in SCORES.items()]
     note = (
-        "As Papers with Code lists them for the paper; of other data and WordNet's senses, so no difference is given. The "
-        "tables of the paper itself were not at hand."
+        "As Papers with Code lists them for the paper; of other data and WordNet's senses, so no difference is given. "
+        "The tables of the paper itself were not at hand."
     )
     return Section("Published", note, rows)
 
