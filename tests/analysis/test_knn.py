@@ -478,6 +478,22 @@ def test_one_search_answers_every_k_and_capped_ones(store: Store) -> None:
     assert differs
 
 
+def test_equal_labels_share_the_prediction_in_f1(tmp_path: Path) -> None:
+    """Each of two test occurrences is half x and half y, so that both labels have a precision and a recall of 1/2."""
+    listed: Listed = [("bank", label, [1.0, 0.0]) for label in ("x", "y", "x", "y")]
+    store = write_senses(tmp_path / "s.zarr", listed, sentence=1)
+    found = knn_labels(store.select(rows=[2, 3]), label="class", train=store.select(rows=[0, 1]))
+    assert found.by_word().row(0, named=True) == {
+        "word": "bank",
+        "count": 2,
+        "n_labels": 2,
+        "accuracy": 0.5,
+        "f1": 0.5,
+        "baseline": 0.5,
+        "chance": 0.5,
+    }
+
+
 def test_averaged_layers_are_their_mean(tmp_path: Path) -> None:
     made = make_store(tmp_path / "store.zarr", sentences=40)
     mean = np.mean([made.vectors[place].astype(np.float64) for place in (1, 2)], axis=0).tolist()

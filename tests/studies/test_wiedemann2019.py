@@ -103,6 +103,7 @@ def test_scores_are_those_of_the_nearest_train_occurrences(capped: bool, k: int,
 def test_words_of_one_sense_and_unseen_words_are_counted_apart(study: StudyResult, data: Path) -> None:
     table = read_senses(data, sentences=60, test_share=0.3, seed=0).table
     train, test = (table.filter(split=split).to_dicts() for split in ("train", "test"))
+    assert 0 < len(test) < len(train)
     known = {
         word: {row["sense"] for row in train if row["target"] == word} for word in {row["target"] for row in train}
     }
