@@ -60,8 +60,8 @@ def test_pronouns_have_the_mentions_before_them_and_coreference_is_transitive() 
     assert not found[0, (4, 5)].is_ambiguous
     assert him.is_ambiguous
     assert find_pronouns(SENTENCES, forms={"her"}) == []
-    beside = EdgeSentence(["the", "dog", "itself"], [EdgeTarget((0, 2), (2, 3), ("1",))])
-    assert [each.candidates for each in find_pronouns([beside])] == [((0, 2),)]
+    joined = EdgeSentence(["the", "dog", "itself"], [EdgeTarget((0, 2), (2, 3), ("1",))])
+    assert [each.candidates for each in find_pronouns([joined])] == [((0, 2),)]
 
 
 def pooled(vectors: np.ndarray, start: int, stop: int, pooling: str) -> np.ndarray:
