@@ -14,12 +14,14 @@ import torch
 import transformers
 
 import embstore as es
-from embstore.corpus import read_word_classes
+from embstore.analysis import attention_similarity
+from embstore.corpus import open_corpus, read_word_classes
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, ProbeResult, Training, load, split_words
 from embstore.studies import StudyResult, Zhao2020
 from embstore.studies.study import StudyFolder
 from embstore.studies.zhao2020 import figures, pairs, published, report, words
+from embstore.studies.zhao2020.study import read_words
 from tests.models import tiny
 from tests.models.finetuning import planted
 
@@ -151,6 +153,15 @@ def test_pairs_give_the_scores_and_change_in_both_directions(study: StudyResult)
     assert set(flips.filter(by="context")["to"]) == {"2", "all", "passage"}
     n_dev = pairs_frame.filter(context="all", split="dev", layer=0).height
     assert set(flips.select(pl.sum_horizontal("^(wrong|right|stay)_.*$")).to_series()) == {n_dev}
+    best = max(
+        whole.filter(metric="f1", split="dev").iter_rows(named=True), key=lambda row: (row["value"], -row["layer"])
+    )
+    shown = study.frames["examples"].filter(pl.col("kind").str.ends_with("context")).row(0, named=True)
+    own = study.frames["pairs"].filter(
+        word=shown["word"], split="dev", layer=best["layer"], **{"class": shown["class"]}
+    )
+    right = dict(own.select("context", "right").iter_rows())
+    assert shown["right"] == " ".join(str(right[context]) for context in ("0", "2", "all", "passage"))
     words = study.frames["subwords"].filter(layer=0)
     assert words["count"].sum() == study.frames["counts"].filter(split="test", **{"class": ""})["pairs"].item()
 
@@ -375,7 +386,10 @@ def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tm
     assert study.frames["pos_windows"].filter(pl.col("window").is_null())["value"].item() == whole
     attention = study.frames["attention"]
     assert sorted(attention["task"].unique()) == ["ner", "pos"]
-    assert attention["value"].min() < 1 - 1e-6, "attention is compared with that of the tuned model"
+    dev = [sentence.words for sentence in open_corpus(data["pos"] / "dev.conll", columns="word,label")]
+    tuned_model = study.folder / "models" / "pos"
+    directly = attention_similarity(dev, model_a=model, model_b=tuned_model, n_sentences=4, progress=False)
+    assert attention.filter(task="pos").drop("task").equals(directly), "on the dev set of the task"
     text = (study.folder / "report.md").read_text()
     assert all(f"figure{number}.png" in text for number in (6, 7))
 
@@ -392,6 +406,13 @@ def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], message:
     with pytest.raises(es.errors.EmbstoreError, match=message) as refused:
         Zhao2020(**settings)
     assert "\n" not in str(refused.value)
+
+
+def test_a_study_of_fewer_words_draws_from_both_lists(corpus: Path) -> None:
+    every, few = (read_words(replace(SETTINGS, n_words=count), corpus) for count in (None, 6))
+    assert (len(few.train) + len(few.dev), len(few.test)) == (6, 6)
+    assert few.test.items() < every.test.items()
+    assert few == read_words(replace(SETTINGS, n_words=6), corpus)
 
 
 def test_missing_word_lists_and_a_file_as_folder_are_refused(corpus: Path, model: Path, tmp_path: Path) -> None:
@@ -465,7 +486,13 @@ def scores_of(n_layers: int) -> report.Scores:
         {"task": "pos", "layer": layer, "head": head, "value": 1 - 0.1 * head} for layer in (1, 2) for head in (0, 1)
     ]
     frames = {
-        "counts": pl.DataFrame({"class": ["", "location"]}),
+        "counts": pl.DataFrame(
+            [
+                {"split": split, "class": name, "words": 1, "pairs": 2, "contexts": 3}
+                for split in ("train", "dev", "test")
+                for name in ("", "location")
+            ]
+        ),
         "types": types,
         "contexts": contexts,
         "windows": windows,
@@ -517,6 +544,11 @@ def test_the_tables_show_the_paper_s_layers_where_they_belong() -> None:
     last = report.finetuned(scores_of(12)).rows[-1]
     assert (last["paper"], last["paper pos (a)"], last["paper pos (b)"]) == ("0.835", "0.072", "0.735")
     assert "paper" not in report.finetuned(scores_of(6)).rows[-1]
+    (by_class,) = report.class_counts(scores_of(12)).rows
+    assert (by_class["dev pairs"], by_class["dev contexts"], by_class["paper train pairs"]) == (2, 3, 13_474)
+    assert (by_class["paper dev pairs"], by_class["paper test contexts"]) == (3_408, 776_848)
+    assert report.counts(scores_of(12)).rows[1]["paper pairs"] == 15_437
+    assert rows["BERT, layer 12"]["test less paper"] == "-0.711"
     changes = [
         (row["ours"], row["change"], row["paper"], row["paper change"]) for row in report.after_pos(scores_of(6)).rows
     ]
