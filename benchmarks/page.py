@@ -16,6 +16,7 @@ ABOUT = {
     "all": "Everything in one run: `embstore bench all`",
     "extract": "Extraction: `benchmarks/extract.py`",
     "extract_parts": "Where the time of an extraction goes: `benchmarks/extract_parts.py`",
+    "busy": "Extraction on a busy machine: `benchmarks/busy.py`",
     "query": "Reading: `benchmarks/query.py`",
     "neighbors": "Exact search and indexes: `benchmarks/neighbors.py`",
     "geometry": "Geometry: `benchmarks/geometry.py`",

@@ -192,6 +192,15 @@ def test_sites_are_those_of_a_plain_run(case: Case, how: str) -> None:
             check_weights(case, found["query"][:, rows], found["key"][:, rows], weights)
 
 
+def test_few_spans_have_the_sites_of_all(case: Case) -> None:
+    """Where the last block is not computed for all positions, its sites still are."""
+    every, some = case.subwords(), slice(0, None, 11)
+    few = Spans(*(part[some] for part in vars(every).values()))
+    whole = case.encode(every, "packed")
+    for site, vectors in case.encode(few, "packed").items():
+        close(vectors, whole[site][:, some])
+
+
 def check_weights(case: Case, query: np.ndarray, key: np.ndarray, weights: np.ndarray) -> None:
     """Compare the softmax of scores among words with the attention weights among words, scaled to sum to one."""
     n_heads, size = weights.shape[1], query.shape[2] // weights.shape[1]

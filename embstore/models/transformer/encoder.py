@@ -21,6 +21,7 @@ from embstore.models.memory import fitting_batch, free_nbytes
 from embstore.models.running import RunningBatch, SpanWork
 from embstore.models.transformer.heads import HOW, Disabled, Head, How, require_replay
 from embstore.models.transformer.inputs import Segments, WordWindow
+from embstore.models.transformer.kept import MOST_KEPT, only_at
 from embstore.models.transformer.network import BATCHES_AHEAD, SITE_SUBWORDS, Network
 from embstore.models.transformer.selfcheck import (
     require_own_mask,
@@ -183,12 +184,17 @@ class TransformerEncoder(BatchedEncoder):
         def prepare(batch: Batch) -> tuple[Batch, Forward]:
             starts, lengths = work.starts[batch.sentences], work.lengths[batch.sentences]
             inputs = network.inputs.batch(batch, work.tokenized.ids, starts, lengths, how, window, segments)
+            kept = work.kept_positions(batch, before=self.n_before)
+            skips = not inner and self.device.type == "cpu" and len(kept) <= MOST_KEPT * batch.positions
+            linears = network.skipping_linears(max(work.layers)) if skips else ()
 
             def forward(receive: Any) -> None:
                 with ExitStack() as stack:
                     if how == "varlen":
                         stack.enter_context(varlen_attention(network.fast_tap.model))
                     stack.enter_context(self._changing(lambda: network.fast_sites))
+                    if linears:
+                        stack.enter_context(only_at(linears, torch.from_numpy(kept)))
                     if inner:
                         stack.enter_context(network.fast_sites.reading(inner, work.layers, receive))
                     network.fast_tap.run(inputs, work.layers, receive)

@@ -18,6 +18,7 @@ from embstore.models.checkpoint import Loaded, reason
 from embstore.models.encoder import ModelInfo
 from embstore.models.static.shorthand import public_name
 from embstore.models.transformer.inputs import InputMaker
+from embstore.models.transformer.kept import skipping_linears
 from embstore.models.transformer.layers import TYPICAL_POSITIONS, LayerTap, find_layers, packed_copy
 from embstore.models.transformer.probing import (
     find_inputs,
@@ -55,6 +56,7 @@ class Network:
         self.inputs, self.tap = self._probe(loaded)
         packed, self.packed_nbytes = packed_copy(self.model, self._short_inputs())
         self.fast_tap = self.tap.of_copy(packed)
+        self._skipping: dict[tuple[LayerTap, int], tuple[nn.Module, ...]] = {}
         specials, offset = self.tokenizer.specials, self.inputs.position_offset
         self.info = ModelInfo(
             name=public_name(loaded.name),
@@ -71,14 +73,19 @@ class Network:
     @cached_property
     def sites(self) -> SiteTap:
         """What the parts of the blocks compute; raises ModelError if that is not known."""
-        half = self.tokenizer.vocabulary // 2
-        ids = np.resize(np.arange(half, 2 * half, dtype=np.int32), SITE_SUBWORDS)
-        return find_sites(self.tap, self.inputs.plain(ids) | self.inputs.fixed, name=self.info.name)
+        return find_sites(self.tap, self._different_inputs(), name=self.info.name)
 
     @cached_property
     def fast_sites(self) -> SiteTap:
         """Return the sites of the model that batches run through."""
         return self.sites.of_copy(self.fast_tap)
+
+    def skipping_linears(self, layer: int) -> tuple[nn.Module, ...]:
+        """Return the linear layers that may skip positions where `layer` is the last that is run."""
+        if (self.fast_tap, layer) not in self._skipping:
+            found = skipping_linears(self.fast_tap, layer, self._different_inputs())
+            self._skipping = {(self.fast_tap, layer): found}
+        return self._skipping[self.fast_tap, layer]
 
     def drop_packed(self) -> bool:
         """Run batches through the model as transformers loads it from now on; returns whether that is a change."""
@@ -171,6 +178,11 @@ class Network:
             for handle in handles:
                 handle.remove()
         return counted[True] / positions, counted[False]
+
+    def _different_inputs(self) -> dict[str, Any]:
+        half = self.tokenizer.vocabulary // 2
+        ids = np.resize(np.arange(half, 2 * half, dtype=np.int32), SITE_SUBWORDS)
+        return self.inputs.plain(ids) | self.inputs.fixed
 
     def _short_inputs(self) -> dict[str, Any]:
         return self.inputs.plain(np.full(_SHORT_SUBWORDS, self.inputs.padding_id, np.int32)) | self.inputs.fixed
