@@ -185,7 +185,7 @@ class TransformerEncoder(BatchedEncoder):
             starts, lengths = work.starts[batch.sentences], work.lengths[batch.sentences]
             inputs = network.inputs.batch(batch, work.tokenized.ids, starts, lengths, how, window, segments)
             kept = work.kept_positions(batch, before=self.n_before)
-            skips = not inner and self.device.type == "cpu" and len(kept) <= MOST_KEPT * batch.positions
+            skips = self.device.type == "cpu" and len(kept) <= MOST_KEPT * batch.positions
             linears = network.skipping_linears(max(work.layers)) if skips else ()
 
             def forward(receive: Any) -> None:
