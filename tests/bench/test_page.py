@@ -54,8 +54,12 @@ def test_a_row_names_the_best_rival_the_run_and_what_misses_its_target(page: Mod
 
 
 def test_the_cases_of_a_script_are_compared_with_their_best_rival(page: ModuleType) -> None:
-    cases = {"embstore": {"median_s": 4.0}, "good script": {"median_s": 5.0}, "plain script": {"median_s": 9.0}}
-    result = {"benchmark": "extract", "machine": {"torch_threads": 2}, "cases": cases}
-    (row,) = page.compared({**result, "needed_gflop": 300.0, "matmul_peak_gflops": 100.0})
-    assert (row.best_rival, row.to_rival, row.limit, row.threads) == ("good script", 0.8, 3.0, 2)
+    seconds = {"one pass of the layer": 4.0, "torch index_add": 5.0, "numpy reduceat": 9.0, "MEV": 1.0}
+    seconds |= {"selfsim + intrasim + anisotropy": 4.5, "bare scan": 3.0}
+    cases = {name: {"median_s": median} for name, median in seconds.items()}
+    result = {"benchmark": "geometry", "machine": {"torch_threads": 2}, "cases": cases}
+    first, second, third = page.compared(result)
+    assert (first.best_rival, first.to_rival, first.limit, first.threads) == ("torch index_add", 0.8, None, 2)
+    assert (second.best_rival, second.to_limit) == (None, 1.5)
+    assert (third.ours, third.best_rival) == (1.0, None)
     assert page.compared({**result, "benchmark": "windows"}) == []
