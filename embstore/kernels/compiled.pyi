@@ -164,3 +164,35 @@ def find_arborescences(
     `sizes`: the words of each sentence. `roots`: the word at the root, -1 to leave the sentence out. Sets `heads`
     [sentences, words, graphs], -1 at the root.
     """
+
+def read_maps(
+    values: NDArray[np.float32],
+    lengths: NDArray[np.int64],
+    entropies: NDArray[np.float32],
+    columns: NDArray[np.float32],
+    offsets: NDArray[np.float32],
+) -> None:
+    """Read attention maps [sentences, heads, queries, keys] once; sentences have `lengths` positions.
+
+    Sets `entropies` [sentences, heads, queries] in nats, `columns` [sentences, heads, keys], what each key receives
+    from all queries, and `offsets` [sentences, heads, 2 * queries - 1], what goes o positions on, at queries - 1 + o.
+    What is of padding remains as it was.
+    """
+
+def add_mixed_entropies(rows: NDArray[np.float32], part: int, sums: NDArray[np.float64]) -> None:
+    """Add the sum of x log x of rows i + j to `sums` [i, j], j > i, and of row i to [i, i]; `part` columns at once."""
+
+def read_words(
+    values: NDArray[np.float32], counts: NDArray[np.int64], bounds: NDArray[np.int64], out: NDArray[np.float32]
+) -> None:
+    """Make the attention of words to words of maps [sentences, heads, queries, keys].
+
+    `counts`: the words of each sentence; `bounds` [sentences, words, 2]: where each begins and ends. Sets `out`
+    [sentences, words, heads, words], from a word (the mean of its subwords) to a word (the sum over its subwords).
+    """
+
+def find_most_attended(words: NDArray[np.float32], counts: NDArray[np.int64], best: NDArray[np.int64]) -> None:
+    """Set `best` [sentences, words, heads] to the other word that each attends to most, -1 if to none.
+
+    `words` [sentences, words, heads, words]; where several are equal, the first.
+    """

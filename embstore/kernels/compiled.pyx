@@ -90,6 +90,27 @@ cdef extern from "kernels.h" nogil:
     int c_attend "attend" (const attention_t *attention, int n_threads)
     int64_t add_cosines_float(const cosines_t *sums)
     int64_t add_cosines_double(const cosines_t *sums)
+    ctypedef struct maps_t:
+        int64_t n_sentences, n_heads, width
+        const float *values
+        const int64_t *lengths
+        float *entropies
+        float *columns
+        float *offsets
+    int c_read_maps "read_maps" (const maps_t *maps)
+    void c_add_mixed_entropies "add_mixed_entropies" (
+        const float *rows, int64_t n_rows, int64_t size, int64_t part, double *sums
+    )
+    ctypedef struct words_t:
+        int64_t n_sentences, n_heads, width, n_words
+        const float *values
+        const int64_t *counts
+        const int64_t *bounds
+        float *out
+    int c_read_words "read_words" (const words_t *words)
+    void c_find_most_attended "find_most_attended" (
+        const float *words, int64_t n_sentences, int64_t n_words, int64_t n_heads, const int64_t *counts, int64_t *best
+    )
     int64_t c_find_arborescences "find_arborescences" (
         const float *weights, int64_t n_sentences, int64_t n_heads, int64_t width, const int64_t *sizes,
         const int64_t *roots, int32_t *heads
@@ -420,3 +441,87 @@ def find_arborescences(
         )
     if done < 0:
         raise MemoryError
+
+
+def read_maps(
+    const float[:, :, :, ::1] values,
+    const int64_t[::1] lengths,
+    float[:, :, ::1] entropies,
+    float[:, :, ::1] columns,
+    float[:, :, ::1] offsets,
+):
+    cdef maps_t maps
+    cdef int64_t n = values.shape[0], n_heads = values.shape[1], width = values.shape[2], i
+    cdef int failed
+    cdef float[:, :, ::1] each
+    if values.shape[3] != width or lengths.shape[0] != n or offsets.shape[2] != 2 * width - 1:
+        raise ValueError("the shapes of the arguments do not fit")
+    for each in (entropies, columns, offsets):
+        if (each.shape[0], each.shape[1]) != (n, n_heads):
+            raise ValueError("the shapes of the arguments do not fit")
+    if entropies.shape[2] != width or columns.shape[2] != width:
+        raise ValueError("the shapes of the arguments do not fit")
+    for i in range(n):
+        if not 0 < lengths[i] <= width:
+            raise ValueError("a sentence is longer than its map, or empty")
+    if not n or not n_heads:
+        return
+    maps.n_sentences, maps.n_heads, maps.width = n, n_heads, width
+    maps.values, maps.lengths = &values[0, 0, 0, 0], &lengths[0]
+    maps.entropies, maps.columns, maps.offsets = &entropies[0, 0, 0], &columns[0, 0, 0], &offsets[0, 0, 0]
+    with nogil:
+        failed = c_read_maps(&maps)
+    if failed:
+        raise MemoryError
+
+
+def add_mixed_entropies(const float[:, ::1] rows, int64_t part, double[:, ::1] sums):
+    cdef int64_t n = rows.shape[0], size = rows.shape[1]
+    if (sums.shape[0], sums.shape[1]) != (n, n) or part < 1:
+        raise ValueError("the shapes of the arguments do not fit")
+    if n and size:
+        with nogil:
+            c_add_mixed_entropies(&rows[0, 0], n, size, part, &sums[0, 0])
+
+
+def read_words(
+    const float[:, :, :, ::1] values, const int64_t[::1] counts, const int64_t[:, :, ::1] bounds, float[:, :, :, ::1] out
+):
+    cdef words_t words
+    cdef int64_t n = values.shape[0], n_heads = values.shape[1], width = values.shape[2], n_words = out.shape[1], i, j
+    cdef int failed
+    if values.shape[3] != width or counts.shape[0] != n or (out.shape[0], out.shape[2], out.shape[3]) != (
+        n, n_heads, n_words
+    ):
+        raise ValueError("the shapes of the arguments do not fit")
+    if (bounds.shape[0], bounds.shape[1], bounds.shape[2]) != (n, n_words, 2):
+        raise ValueError("the shapes of the arguments do not fit")
+    for i in range(n):
+        if not 0 <= counts[i] <= n_words:
+            raise ValueError("a sentence has more words than there is space for")
+        for j in range(counts[i]):
+            if not 0 <= bounds[i, j, 0] < bounds[i, j, 1] <= width:
+                raise ValueError("a word is not within its map")
+    if not n or not n_heads or not n_words:
+        return
+    words.n_sentences, words.n_heads, words.width, words.n_words = n, n_heads, width, n_words
+    words.values, words.counts, words.bounds = &values[0, 0, 0, 0], &counts[0], &bounds[0, 0, 0]
+    words.out = &out[0, 0, 0, 0]
+    with nogil:
+        failed = c_read_words(&words)
+    if failed:
+        raise MemoryError
+
+
+def find_most_attended(const float[:, :, :, ::1] words, const int64_t[::1] counts, int64_t[:, :, ::1] best):
+    cdef int64_t n = words.shape[0], n_words = words.shape[1], n_heads = words.shape[2], i
+    if words.shape[3] != n_words or counts.shape[0] != n or (best.shape[0], best.shape[1], best.shape[2]) != (
+        n, n_words, n_heads
+    ):
+        raise ValueError("the shapes of the arguments do not fit")
+    for i in range(n):
+        if not 0 <= counts[i] <= n_words:
+            raise ValueError("a sentence has more words than there is space for")
+    if n and n_words and n_heads:
+        with nogil:
+            c_find_most_attended(&words[0, 0, 0, 0], n, n_words, n_heads, &counts[0], &best[0, 0, 0])

@@ -150,6 +150,39 @@ typedef struct {
 /* `size` must be a multiple of 16. Returns 1 if memory is short, else 0. */
 int attend(const attention_t *attention, int n_threads);
 
+/* The attention maps of a layer, queries before keys, and what is read from them in one pass. */
+typedef struct {
+    int64_t n_sentences, n_heads, width;
+    const float *values;     /* [n_sentences, n_heads, width, width] */
+    const int64_t *lengths;  /* [n_sentences], positions; those after them are padding and left as they are */
+    float *entropies;        /* [n_sentences, n_heads, width], of each query in nats */
+    float *columns;          /* [n_sentences, n_heads, width], what each key receives from all queries */
+    float *offsets;          /* [n_sentences, n_heads, 2 width - 1], what goes o positions on, at width - 1 + o */
+} maps_t;
+
+/* Returns 1 if memory is short, else 0. */
+int read_maps(const maps_t *maps);
+
+/* Add the sum of x log x of the sum of any two rows [n_rows, size] to sums [n_rows, n_rows], and of each row alone on the
+   diagonal; the lower triangle is left as it is. `part`: how much of each row is read at a time. */
+void add_mixed_entropies(const float *rows, int64_t n_rows, int64_t size, int64_t part, double *sums);
+
+/* The attention of words to words: that to a word is the sum over its subwords, that from a word their mean. */
+typedef struct {
+    int64_t n_sentences, n_heads, width, n_words;
+    const float *values;    /* [n_sentences, n_heads, width, width] */
+    const int64_t *counts;  /* [n_sentences], words, at most n_words */
+    const int64_t *bounds;  /* [n_sentences, n_words, 2], the positions where a word begins and ends */
+    float *out;             /* [n_sentences, n_words, n_heads, n_words] */
+} words_t;
+
+/* Returns 1 if memory is short, else 0. */
+int read_words(const words_t *words);
+
+/* Set best [n_sentences, n_words, n_heads] to the other word that each word attends to most, -1 if to none. */
+void find_most_attended(
+    const float *words, int64_t n_sentences, int64_t n_words, int64_t n_heads, const int64_t *counts, int64_t *best);
+
 /* Find the maximum spanning arborescence from a root of graphs of `sizes` words, one for each of `n_heads`: in
    [sentences, width, n_heads, width] the weight of the edge from word u to its dependant v is [v, graph, u]. Sets `heads`
    [sentences, width, n_heads] of the words, -1 for the root; a sentence without a root (-1) is left out. Returns

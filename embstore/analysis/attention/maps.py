@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.annotated import Annotated, Mention
+from embstore.corpus.sentence import PAIR
+from embstore.kernels.compiled import find_most_attended, read_maps, read_words
 from embstore.models.batching import Batch
-from embstore.models.encoder import Tokenized
+from embstore.models.encoder import Tokenized, ragged_indices
 from embstore.models.transformer.tokens import Specials
 
 TINY = 1e-38  # p log p is 0 where p is 0
@@ -39,7 +41,9 @@ class Tokens:
 
     `numbers`: int64 [n], of the sentences in the corpus. `lengths`: int64 [n], positions, special ones included.
     Words without a subword, or with one beyond the model's limit, do not count as words. `words`: int64 [n, positions],
-    the number of the word at each position, -1 for none. `n_words`: int64 [n].
+    the number of the word at each position, -1 for none. `n_words`: int64 [n]. `bounds`: int64 [n, words, 2], the
+    positions where words begin and end. `pairs`: int64 [n, 2], of two sentences that the model reads together the
+    positions where the special subwords between them begin and end; 0 for a single sentence.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Tokens:
         self.n_positions = int(self.lengths.max())
         shape = len(self.sentences), self.n_positions
         self.words = np.full(shape, -1, np.int64)
+        self.pairs = np.zeros((len(self.sentences), 2), np.int64)
+        bounds = []
         self.present: list[NDArray[np.int64]] = []  # of each sentence the forms that count as words
         for row, index in enumerate(batch.sentences.tolist()):
             first = tokenized.sentence_indptr[index]
@@ -66,12 +72,20 @@ class Tokens:
             ends = ends - ends[0]
             starts, stops = ends[:-1], ends[1:]
             mask = (stops > starts) & (stops <= lengths[index])
+            if tokenized.types is not None and PAIR in self.sentences[row].words:
+                between = self.sentences[row].words.index(PAIR)
+                if mask[between]:
+                    self.pairs[row] = self.n_before + starts[between], self.n_before + stops[between]
+                mask[between] = False
             self.present.append(np.flatnonzero(mask))
+            bounds.append(self.n_before + np.stack([starts[mask], stops[mask]], axis=1))
             sizes = (stops - starts)[mask]
-            run = np.repeat(np.arange(len(sizes)), sizes)
-            at = np.repeat(starts[mask] - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(run))
-            self.words[row, self.n_before + at] = run
+            at = ragged_indices(bounds[-1][:, 0], sizes)
+            self.words[row, at] = np.repeat(np.arange(len(sizes)), sizes)
         self.n_words = np.array([len(forms) for forms in self.present], np.int64)
+        self.bounds = np.zeros((len(bounds), max(1, int(self.n_words.max(initial=0))), 2), np.int64)
+        for row, each in enumerate(bounds):
+            self.bounds[row, : len(each)] = each
 
     @cached_property
     def valid(self) -> torch.Tensor:
@@ -81,7 +95,7 @@ class Tokens:
     @cached_property
     def members(self) -> torch.Tensor:
         """Float [n, positions, words], 1 where a position belongs to a word."""
-        numbers = np.arange(max(1, int(self.n_words.max(initial=0))))
+        numbers = np.arange(self.bounds.shape[1])
         return self._tensor((self.words[:, :, None] == numbers).astype(np.float32))
 
     @cached_property
@@ -90,11 +104,12 @@ class Tokens:
         return (self.members / self.members.sum(1, keepdim=True).clamp_min(1)).transpose(1, 2).contiguous()
 
     @cached_property
-    def kinds(self) -> dict[str, torch.Tensor]:
-        """Kinds of subwords, each as float [n, positions]: 1 for a position of that kind."""
+    def kinds(self) -> dict[str, NDArray[np.bool_]]:
+        """Kinds of subwords, each bool [n, positions]."""
         positions, lengths = np.arange(self.n_positions), self.lengths[:, None]
         before = np.broadcast_to(positions < self.n_before, self.words.shape)
         after = (positions >= lengths - self.n_after) & (positions < lengths)
+        after |= (positions >= self.pairs[:, :1]) & (positions < self.pairs[:, 1:])
         marks, stops = np.zeros(self.words.shape, np.bool_), np.zeros(self.words.shape, np.bool_)
         for row, (sentence, forms) in enumerate(zip(self.sentences, self.present, strict=True)):
             spelled = sentence.forms
@@ -103,8 +118,13 @@ class Tokens:
             inside = self.words[row] >= 0
             marks[row, inside] = is_mark[self.words[row, inside]]
             stops[row, inside] = is_stop[self.words[row, inside]]
-        found = {"cls": before, "sep": after, "punctuation": marks, "period_comma": stops}
-        return {name: self._tensor(mask.astype(np.float32)) for name, mask in found.items()}
+        return {"cls": before, "sep": after, "punctuation": marks, "period_comma": stops}
+
+    @cached_property
+    def first(self) -> torch.Tensor:
+        """Bool [n, positions]: of a single sentence, or of the first of a pair with the special subwords around it."""
+        ends = np.where(self.pairs[:, 1], self.pairs[:, 1], self.n_positions)
+        return self._tensor(np.arange(self.n_positions) < ends[:, None])
 
     @cached_property
     def edges(self) -> Edges:
@@ -185,38 +205,67 @@ class Maps:
         self.values, self.tokens, self.layer, self.last = values, tokens, layer, last
 
     @cached_property
-    def columns(self) -> torch.Tensor:
-        """The attention that each position receives from all: float [sentences, heads, positions]."""
-        return self.values.sum(-2)
+    def _read(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """The entropies, columns and offsets."""
+        n, n_heads, length, _ = self.values.shape
+        if self.values.device.type == "cpu":
+            made = [np.zeros((n, n_heads, width), np.float32) for width in (length, length, 2 * length - 1)]
+            read_maps(self.values.contiguous().numpy(), self.tokens.lengths, *made)
+        else:
+            made = [each.cpu().numpy() for each in read_on_device(self.values)]
+        return made[0], made[1], made[2]
+
+    @property
+    def entropies(self) -> NDArray[np.float32]:
+        """The entropy of each query's attention, in nats: float32 [sentences, heads, queries]; 0 for padding."""
+        return self._read[0]
+
+    @property
+    def columns(self) -> NDArray[np.float32]:
+        """The attention that each position receives from all: float32 [sentences, heads, positions]."""
+        return self._read[1]
+
+    @property
+    def offsets(self) -> NDArray[np.float32]:
+        """The attention that goes o positions on, at positions - 1 + o: float32 [sentences, heads, 2 positions - 1]."""
+        return self._read[2]
 
     @cached_property
-    def total(self) -> torch.Tensor:
-        """The sum over sentences: float [heads, queries, keys]."""
-        return self.values.sum(0)
-
-    @cached_property
-    def entropies(self) -> torch.Tensor:
-        """The entropy of each query's attention, in nats: float [sentences, heads, queries]; 0 for padding."""
-        negative: torch.Tensor = torch.linalg.vecdot(self.values.clamp_min(TINY).log_(), self.values)
-        return negative.neg_()
-
-    @cached_property
-    def words(self) -> torch.Tensor:
-        """The attention of words to words: float [sentences, words, heads, words], from a word to a word.
+    def words(self) -> NDArray[np.float32]:
+        """The attention of words to words: float32 [sentences, words, heads, words], from a word to a word.
 
         As in Clark et al. 2019 (section 4.1): that to a word is the sum over its subwords, that from a word the mean.
         """
-        n, n_heads, length, _ = self.values.shape
-        to_words = torch.bmm(self.values.reshape(n, n_heads * length, length), self.tokens.members)
-        n_words = to_words.shape[-1]
-        by_query = to_words.view(n, n_heads, length, n_words).transpose(1, 2).reshape(n, length, n_heads * n_words)
-        return torch.bmm(self.tokens.means, by_query).view(n, n_words, n_heads, n_words)
+        n, n_heads = self.values.shape[:2]
+        n_words = self.tokens.bounds.shape[1]
+        if self.values.device.type == "cpu":
+            found = np.zeros((n, n_words, n_heads, n_words), np.float32)
+            read_words(self.values.contiguous().numpy(), self.tokens.n_words, self.tokens.bounds, found)
+            return found
+        return np.asarray(words_on_device(self.values, self.tokens).cpu().numpy())
 
     @cached_property
     def most_attended(self) -> NDArray[np.int64]:
         """The other word that each word attends to most: int64 [sentences, words, heads], -1 if it attends to none."""
-        words = self.words
-        words.diagonal(dim1=1, dim2=3).neg_()
-        best, index = words.max(-1)
-        words.diagonal(dim1=1, dim2=3).neg_()
-        return index.masked_fill_(best <= 0, -1).cpu().numpy()
+        best = np.full(self.words.shape[:3], -1)
+        find_most_attended(self.words, self.tokens.n_words, best)
+        return best
+
+
+def read_on_device(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the entropies, columns and offsets of maps, as `read_maps` does on a CPU."""
+    n, n_heads, length, _ = values.shape
+    entropies = -torch.linalg.vecdot(values.clamp_min(TINY).log_(), values)
+    # With the queries in reverse order in rows of 2 x length, read as rows that are one shorter, row i is shifted by i:
+    # the columns are offsets, from 1 - length.
+    skewed = torch.nn.functional.pad(values.flip(-2), (0, length)).flatten(2)[:, :, : length * (2 * length - 1)]
+    return entropies, values.sum(-2), skewed.reshape(n, n_heads, length, 2 * length - 1).sum(2)
+
+
+def words_on_device(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """Return the attention of words to words, as `read_words` does on a CPU."""
+    n, n_heads, length, _ = values.shape
+    n_words = tokens.members.shape[-1]
+    to_words = torch.bmm(values.reshape(n, n_heads * length, length), tokens.members)
+    by_query = to_words.view(n, n_heads, length, n_words).transpose(1, 2).reshape(n, length, n_heads * n_words)
+    return torch.bmm(tokens.means, by_query).view(n, n_words, n_heads, n_words)

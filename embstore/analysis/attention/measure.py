@@ -192,7 +192,7 @@ class Reader:
             for batch in make_batches(lengths[some] + specials.count, how=_arranged(arrangement), **options):
                 batch = Batch(some[batch.sentences], batch.rows, batch.columns, batch.shape)
                 runs = starts[batch.sentences], lengths[batch.sentences]
-                inputs = network.batch(batch, tokenized.ids, *runs, _arranged(arrangement))
+                inputs = network.batch(batch, tokenized, *runs, _arranged(arrangement))
                 self.n_done += len(batch.sentences)
                 self.n_subwords += int(runs[1].sum())
                 tokens = Tokens(sentences, numbers, tokenized, batch, lengths, specials, network.network.device)

@@ -13,7 +13,8 @@ from embstore.analysis.attention.maps import Maps
 from embstore.analysis.attention.statistic import Statistic, Values, register
 
 NEIGHBORS = {"self": 0, "previous": -1, "next": 1}
-PATTERNS = ("vertical", "diagonal", "vertical+diagonal", "heterogeneous")
+PATTERNS = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
+BLOCK = PATTERNS.index("block")
 
 
 @register("shares")
@@ -27,18 +28,20 @@ class Shares(Statistic):
     """
 
     def update(self, maps: Maps) -> None:
-        tokens = maps.tokens
+        tokens, middle = maps.tokens, maps.tokens.n_positions - 1
+        offsets = maps.offsets.sum(0, dtype=np.float64)
         for name, offset in NEIGHBORS.items():
-            self.add(name, maps.layer, maps.total.diagonal(offset, -2, -1).sum(-1))
+            column = middle + offset
+            self.add(name, maps.layer, offsets[:, column] if 0 <= column < offsets.shape[1] else 0 * offsets[:, middle])
         for name, mask in tokens.kinds.items():
-            self.add(name, maps.layer, torch.einsum("shl,sl->h", maps.columns, mask))
+            self.add(name, maps.layer, np.einsum("shl,sl->h", maps.columns, mask, optimize=True))
         self.add("queries", maps.layer, tokens.lengths.sum())
         if tokens.n_after:
-            after = tokens.lengths[:, None] - np.arange(tokens.n_after, 0, -1)
-            rows, last = (torch.from_numpy(each).to(tokens.device) for each in (np.arange(len(after))[:, None], after))
-            to_sep = maps.values[rows, :, last] * tokens.kinds["sep"][:, None, None]  # [sentences, after, heads, keys]
-            self.add("sep_to_sep", maps.layer, to_sep.sum((0, 1, 3)))
-            self.add("sep_queries", maps.layer, after.size)
+            rows, places = (torch.from_numpy(each).to(tokens.device) for each in np.nonzero(tokens.kinds["sep"]))
+            seps = torch.from_numpy(tokens.kinds["sep"]).to(tokens.device)
+            to_sep = maps.values[rows, :, places] * seps[rows][:, None]  # [subwords, heads, keys]
+            self.add("sep_to_sep", maps.layer, to_sep.sum((0, 2)))
+            self.add("sep_queries", maps.layer, len(rows))
 
     def results(self) -> Iterator[Values]:
         queries = self.sums["queries"][:, None]
@@ -58,8 +61,8 @@ class Entropy(Statistic):
     """The mean entropy of a subword's attention in nats, and that of [CLS] alone (Clark et al. 2019, section 3.3)."""
 
     def update(self, maps: Maps) -> None:
-        self.add("all", maps.layer, maps.entropies.sum((0, 2)))
-        self.add("cls", maps.layer, maps.entropies[:, :, 0].sum(0))
+        self.add("all", maps.layer, maps.entropies.sum((0, 2), dtype=np.float64))
+        self.add("cls", maps.layer, maps.entropies[:, :, 0].sum(0, dtype=np.float64))
         self.add("queries", maps.layer, maps.tokens.lengths.sum())
         self.add("sentences", maps.layer, len(maps.tokens.lengths))
 
@@ -83,13 +86,9 @@ class Distance(Statistic):
 
     def update(self, maps: Maps) -> None:
         length = maps.tokens.n_positions
-        # With the queries in reverse order in rows of 2 x length, read as rows that are one shorter, row i is shifted
-        # by i: the columns are offsets, from 1 - length.
-        skewed = torch.nn.functional.pad(maps.total.flip(-2), (0, length)).flatten(1)[:, : length * (2 * length - 1)]
-        by_offset = skewed.view(-1, length, 2 * length - 1).sum(1)
         near = min(self.reach, length - 1)
-        sums = torch.zeros(len(by_offset), 2 * self.reach + 1, device=by_offset.device)
-        sums[:, self.reach - near : self.reach + near + 1] = by_offset[:, length - 1 - near : length + near]
+        offsets = maps.offsets.sum(0, dtype=np.float64)[:, length - 1 - near : length + near]
+        sums = np.pad(offsets, ((0, 0), (self.reach - near, self.reach - near)))
         self.add("attention", maps.layer, sums)
         away = np.abs(np.arange(-self.reach, self.reach + 1))
         self.add("pairs", maps.layer, np.maximum(0, maps.tokens.lengths[:, None] - away).sum(0))
@@ -115,15 +114,17 @@ class Patterns(Statistic):
 
     The paper trained a classifier on maps that the authors labelled by hand; their labels are not public, so these
     shares can be compared with theirs in kind only. Here, with V the share of attention to the two positions that
-    receive most (the vertical lines of a map) and D that of each position to itself and its two neighbors (its
-    diagonal), v = (V - V0) / (1 - V0) is the part beyond what equal attention to all positions gives, V0, and d
-    likewise (0 where V0 is 1, as in the shortest sentences). A map is
+    receive most (the vertical lines of a map), D that of each position to itself and its two neighbors (its diagonal)
+    and B, of two sentences read together, that of each position to its own sentence, v = (V - V0) / (1 - V0) is the
+    part beyond what equal attention to all positions gives, V0, and d and b likewise (0 where V0 is 1, as in the
+    shortest sentences). A map is
 
     - `vertical+diagonal` if v + d >= share and both are at least `least`,
-    - else `vertical` if v >= share, else `diagonal` if d >= share,
+    - else `vertical` if v >= share, else `diagonal` if d >= share, else `block` if b >= share,
     - else `heterogeneous`.
 
-    The paper's fifth pattern, blocks, is that of two sentences read together, and does not occur in single sentences.
+    [CLS] and the special subwords between the sentences are of the first, those at the end of the second. Single
+    sentences have no blocks: a corpus without pairs (format "pairs", or `sentence_pair`) has no row `block`.
     """
 
     def __init__(self, rule: PatternRule | None = None) -> None:
@@ -131,26 +132,42 @@ class Patterns(Statistic):
         self.rule = rule or PatternRule()
 
     def update(self, maps: Maps) -> None:
-        lengths = maps.tokens.lengths
-        by_length = torch.from_numpy(1.0 / lengths).float().to(maps.values.device)[:, None]
-        most = maps.columns.topk(min(2, maps.tokens.n_positions)).values.sum(-1) * by_length
-        near = sum(maps.values.diagonal(offset, -2, -1).sum(-1) for offset in (-1, 0, 1)) * by_length
-        chance = self._chance(lengths)
+        tokens, lengths = maps.tokens, maps.tokens.lengths
+        length = tokens.n_positions
+        most = np.partition(maps.columns, max(0, length - 2))[:, :, -2:].sum(-1) / lengths[:, None]
+        near = maps.offsets[:, :, max(0, length - 2) : length + 1].sum(-1) / lengths[:, None]
         vertical, diagonal = (
-            _beyond(share.cpu().numpy(), expected) for share, expected in zip((most, near), chance, strict=True)
+            _beyond(share, expected) for share, expected in zip((most, near), self._chance(lengths), strict=True)
         )
-        self.add("maps", maps.layer, np.eye(len(PATTERNS))[self._pattern(vertical, diagonal)].sum(0))
+        own = self._own(maps) if tokens.pairs.any() else np.zeros_like(vertical)
+        share, least = self.rule.share, self.rule.least
+        mixed = (vertical + diagonal >= share) & (np.minimum(vertical, diagonal) >= least)
+        found = np.select([mixed, vertical >= share, diagonal >= share, own >= share], [2, 0, 1, BLOCK], BLOCK + 1)
+        self.add("maps", maps.layer, np.eye(len(PATTERNS))[found].sum(0))
         self.add("sentences", maps.layer, len(lengths))
+        self.add("pairs", maps.layer, tokens.pairs.any(1).sum())
 
     def results(self) -> Iterator[Values]:
         sentences = self.sums["sentences"][:, None]
         for index, name in enumerate(PATTERNS):
-            yield Values("pattern", name, self.sums["maps"][:, :, index] / sentences, count=sentences[0, 0])
+            if index != BLOCK or self.sums["pairs"].any():
+                yield Values("pattern", name, self.sums["maps"][:, :, index] / sentences, count=sentences[0, 0])
 
-    def _pattern(self, vertical: NDArray[np.float64], diagonal: NDArray[np.float64]) -> NDArray[np.int64]:
-        share, least = self.rule.share, self.rule.least
-        mixed = (vertical + diagonal >= share) & (np.minimum(vertical, diagonal) >= least)
-        return np.select([mixed, vertical >= share, diagonal >= share], [2, 0, 1], 3)
+    def _own(self, maps: Maps) -> NDArray[np.float64]:
+        """Return the part of attention to a position's own sentence beyond chance, [sentences, heads]."""
+        tokens = maps.tokens
+        first = tokens.first
+        to_first = torch.einsum("shqk,sk->shq", maps.values, first.float())
+        own = torch.where(first[:, None], to_first, (maps.values.sum(-1) - to_first)).sum(-1).cpu().numpy()
+        chance = []
+        for length, stop in zip(tokens.lengths.tolist(), tokens.pairs[:, 1].tolist(), strict=True):
+            rest = length - (stop or length)
+            if self.shape.causal:
+                within = length - rest + (np.arange(1, rest + 1) / np.arange(length - rest + 1, length + 1)).sum()
+            else:
+                within = ((length - rest) ** 2 + rest**2) / length
+            chance.append(within / length)
+        return _beyond(own / tokens.lengths[:, None], np.array(chance))
 
     def _chance(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the expected V and D of each sentence if all positions that may be attended to are so equally."""
@@ -165,7 +182,7 @@ class Patterns(Statistic):
         return vertical, diagonal
 
 
-def _beyond(share: NDArray[np.float32], chance: NDArray[np.float64]) -> NDArray[np.float64]:
+def _beyond(share: NDArray[np.floating], chance: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the part of shares [sentences, heads] beyond those expected of a sentence; 0 where these are all."""
     rest = 1 - chance[:, None]
     return np.where(rest > 1e-6, (share - chance[:, None]) / np.where(rest > 1e-6, rest, 1), 0)

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.attention.maps import TINY, Maps, Shape
+from embstore.analysis.attention.maps import Maps, Shape
 from embstore.analysis.attention.statistic import Statistic, Values, register
 from embstore.errors import check_whole
+from embstore.kernels.compiled import add_mixed_entropies
 
-CHUNK = 1 << 17  # probabilities of which mixtures with all other heads are held at a time
+PART = 512  # probabilities of each head that are compared at a time: those of all heads remain in the cache
 LOG_2 = float(np.log(2))
 
 
@@ -43,17 +44,13 @@ class HeadDistances(Statistic):
         if not maps.last:
             return
         # [heads of all layers, probabilities]: rows of padding are 0, and add nothing
-        every = torch.cat(self._waiting, 1).transpose(0, 1).flatten(1)
+        every = torch.cat(self._waiting, 1).transpose(0, 1).flatten(1).cpu().numpy()
         self._waiting = []
-        sums = np.zeros((len(every), len(every)))
-        width = max(1, CHUNK // len(every))
-        for part in torch.split(every, width, 1):
-            own, total = _negative_entropy(part), part.sum(1)
-            for number in range(len(part) - 1):
-                # of s = p_i + p_j: H(s / 2) = (log 2 sum(s) - sum(s log s)) / 2
-                mixed = _negative_entropy(part[number] + part[number + 1 :])
-                both = LOG_2 * (total[number] + total[number + 1 :]) + own[number] + own[number + 1 :]
-                sums[number, number + 1 :] += ((both - mixed) / 2).cpu().numpy()
+        mixed, total = np.zeros((len(every), len(every))), every.sum(1, dtype=np.float64)
+        add_mixed_entropies(every, PART, mixed)
+        own = mixed.diagonal()
+        # of s = p_i + p_j: H(s / 2) = (log 2 sum(s) - sum(s log s)) / 2
+        sums = np.triu(LOG_2 * np.add.outer(total, total) + np.add.outer(own, own) - mixed, 1) / 2
         self.add("divergence", 0, np.maximum(sums + sums.T, 0))
         self.add("queries", 0, maps.tokens.lengths[chosen].sum())
 
@@ -71,12 +68,6 @@ class HeadDistances(Statistic):
             yield Values("jensen_shannon", name, row.reshape(shape), count=count)
         for axis, column in zip("xy", classical_scaling(self.divergences).T, strict=True):
             yield Values(f"head_{axis}", "", column.reshape(shape), count=count)
-
-
-def _negative_entropy(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of x log x along the last axis."""
-    total: torch.Tensor = torch.linalg.vecdot(values.clamp_min(TINY).log_(), values)
-    return total
 
 
 def classical_scaling(distances: NDArray[np.float64], n_dimensions: int = 2) -> NDArray[np.float64]:

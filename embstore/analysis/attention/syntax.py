@@ -96,8 +96,8 @@ class Trees(Statistic):
         scored = ~edges.punctuation & (edges.roots >= 0)[edges.row]
         row, dependant, head = edges.row[scored], edges.dependant[scored], edges.head[scored]
         trees = np.full(maps.words.shape[:3], -1, np.int32)  # [sentences, words, heads]
-        weights = maps.words + maps.words.transpose(1, 3) if self.shape.causal else maps.words
-        find_arborescences(weights.cpu().numpy(), tokens.n_words, edges.roots, trees)
+        weights = maps.words + maps.words.transpose(0, 3, 2, 1) if self.shape.causal else maps.words
+        find_arborescences(weights, tokens.n_words, edges.roots, trees)
         hits = (trees[row, dependant] == head[:, None]) | (trees[row, head] == dependant[:, None])
         self.add("hits", maps.layer, hits.sum(0))
         if maps.layer == 0:

@@ -18,6 +18,8 @@ from transformers.masking_utils import eager_mask
 from embstore.errors import InvalidValueError, ModelError, check_whole
 from embstore.models.batching import Batch, Batching
 from embstore.models.checkpoint import load, reason
+from embstore.models.encoder import Tokenized
+from embstore.models.transformer.inputs import Segments
 from embstore.models.transformer.network import Network
 
 NAME = "embstore_maps"
@@ -77,10 +79,11 @@ class AttentionModel:
             raise ModelError(f"{self.info.name!r} computed {recorder.calls} attention maps of {max(wanted)} layers")
 
     def batch(
-        self, batch: Batch, ids: NDArray[np.int32], starts: NDArray[np.int64], lengths: NDArray[np.int64], how: Batching
+        self, batch: Batch, tokenized: Tokenized, starts: NDArray[np.int64], lengths: NDArray[np.int64], how: Batching
     ) -> dict[str, Any]:
         """Return the arguments of `run` for a batch; see `InputMaker.batch`."""
-        return self.network.inputs.batch(batch, ids, starts, lengths, how)
+        segments = None if tokenized.types is None else Segments(tokenized.types, self.network.tokenizer.pair)
+        return self.network.inputs.batch(batch, tokenized.ids, starts, lengths, how, segments=segments)
 
     @torch.inference_mode()
     def check(self, *, packed: bool) -> None:
@@ -98,7 +101,7 @@ class AttentionModel:
             batch = Batch(rows, starts, np.array([0, first]), (1, int(first + second)))
         found: list[torch.Tensor] = []
         try:
-            given = self.batch(batch, ids, starts, lengths, "packed" if packed else "padded")
+            given = inputs.batch(batch, ids, starts, lengths, "packed" if packed else "padded")
             self.run(given, range(1, self.n_layers + 1), lambda _, maps: found.append(maps))
             for row, column, length in zip(batch.rows, batch.columns, lengths, strict=True):
                 plain = _plain_maps(self.network, ids[:length])

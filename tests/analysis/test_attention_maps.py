@@ -1,0 +1,226 @@
+"""What is read from maps: kernels against torch and numpy, patterns of made maps, pairs, and bounded state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import embstore as es
+from embstore.analysis import PatternRule, Patterns
+from embstore.analysis.attention.maps import Maps, Shape, Tokens, read_on_device, words_on_device
+from embstore.analysis.attention.measure import Pass, Reader
+from embstore.analysis.attention.shares import PATTERNS
+from embstore.analysis.attention.statistic import STATISTICS
+from embstore.corpus.sentence import sentence_pair
+from embstore.kernels.compiled import (
+    add_mixed_entropies,
+    find_most_attended,
+    limit_target,
+    read_maps,
+    read_words,
+)
+from embstore.models.transformer.attention import load_attention_model
+from tests.analysis.test_attention import SENTENCES, trees, write_conllu
+from tests.extraction.test_pairs import PAIRED, model
+from tests.models import tiny
+
+BEST = limit_target(2)
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
+def target(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param > BEST:
+        pytest.skip(f"this processor runs version {BEST} of the kernels at most")
+    limit_target(request.param)
+    yield
+    limit_target(2)
+
+
+def random_maps(width: int, lengths: np.ndarray, *, seed: int = 0) -> torch.Tensor:
+    """Maps of 2 heads with zeros, tiny numbers and padding."""
+    rng = np.random.default_rng(seed)
+    scores = rng.exponential(size=(len(lengths), 2, width, width)) ** 3
+    scores[rng.random(scores.shape) < 0.1] = 0
+    scores[rng.random(scores.shape) < 0.05] = 1e-41
+    inside = np.arange(width) < lengths[:, None]
+    scores *= inside[:, None, :, None] & inside[:, None, None, :]
+    scores[:, :, np.arange(width), np.arange(width)] += inside[:, None]
+    return torch.from_numpy(scores / np.maximum(scores.sum(-1, keepdims=True), 1e-30)).float()
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 33])
+def test_maps_are_read_as_by_torch_and_numpy(target: None, width: int) -> None:
+    lengths = np.array([width, max(1, width - 5), 1])
+    values = random_maps(width, lengths)
+    entropies, columns, offsets = (np.zeros((3, 2, size), np.float32) for size in (width, width, 2 * width - 1))
+    read_maps(values.numpy(), lengths, entropies, columns, offsets)
+    whole = values.double().numpy()
+    plain = -np.where(whole > 1e-37, whole * np.log(np.maximum(whole, 1e-37)), 0).sum(-1)
+    diagonals = [whole.diagonal(offset, 2, 3).sum(-1) for offset in range(1 - width, width)]
+    for made, expected in ((entropies, plain), (columns, whole.sum(-2)), (offsets, np.stack(diagonals, -1))):
+        np.testing.assert_allclose(made, expected, atol=2e-6)
+    for made, expected in zip(read_on_device(values), (entropies, columns, offsets), strict=True):
+        np.testing.assert_allclose(made.numpy(), expected, atol=2e-6)
+
+
+def test_entropies_of_mixtures(target: None) -> None:
+    rows = np.random.default_rng(1).dirichlet(np.full(37, 0.2), 5).astype(np.float32)
+    sums = np.ones((5, 5))
+    add_mixed_entropies(rows, 20, sums)
+    for i, j in np.ndindex(5, 5):
+        both = rows[i].astype(float) + (rows[j] if i != j else 0)
+        expected = 0 if j < i else (both * np.log(np.maximum(both, 1e-37))).sum()
+        np.testing.assert_allclose(sums[i, j], 1 + expected, atol=1e-5)
+
+
+def test_words_are_read_as_by_torch() -> None:
+    values = random_maps(9, np.array([9, 6]))
+    bounds = np.zeros((2, 4, 2), np.int64)
+    bounds[0] = [[1, 2], [2, 5], [5, 6], [7, 8]]
+    bounds[1, :2] = [[1, 3], [3, 4]]
+    counts = np.array([4, 2])
+    words = np.zeros((2, 4, 2, 4), np.float32)
+    read_words(values.numpy(), counts, bounds, words)
+    members = np.zeros((2, 9, 4), np.float32)
+    for row, word in [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]:
+        members[row, bounds[row, word, 0] : bounds[row, word, 1], word] = 1
+    means = (members / np.maximum(members.sum(1, keepdims=True), 1)).transpose(0, 2, 1)
+    made: Any = SimpleNamespace(members=torch.from_numpy(members), means=torch.from_numpy(means.copy()))
+    np.testing.assert_allclose(words_on_device(values, made).numpy(), words, atol=1e-6)
+    words[0, 2, 1] = 0  # a word that attends to no other
+    best = np.full((2, 4, 2), -1)
+    find_most_attended(words, counts, best)
+    for row, word, head in np.ndindex(2, 4, 2):
+        others = [other for other in range(counts[row]) if other != word] if word < counts[row] else []
+        found = max(others, key=lambda other: words[row, word, head, other], default=-1)
+        assert best[row, word, head] == (-1 if not others or words[row, word, head, found] <= 0 else found)
+    assert best[0, 2, 1] == -1
+
+
+def made_map(name: str, n: int, first: int) -> np.ndarray:
+    """A map of `n` positions of a pattern; `first`: those of the first sentence."""
+    made = np.full((n, n), 0.2 / n)
+    if name == "vertical":
+        made[:, [0, n - 1]] += 0.4
+    elif name == "diagonal":
+        made += 0.8 * np.eye(n)
+    elif name == "vertical+diagonal":
+        made += 0.4 * np.eye(n)
+        made[:, 2] += 0.4
+    elif name == "block":
+        made[:first, :first] += 0.8 / first
+        made[first:, first:] += 0.8 / (n - first)
+    else:
+        made += 0.8 / n
+    return made
+
+
+@pytest.mark.parametrize("is_pair", [True, False])
+def test_made_maps_have_their_pattern(is_pair: bool) -> None:
+    values = torch.tensor(np.stack([made_map(name, 12, 5) for name in PATTERNS])[None]).float()
+    pairs = np.array([[4, 5]]) if is_pair else np.zeros((1, 2), int)
+    own: Any = SimpleNamespace(n_positions=12, lengths=np.array([12]), pairs=pairs)
+    own.first = torch.from_numpy(np.arange(12) < 5)[None]
+    statistic = Patterns()
+    statistic.begin(Shape((1,), tuple(range(5)), causal=False, n_before=1, n_after=1))
+    statistic.update(Maps(values, own, layer=0, last=True))
+    found = {each.item: np.asarray(each.values)[0] for each in statistic.results()}
+    expected = dict(zip(PATTERNS, np.eye(5), strict=True))
+    if not is_pair:
+        expected["heterogeneous"] = expected["heterogeneous"] + expected.pop("block")
+    assert {name: list(row) for name, row in found.items()} == {name: list(row) for name, row in expected.items()}
+
+
+def pair_maps(folder: Path, first: list[str], second: list[str]) -> tuple[np.ndarray, np.ndarray, list[Any]]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    given = tokenizer(first, second, is_split_into_words=True, return_tensors="pt")
+    network = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        maps = torch.cat(network(**given, output_attentions=True).attentions).double().numpy()
+    return maps, given["token_type_ids"][0].numpy(), given.sequence_ids(0)
+
+
+@pytest.mark.parametrize(("arrangement", "size"), [("padded", 2048), ("packed", 128)])
+def test_pairs_are_read_together(arrangement: str, size: int, tmp_path: Path) -> None:
+    folder = model("bert", tmp_path / "model")
+    rule = PatternRule(share=0.15, least=0.01)
+    chosen: Any = ["shares", Patterns(rule), "entropy"]
+    frame = es.attention(
+        [sentence_pair(*pair) for pair in PAIRED], model=folder, statistics=chosen, device="cpu",
+        arrangement=arrangement, batch_subwords=size,
+    ).frame  # fmt: skip
+    sums: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+
+    def count(name: str, value: np.ndarray, n: int) -> None:
+        sums[name], counts[name] = sums.get(name, 0) + value, counts.get(name, 0) + n
+
+    for first, second in PAIRED:
+        maps, types, sides = pair_maps(folder, first, second)
+        n = len(types)
+        seps = [place for place, side in enumerate(sides) if side is None][1:]
+        assert len(seps) == 2
+        count("sep", maps[..., seps].sum((2, 3)), n)
+        count("sep_to_sep", maps[:, :, seps][..., seps].sum((2, 3)), 2)
+        count("cls", maps[..., 0].sum(2), n)
+        entropies = -(maps * np.log(maps)).sum((2, 3))
+        count("all", entropies, n)
+        v = (np.sort(maps.sum(2), axis=-1)[..., -2:].sum(-1) / n - 2 / n) / (1 - 2 / n)
+        near = sum(maps.diagonal(offset, 2, 3).sum(-1) for offset in (-1, 0, 1)) / n
+        d = (near - (3 * n - 2) / n**2) / (1 - (3 * n - 2) / n**2)
+        chance = ((types == 0).sum() ** 2 + (types == 1).sum() ** 2) / n**2
+        b = ((maps * (types[:, None] == types)).sum((2, 3)) / n - chance) / (1 - chance)
+        both = (v + d >= rule.share) & (np.minimum(v, d) >= rule.least)
+        is_v, is_d, is_b = (~both & (v >= rule.share), d >= rule.share, b >= rule.share)
+        count("vertical+diagonal", both, 1)
+        count("vertical", is_v, 1)
+        count("diagonal", ~both & ~is_v & is_d, 1)
+        count("block", ~both & ~is_v & ~is_d & is_b, 1)
+    for item, total in sums.items():
+        metric = "entropy" if item == "all" else "pattern" if item in PATTERNS else "share"
+        rows = frame.filter(metric=metric, item=item).sort("layer", "head")
+        np.testing.assert_allclose(rows["value"].to_numpy().reshape(3, 4), total / counts[item], atol=1e-5)
+    assert 0 < sums["block"].sum() < sums["block"].size
+
+
+def state_nbytes(statistics: list[Any]) -> int:
+    arrays = [array for each in statistics for array in each.sums.values()]
+    held = [array for each in statistics for array in getattr(each, "_waiting", [])]
+    assert not held
+    assert all(set(vars(each)) <= {"sums", "shape", "reach", "rule", "every", "_waiting"} for each in statistics)
+    return sum(array.nbytes for array in arrays)
+
+
+def test_no_statistic_grows_with_the_corpus(tmp_path: Path) -> None:
+    network = load_attention_model(tiny.save("bert", tmp_path / "m"), device=torch.device("cpu"))
+    sizes = []
+    for times in (1, 10):
+        corpus = write_conllu(tmp_path / f"{times}.conllu", trees() * times)
+        chosen = [kind() for kind in STATISTICS.values() if kind.needs != "mentions"]
+        measured = Pass(network, chosen, layers=None, heads=None)
+        reader = Reader(es.open_corpus(corpus), network, needs=("trees",))
+        for tokens, batch, inputs in reader.batches(256, "padded"):
+            measured.add(tokens, batch, inputs, packed=False)
+        sizes.append(state_nbytes(chosen))
+        assert reader.n_done == times * len(SENTENCES)
+    assert sizes[0] == sizes[1] > 1000
+
+
+def test_a_mark_between_sentences_is_no_word(tmp_path: Path) -> None:
+    network = load_attention_model(model("bert", tmp_path / "model"), device=torch.device("cpu"))
+    reader = Reader(es.open_corpus([sentence_pair(["the", "cat"], ["a", "mat", "."])]), network)
+    (tokens, _, inputs), *_ = reader.batches(100, "padded")
+    assert isinstance(tokens, Tokens)
+    assert tokens.n_words.tolist() == [5]
+    assert inputs["token_type_ids"].sum() == int(tokens.lengths[0] - tokens.pairs[0, 1]) > 3
+    assert tokens.kinds["sep"].sum() == 2
+    assert tokens.kinds["punctuation"].sum() == 1
