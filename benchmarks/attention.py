@@ -9,8 +9,6 @@ python benchmarks/attention.py en_ewt-ud-train.conllu --model MODEL_DIR --out be
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from measure import Target, anonymous_nbytes, machine, table, targets_table, write_json
+from measure import Target, anonymous_nbytes, in_fresh_process, machine, table, targets_table, write_json
 
 import embstore as es
 from embstore.analysis.attention.measure import Pass, Reader
@@ -77,9 +75,8 @@ def growth_of(corpus: Path, model: Path, count: int) -> dict[str, int]:
         for times in (1, 10):
             path = Path(folder) / f"{times}.conllu"
             path.write_text(text * times, "utf-8")
-            command = [sys.executable, __file__, str(path), "--model", str(model), "--memory"]
-            result = subprocess.run(command, check=True, capture_output=True, text=True)
-            found[f"{times * count:,} sentences"] = int(result.stdout.split()[-1])
+            largest = in_fresh_process(__file__, str(path), "--model", str(model), "--memory")
+            found[f"{times * count:,} sentences"] = largest
     return found
 
 
@@ -89,9 +86,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--sentences", type=int, default=None)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--growth", type=int, default=500, help="sentences whose memory is compared with ten times more"
-    )
+    parser.add_argument("--growth", type=int, default=500, help="sentences, for the memory of ten times more")
     parser.add_argument("--memory", action="store_true", help="print the memory of one pass and nothing else")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
