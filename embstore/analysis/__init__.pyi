@@ -1,4 +1,5 @@
 from .attention.compare import attention_similarity as attention_similarity
+from .attention.importance import attention_importance as attention_importance
 from .attention.measure import Attention as Attention
 from .attention.measure import SentenceAttention as SentenceAttention
 from .attention.measure import sentence_attention as sentence_attention

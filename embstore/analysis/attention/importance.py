@@ -1,0 +1,167 @@
+"""How much the attention to [SEP] matters to a language model: gradients of its loss (Clark et al. 2019, Figure 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from embstore.analysis.attention.maps import Maps, Shape, Tokens
+from embstore.analysis.attention.measure import Reader, frame_of
+from embstore.analysis.attention.statistic import Statistic, Values
+from embstore.arguments import checked
+from embstore.corpus import Corpus, open_corpus
+from embstore.devices import choose_device, torch_threads
+from embstore.errors import ModelError, check_whole
+from embstore.models.checkpoint import Loaded, open_checkpoint, quiet, read_network, sha256_of
+from embstore.models.transformer.attention import AttentionModel
+from embstore.models.transformer.network import Network
+from embstore.progress import Progress, reporting
+from embstore.store import Store
+
+if TYPE_CHECKING:
+    import polars as pl
+
+BATCH_SUBWORDS = 1024
+MASKED = 0.15  # of the subwords of a sentence, as in the training of BERT
+KINDS = ("cls", "sep", "period_comma")
+
+
+@checked
+def attention_importance(
+    corpus: str | Path | Corpus | Store | Sequence[Any],
+    *,
+    model: str | Path,
+    n_sentences: int | None = None,
+    max_length: int | None = None,
+    seed: int = 0,
+    batch_subwords: int = BATCH_SUBWORDS,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: Progress = None,
+) -> pl.DataFrame:
+    """Measure how much a language model's loss depends on the attention to [SEP] and to other subwords.
+
+    Returns the frame of `attention` with the metric `importance` and the items `cls`, `sep`, `period_comma`, `other`:
+    of each head the mean of |d loss / d a| over the pairs of a query and a key of that kind, where a is the attention
+    of the query to the key and the loss is of one sentence. Of a masked language model it is the mean cross-entropy of
+    15 % of the sentence's subwords (at least one), chosen with the `seed` and replaced by the mask; of a causal one
+    that of each subword after those before it. A pair that a causal model masks does not count. Clark et al. 2019 take
+    the gradient of the loss of masked language modeling; these details are ours.
+
+    The other arguments are those of `attention`. Raises ModelError for a model without a language modeling head.
+    """
+    for name, value in (("sentences", n_sentences), ("batch of subwords", batch_subwords)):
+        if value is not None:
+            check_whole(name, value, 1)
+    check_whole("seed", seed, 0, 2**32 - 1)
+    where = choose_device(device)
+    source = corpus if isinstance(corpus, Store) else open_corpus(corpus)
+    with torch_threads(threads), reporting(progress, unit="sentences", label="importance") as report:
+        lm = load_language_model(model, device=where)
+        reader = Reader(source, lm.attention, max_length=max_length, n_sentences=n_sentences, seed=seed)
+        found = _Importance()
+        specials, n_layers, n_heads = lm.attention.network.inputs.specials, lm.attention.n_layers, lm.attention.n_heads
+        around = len(specials.prefix), len(specials.suffix)
+        found.begin(Shape(tuple(range(1, n_layers + 1)), tuple(range(n_heads)), lm.mask_id is None, *around))
+        for tokens, _, inputs in reader.batches(batch_subwords, "padded"):
+            for layer, gradient in enumerate(lm.gradients(tokens, inputs, seed=seed)):
+                found.update(Maps(gradient, tokens, layer=layer, last=layer == n_layers - 1))
+            report(reader.n_done, reader.total)
+    return frame_of([found], found.shape)
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A transformer with its language modeling head; `mask_id`: of the mask, None for a causal model."""
+
+    network: Any
+    attention: AttentionModel
+    mask_id: int | None
+
+    def gradients(self, tokens: Tokens, inputs: dict[str, Any], *, seed: int) -> Sequence[torch.Tensor]:
+        """Return by layer the derivatives of each sentence's loss: [sentences, heads, queries, keys]."""
+        ids = inputs["input_ids"]
+        predicted = _predicted(tokens, seed=seed, masked=self.mask_id is not None)
+        chosen = torch.from_numpy(predicted).to(ids.device)
+        if self.mask_id is not None:
+            inputs = inputs | {"input_ids": ids.masked_fill(chosen, self.mask_id)}
+        with torch.enable_grad():
+            out = self.network(**inputs, output_attentions=True)
+            rows, places = chosen.nonzero(as_tuple=True)
+            logits = out.logits[rows, places if self.mask_id is not None else places - 1]
+            losses = torch.nn.functional.cross_entropy(logits.float(), ids[rows, places], reduction="none")
+            loss = (losses / chosen.sum(1)[rows]).sum()  # sentences do not meet: the gradient of each is its own
+            return torch.autograd.grad(loss, out.attentions)
+
+
+def _predicted(tokens: Tokens, *, seed: int, masked: bool) -> NDArray[np.bool_]:
+    """Return which positions are predicted: bool [sentences, positions], all but the first or those masked."""
+    found = np.zeros(tokens.words.shape, np.bool_)
+    for row, (number, length) in enumerate(zip(tokens.numbers.tolist(), tokens.lengths.tolist(), strict=True)):
+        body = np.arange(tokens.n_before, length - tokens.n_after)
+        body = body[(body < tokens.pairs[row, 0]) | (body >= tokens.pairs[row, 1])]
+        if masked:
+            rng = np.random.default_rng((seed, number))
+            body = rng.choice(body, max(1, round(MASKED * len(body))), replace=False)
+        found[row, body[body > 0]] = True
+    return found
+
+
+def load_language_model(model: str | Path, *, device: torch.device) -> LanguageModel:
+    """Load a model with its language modeling head, in float32.
+
+    Raises ModelError for a model whose files have none, and for one without attention weights.
+    """
+    checkpoint = open_checkpoint(model, revision=None)
+    config, mask_id, kinds = checkpoint.config, checkpoint.tokenizer.mask_token_id, transformers.AutoModelForMaskedLM
+    if type(config) not in kinds._model_mapping:
+        kinds, mask_id = transformers.AutoModelForCausalLM, None
+    elif mask_id is None:
+        raise ModelError(f"the tokenizer of {str(model)!r} has no mask, which the loss of its language model needs")
+    if type(config) not in kinds._model_mapping or getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"the model {str(model)!r} ({config.model_type}) has no language modeling head")
+    with quiet():
+        network, report = read_network(kinds, checkpoint.folder, config, torch.float32)
+    parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    if missing := sorted(name for name in report["missing_keys"] if name in parameters):
+        raise ModelError(
+            f"the model {str(model)!r} has no language modeling head: its weights do not contain {missing[0]!r}"
+        )
+    network = network.to(device).eval().requires_grad_(True)
+    sha256 = sha256_of(checkpoint.files)
+    base = Loaded(network.base_model, checkpoint.tokenizer, str(model), checkpoint.revision, sha256, {})
+    attention = AttentionModel(Network(base, device=device, dtype=torch.float32))
+    attention.check(packed=False)
+    network.set_attn_implementation("eager")
+    return LanguageModel(network, attention, mask_id)
+
+
+class _Importance(Statistic):
+    """Sums of absolute derivatives, given as maps, by kind of key."""
+
+    def update(self, maps: Maps) -> None:
+        tokens = maps.tokens
+        # a causal model predicts nothing in a sentence of one position
+        predicts = tokens.lengths - tokens.n_after > self.shape.causal
+        inside = (np.arange(tokens.n_positions) < tokens.lengths[:, None]) & predicts[:, None]
+        allowed = inside[:, :, None] & inside[:, None, :]
+        if self.shape.causal:
+            allowed &= np.tri(tokens.n_positions, dtype=np.bool_)
+        kinds = {name: tokens.kinds[name] & inside for name in KINDS}
+        kinds["other"] = inside & ~np.any(list(kinds.values()), axis=0)
+        columns = (maps.values.abs() * torch.from_numpy(allowed).to(maps.values.device)[:, None]).sum(2).cpu().numpy()
+        for name, mask in kinds.items():
+            self.add(name, maps.layer, np.einsum("shk,sk->h", columns, mask, dtype=np.float64))
+            self.add(f"pairs {name}", maps.layer, (allowed.sum(1) * mask).sum())
+
+    def results(self) -> Iterator[Values]:
+        for name in (*KINDS, "other"):
+            if count := float(self.sums[f"pairs {name}"][0]):
+                yield Values("importance", name, self.sums[name] / count, count=count)
