@@ -189,7 +189,9 @@ def test_mentions_that_corefer(name: str, arrangement: str, models: dict[str, Pa
     expected = ((best[:, :, 6] == 1).astype(float) + np.isin(best[:, :, 10], [1, 6])) / 2
     np.testing.assert_allclose(grids(result.frame)["coreference", "", None], expected)
     assert result.frame["count"].unique().to_list() == [2]  # the old cat and it
-    assert result.frame["baseline"].unique().to_list() == [1.0]
+    assert result.frame["baseline"].drop_nulls().unique().to_list() == [1.0]
+    rules = result.frame.filter(pl.col("head").is_null())
+    assert dict(zip(rules["item"], rules["value"], strict=True)) == {"head_match": 0.5, "string_match": 1.0}
     assert expected.any()
     assert "coreference" in es.attention(path, **options).frame["metric"]
 
@@ -285,4 +287,13 @@ def test_a_model_whose_batches_have_other_maps_is_refused(
 def test_a_mention_is_no_antecedent_of_one_with_the_same_last_word() -> None:
     pairs = [((0, 3), (2, 3), ("1",)), ((4, 5), (2, 3), ("1",))]
     sentence = EdgeSentence(["the", "old", "cat", "saw", "it"], [EdgeTarget(*pair) for pair in pairs])
-    assert _mentions(sentence) == (Mention(4, frozenset({2}), 2),)
+    guesses = {"nearest": 2, "head_match": -1, "string_match": 2}
+    assert _mentions(sentence) == (Mention(4, frozenset({2}), guesses),)
+
+
+def test_rules_guess_the_nearest_mention_that_is_spelled_alike() -> None:
+    words = ["The", "cat", "saw", "the", "old", "cat", ",", "a", "dog", "and", "the", "cat"]
+    spans = [(0, 2), (3, 6), (7, 9), (10, 12)]
+    targets = [EdgeTarget(spans[3], other, ("1" if other == spans[0] else "0",)) for other in spans[:3]]
+    (found,) = _mentions(EdgeSentence(words, targets))
+    assert found == Mention(11, frozenset({1}), {"nearest": 8, "head_match": 5, "string_match": 1})

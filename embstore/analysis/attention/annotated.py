@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +23,13 @@ SAME, OTHER = "1", "0"  # labels of pairs of mentions
 class Mention:
     """A mention that refers to something mentioned before; words are those at its head.
 
-    `antecedents`: the words of earlier mentions of the same. `nearest`: the word of the nearest earlier mention.
+    `antecedents`: the words of earlier mentions of the same. `guesses`: by the name of a rule that needs no model, the
+    word of an earlier mention, or -1.
     """
 
     word: int
     antecedents: frozenset[int]
-    nearest: int
+    guesses: Mapping[str, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,5 +128,15 @@ def _mentions(sentence: EdgeSentence) -> tuple[Mention, ...]:
             if pair == {span, other} and SAME in target.labels
         }
         if same:
-            found.append(Mention(word, frozenset(same), max(earlier, key=lambda other: (other[1], other[0]))[1] - 1))
+            found.append(Mention(word, frozenset(same), _guesses(sentence.words, span, earlier)))
     return tuple(found)
+
+
+def _guesses(words: Sequence[str], span: tuple[int, int], earlier: Sequence[tuple[int, int]]) -> dict[str, int]:
+    """Return the antecedents that rules choose: the nearest earlier mention, or the nearest that is spelled alike."""
+    spelled = [word.lower() for word in words]
+    near = sorted(earlier, key=lambda other: (other[1], other[0]), reverse=True)
+    same_head = [other for other in near if spelled[other[1] - 1] == spelled[span[1] - 1]]
+    same = [other for other in near if spelled[slice(*other)] == spelled[slice(*span)]]
+    rules = {"nearest": near, "head_match": same_head, "string_match": same or same_head or near}
+    return {name: chosen[0][1] - 1 if chosen else -1 for name, chosen in rules.items()}

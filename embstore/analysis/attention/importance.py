@@ -98,7 +98,7 @@ class LanguageModel:
             logits = out.logits[rows, places if self.mask_id is not None else places - 1]
             losses = torch.nn.functional.cross_entropy(logits.float(), ids[rows, places], reduction="none")
             loss = (losses / chosen.sum(1)[rows]).sum()  # sentences do not meet: the gradient of each is its own
-            return torch.autograd.grad(loss, out.attentions)
+            return tuple(torch.autograd.grad(loss, out.attentions))
 
 
 def _predicted(tokens: Tokens, *, seed: int, masked: bool) -> NDArray[np.bool_]:
@@ -120,7 +120,8 @@ def load_language_model(model: str | Path, *, device: torch.device) -> LanguageM
     Raises ModelError for a model whose files have none, and for one without attention weights.
     """
     checkpoint = open_checkpoint(model, revision=None)
-    config, mask_id, kinds = checkpoint.config, checkpoint.tokenizer.mask_token_id, transformers.AutoModelForMaskedLM
+    config, mask_id = checkpoint.config, checkpoint.tokenizer.mask_token_id
+    kinds: Any = transformers.AutoModelForMaskedLM
     if type(config) not in kinds._model_mapping:
         kinds, mask_id = transformers.AutoModelForCausalLM, None
     elif mask_id is None:

@@ -144,7 +144,8 @@ class Tokens:
             for mention in sentence.mentions:
                 antecedents = frozenset(numbers[word] for word in mention.antecedents if word in numbers)
                 if mention.word in numbers and antecedents:
-                    found.append((row, Mention(numbers[mention.word], antecedents, numbers.get(mention.nearest, -1))))
+                    guesses = {name: numbers.get(word, -1) for name, word in mention.guesses.items()}
+                    found.append((row, Mention(numbers[mention.word], antecedents, guesses)))
         return found
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
