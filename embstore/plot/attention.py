@@ -104,6 +104,16 @@ def _by_offset(part: pl.DataFrame, layer: int) -> tuple[list[int], NDArray[np.fl
     return offsets, np.array([values[of_offset == offset].mean() for offset in offsets])
 
 
+def _draw_importance(axis: Any, frame: pl.DataFrame) -> None:
+    part = _rows(frame, "importance")
+    for number, item in enumerate(part["item"].unique(maintain_order=True).to_list()):
+        layers, means = _means(_rows(frame, "importance", item))
+        axis.plot(layers, means, label=item, markersize=4, linewidth=1.4, **look(number))
+    style(axis, title="Importance of attention (mean of heads)", x="layer", y="|d loss / d attention|", layers=layers)
+    axis.set_yscale("log")
+    axis.legend(frameon=False, fontsize=7)
+
+
 def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
     part = _rows(frame, "pattern")
     below: Any = 0.0
@@ -169,6 +179,7 @@ PANELS: dict[str, Callable[[Any, Any], None]] = {
     "share": _draw_shares,
     "entropy": _draw_entropy,
     "distance": _draw_distance,
+    "importance": _draw_importance,
     "pattern": _draw_patterns,
     "head_x": _draw_plane,
     "relation_to_head": _draw_relations,

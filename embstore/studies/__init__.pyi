@@ -1,3 +1,4 @@
+from .clark2019.settings import Clark2019 as Clark2019
 from .ethayarajh2019.settings import Ethayarajh2019 as Ethayarajh2019
 from .hewitt2019.settings import Hewitt2019 as Hewitt2019
 from .kovaleva2019.settings import Kovaleva2019 as Kovaleva2019
@@ -12,6 +13,7 @@ from .zhao2020.settings import Zhao2020 as Zhao2020
 
 __all__ = [
     "STUDIES",
+    "Clark2019",
     "Ethayarajh2019",
     "Hewitt2019",
     "Kovaleva2019",

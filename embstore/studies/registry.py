@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from embstore.studies.clark2019.settings import Clark2019
 from embstore.studies.ethayarajh2019.settings import Ethayarajh2019
 from embstore.studies.hewitt2019.settings import Hewitt2019
 from embstore.studies.kovaleva2019.settings import Kovaleva2019
@@ -19,4 +20,5 @@ STUDIES: dict[str, type[StudySettings]] = {
     "kovaleva2019": Kovaleva2019,
     "peters2018": Peters2018,
     "wiedemann2019": Wiedemann2019,
+    "clark2019": Clark2019,
 }
