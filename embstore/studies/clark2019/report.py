@@ -105,7 +105,8 @@ def relations(frame: pl.DataFrame, model: str) -> Section:
         "Percent of words whose most attended other word is at the other end of the relation, of the best head; the "
         "baseline is the best fixed offset on the same sentences. The head is chosen on these sentences too, as in the "
         f"paper, so that its score is a little high. The paper's columns are from {SOURCE}: BERT-base on dev of the "
-        "Wall Street Journal with Stanford Dependencies. Other annotation, so no difference is given."
+        "Wall Street Journal with Stanford Dependencies; its `all` counts punctuation too. Other annotation, so no "
+        "difference is given."
     )
     return Section(f"Table 1. Relations ({model})", note, rows)
 

@@ -161,8 +161,8 @@ def importance(run: Run, name: str) -> list[pl.DataFrame]:
     made_from = {"corpus": _digests(run.treebank), "weights": run.weights[name], "n_sentences": count, "seed": seed}
     try:
         return [_named(name, run.folder.table(f"{name}-importance", made_from, make))]
-    except ModelError as error:
-        run.notes.append(f"{name}: no importance of [SEP]: {error}")
+    except ModelError:
+        run.notes.append(f"{name} has no language modeling head with its mask: there is no importance of [SEP].")
         return []
 
 
