@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import Maps, Shape, Tokens
@@ -18,10 +16,8 @@ from embstore.analysis.attention.statistic import Statistic, Values
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
 from embstore.devices import choose_device, torch_threads
-from embstore.errors import ModelError, check_whole
-from embstore.models.checkpoint import Loaded, open_checkpoint, quiet, read_network, sha256_of
-from embstore.models.transformer.attention import AttentionModel
-from embstore.models.transformer.network import Network
+from embstore.errors import check_whole
+from embstore.models.transformer.language import LanguageModel, load_language_model
 from embstore.progress import Progress, reporting
 from embstore.store import Store
 
@@ -71,34 +67,26 @@ def attention_importance(
         around = len(specials.prefix), len(specials.suffix)
         found.begin(Shape(tuple(range(1, n_layers + 1)), tuple(range(n_heads)), lm.mask_id is None, *around))
         for tokens, _, inputs in reader.batches(batch_subwords, "padded"):
-            for layer, gradient in enumerate(lm.gradients(tokens, inputs, seed=seed)):
+            for layer, gradient in enumerate(_gradients(lm, tokens, inputs, seed=seed)):
                 found.update(Maps(gradient, tokens, layer=layer, last=layer == n_layers - 1))
             report(reader.n_done, reader.total)
     return frame_of([found], found.shape)
 
 
-@dataclass(frozen=True)
-class LanguageModel:
-    """A transformer with its language modeling head; `mask_id`: of the mask, None for a causal model."""
-
-    network: Any
-    attention: AttentionModel
-    mask_id: int | None
-
-    def gradients(self, tokens: Tokens, inputs: dict[str, Any], *, seed: int) -> Sequence[torch.Tensor]:
-        """Return by layer the derivatives of each sentence's loss: [sentences, heads, queries, keys]."""
-        ids = inputs["input_ids"]
-        predicted = _predicted(tokens, seed=seed, masked=self.mask_id is not None)
-        chosen = torch.from_numpy(predicted).to(ids.device)
-        if self.mask_id is not None:
-            inputs = inputs | {"input_ids": ids.masked_fill(chosen, self.mask_id)}
-        with torch.enable_grad():
-            out = self.network(**inputs, output_attentions=True)
-            rows, places = chosen.nonzero(as_tuple=True)
-            logits = out.logits[rows, places if self.mask_id is not None else places - 1]
-            losses = torch.nn.functional.cross_entropy(logits.float(), ids[rows, places], reduction="none")
-            loss = (losses / chosen.sum(1)[rows]).sum()  # sentences do not meet: the gradient of each is its own
-            return tuple(torch.autograd.grad(loss, out.attentions))
+def _gradients(lm: LanguageModel, tokens: Tokens, inputs: dict[str, Any], *, seed: int) -> Sequence[torch.Tensor]:
+    """Return by layer the derivatives of each sentence's loss: [sentences, heads, queries, keys]."""
+    ids = inputs["input_ids"]
+    predicted = _predicted(tokens, seed=seed, masked=lm.mask_id is not None)
+    chosen = torch.from_numpy(predicted).to(ids.device)
+    if lm.mask_id is not None:
+        inputs = inputs | {"input_ids": ids.masked_fill(chosen, lm.mask_id)}
+    with torch.enable_grad():
+        out = lm.network(**inputs, output_attentions=True)
+        rows, places = chosen.nonzero(as_tuple=True)
+        logits = out.logits[rows, places if lm.mask_id is not None else places - 1]
+        losses = torch.nn.functional.cross_entropy(logits.float(), ids[rows, places], reduction="none")
+        loss = (losses / chosen.sum(1)[rows]).sum()  # sentences do not meet: the gradient of each is its own
+        return tuple(torch.autograd.grad(loss, out.attentions))
 
 
 def _predicted(tokens: Tokens, *, seed: int, masked: bool) -> NDArray[np.bool_]:
@@ -112,36 +100,6 @@ def _predicted(tokens: Tokens, *, seed: int, masked: bool) -> NDArray[np.bool_]:
             body = rng.choice(body, max(1, round(MASKED * len(body))), replace=False)
         found[row, body[body > 0]] = True
     return found
-
-
-def load_language_model(model: str | Path, *, device: torch.device) -> LanguageModel:
-    """Load a model with its language modeling head, in float32.
-
-    Raises ModelError for a model whose files have none, and for one without attention weights.
-    """
-    checkpoint = open_checkpoint(model, revision=None)
-    config, mask_id = checkpoint.config, checkpoint.tokenizer.mask_token_id
-    kinds: Any = transformers.AutoModelForMaskedLM
-    if type(config) not in kinds._model_mapping:
-        kinds, mask_id = transformers.AutoModelForCausalLM, None
-    elif mask_id is None:
-        raise ModelError(f"the tokenizer of {str(model)!r} has no mask, which the loss of its language model needs")
-    if type(config) not in kinds._model_mapping or getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"the model {str(model)!r} ({config.model_type}) has no language modeling head")
-    with quiet():
-        network, report = read_network(kinds, checkpoint.folder, config, torch.float32)
-    parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
-    if missing := sorted(name for name in report["missing_keys"] if name in parameters):
-        raise ModelError(
-            f"the model {str(model)!r} has no language modeling head: its weights do not contain {missing[0]!r}"
-        )
-    network = network.to(device).eval().requires_grad_(True)
-    sha256 = sha256_of(checkpoint.files)
-    base = Loaded(network.base_model, checkpoint.tokenizer, str(model), checkpoint.revision, sha256, {})
-    attention = AttentionModel(Network(base, device=device, dtype=torch.float32))
-    attention.check(packed=False)
-    network.set_attn_implementation("eager")
-    return LanguageModel(network, attention, mask_id)
 
 
 class _Importance(Statistic):

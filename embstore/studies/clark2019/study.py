@@ -15,11 +15,10 @@ from embstore.analysis import HeadDistances, attention_importance
 from embstore.analysis.attention.annotated import has_mentions, has_trees
 from embstore.analysis.attention.measure import attention
 from embstore.corpus import Corpus, open_corpus
-from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, ModelError
 from embstore.extraction.encoder_spec import software_versions
 from embstore.models import model_kind
-from embstore.models.transformer.attention import load_attention_model
+from embstore.models.checkpoint import open_checkpoint, sha256_of
 from embstore.probes.edges.tasks import split_file
 from embstore.progress import Progress
 from embstore.studies.clark2019.published import CITATION
@@ -128,8 +127,7 @@ def open_mentions(data: Path) -> Corpus:
 
 def log_cost(run: Run, name: str) -> None:
     """Log what a model will take, from a few sentences; a model without attention weights is refused here."""
-    network = load_attention_model(run.models[name], device=choose_device(run.device))
-    run.weights[name] = network.info.weights_sha256
+    run.weights[name] = sha256_of(open_checkpoint(run.models[name], revision=None).files)
     sample = [list(sentence.words) for sentence in islice(run.treebank, TIMED)]
     n_sentences = sum(1 for _ in run.treebank) if run.settings.sentences is None else run.settings.sentences
     began: list[float] = []
@@ -141,7 +139,7 @@ def log_cost(run: Run, name: str) -> None:
         progress=lambda done, total: began.append(time.perf_counter()),
     )
     took = (began[-1] - began[0]) * n_sentences / TIMED
-    LOG.info(f"{name}: {n_sentences:,} sentences, {network.n_layers} x {network.n_heads} heads, about {took:,.0f} s")
+    LOG.info(f"{name}: {n_sentences:,} sentences, about {took:,.0f} s")
 
 
 def importance(run: Run, name: str) -> list[pl.DataFrame]:
