@@ -270,6 +270,34 @@ def test_pruning_ends_with_all_heads_disabled(pair: Path) -> None:
             assert row["value"] == pytest.approx(plain.score([tuple(head) for head in heads[:size]], "accuracy"))
 
 
+def test_the_least_important_are_pruned_and_clear_effects_leave_out_zero(
+    ner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts are made up: without the first head fewer are right, without the second more, the others change none."""
+    given: list[list[tuple[int, int]]] = []
+
+    def counts(self: HeadNetwork, sentences: Sentences, variants: Any, how: str, report: Any) -> np.ndarray:
+        given.extend(list(heads) for heads in variants)
+        right = np.full((len(variants), 50), 20)
+        right[1] -= np.arange(50) % 4
+        right[2] += np.arange(50) % 3
+        return np.stack([right, np.full_like(right, 40), np.full_like(right, 40)], -1)
+
+    monkeypatch.setattr(HeadNetwork, "counts", counts)
+    dev, every = ner / "data" / "dev.conll", [(layer, head) for layer in (1, 2, 3) for head in range(4)]
+    frame = es.analysis.disable_heads(dev, model=ner / "tuned", resamples=100)
+    assert frame["clear"].to_list() == [False, True, True, *[False] * 13]
+    assert frame["high"][1] < 0 < frame["low"][2]
+    assert given == [[], *([head] for head in every), *([(layer, head) for head in range(4)] for layer in (1, 2, 3))]
+    given.clear()
+    values = np.random.default_rng(1).permutation(12) / 12
+    layers, heads = zip(*every, strict=True)
+    importance = pl.DataFrame({"layer": layers, "head": heads, "value": values})
+    es.analysis.prune_heads(dev, model=ner / "tuned", importance=importance, seeds=[], resamples=10)
+    assert given[5] == [every[index] for index in np.argsort(values)[:5]]
+    assert given[-1] == [every[index] for index in np.argsort(values)]
+
+
 def test_intervals_hold_for_all_heads_together() -> None:
     """Of heads that change labels at random, hardly a run has one whose effect is called clear; a real one is."""
     draws = np.random.default_rng(0)

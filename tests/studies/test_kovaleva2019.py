@@ -11,7 +11,9 @@ import pytest
 
 import embstore as es
 from embstore.errors import EmbstoreError, InvalidValueError
+from embstore.models import FineTuned
 from embstore.studies import Kovaleva2019, StudyResult
+from embstore.studies.kovaleva2019.study import unlearned
 from tests.models import tiny
 from tests.models.finetuning import planted
 
@@ -119,6 +121,15 @@ def test_figures_are_drawn_and_the_same_call_resumes(
     corpus = folder / "pos" / "dev.conllu"
     again = es.reproduce(settings_of(folder), corpus, model=folder / "model", out=folder / "out", progress=False)
     assert [section.rows for section in again.sections] == [section.rows for section in study.sections]
+
+
+@pytest.mark.parametrize(("accuracy", "count"), [(0.5, 1), (0.51, 0)])
+def test_a_model_that_has_learned_nothing_is_named(accuracy: float, count: int, folder: Path) -> None:
+    """Half of the pairs have each label."""
+    tuned = FineTuned(folder, {"epochs": [{"dev": {"accuracy": accuracy}}, {"dev": {"accuracy": 0.1}}]})
+    found = unlearned({"paraphrase": {"dev": folder / "pairs" / "dev.tsv"}}, {"paraphrase": tuned})
+    assert len(found) == count
+    assert not count or "paraphrase: the accuracy on dev, 0.500, is not above" in found[0]
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ class Kovaleva2019(StudySettings):
     resamples: int = 1000
     seeds: tuple[int, ...] = (0, 1, 2)
     tuning_epochs: int = 1
-    tuning_sentences: int | None = 600
+    tuning_sentences: int | None = 1500
     tuning_batch_size: int = 16
-    tuning_rate: float = 5e-4
+    tuning_rate: float = 2e-4
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.errors import InvalidValueError
 from embstore.models import FineTuned, finetune
 from embstore.models.checkpoint import open_checkpoint
-from embstore.models.finetuning.data import LabeledText, find_splits, label_names, read_items
+from embstore.models.finetuning.data import LabeledText, find_splits, label_names, labels_of, read_items
 from embstore.models.finetuning.network import load_trainable
 from embstore.models.finetuning.settings import TASKS
 from embstore.models.transformer.heads import find_heads
@@ -92,7 +93,7 @@ def run(
         frames=frames,
         sections=sections(scores),
         figures=draw(scores, out / "figures"),
-        notes=notes(settings),
+        notes=(*unlearned(files, tuned), *notes(settings)),
         seconds=study.folder.seconds,
         methods=methods(study, tuned),
         citation=CITATION,
@@ -204,6 +205,22 @@ def pruned(run: Run, task: str, tuned: FineTuned) -> pl.DataFrame:
         )
 
     return table_of(run, "pruned", task, tuned, make)
+
+
+def unlearned(files: Mapping[str, Mapping[str, Path]], tuned: Mapping[str, FineTuned]) -> list[str]:
+    """Return a note for each task whose fine-tuned model is not better than always the most frequent label of dev."""
+    found = []
+    for task, each in tuned.items():
+        items = read_items(TASKS[task], files[task]["dev"])
+        labels = Counter(label for item in items for label in labels_of(item))
+        most = max(labels.values()) / labels.total()
+        best = max(row["dev"]["accuracy"] for row in each.record["epochs"])
+        if best <= most:
+            found.append(
+                f"{task}: the accuracy on dev, {best:.3f}, is not above the share of the most frequent label, "
+                f"{most:.3f}: fine-tuning has learned nothing, effects mean nothing; change the tuning settings."
+            )
+    return found
 
 
 def notes(settings: Kovaleva2019) -> tuple[str, ...]:
