@@ -7,6 +7,7 @@ from embstore.studies.ethayarajh2019.settings import Ethayarajh2019
 from embstore.studies.hewitt2019.settings import Hewitt2019
 from embstore.studies.kovaleva2019.settings import Kovaleva2019
 from embstore.studies.peters2018.settings import Peters2018
+from embstore.studies.liu2019.settings import Liu2019
 from embstore.studies.settings import StudySettings
 from embstore.studies.tenney2019.settings import Tenney2019
 from embstore.studies.wiedemann2019.settings import Wiedemann2019
@@ -21,4 +22,5 @@ STUDIES: dict[str, type[StudySettings]] = {
     "peters2018": Peters2018,
     "wiedemann2019": Wiedemann2019,
     "clark2019": Clark2019,
+    "liu2019": Liu2019,
 }

@@ -66,3 +66,18 @@ class Sentences:
         paths = [path for files in self.tasks.values() for path in files.values()]
         drawn = (self.sample.draw(list(read_edges(path))) for path in paths)
         return distinct_sentences(sentence.words for sentence in chain.from_iterable(drawn))
+
+
+def treebank_files(folder: Path) -> dict[str, Path]:
+    """Return the CoNLL-U file of each split of a treebank, which has the name of the split in its own."""
+    if not folder.is_dir():
+        raise InvalidValueError(f"{folder} is not a folder: give one with train, dev and test of a treebank in CoNLL-U")
+    files = {}
+    for split in SPLITS:
+        found = sorted(path for path in folder.glob("*.conllu") if split in path.stem)
+        if len(found) != 1:
+            raise InvalidValueError(
+                f"{folder} has {len(found)} files *{split}*.conllu: give a folder with one for each of train, dev, test"
+            )
+        files[split] = found[0]
+    return files

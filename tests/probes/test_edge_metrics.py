@@ -98,6 +98,15 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
                 whole = scores(counts, places(seed), list(range(sentences)))[number]
                 assert row["value"] == pytest.approx(whole)
 
+    def best(seed: int, sample: list[int]) -> int:
+        return layers[int(np.argmax(scores(own, grid.by_layer(seed), sample)))]
+
+    row = found["best_layer", None, seeds[0]]
+    assert row["value"] == best(seeds[0], list(range(sentences)))
+    assert (row["low"], row["high"]) == pytest.approx(
+        ends([np.mean([best(s, each) for s in seeds]) for each in picked])
+    )
+
     def difference(seed: int, sample: list[int]) -> float:
         return scores(own, grid.cumulative(seed), sample)[1] - scores(control, grid.cumulative(seed), sample)[1]
 

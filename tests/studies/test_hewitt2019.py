@@ -16,7 +16,8 @@ from embstore.corpus import derived_edges, read_trees
 from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe, StructuralProbe, code_length
 from embstore.studies import Hewitt2019, StudyResult
-from embstore.studies.hewitt2019.study import SPLITS, Treebank, find_files
+from embstore.studies.hewitt2019.study import Treebank
+from embstore.studies.tasks import SPLITS, treebank_files
 from tests.models import tiny
 
 WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
@@ -62,7 +63,7 @@ def store_of(study: StudyResult, name: str = "tiny") -> es.Store:
 
 
 def test_trees_and_tasks_are_of_the_same_sentences(data: Path, study: StudyResult) -> None:
-    bank = Treebank(find_files(data), 20, 0)
+    bank = Treebank(treebank_files(data), 20, 0)
     assert {split: len(trees) for split, trees in bank.trees.items()} == {"train": 20, "dev": 10, "test": 10}
     for split in SPLITS:
         assert [list(tree.words) for tree in bank.trees[split]] == [
@@ -70,12 +71,12 @@ def test_trees_and_tasks_are_of_the_same_sentences(data: Path, study: StudyResul
         ]
         assert {tree.words for tree in bank.trees[split]} <= {tree.words for tree in read_trees(bank.files[split])}
     assert sorted(store_of(study).index.texts) == sorted(" ".join(each.words) for each in bank)
-    other = Treebank(find_files(data), 20, 1)
+    other = Treebank(treebank_files(data), 20, 1)
     assert [tree.words for tree in other.trees["train"]] != [tree.words for tree in bank.trees["train"]]
 
 
 def test_scores_are_those_of_the_probes(study: StudyResult, data: Path) -> None:
-    bank, store = Treebank(find_files(data), 20, 0), store_of(study)
+    bank, store = Treebank(treebank_files(data), 20, 0), store_of(study)
     probe = StructuralProbe(rank=8, device="cpu").fit(store, bank.trees["train"], bank.trees["dev"])
     wanted = probe.score({split: bank.trees[split] for split in ("dev", "test")}).frame
     found = study.frames["structure"].filter(pl.col("encoder") == "trained", pl.col("rank") == 8)
@@ -98,7 +99,7 @@ def test_scores_are_those_of_the_probes(study: StudyResult, data: Path) -> None:
 def test_the_baseline_has_random_weights(study: StudyResult, data: Path) -> None:
     random = store_of(study, "tiny-untrained")
     assert random.metadata.model["weights_sha256"] != store_of(study).metadata.model["weights_sha256"]
-    bank = Treebank(find_files(data), 20, 0)
+    bank = Treebank(treebank_files(data), 20, 0)
     found = study.frames["structure"].filter(encoder="untrained", split="test", metric="uuas", baseline=False)
     (layer,) = found["layer"].to_list()
     probe = StructuralProbe(rank=8, layers=[layer], device="cpu").fit(random, bank.trees["train"], bank.trees["dev"])
@@ -110,7 +111,7 @@ def test_the_baseline_has_random_weights(study: StudyResult, data: Path) -> None
 def test_tasks_have_controls_and_code_lengths(study: StudyResult, data: Path, model: Path) -> None:
     settings = replace(SETTINGS, tasks=("upos",))
     study = es.reproduce(settings, data, model={"tiny": model}, out=study.folder, progress=False)
-    bank, store = Treebank(find_files(data), 20, 0), store_of(study)
+    bank, store = Treebank(treebank_files(data), 20, 0), store_of(study)
     edges = bank.edges("upos")
     probe = EdgeProbe(kind="linear", control=True, sentences=12, device="cpu")
     scored = probe.fit(store, edges["train"], edges["dev"], name="upos").score({"test": edges["test"]}).summary()

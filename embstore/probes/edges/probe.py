@@ -200,8 +200,9 @@ class EdgeProbe(Probe[FittedEdges]):
 
         Metrics of each split: `f1` (micro) of P(l) by layer, by the likeliest label if every target has exactly one,
         else by the labels with a probability of one half or more; `half_f1`, always by the latter; `layer_f1` of each
-        layer alone; `differential` (eq. 3), `expected_layer` (4; null if it or its interval is not within the layers,
-        with the reason as `item` and in the notes), `differential_kl`, `majority_f1`. With a control
+        layer alone and the `best_layer`, where it is highest; `differential` (eq. 3), `expected_layer` (4; null if it
+        or its interval is not within the layers, with the reason as `item` and in the notes), `differential_kl`,
+        `majority_f1`. With a control
         task `control_f1` and `selectivity`, `layer_control_f1` and `layer_selectivity`. Of split train: `mixing` (s of
         P(L) by layer), `center_of_gravity` (2), `mixing_kl`, `gamma`, and of P(l) `best_epoch` and `converged` (1 if
         early stopping ended its training, 0 if the last epoch did). `count`: labels to find.

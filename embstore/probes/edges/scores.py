@@ -231,7 +231,9 @@ def _metrics(
     numbers = grid.cumulative(seed)
     kinds = [("f1", "own", numbers), ("half_f1", "half", numbers)]
     if grid.layerwise:
-        kinds.append(("layer_f1", "own", grid.by_layer(seed)))
+        alone = grid.by_layer(seed)
+        kinds.append(("layer_f1", "own", alone))
+        yield ("best_layer", None), np.array(grid.layers)[np.nan_to_num(f1["own"][:, alone]).argmax(1)]
     for metric, rule, at in kinds:
         yield from _by_layer(metric, f1[rule][:, at], grid.layers)
     scores = np.nan_to_num(f1["own"][:, numbers])

@@ -25,8 +25,8 @@ from embstore.studies.hewitt2019.published import CITATION
 from embstore.studies.hewitt2019.report import Scores, draw, sections
 from embstore.studies.hewitt2019.settings import Hewitt2019
 from embstore.studies.study import StudyFolder, StudyResult, digest_of, methods
+from embstore.studies.tasks import SPLITS, treebank_files
 
-SPLITS = ("train", "dev", "test")
 MAX_DRAWN_WORDS = 15  # of a sentence whose tree is drawn
 
 
@@ -81,7 +81,7 @@ def run(
 
     `data` is a folder with train, dev and test of a treebank in CoNLL-U. See `embstore.studies.reproduce`.
     """
-    treebank = Treebank(find_files(data), settings.sentences, settings.seed)
+    treebank = Treebank(treebank_files(data), settings.sentences, settings.seed)
     assert treebank.trees  # every file is read before the first model is
     for task in settings.tasks:
         check_task(treebank.edges(task), name=task, sample=Sample(settings.task_sentences, settings.seed))
@@ -118,21 +118,6 @@ def run(
     )
     result.save()
     return result
-
-
-def find_files(folder: Path) -> dict[str, Path]:
-    """Return the CoNLL-U file of each split, which has the name of the split in its own."""
-    if not folder.is_dir():
-        raise InvalidValueError(f"{folder} is not a folder: give one with train, dev and test of a treebank in CoNLL-U")
-    files = {}
-    for split in SPLITS:
-        found = sorted(path for path in folder.glob("*.conllu") if split in path.stem)
-        if len(found) != 1:
-            raise InvalidValueError(
-                f"{folder} has {len(found)} files *{split}*.conllu: give a folder with one for each of train, dev, test"
-            )
-        files[split] = found[0]
-    return files
 
 
 def extract_one(run: Run, name: str, model: str) -> Store:

@@ -1,0 +1,197 @@
+"""Liu et al. 2019, end to end: linear probes of every layer, which layers transfer, and the order of words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from embstore.corpus import EdgeSentence
+from embstore.extraction import ExtractionOptions
+from embstore.models import model_kind
+from embstore.probes import EdgeProbe, ProbeResult
+from embstore.probes.edges.scores import interval
+from embstore.progress import Progress
+from embstore.store import Store
+from embstore.studies.extract import extract_step, untrained_step
+from embstore.studies.liu2019.published import CITATION
+from embstore.studies.liu2019.report import Scores, draw, sections
+from embstore.studies.liu2019.settings import Liu2019
+from embstore.studies.liu2019.tasks import ELEMENTS, ORDER_TASKS, POSITIONS, Sentences, Task, load_tasks
+from embstore.studies.study import LOG, StudyFolder, StudyResult, methods, write_text
+
+SECONDS = 0.005  # of a processor: a task, seed, layer and number of the vectors
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the study; `notes` collects what a reader must know."""
+
+    folder: StudyFolder
+    models: Mapping[str, str]
+    tasks: Mapping[str, Task]
+    settings: Liu2019
+    device: str
+    notes: list[str] = field(default_factory=list)
+
+
+def run(
+    settings: Liu2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
+) -> StudyResult:
+    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
+
+    `data` is a folder of tasks or a treebank. See `embstore.studies.reproduce`.
+    """
+    tasks = load_tasks(settings, data)
+    for model in models.values():
+        model_kind(model)  # before the first model has run
+    run = Run(StudyFolder(out, progress), models, tasks, settings, device)
+    scale = settings.describe(len(tasks), sum(1 for _ in Sentences(tasks)))
+    LOG.info(scale)
+    stores = {name: extract_all(run, name) for name in models}
+    log_cost(run, stores)
+    frame = pl.concat(
+        probe_task(run, store, model, encoder, task).select(
+            pl.lit(model).alias("model"), pl.lit(encoder).alias("encoder"), pl.all()
+        )
+        for model, encoders in stores.items()
+        for encoder, store in encoders.items()
+        for task in tasks
+    )
+    scores = Scores(models, tuple(tasks), frame)
+    named = ", ".join(f"{name} ({model})" if name != model else name for name, model in models.items())
+    result = StudyResult(
+        title="Linear probes and transferability by layer, after Liu et al. 2019",
+        folder=out,
+        scale=f"{named}. {scale}",
+        frames={"scores": frame},
+        sections=sections(scores),
+        figures=draw(scores, out / "figures"),
+        notes=tuple(dict.fromkeys(run.notes)),
+        seconds=run.folder.seconds,
+        methods=methods({name: encoders["trained"] for name, encoders in stores.items()}),
+        citation=CITATION,
+    )
+    result.save()
+    return result
+
+
+def extract_all(run: Run, name: str) -> dict[str, Store]:
+    """Extract one model, "trained" and, for a transformer, "untrained": first and last layer with random weights."""
+    stores = {"trained": extract_one(run, name, run.models[name], layers="all")}
+    if not run.settings.untrained:
+        return stores
+    folder = untrained_step(run.folder, name, run.models[name], seed=run.settings.seed)
+    if folder is None:
+        run.notes.append(f"{name}: no baseline with random weights, which only transformers have")
+        return stores
+    ends = f"0,{stores['trained'].layers[-1]}"
+    return {**stores, "untrained": extract_one(run, f"{name}-untrained", folder, layers=ends)}
+
+
+def extract_one(run: Run, name: str, model: str, *, layers: str) -> Store:
+    settings = run.settings
+    chosen = f"-{'-'.join(run.tasks)}" if settings.tasks else ""
+    return extract_step(
+        run.folder,
+        name,
+        Sentences(run.tasks),
+        model=model,
+        device=run.device,
+        options=ExtractionOptions(layers=layers, pooling="last"),
+        file=f"{name}-{settings.sentences or 'all'}-{settings.seed}{chosen}",
+    )
+
+
+def log_cost(run: Run, stores: Mapping[str, Mapping[str, Store]]) -> None:
+    """Log what the probes will cost, before the first is trained."""
+    numbers = sum(
+        len(store.layers) * store.hidden_size * (len(run.settings.seeds) if encoder == "trained" else 1)
+        for encoders in stores.values()
+        for encoder, store in encoders.items()
+    )
+    minutes = SECONDS * numbers * len(run.tasks) / 60
+    LOG.info(f"linear probes of {len(run.tasks)} tasks: about {minutes:.0f} min of one processor")
+
+
+def probe_task(run: Run, store: Store, model: str, encoder: str, name: str) -> pl.DataFrame:
+    """Train and score the linear probes of one task on one store, or return the stored scores."""
+    task, trained = run.tasks[name], encoder == "trained"
+    step = f"{model}-{name}" + ("" if trained else f"-{encoder}")
+    probe = run.settings.probe(run.device, trained=trained)
+    made_from = {
+        "store": store.digest,
+        "task": dict(task.digests),
+        "sample": [run.settings.sentences, run.settings.seed],
+        "probe": probe.settings,
+        "resamples": run.settings.resamples,
+    }
+    notes = run.folder.path / "tables" / f"{step}.notes"
+
+    def make() -> pl.DataFrame:
+        checkpoint = run.folder.path / "probes" / f"{step}.checkpoint"
+        train, dev = task.splits["train"], task.splits["dev"]
+        probe.fit(store, train, dev, name=name, checkpoint=checkpoint, progress=run.folder.bars)
+        held = {split: found for split, found in task.splits.items() if split != "train"}
+        result = probe.score(held, resamples=run.settings.resamples)
+        if name in ORDER_TASKS:
+            labels = POSITIONS if name == "index" else ELEMENTS[name][:1]
+            rows = [row for split in held for row in sentence_rows(run, probe, held[split], split, labels)]
+            found = ProbeResult.of(rows, store=store.path.stem, task=name)
+            result = ProbeResult.concat([result, found])
+        write_text(notes, "\n".join(note for note in result.notes if "the expected layer" not in note))
+        for each in checkpoint.parent.glob(f"{step}*.checkpoint"):
+            each.unlink()
+        return result.frame
+
+    frame = run.folder.table(step, made_from, make, needs=notes)
+    if trained:
+        run.notes.extend(notes.read_text(encoding="utf-8").splitlines())
+    return frame
+
+
+def sentence_rows(
+    run: Run, probe: EdgeProbe, sentences: Sequence[EdgeSentence], split: str, labels: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the shares of sentences whose likeliest word for a label is the right one, by layer; then their mean."""
+    found = {seed: found_words(probe, sentences, labels, seed) for seed in probe.fitted.grid.seeds}
+    draws = np.random.default_rng((run.settings.seed, len(sentences)))
+    count = next(iter(found.values())).shape[2]
+    weights = draws.multinomial(count, np.full(count, 1 / count), run.settings.resamples) / count
+    chosen = {label: [place] for place, label in enumerate(labels)}
+    if len(labels) > 1:
+        chosen[""] = list(range(len(labels)))
+    for item, places in chosen.items():
+        right = {seed: values[places].mean(0) for seed, values in found.items()}
+        resampled = weights @ np.mean(list(right.values()), 0).T
+        for number, layer in enumerate(probe.fitted.grid.layers):
+            low, high = interval(resampled[:, number])
+            row = {"split": split, "metric": "sentence_accuracy", "item": item, "layer": layer, "count": count}
+            for seed, values in right.items():
+                yield {**row, "seed": seed, "value": float(values[number].mean()), "low": low, "high": high}
+
+
+def found_words(
+    probe: EdgeProbe, sentences: Sequence[EdgeSentence], labels: Sequence[str], seed: int
+) -> NDArray[np.float64]:
+    """Return whether the word of each sentence with the highest score for a label has it, [labels, layers, sentences].
+
+    A sentence whose word has no row counts as wrong.
+    """
+    joined = probe.join(sentences)
+    known = probe.fitted.labels.labels
+    scores = probe.predict(sentences, seed=seed, layerwise=True)
+    first = joined.split.first.tolist()
+    right = np.zeros((len(labels), len(scores), len(first) - 1))
+    for place, label in enumerate(labels):
+        has_label = np.array([label in target.labels for target in joined.targets])
+        for number, (start, stop) in enumerate(pairwise(first)):
+            best = scores[:, start:stop, known.index(label)].argmax(1)
+            right[place, :, number] = has_label[start:stop][best]
+    return right
