@@ -195,9 +195,9 @@ def transfer_table(scores: Scores, model: str, suffix: str) -> Section:
     known = f"95 % intervals over {len(held.scores)} tasks by Student's t"
     note = (
         "Figure 5 of the survey (Rogers et al. 2020, after Liu et al.) as numbers. Normalized: from 0, the worst layer "
-        "of a task, to 1, its best, on average over tasks; rank 1 is the best layer; highest in: of so many tasks. The "
+        "of a task, to 1, its best, on average over tasks; rank 1 is the best layer; highest in: the number of tasks. The "
         "last column is the difference of normalized scores from the layer that is best on dev; a layer whose interval "
-        f"includes 0 is not told apart from it. In brackets: "
+        f"includes 0 is not distinct from it. In brackets: "
         f"{known if ends else f'nothing, as {LEAST_TASKS} tasks are needed'}; they are of tasks like these, and tasks "
         "over the same sentences are not independent."
     )
@@ -299,7 +299,7 @@ def middle_finding(held: Transfer) -> tuple[str, str]:
     if ends is None:
         return here, f"not determined: {LEAST_TASKS} tasks are needed"
     close = [str(held.layers[place]) for place in range(last + 1) if place != best and ends[1][place] >= 0]
-    here += f"; not told apart from it: {', '.join(close)}" if close else "; all others are lower"
+    here += f"; not distinct from it: {', '.join(close)}" if close else "; all others are lower"
     if best in (0, last):
         return here, "not determined" if len(close) else "does not hold"
     return here, "holds" if ends[1][0] < 0 and ends[1][last] < 0 else "not determined"
