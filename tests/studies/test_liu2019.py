@@ -169,6 +169,8 @@ def test_the_best_layer_is_that_of_dev() -> None:
     row = report.tasks_table(scores, "m", "").rows[0]
     assert (row["best layer"], row["its score"]) == ("2 [1.0, 1.0]", "0.700 [0.690, 0.710]")
     assert row["mix"] == "0.700 [0.690, 0.710]"
+    rising = scores_of(TASKS, dev={task: [0.1, 0.2, 0.3] for task in TASKS})
+    assert [row["less layer 2"] for row in report.transfer_table(rising, "m", "").rows][2] == "best on dev"
     pos = report.findings(scores, "m", "").rows[1]
     assert (pos["here"], pos["verdict"]) == ("POS: layer 2 of 2, interval 1.0 to 1.0", "holds")
 

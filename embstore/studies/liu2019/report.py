@@ -195,9 +195,9 @@ def transfer_table(scores: Scores, model: str, suffix: str) -> Section:
     known = f"95 % intervals over {len(held.scores)} tasks by Student's t"
     note = (
         "Figure 5 of the survey (Rogers et al. 2020, after Liu et al.) as numbers. Normalized: from 0, the worst layer "
-        "of a task, to 1, its best, on average over tasks; rank 1 is the best layer; highest in: the number of tasks. The "
-        "last column is the difference of normalized scores from the layer that is best on dev; a layer whose interval "
-        f"includes 0 is not distinct from it. In brackets: "
+        "of a task, to 1, its best, on average over tasks; rank 1 is the best layer; highest in: the number of tasks. "
+        "The last column is the difference of normalized scores from the layer that is best on dev; a layer whose "
+        "interval includes 0 is not distinct from it. In brackets: "
         f"{known if ends else f'nothing, as {LEAST_TASKS} tasks are needed'}; they are of tasks like these, and tasks "
         "over the same sentences are not independent."
     )
