@@ -139,6 +139,10 @@ def test_elements_of_the_main_clause(tmp_path: Path) -> None:
         "subject other other other",
     ]
     long = "a X 0 root\n" + "b X 1 dep\n" * 10
+    of_words(tmp_path / "c.conllu", long + "b X 1 dep\n" * 60, "arcs")
+    assert not any(each[1:] == ((0, 1), "none") for each in spans(derived_edges(tmp_path / "c.conllu", "arcs"))[0]), (
+        "the head is never drawn"
+    )
     assert of_words(tmp_path / "b.conllu", long, "index") == [[*map(str, range(1, 10)), "later", "later"]]
 
 
