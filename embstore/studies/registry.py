@@ -6,8 +6,8 @@ from embstore.studies.clark2019.settings import Clark2019
 from embstore.studies.ethayarajh2019.settings import Ethayarajh2019
 from embstore.studies.hewitt2019.settings import Hewitt2019
 from embstore.studies.kovaleva2019.settings import Kovaleva2019
-from embstore.studies.peters2018.settings import Peters2018
 from embstore.studies.liu2019.settings import Liu2019
+from embstore.studies.peters2018.settings import Peters2018
 from embstore.studies.settings import StudySettings
 from embstore.studies.tenney2019.settings import Tenney2019
 from embstore.studies.wiedemann2019.settings import Wiedemann2019
