@@ -63,17 +63,19 @@ def take_stored(
     rows: NDArray[np.int64],
     partitions: Sequence[int],
     out: NDArray[Any],
+    *,
+    checks: bool = True,
 ) -> None:
     """Copy committed rows of one array and layer of a local store, in any order and as they are stored, into `out`.
 
-    `partitions`: those of the rows, ascending. `out` is C-contiguous.
+    `partitions`: those of the rows, ascending. `out` is C-contiguous. `checks`: look whether a file was cut short.
     """
     if not len(rows):
         return
     most = reader.most_mapped(array)
     if len(partitions) <= most:
         layer, files = reader.layer(array, position, partitions)
-        layer.take(rows, files, out)
+        layer.take(rows, files if checks else (), out)
         return
     size = reader.metadata.layout.partition_rows
     order = rows.argsort(kind="stable")

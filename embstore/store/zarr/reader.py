@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ class Shard:
     file: MappedFile
     n_chunks: tuple[int, int]
     chunk_nbytes: int
+    sources: dict[int, MappedRows] = field(default_factory=dict)  # of layers that were read
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
@@ -242,15 +243,18 @@ class ZarrReader:
         if chunk_rows is None:
             return LibraryRows(partial(self._library_array, spec), position, start)
         shard = self._shard(array, partition)
-        runs = runs_of_chunks(
-            shard.file.bytes,
-            shard.offsets[position],
-            chunk_rows=chunk_rows,
-            n_rows=stop - start,
-            dtype=spec.dtype,
-            row_shape=spec.shape[2:],
-        )
-        return MappedRows(shard.file, runs, spec.fill)
+        source = shard.sources.get(position)
+        if source is None:
+            runs = runs_of_chunks(
+                shard.file.bytes,
+                shard.offsets[position],
+                chunk_rows=chunk_rows,
+                n_rows=stop - start,
+                dtype=spec.dtype,
+                row_shape=spec.shape[2:],
+            )
+            source = shard.sources[position] = MappedRows(shard.file, runs, spec.fill)
+        return source
 
     def will_need(self, array: str, position: int, partition: int, start: int, stop: int) -> None:
         """Start reading rows of a layer of a shard, and its index, from the disk; returns at once.
