@@ -21,7 +21,7 @@ RESUME = "resume the extraction by repeating the call or the `embstore extract` 
 _BATCH_NBYTES = 32 * 2**20  # of rows that are requested from a remote store at a time
 _LINE_NBYTES = 64
 _ALIGNED_NBYTES = 2**16  # smaller arrays gain less than it takes
-_QUICK_ROWS = 1024  # of so many, all layers are copied before a file could be cut short
+_QUICK_ROWS = 1024  # copied from all layers before a file could be cut short
 _DECODED_NBYTES = 2**18  # of stored rows that are decoded at a time, while they are in the cache
 
 
