@@ -1,7 +1,8 @@
 """What the statistics of attention cost, in forward passes over the same batches, and how the memory grows.
 
 The memory is the largest that is this process's own during a pass over some sentences, and over the same ten times,
-each in a process of its own whose allocator returns large buffers to the system.
+each in a process of its own whose allocator returns large buffers to the system. Both read chunks of the same
+sentences, so that what is sorted together, and the shapes that torch keeps code for, are the same.
 
 python benchmarks/attention.py en_ewt-ud-train.conllu --model MODEL_DIR --out benchmarks/results/attention.json
 """
@@ -20,6 +21,7 @@ import torch
 from measure import Target, anonymous_nbytes, in_fresh_process, machine, table, targets_table, write_json
 
 import embstore as es
+from embstore.analysis.attention import measure
 from embstore.analysis.attention.measure import Pass, Reader
 from embstore.analysis.attention.statistic import STATISTICS
 from embstore.models.transformer.attention import load_attention_model
@@ -59,14 +61,14 @@ def sentences_of(corpus: Path, count: int) -> str:
     return "".join(part + "\n\n" for part in corpus.read_text("utf-8").split("\n\n")[:count])
 
 
-def memory_of(corpus: Path, model: Path) -> int:
+def memory_of(corpus: Path, model: Path, chunk: int) -> int:
     """Measure all statistics over a corpus; returns the largest memory of this process's own after any batch."""
-    found = [0]
+    found, measure.CHUNK = [0], chunk
 
-    def measure(done: int, total: int | None) -> None:
+    def note(done: int, total: int | None) -> None:
         found.append(anonymous_nbytes())
 
-    es.attention(corpus, model=model, threads=1, progress=measure, device="cpu")
+    es.attention(corpus, model=model, threads=1, progress=note, device="cpu")
     return max(found)
 
 
@@ -78,8 +80,8 @@ def growth_of(corpus: Path, model: Path, count: int) -> dict[str, int]:
         for times in (1, 10):
             path = Path(folder) / f"{times}.conllu"
             path.write_text(text * times, "utf-8")
-            largest = in_fresh_process(__file__, str(path), "--model", str(model), "--memory", environment=TRIMMED)
-            found[f"{times * count:,} sentences"] = largest
+            options = ["--model", str(model), "--memory", "--growth", str(count)]
+            found[f"{times * count:,} sentences"] = in_fresh_process(__file__, str(path), *options, environment=TRIMMED)
     return found
 
 
@@ -94,7 +96,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.memory:
-        print(memory_of(given.corpus, given.model))
+        print(memory_of(given.corpus, given.model, given.growth))
         return
     torch.set_num_threads(given.threads)
     network = load_attention_model(given.model, device=torch.device("cpu"))
