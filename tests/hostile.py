@@ -51,6 +51,7 @@ BASES = {
     "train-vectors": "corpus.txt new.txt --size 4 --epochs 1 --set min_count=1",
     "finetune": "pos tagged -m model --out tuned --epochs 1",
     "attention": "corpus.txt -m model",
+    "heads": "tuned tagged --set resamples=5 --set seeds=0",
     "probe classes": "classes.zarr --train train.tsv --test test.tsv --set epochs=1",
     "probe apply": "bank classes.zarr",
     "probe edges": "edges.zarr tasks/colours --set epochs=1 --set hidden_size=4 --set projection=4",
@@ -395,6 +396,8 @@ def prepare(folder: Path) -> None:
     for name, part in (("train", slice(0, 6)), ("dev", slice(6, 9)), ("test", slice(9, 12))):
         (folder / f"{name}.conllu").write_text(tree_store.conllu(trees.trees[part]))
     planted.folder(folder / "tagged", "pos", train=6, dev=3)
+    tuning = es.models.FineTuneSettings(epochs=1)
+    es.models.finetune(folder / "tagged", task="pos", model=folder / "model", out=folder / "tuned", settings=tuning)
     (folder / "folder").mkdir()
     (folder / "ontonotes").mkdir()
     (folder / "ontonotes" / "train.gold_conll").write_text("a 0 0 bank NN (TOP(NP*)) - - - - (ORG) (1)\n")

@@ -204,7 +204,8 @@ def test_a_recovered_tree_is_drawn_below_the_gold_one() -> None:
 
 
 def annotation(task: str, span1: Any, span2: Any, wrong: str | None) -> Annotation:
-    return Annotation(task, span1, span2, "RIGHT", wrong, np.array([0.1, 0.4, 0.8]), np.array([0.7, 0.5, 0.1]), 0.5)
+    right, others = np.array([0.1, 0.4, 0.8]), np.array([0.7, 0.5, 0.1])
+    return Annotation(task, span1, span2, "RIGHT", wrong, right, others, 0.5, right > others)
 
 
 def test_bars_of_a_trace_are_as_high_as_the_probabilities() -> None:
@@ -280,9 +281,11 @@ def test_a_figure_is_saved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("value", [None, 3, "x", [], object(), pl.DataFrame()])
 def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path) -> None:
     drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|curve|scores|lengths|plane)$")
-    calls: list[Any] = [getattr(plot, name) for name in plot.__all__ if drawn.match(name) and name != "sense_map"]
-    assert len(calls) == 17
+    named = [name for name in plot.__all__ if drawn.match(name)]
+    assert len(named) == 19
+    calls: list[Any] = [getattr(plot, name) for name in named if name not in ("sense_map", "heads_figure")]
     calls += [partial(plot.sense_map, layers=[0]), partial(plot.save, path=tmp_path / "a.png")]
+    calls.append(lambda each: plot.heads_figure(disabled=each, importance=each, pruned=each))
     for call in calls:
         with pytest.raises(InvalidValueError) as error:
             call(value)
