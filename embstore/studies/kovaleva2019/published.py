@@ -1,4 +1,7 @@
-"""What Kovaleva et al. 2019 and others state in their texts; numbers of figures alone are left out."""
+"""What Kovaleva et al. 2019 and others state in their texts; numbers of figures alone are left out.
+
+The sentences of Kovaleva et al. and of Michel et al. are as later texts quote them, not read in the papers themselves.
+"""
 
 from __future__ import annotations
 
