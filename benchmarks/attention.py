@@ -125,6 +125,7 @@ def main() -> None:
     ]
     print(targets_table(targets))
     result = {
+        "benchmark": "attention",
         "machine": machine(),
         "model": network.info.name,
         "corpus": corpus.name,

@@ -20,6 +20,7 @@ ABOUT = {
     "query": "Reading: `benchmarks/query.py`",
     "neighbors": "Exact search and indexes: `benchmarks/neighbors.py`",
     "geometry": "Geometry: `benchmarks/geometry.py`",
+    "attention": "Statistics of attention: `benchmarks/attention.py`",
     "growth": "Growth with the number of rows: `benchmarks/growth.py`",
     "plan": "Planning: `benchmarks/plan.py`",
     "memory": "Memory of an extraction: `benchmarks/memory.py`",
