@@ -65,7 +65,7 @@ def run(
         for task in tasks
     )
     scores = Scores(models, tuple(tasks), frame)
-    named = ", ".join(f"{name} ({model})" if name != model else name for name, model in models.items())
+    named = ", ".join(f"{name} ({Path(model).name})" if name != model else name for name, model in models.items())
     result = StudyResult(
         title="Linear probes and transferability by layer, after Liu et al. 2019",
         folder=out,

@@ -76,7 +76,7 @@ def run(
     traces = draw_traces(run, stores[first]["trained"], saved[first])
     reversals = {model: count_reversals(run, model, stores[model]["trained"], saved[model]) for model in models}
     scores = Scores(settings, models, tuple(tasks), frame, reversals)
-    named = ", ".join(f"{name} ({model})" if name != model else name for name, model in models.items())
+    named = ", ".join(f"{name} ({Path(model).name})" if name != model else name for name, model in models.items())
     result = StudyResult(
         title="The NLP pipeline after Tenney et al. 2019",
         folder=out,

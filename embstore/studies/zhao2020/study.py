@@ -63,7 +63,7 @@ def run(
     result = StudyResult(
         title="Semantic-class probing after Zhao et al. 2020",
         folder=out,
-        scale=f"Model {model}, {scores.n_layers} layers. {settings.describe()}",
+        scale=f"Model {Path(model).name}, {scores.n_layers} layers. {settings.describe()}",
         frames=frames,
         sections=sections(scores),
         figures=draw(scores, out / "figures"),
