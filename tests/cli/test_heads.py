@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
+import embstore as es
+from embstore.errors import InvalidValueError
 from tests.cli.conftest import Work
 from tests.drawn import svg_texts
 from tests.models.finetuning import planted
@@ -21,7 +25,7 @@ def test_heads_of_a_fine_tuned_model(work: Work) -> None:
     few = ("--set", "resamples=50", "--set", "seeds=1,2", "--set", "n_sentences=8")
     ran = work.run("heads", "tuned", "data", *few, "--plot", "heads.svg", "--out", "heads.csv")
     assert (ran.status, ran.err) == (0, "")
-    for text in ("f1 without a layer's heads", "f1 as heads are pruned", "12 heads have no effect beyond noise"):
+    for text in ("f1 without a layer's heads", "f1 as heads are pruned", "of 12 heads have no effect beyond noise"):
         assert text in ran.out
     table = pl.read_csv(work / "heads.csv")
     assert table["table"].value_counts(sort=True).rows() == [("pruned", 33), ("disabled", 16), ("importance", 12)]
@@ -29,8 +33,20 @@ def test_heads_of_a_fine_tuned_model(work: Work) -> None:
     same = work.run("heads", "tuned", "data", *few, "--json")
     rows = json.loads(same.out)
     assert [row["value"] for row in rows] == pytest.approx(table["value"].to_list())
-    other = work.run("heads", "tuned", "data", *few, "--set", "how=zero", "--json")
-    assert [row["low"] for row in json.loads(other.out)[:16]] != [row["low"] for row in rows[:16]]
+
+
+def test_how_heads_are_disabled_is_passed_on(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    def disable(data: Path, *, how: str, **options: Any) -> None:
+        given.append(how)
+        raise InvalidValueError("enough is seen")
+
+    planted.folder(work / "data", "ner", train=2, dev=2)
+    monkeypatch.setattr(es.analysis, "disable_heads", disable)
+    for more in ("", " --set how=zero"):
+        work.refuses(f"heads model data{more}", "enough is seen")
+    assert given == ["uniform", "zero"]
 
 
 @pytest.mark.parametrize(
