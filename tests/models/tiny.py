@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, processors
 
 TEXT = """\
 The bank of the river was steep , and the old bank on the hill was closed .
@@ -26,61 +25,32 @@ SENTENCES = [line.split() for line in TEXT.splitlines()]
 VOCABULARY = 400
 
 
-def once(train: Callable[..., Tokenizer]) -> Callable[..., Tokenizer]:
-    """Train each tokenizer once: training again gives another one, as it is not deterministic."""
+def _saved(name: str) -> Tokenizer:
+    """Return a tokenizer of up to 400 subwords that was trained on `SENTENCES` (training again gives another one)."""
+    tokenizer = Tokenizer.from_file(str(Path(__file__).parent / "tokenizers" / f"{name}.json"))
+    # what a published tokenizer.json may carry, and what must not reach us
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    return tokenizer
 
-    @cache
-    def trained(*args: Any, **options: Any) -> str:
-        return train(*args, **options).to_str()
 
-    return lambda *args, **options: Tokenizer.from_str(trained(*args, **options))
-
-
-@once
 def wordpiece() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    _train(tokenizer, trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=specials, show_progress=False))
+    tokenizer = _saved("wordpiece")
     _around(tokenizer, "[CLS] $A [SEP]", ["[CLS]", "[SEP]"])
     return tokenizer
 
 
-@once
 def byte_level(*, around: tuple[str, str] | None = None) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    specials = ["<s>", "<pad>", "</s>", "<unk>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    _train(
-        tokenizer,
-        trainers.BpeTrainer(
-            vocab_size=VOCABULARY, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
-        ),
-    )
+    tokenizer = _saved("byte_level")
     if around:
         _around(tokenizer, f"{around[0]} $A {around[1]}".strip(), [piece for piece in around if piece])
     return tokenizer
 
 
-@once
 def unigram(template: str, *specials: str) -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    every = ["<pad>", "</s>", "<unk>", "<s>", "<sep>", "<cls>", "[CLS]", "[SEP]"]
-    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=every, unk_token="<unk>", show_progress=False)
-    _train(tokenizer, trainer)
+    tokenizer = _saved("unigram")
     _around(tokenizer, template, list(specials))
     return tokenizer
-
-
-def _train(tokenizer: Tokenizer, trainer: Any) -> None:
-    tokenizer.train_from_iterator([" ".join(sentence) for sentence in SENTENCES] * 3, trainer)
-    # what a published tokenizer.json may carry, and what must not reach us
-    tokenizer.enable_truncation(8)
-    tokenizer.enable_padding(length=8)
 
 
 def _around(tokenizer: Tokenizer, template: str, specials: list[str]) -> None:

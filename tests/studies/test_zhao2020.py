@@ -156,12 +156,10 @@ def test_pairs_give_the_scores_and_change_in_both_directions(study: StudyResult)
     best = max(
         whole.filter(metric="f1", split="dev").iter_rows(named=True), key=lambda row: (row["value"], -row["layer"])
     )
-    shown = study.frames["examples"].filter(pl.col("kind").str.ends_with("context")).row(0, named=True)
-    own = study.frames["pairs"].filter(
-        word=shown["word"], split="dev", layer=best["layer"], **{"class": shown["class"]}
-    )
-    right = dict(own.select("context", "right").iter_rows())
-    assert shown["right"] == " ".join(str(right[context]) for context in ("0", "2", "all", "passage"))
+    own = study.frames["pairs"].filter(split="dev", layer=best["layer"])
+    for shown in study.frames["examples"].filter(pl.col("kind").str.ends_with("context")).iter_rows(named=True):
+        right = dict(own.filter(word=shown["word"], **{"class": shown["class"]}).select("context", "right").iter_rows())
+        assert shown["right"] == " ".join(str(right[context]) for context in ("0", "2", "all", "passage"))
     words = study.frames["subwords"].filter(layer=0)
     assert words["count"].sum() == study.frames["counts"].filter(split="test", **{"class": ""})["pairs"].item()
 
