@@ -8,12 +8,13 @@ from embstore.corpus.formats.pse import read_word_classes
 from embstore.corpus.keep import Keep
 from embstore.corpus.lines import read_word_list
 from embstore.corpus.ontonotes import convert_ontonotes
-from embstore.corpus.sentence import Sentence
+from embstore.corpus.sentence import Document, Sentence
 from embstore.corpus.trees import Tree, read_trees
 
 __all__ = [
     "FORMATS",
     "Corpus",
+    "Document",
     "EdgeSentence",
     "EdgeTarget",
     "Keep",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -138,7 +138,7 @@ def _normalized(sentences: Iterable[Sentence], steps: tuple[str, ...]) -> Iterat
         return word
 
     for sentence in sentences:
-        yield Sentence(list(map(normalize, sentence.words)), sentence.labels, sentence.targets)
+        yield replace(sentence, words=list(map(normalize, sentence.words)))
 
 
 def _read_files(form: Format, files: Sequence[Path], options: dict[str, Any]) -> Iterator[Sentence]:

@@ -15,6 +15,19 @@ from embstore.errors import CorpusError, InvalidValueError, check_type, quoted
 _COLUMN_NAME = re.compile(r"\w[\w.-]*")
 
 
+FieldValue = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """The text that sentences come from; those of one document follow each other, and two are equal only if the same.
+
+    `fields`: facts about the whole text, such as its author, year or source.
+    """
+
+    fields: Mapping[str, FieldValue] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Sentence:
     """One sentence, split into words, with labels of its words.
@@ -22,11 +35,15 @@ class Sentence:
     `words`: non-empty strings without ASCII space, as written in the corpus. `labels`: column name -> one label (or
     None) a word. `targets`: spans `[start, stop)` of two or more words that count as one occurrence, ascending and
     disjoint; the form of a target is its words joined by one space, and its labels are those of its first word.
+    `document`: the text it comes from; None if the sentence is a text of its own. `attached`: the positions of words
+    that follow the word before without a space, such as the comma of "light,", ascending and not 0.
     """
 
     words: Sequence[str]
     labels: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     targets: Sequence[tuple[int, int]] = ()
+    document: Document | None = None
+    attached: Sequence[int] = ()
 
 
 PAIR = "\u241e"  # the word between two sentences that a model is given as a pair
@@ -162,6 +179,13 @@ def _checked(sentence: Sentence) -> Sentence:
                 f"{len(words)} words, ascending and disjoint"
             )
         end = stop
+    attached = list(sentence.attached)
+    if attached != sorted(set(attached)) or not all(0 < position < len(words) for position in attached):
+        raise InvalidValueError(f"attached {quoted(attached)}: positions of words are ascending, 1 to {len(words) - 1}")
+    if sentence.document is not None:
+        check_type("document", sentence.document, Document, "a Document or None")
+        for name in sentence.document.fields:
+            check_column_name(name)
     return sentence
 
 
