@@ -117,6 +117,10 @@ class EmbstoreWarning(UserWarning):
     """Base class of all warnings that embstore issues."""
 
 
+class SkippedRowsWarning(EmbstoreWarning):
+    """Rows of a table have no text and are left out of a corpus."""
+
+
 class RenamedWordsWarning(EmbstoreWarning):
     """Words were written to a file under another spelling, because the format cannot hold theirs."""
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from embstore.corpus.formats import common_format, format_named, format_of
+from embstore.corpus.formats import common_format, format_named, has_format
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.formats.conll import parse_columns
 from embstore.corpus.formats.edge import EDGE
+from embstore.corpus.formats.parquet import rows_of_table
+from embstore.corpus.formats.rows import read_rows
 from embstore.corpus.formats.text import SPLITTERS
 from embstore.corpus.lines import Lines, codec_name
 from embstore.corpus.sentence import Item, Sentence, distinct_sentences, read_items
@@ -68,22 +70,31 @@ def open_corpus(
     split: str | None = None,
     normalize: str | None = None,
     columns: str | Sequence[str] | None = None,
+    text: str | None = None,
+    spans: str | None = None,
     encoding: str | None = None,
 ) -> Corpus:
     """Open a corpus for reading; every function that takes a corpus accepts the result.
 
-    `source`: a path; a list of `Path` objects (or of strings, if `format` is given); or an iterable of `Sentence`, of
-    sequences of words, or of strings. The files of a folder are read in the order of their names; if it has none, those
-    of its folders. A folder with a folder of edge probing files for each task is read as the sentences of all tasks,
-    each text once and without labels. A Corpus is returned unchanged. `format`: text, conllu, conll, pse, edge, sts or
-    pairs; by default that of the suffix. `split`: "space" or "punctuation", how text, sts and Python strings are split
-    into words. `normalize`: nfc, nfkc, lower or several joined by commas, applied to the words; by default none.
-    `columns`: the names of the columns of a conll file. `encoding`: the encoding of files, by default utf-8.
+    `source`: a path; a list of `Path` objects (or of strings, if `format` is given); an iterable of `Sentence`, of
+    sequences of words, or of strings; or a table: an iterable of dicts, a Polars, pandas or Arrow table, a data set of
+    Hugging Face. The files of a folder and of its folders are read in the order of their paths. A folder with a folder
+    of edge probing files for each task is read as the sentences of all tasks, each text once and without labels. A
+    Corpus is returned unchanged. `format`: text, conllu, conll, pse, edge, sts, pairs, jsonl, parquet or csv; by
+    default that of the suffix, and of the first line where formats share it. `split`: "space" or "punctuation", how
+    text, sts and Python strings are split into words. `normalize`: nfc, nfkc, lower or several joined by commas,
+    applied to the words; by default none. `columns`: the names of the columns of a conll file; of a table, the columns
+    to read besides the text, by default all: they become fields of the row's document, and lists of labels become label
+    columns where the text is a list of words. `text`: the text column of a table, by default "text" or the only one
+    that holds text. `spans`: the column of a table with spans of the text's characters that are occurrences of their
+    own, [start, stop] or [start, stop, label]; it becomes a label column. `encoding`: the encoding of files, by default
+    utf-8.
 
     Raises InvalidValueError for an option that is not allowed, CorpusNotFoundError for a missing path, CorpusError for
     files of unknown or different formats.
     """
     given = {"format": format, "split": split, "normalize": normalize, "columns": columns, "encoding": encoding}
+    given |= {"text": text, "spans": spans}
     for name, value in given.items():
         if name != "columns" and value is not None:
             check_type(f"{name}:", value, str, "text")
@@ -94,25 +105,24 @@ def open_corpus(
     steps = ",".join(parse_normalize(normalize)) or None
     paths = _paths(source, format)
     if paths is None:
-        _refuse(SENTENCES, columns=columns, encoding=encoding)
-        return _open_items(cast(Iterable[Item], source), split=_check_split(split, "space"), normalize=steps)
+        _refuse(SENTENCES, encoding=encoding)
+        table = _table_options(columns, text=text, spans=spans)
+        return _open_items(source, {"split": _check_split(split, "space"), "normalize": steps}, table)
+    encoding = codec_name(encoding or "utf-8")
     files = _files(paths, format)
-    form = format_named(format) if format else common_format(files)
-    options: dict[str, Any] = {"normalize": steps, "encoding": codec_name(encoding or "utf-8")}
+    form = format_named(format) if format else common_format(files, encoding)
+    options: dict[str, Any] = {"normalize": steps, "encoding": encoding}
     if form.split is not None:
         options["split"] = _check_split(split, form.split)
     else:
         _refuse(form.name, split=split)
-    if form.columns is not None:
-        options["columns"] = ",".join(form.columns if columns is None else parse_columns(columns))
-    else:
-        _refuse(form.name, columns=columns)
+    options |= _columns_of(form, columns, text=text, spans=spans)
     tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)
     if form is EDGE and tasks:
         options["tasks"] = list(tasks)
     name = paths[0].name or str(paths[0])
     name = name if len(paths) == 1 else f"{name} and {len(paths) - 1} more"
-    return Corpus(name, form.name, options, files, lambda: _read_files(form, files, options))
+    return Corpus(name, form.name, options, files, lambda: _read_files(form, _sources(paths, files), options))
 
 
 def parse_normalize(normalize: str | None) -> tuple[str, ...]:
@@ -141,14 +151,35 @@ def _normalized(sentences: Iterable[Sentence], steps: tuple[str, ...]) -> Iterat
         yield replace(sentence, words=list(map(normalize, sentence.words)))
 
 
-def _read_files(form: Format, files: Sequence[Path], options: dict[str, Any]) -> Iterator[Sentence]:
-    columns = tuple(str(options.get("columns", "")).split(","))
-    read_options = ReadOptions(split=SPLITTERS[options.get("split", "space")], columns=columns)
-    sentences = chain.from_iterable(form.read(Lines(path, options["encoding"]), read_options) for path in files)
+def _read_files(form: Format, sources: Mapping[Path, str], options: dict[str, Any]) -> Iterator[Sentence]:
+    read_options = _read_options(options)
+
+    def read(path: Path) -> Iterator[Sentence]:
+        fields = {"source": sources[path]} if len(sources) > 1 else {}
+        return form.read(Lines(path, options["encoding"]), replace(read_options, fields=fields))
+
+    sentences = chain.from_iterable(map(read, sources))
     yield from distinct_sentences(each.words for each in sentences) if "tasks" in options else sentences
 
 
-def _open_items(items: Iterable[Item], *, split: str, normalize: str | None) -> Corpus:
+def _sources(paths: Sequence[Path], files: Sequence[Path]) -> dict[Path, str]:
+    """Return the name of each file, relative to the folder that holds all of the paths."""
+    folder = os.path.commonpath([(path if path.is_dir() else path.parent).absolute() for path in paths])
+    return {file: os.fsencode(os.path.relpath(file, folder)).decode("utf-8", "replace") for file in files}
+
+
+def _read_options(options: Mapping[str, Any]) -> ReadOptions:
+    split = SPLITTERS[options.get("split") or "space"]
+    return ReadOptions(
+        split=split,
+        sentences=lambda text: filter(lambda each: each.words, [Sentence(split(text))]),
+        columns=tuple(filter(None, (options.get("columns") or "").split(","))),
+        text=options.get("text"),
+        spans=options.get("spans"),
+    )
+
+
+def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> Corpus:
     was_read = False
 
     def read() -> Iterator[Sentence]:
@@ -159,16 +190,50 @@ def _open_items(items: Iterable[Item], *, split: str, normalize: str | None) -> 
                 "whose __iter__ returns a new iterator"
             )
         was_read = True
-        return read_items(items, SPLITTERS[split])
+        rows = rows_of_table(items)
+        iterator = iter(items if rows is None else rows)
+        first = next(iterator, None)
+        every = iterator if first is None else chain([first], iterator)
+        if not isinstance(first, Mapping):
+            _refuse(SENTENCES, **table)
+            return read_items(every, SPLITTERS[options["split"]])
 
-    return Corpus(SENTENCES, SENTENCES, {"split": split, "normalize": normalize}, (), read)
+        def error(number: int, message: str) -> CorpusError:
+            return CorpusError(f"row {number}: {message}")
+
+        return read_rows(enumerate(every), _read_options(options | table), error=error, name="rows")
+
+    return Corpus(SENTENCES, SENTENCES, options | table, (), read)
+
+
+def _columns_of(form: Format, columns: str | Sequence[str] | None, **table: str | None) -> dict[str, Any]:
+    """Return the options for columns that a format has; raises InvalidValueError for others that are given."""
+    if form.is_table:
+        return _table_options(columns, **table)
+    _refuse(form.name, **table)
+    if form.columns is None:
+        _refuse(form.name, columns=columns)
+        return {}
+    return {"columns": ",".join(form.columns if columns is None else parse_columns(columns))}
+
+
+def _table_options(columns: str | Sequence[str] | None, **others: str | None) -> dict[str, str]:
+    """Return the options of a table that are given, with the names of columns joined by commas."""
+    names = columns.split(",") if isinstance(columns, str) else columns
+    if names is not None and not (isinstance(names, Sequence) and all(isinstance(n, str) and n.strip() for n in names)):
+        raise InvalidValueError(f"columns: {quoted(columns)} are not names of columns, such as author,year")
+    joined = None if names is None else ",".join(name.strip() for name in names)
+    return {name: value for name, value in {"columns": joined, **others}.items() if value is not None}
 
 
 def _paths(source: object, format: str | None) -> tuple[Path, ...] | None:
     """Return the paths that a source names; None if it holds sentences."""
     if isinstance(source, str | os.PathLike):
         return (Path(source),)
-    if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
+    if isinstance(source, Mapping):
+        named = ", ".join(map(str, source))[:80]
+        raise InvalidValueError(f"source: a dict of {named}: give one of them, or a list with a dict for each row")
+    if isinstance(source, bytes | bytearray) or not (isinstance(source, Iterable) or hasattr(source, "collect")):
         raise InvalidValueError(f"source: {quoted(source)} is neither a path nor an iterable of sentences")
     if isinstance(source, list | tuple) and format != SENTENCES:
         is_path = [isinstance(item, os.PathLike) or (format is not None and isinstance(item, str)) for item in source]
@@ -182,7 +247,7 @@ def _paths(source: object, format: str | None) -> tuple[Path, ...] | None:
 
 
 def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
-    """Return the files at the paths; in a folder, or else in its folders, those with a known suffix (or any format)."""
+    """Return the files at the paths; in a folder and its folders, those that are not hidden and have a known suffix."""
     files: list[Path] = []
     for path in paths:
         try:
@@ -193,10 +258,13 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
                     raise CorpusError(f"{one_line(path)}: is a device, not a file: give a file, a folder or a pipe")
                 files.append(path)
                 continue
-            inside = _readable(path, format)
-            if not inside:
-                folders = sorted(item for item in path.iterdir() if item.is_dir() and item.name[0] != ".")
-                inside = [file for folder in folders for file in _readable(folder, format)]
+            inside = [
+                file
+                for file in sorted(path.rglob("*"))
+                if file.is_file()
+                and (format or has_format(file))
+                and not any(part.startswith(".") for part in file.relative_to(path).parts)
+            ]
         except CorpusError:
             raise
         except (OSError, ValueError) as error:
@@ -206,12 +274,6 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
             raise CorpusError(f"{one_line(path)}: no file of a known format in this folder")
         files.extend(inside)
     return tuple(files)
-
-
-def _readable(folder: Path, format: str | None) -> list[Path]:
-    """Return the files of a folder that are not hidden and have a known suffix (or any), sorted."""
-    shown = (item for item in folder.iterdir() if item.name[0] != "." and (format or format_of(item)))
-    return sorted(item for item in shown if item.is_file())
 
 
 def _check_split(split: str | None, default: str) -> str:

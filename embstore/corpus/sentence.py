@@ -120,12 +120,12 @@ def read_items(items: Iterable[Item], split: Callable[[str], list[str]]) -> Iter
     for number, item in enumerate(items):
         try:
             if isinstance(item, Sentence):
-                yield _checked(item)
+                yield check_sentence(item)
             elif isinstance(item, str):
-                yield _checked(Sentence(split(item)))
+                yield check_sentence(Sentence(split(item)))
             elif isinstance(item, Sequence):
                 _check_words(item)
-                yield _checked(sentence_of_forms(item, {}))
+                yield check_sentence(sentence_of_forms(item, {}))
             else:
                 raise InvalidValueError(f"{quoted(item)} is neither a Sentence, nor a sequence of words, nor a string")
         except InvalidValueError as error:
@@ -142,7 +142,8 @@ def distinct_sentences(texts: Iterable[Sequence[str]]) -> Iterator[Sentence]:
             yield Sentence(words)
 
 
-def _checked(sentence: Sentence) -> Sentence:
+def check_sentence(sentence: Sentence) -> Sentence:
+    """Return a sentence that keeps the rules of `Sentence`. Raises InvalidValueError for one that does not."""
     words = sentence.words
     check_type("words", words, Sequence, "a sequence of words")
     if isinstance(words, str):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from embstore.corpus import FORMATS, Sentence, open_corpus, read_word_classes, read_word_list
+from embstore.corpus.formats.base import Format
 from embstore.corpus.formats.text import split_punctuation
 
 
@@ -249,10 +250,14 @@ def test_options_that_affect_reading_are_recorded(tmp_path: Path) -> None:
     assert repr(text) == shown
 
 
-def test_every_suffix_is_of_one_format() -> None:
-    suffixes = [suffix for form in FORMATS.values() for suffix in form.suffixes]
-    assert len(suffixes) == len(set(suffixes))
-    assert set(FORMATS) == {"text", "conllu", "conll", "pse", "edge", "sts", "pairs"}
+def test_of_two_formats_with_a_suffix_one_is_recognized_by_its_first_line() -> None:
+    of_suffix: dict[str, list[Format]] = {}
+    for form in FORMATS.values():
+        for suffix in form.suffixes:
+            of_suffix.setdefault(suffix, []).append(form)
+    assert {suffix for suffix, forms in of_suffix.items() if len(forms) > 1} == {".jsonl", ".tsv"}
+    assert all(form.sniff for forms in of_suffix.values() for form in forms[:-1])
+    assert set(FORMATS) == {"text", "conllu", "conll", "pse", "edge", "sts", "pairs", "jsonl", "parquet", "csv"}
 
 
 def test_word_lists(tmp_path: Path) -> None:

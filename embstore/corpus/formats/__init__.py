@@ -7,13 +7,18 @@ from pathlib import Path
 from embstore.corpus.formats.base import Format
 from embstore.corpus.formats.conll import CONLL
 from embstore.corpus.formats.conllu import CONLLU
+from embstore.corpus.formats.csv import CSV
 from embstore.corpus.formats.edge import EDGE
+from embstore.corpus.formats.jsonl import JSONL
+from embstore.corpus.formats.parquet import PARQUET
 from embstore.corpus.formats.pse import PSE
 from embstore.corpus.formats.text import PAIRS, STS, TEXT
-from embstore.corpus.lines import COMPRESSED_SUFFIXES
+from embstore.corpus.lines import COMPRESSED_SUFFIXES, Lines
 from embstore.errors import CorpusError, InvalidValueError, one_line, quoted
 
-FORMATS: dict[str, Format] = {form.name: form for form in (TEXT, CONLLU, CONLL, PSE, EDGE, STS, PAIRS)}
+FORMATS: dict[str, Format] = {
+    form.name: form for form in (TEXT, CONLLU, CONLL, PSE, EDGE, STS, PAIRS, JSONL, PARQUET, CSV)
+}
 
 
 def format_named(name: str) -> Format:
@@ -23,16 +28,25 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def format_of(path: Path) -> Format | None:
-    """Return the format of a file by its suffix, ignoring a suffix of compression; None for an unknown suffix."""
-    return next((form for form in FORMATS.values() if _suffix(path) in form.suffixes), None)
+def has_format(path: Path) -> bool:
+    """Return whether the suffix of a file, without that of compression, is one of a format."""
+    return any(_suffix(path) in form.suffixes for form in FORMATS.values())
 
 
-def common_format(paths: tuple[Path, ...]) -> Format:
+def format_of(path: Path, encoding: str = "utf-8") -> Format | None:
+    """Return the format of a file by its suffix and, where several have it, its first line; None for none."""
+    forms = [form for form in FORMATS.values() if _suffix(path) in form.suffixes]
+    if len(forms) > 1 and path.is_file():
+        line = next((line for line in Lines(path, encoding) if line and not line.isspace()), "")
+        forms = [form for form in forms if form.sniff is None or form.sniff(line)]
+    return forms[0] if forms else None
+
+
+def common_format(paths: tuple[Path, ...], encoding: str) -> Format:
     """Return the one format of all files. Raises CorpusError for an unknown suffix and for several formats."""
     found: dict[str, Path] = {}
     for path in paths:
-        form = format_of(path)
+        form = format_of(path, encoding)
         if form is None:
             known = ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS.values())
             raise CorpusError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from embstore.corpus.formats.base import Format, ReadOptions
+from embstore.corpus.formats.jsonl import parse_object
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Sentence, is_encodable
 from embstore.errors import InvalidValueError, quoted
@@ -69,16 +69,7 @@ def read_edge(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
 
 
 def _parse_line(line: str) -> EdgeSentence:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidValueError(f"not JSON: {error.msg} at column {error.colno}: {quoted(line)}") from None
-    except RecursionError:
-        raise InvalidValueError("JSON too deeply nested") from None
-    except ValueError:
-        raise InvalidValueError("a number of thousands of digits") from None
-    if not isinstance(record, dict):
-        raise InvalidValueError(f'not a JSON object with "text" and "targets": {quoted(line)}')
+    record = parse_object(line)
     text = _value(record, "text", str)
     words = text.split(" ")
     if "" in words:
@@ -124,4 +115,11 @@ def _value(record: dict[str, Any], name: str, *kinds: type) -> Any:
     return record[name]
 
 
-EDGE = Format("edge", (".jsonl",), read_edge)
+def _has_targets(line: str) -> bool:
+    try:
+        return "targets" in parse_object(line)
+    except InvalidValueError:
+        return False
+
+
+EDGE = Format("edge", (".jsonl",), read_edge, sniff=_has_targets)

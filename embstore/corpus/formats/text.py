@@ -89,5 +89,12 @@ def read_pairs(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
 
 
 TEXT = Format("text", (".txt", ".text"), read_text, split="space")
-STS = Format("sts", (".tsv",), read_sts, split="punctuation")
+
+
+def _has_score(line: str) -> bool:
+    fields = line.split("\t")
+    return len(fields) == 4 and finite_number(fields[1].strip()) is not None
+
+
+STS = Format("sts", (".tsv",), read_sts, split="punctuation", sniff=_has_score)
 PAIRS = Format("pairs", (".pairs",), read_pairs, split="punctuation")

@@ -1,0 +1,75 @@
+"""Parquet files, and the tables that Python holds, as rows read a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from embstore.corpus.formats.base import Format, ReadOptions
+from embstore.corpus.formats.rows import read_rows
+from embstore.corpus.lines import Lines
+from embstore.corpus.sentence import Sentence
+from embstore.errors import CorpusError
+
+BATCH_ROWS = 2**15
+
+
+def read_parquet(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield the sentences of each row, one document."""
+
+    def error(number: int, message: str) -> CorpusError:
+        return lines.file_error(f"row {number}: {message}")
+
+    return read_rows(_rows(lines), options, error=error, name=lines.path.name)
+
+
+def _rows(lines: Lines) -> Iterator[tuple[int, dict[str, Any]]]:
+    import polars as pl
+
+    table, number = pl.scan_parquet(lines.path, glob=False), 0
+    try:  # slices read one row group at a time; collect_batches reads many ahead
+        while (batch := table.slice(number, BATCH_ROWS).collect()).height:
+            yield from enumerate(batch.iter_rows(named=True), number)
+            number += batch.height
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise lines.file_error(f"not a Parquet file that can be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def rows_of_table(table: Any) -> Iterable[Any] | None:
+    """Return the rows of a table of Polars, pandas, Arrow or Hugging Face's datasets, as values by column.
+
+    None for anything else. Labels that a data set stores as numbers get their names.
+    """
+    if hasattr(table, "collect_batches"):  # polars.LazyFrame
+        return chain.from_iterable(
+            batch.iter_rows(named=True) for batch in table.collect_batches(chunk_size=BATCH_ROWS)
+        )
+    if hasattr(table, "itertuples"):  # pandas.DataFrame
+        return (dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False, name=None))
+    if hasattr(table, "features") and hasattr(table, "column_names"):  # datasets.Dataset, IterableDataset
+        return _named(table)
+    if hasattr(table, "__arrow_c_stream__") and (hasattr(table, "schema") or hasattr(table, "columns")):
+        import polars as pl
+
+        return pl.DataFrame(table).iter_rows(named=True)
+    return None
+
+
+def _named(dataset: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a data set with the names of its class labels."""
+    names = {}
+    for column, feature in (dataset.features or {}).items():
+        if (found := getattr(getattr(feature, "feature", feature), "names", None)) is not None:
+            names[column] = dict(enumerate(found))
+    for row in dataset:
+        yield {
+            **row,
+            **{
+                column: [of.get(each) for each in row[column]] if isinstance(row[column], list) else of.get(row[column])
+                for column, of in names.items()
+            },
+        }
+
+
+PARQUET = Format("parquet", (".parquet", ".pq"), read_parquet, split="punctuation", is_table=True)

@@ -1,0 +1,247 @@
+"""Rows of a table as documents: one column is the text, the others are facts about it or labels of its words."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date, time
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+from embstore.corpus.formats.base import ReadOptions
+from embstore.corpus.sentence import Document, FieldValue, Sentence, check_sentence, is_encodable, sentence_of_forms
+from embstore.errors import CorpusError, InvalidValueError, SkippedRowsWarning, quoted
+
+Row = Mapping[str, Any]
+DEFAULT_TEXT = "text"
+
+
+def read_rows(
+    rows: Iterable[tuple[int, Row]], options: ReadOptions, *, error: Callable[[int, str], CorpusError], name: str
+) -> Iterator[Sentence]:
+    """Yield the sentences of numbered rows, one document each.
+
+    `error`: makes the error of a row from its number and a message. `name`: of the table, for the warning that rows
+    have no text and are left out.
+    """
+    empty: list[int] = []
+    n_empty, column = 0, ""
+    for number, row in rows:
+        try:
+            if not isinstance(row, Mapping):
+                raise InvalidValueError(f"{quoted(row)} is not a row: column names with values")
+            column = column or text_column(row, options.text)
+            found = _sentences(row, column, options)
+        except InvalidValueError as reason:
+            raise error(number, str(reason)) from None
+        if not found:
+            n_empty, empty = n_empty + 1, empty or [number]
+        yield from found
+    if n_empty:
+        many = "1 row has" if n_empty == 1 else f"{n_empty:,} rows have"
+        warnings.warn(
+            f"{name}: {many} no text in {quoted(column)} and {'is' if n_empty == 1 else 'are'} left out "
+            f"(the first is number {empty[0]})",
+            SkippedRowsWarning,
+            stacklevel=2,
+        )
+
+
+def text_column(row: Row, wanted: str | None) -> str:
+    """Return the column of the text: the one wanted, "text", or the only one that holds text or a list of words."""
+    if wanted is None and DEFAULT_TEXT in row:
+        return DEFAULT_TEXT
+    if wanted is not None:
+        if wanted not in row:
+            raise InvalidValueError(f"there is no column {quoted(wanted)}; the columns are {_listed(row)}")
+        return wanted
+    texts = [name for name, value in row.items() if isinstance(value, str) or _is_words(value)]
+    if len(texts) != 1:
+        raise InvalidValueError(f'name the column of the text with text="...": the columns are {_listed(row)}')
+    return texts[0]
+
+
+def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
+    if column not in row:
+        raise InvalidValueError(f"there is no column {quoted(column)}; the columns are {_listed(row)}")
+    text = row[column]
+    others = {name: value for name, value in row.items() if name not in (column, options.spans)}
+    if options.columns:
+        if missing := [name for name in options.columns if name not in row]:
+            raise InvalidValueError(f"there is no column {quoted(missing[0])}; the columns are {_listed(row)}")
+        others = {name: value for name, value in others.items() if name in options.columns}
+    if _is_missing(text) or (isinstance(text, str | list | tuple) and not text):
+        return []
+    if isinstance(text, str):
+        if not is_encodable(text):
+            raise InvalidValueError(f"{column}: half of a surrogate pair, not a character: {quoted(text)}")
+        found, labels = list(options.sentences(text)), set[str]()
+        if options.spans is not None:
+            if options.spans not in row:
+                raise InvalidValueError(f"there is no column {quoted(options.spans)}; the columns are {_listed(row)}")
+            found = with_spans(text, found, row[options.spans], field_name(options.spans))
+    elif _is_words(text):
+        if options.spans is not None:
+            raise InvalidValueError(f"spans: they are offsets in a text, and {quoted(column)} is a list of words")
+        labels = {name for name, value in others.items() if isinstance(value, list | tuple)}
+        found = [_labelled(list(text), {name: others[name] for name in others if name in labels})]
+    else:
+        raise InvalidValueError(f"{column}: {quoted(text)} is neither a text nor a list of words")
+    document = Document(_fields({name: others[name] for name in others if name not in labels}, options.fields))
+    return [check_sentence(Sentence(each.words, each.labels, each.targets, document, each.attached)) for each in found]
+
+
+def _labelled(words: list[str], columns: Row) -> Sentence:
+    for name, values in columns.items():
+        if len(values) != len(words):
+            raise InvalidValueError(f"{name}: {len(values)} labels for {len(words)} words; {_LEAVE_OUT}")
+        if nested := [value for value in values if isinstance(value, list | tuple | Mapping)]:
+            raise InvalidValueError(f"{name}: {quoted(nested[0])} is no label of a word; {_LEAVE_OUT}")
+    if empty := [at for at, word in enumerate(words) if not word.strip()]:
+        raise InvalidValueError(f"word {empty[0]} is empty")
+    spelled = {
+        field_name(name): [None if _is_missing(value) else str(value) for value in values]
+        for name, values in columns.items()
+    }
+    return sentence_of_forms(words, spelled)
+
+
+_LEAVE_OUT = 'name the columns to read, without it, such as columns="author,year"'
+
+
+def _fields(columns: Row, of_file: Mapping[str, FieldValue]) -> dict[str, FieldValue]:
+    fields = dict(of_file)
+    names = [field_name(name) for name in columns]
+    if len(set(names)) < len(names):
+        raise InvalidValueError(f"two columns have the same name: {_listed(columns)}")
+    for name, (column, value) in zip(names, columns.items(), strict=True):
+        fields[name] = field_value(column, value)
+    return fields
+
+
+def field_name(column: object) -> str:
+    """Return a column's name with "_" for every character that a name in a store cannot have."""
+    name = re.sub(r"[^\w.-]", "_", str(column).strip())
+    return name if name[:1].isalnum() or name[:1] == "_" else f"_{name[1:]}"
+
+
+def field_value(column: str, value: Any) -> FieldValue:
+    """Return a value as a store keeps it: dates as ISO text, missing values as None; raises InvalidValueError."""
+    if _is_missing(value):
+        return None
+    if not isinstance(value, str | bool | int | float) and hasattr(value, "item") and not getattr(value, "shape", ()):
+        value = value.item()  # a NumPy scalar
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, str) and not is_encodable(value):
+        raise InvalidValueError(f"{column}: half of a surrogate pair, not a character: {quoted(value)}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InvalidValueError(f"{column}: {quoted(value)} is not within 64 bits; {_LEAVE_OUT}")
+    if isinstance(value, str | bool | int | float):
+        return value
+    raise InvalidValueError(f"{column}: {quoted(value)} is not one value; {_LEAVE_OUT}")
+
+
+def with_spans(text: str, sentences: Sequence[Sentence], spans: object, column: str) -> list[Sentence]:
+    """Return the sentences of a text with the spans of its characters as occurrences of their own.
+
+    `spans`: [start, stop] or [start, stop, label], or objects with start, stop (or end) and label; white space at their
+    ends is ignored. A word is split where a span begins or ends in it, and sentences that share a span are joined.
+    `column`: the label column of the first word of each span, whose label is by default "span".
+    """
+    wanted = _parse_spans(text, spans)
+    cuts = sorted({end for start, stop, _ in wanted for end in (start, stop)})
+    pieces: list[tuple[int, int, int]] = []  # start, stop and sentence of each word
+    end = 0
+    for number, sentence in enumerate(sentences):
+        for word in sentence.words:
+            start = text.index(word, end)
+            end = start + len(word)
+            bounds = [start, *cuts[bisect_right(cuts, start) : bisect_left(cuts, end)], end]
+            pieces.extend((one, other, number) for one, other in pairwise(bounds))
+    starts = [start for start, _, _ in pieces]
+    joined = set[int]()  # sentences that are joined to the one before
+    ranges = []
+    for start, stop, label in wanted:
+        first, last = bisect_left(starts, start), bisect_left(starts, stop)
+        if first == last:
+            raise InvalidValueError(f"spans: [{start}, {stop}] has no word: {quoted(text[start:stop])}")
+        joined.update(range(pieces[first][2] + 1, pieces[last - 1][2] + 1))
+        ranges.append((first, last, label))
+    return list(_regrouped(text, pieces, joined, ranges, column))
+
+
+def _regrouped(
+    text: str,
+    pieces: list[tuple[int, int, int]],
+    joined: set[int],
+    ranges: list[tuple[int, int, str]],
+    column: str,
+) -> Iterator[Sentence]:
+    """Yield the sentences made of the pieces of a text, with `ranges` of pieces as targets."""
+    numbers = [number for _, _, number in pieces]
+    begins = [at for at, number in enumerate(numbers) if not at or (number != numbers[at - 1] and number not in joined)]
+    for begin, end in pairwise([*begins, len(pieces)]):
+        inside = [(first - begin, last - begin, label) for first, last, label in ranges if begin <= first < end]
+        labels: list[str | None] = [None] * (end - begin)
+        for first, _, label in inside:
+            labels[first] = label
+        yield Sentence(
+            [text[start:stop] for start, stop, _ in pieces[begin:end]],
+            {column: labels},
+            [(first, last) for first, last, _ in inside if last > first + 1],
+            None,
+            [at - begin for at in range(begin + 1, end) if pieces[at][0] == pieces[at - 1][1]],
+        )
+
+
+def _parse_spans(text: str, spans: object) -> list[tuple[int, int, str]]:
+    if _is_missing(spans):
+        return []
+    if not isinstance(spans, list | tuple):
+        raise InvalidValueError(f"spans: {quoted(spans)} is not a list of [start, stop] or [start, stop, label]")
+    found: list[tuple[int, int, str]] = []
+    for span in spans:
+        given = span
+        if isinstance(span, Mapping):
+            given = [span.get("start"), span.get("stop", span.get("end")), span.get("label")]
+        start, stop, label = (*given, None, None)[:3] if isinstance(given, list | tuple) else (None, None, None)
+        label = "span" if label is None else label
+        if not (type(start) is type(stop) is int and isinstance(label, str | int) and len(given) < 4):
+            raise InvalidValueError(f"spans: {quoted(span)} is not [start, stop] or [start, stop, label]")
+        if not 0 <= start < stop <= len(text):
+            raise InvalidValueError(
+                f"spans: {quoted(span)} is not within the text of {len(text):,} characters: "
+                f"0 <= start < stop <= {len(text)}"
+            )
+        inner = text[start:stop]
+        start, stop = stop - len(inner.lstrip()), start + len(inner.rstrip())
+        if start >= stop:
+            raise InvalidValueError(f"spans: {quoted(span)} has no word: {quoted(inner)}")
+        found.append((start, stop, str(label)))
+    found.sort()
+    for (start, stop, _), (other, end, _) in pairwise(found):
+        if other < stop:
+            raise InvalidValueError(f"spans: [{start}, {stop}] and [{other}, {end}] overlap")
+    return found
+
+
+def _is_words(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(word, str) for word in value)
+
+
+def _is_missing(value: object) -> bool:
+    """Return whether a value is None, NaN, or pandas' NaT or NA."""
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+
+
+def _listed(row: Row) -> str:
+    names = ", ".join(map(str, row)) or "none"
+    return names if len(names) < 200 else f"{names[:200]}..."

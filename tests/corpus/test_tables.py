@@ -1,0 +1,309 @@
+"""JSON lines, CSV, Parquet and tables of Python: every row is a document with its columns as fields."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import warnings
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import zstandard
+
+from embstore.corpus import Sentence, open_corpus
+from embstore.corpus.formats.rows import with_spans
+from embstore.errors import CorpusError, InvalidValueError, SkippedRowsWarning
+from tests.corpus.test_errors import complaint
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "The bank was closed.", "year": 1900, "author": "Conrad", "score": 0.5, "draft": True},
+    {"text": "A river, a bank.", "year": 1910, "author": None, "score": 1.0, "draft": False},
+]
+FIELDS = [{name: value for name, value in row.items() if name != "text"} for row in ROWS]
+
+
+def jsonl(rows: Iterable[Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def documents(corpus: Iterable[Sentence]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the text and the fields of each document, with the sentences of one document joined."""
+    found: list[tuple[Any, str, dict[str, Any]]] = []
+    for sentence in corpus:
+        assert sentence.document is not None
+        text = sentence.words[0]
+        for at, word in enumerate(sentence.words[1:], 1):
+            text += word if at in sentence.attached else " " + word
+        if found and found[-1][0] is sentence.document:
+            text = f"{found.pop()[1]} {text}"
+        found.append((sentence.document, text, dict(sentence.document.fields)))
+    return [(text, fields) for _, text, fields in found]
+
+
+class DataSet:
+    """What a data set of Hugging Face's `datasets` shows."""
+
+    column_names = ("tokens", "ner_tags", "kind")
+
+    class _Label:
+        names = ("O", "B-LOC", "I-LOC")
+
+    class _List:
+        def __init__(self, feature: Any) -> None:
+            self.feature = feature
+
+    features = {"tokens": _List(None), "ner_tags": _List(_Label()), "kind": _Label()}  # noqa: RUF012
+
+    def __iter__(self) -> Any:
+        yield {"tokens": ["New", "York", "is"], "ner_tags": [1, 2, 0], "kind": 1}
+
+
+def written(folder: Path, kind: str) -> Any:
+    """Return ROWS as a file, or as a table of Python."""
+    frame = pl.DataFrame(ROWS)
+    if kind == "rows":
+        return ROWS
+    if kind == "polars":
+        return frame
+    if kind == "lazy":
+        return frame.lazy()
+    if kind == "pandas":
+        import pandas as pd
+
+        return pd.DataFrame({name: frame[name].to_list() for name in frame.columns})
+    path = folder / f"a.{kind}"
+    if kind == "parquet":
+        frame.write_parquet(path, row_group_size=1)
+    elif kind in ("csv", "tsv"):
+        frame.write_csv(path, separator="\t" if kind == "tsv" else ",")
+    else:
+        data = jsonl(ROWS).encode()
+        path.write_bytes({"gz": gzip.compress, "st": zstandard.compress}.get(kind[-2:], bytes)(data))
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["jsonl", "ndjson", "jsonl.gz", "jsonl.zst", "parquet", "csv", "tsv", "rows", "polars", "lazy", "pandas"],
+)
+def test_a_row_is_a_document_whose_columns_are_fields(kind: str, tmp_path: Path) -> None:
+    corpus = open_corpus(written(tmp_path, kind))
+    for _ in range(2):
+        found = documents(corpus)
+        assert [text.replace(" ", "") for text, _ in found] == ["Thebankwasclosed.", "Ariver,abank."]
+        fields = [dict(row) for _, row in found]
+        if kind in ("csv", "tsv"):  # without a type for true and false
+            assert [row.pop("draft") for row in fields] == ["true", "false"]
+            fields[0]["draft"], fields[1]["draft"] = True, False
+        assert fields == FIELDS
+        assert [list(map(type, row.values())) for row in fields] == [list(map(type, row.values())) for row in FIELDS]
+
+
+def test_columns_chooses_the_fields(tmp_path: Path) -> None:
+    rows = [{"body": "one two", "year": 1, "meta": {"a": [1]}, "No. of  words": 2, "at": date(1900, 1, 2)}]
+    assert "meta: {'a': [1]} is not one value; name the columns" in complaint(lambda: list(open_corpus(rows)))
+    corpus = open_corpus(rows, columns="No. of  words,at")
+    assert documents(corpus) == [("one two", {"No._of__words": 2, "at": "1900-01-02"})]
+    assert documents(open_corpus(rows, columns=["body"])) == [("one two", {})]
+    assert corpus.options["columns"] == "No. of  words,at"
+    assert "no column 'years'; the columns are body, year" in complaint(
+        lambda: list(open_corpus(rows, columns="years"))
+    )
+
+
+def test_a_column_of_words_with_labels(tmp_path: Path) -> None:
+    (sentence,) = open_corpus(DataSet(), text="tokens")
+    assert (sentence.words, sentence.labels) == (["New", "York", "is"], {"ner_tags": ["B-LOC", "I-LOC", "O"]})
+    assert sentence.document is not None
+    assert sentence.document.fields == {"kind": "B-LOC"}
+    path = tmp_path / "a.parquet"
+    pl.DataFrame({"tokens": [["New York", "is"]], "tag": [["LOC", None]], "year": [1]}).write_parquet(path)
+    (sentence,) = open_corpus(path, text="tokens")
+    assert (sentence.words, sentence.targets) == (["New", "York", "is"], [(0, 2)])
+    assert sentence.labels == {"tag": ["LOC", None, None]}
+
+
+def test_the_text_column() -> None:
+    assert documents(open_corpus([{"body": "one", "year": 1}, {"year": 2, "body": "two"}]))[1] == ("two", {"year": 2})
+    assert documents(open_corpus([{"text": "one", "body": "two"}], text="body")) == [("two", {"text": "one"})]
+    message = complaint(lambda: list(open_corpus([{"body": "one", "title": "two"}])))
+    assert message == 'row 0: name the column of the text with text="...": the columns are body, title'
+
+
+def test_rows_without_text_are_counted() -> None:
+    rows = [{"text": "one"}, {"text": None}, {"text": ""}, {"text": float("nan")}, {"text": "two"}]
+    with pytest.warns(
+        SkippedRowsWarning, match=r"^rows: 3 rows have no text in 'text' and are left out \(the first is number 1"
+    ):
+        assert len(list(open_corpus(rows))) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(open_corpus(rows[:1]))) == 1
+
+
+def test_a_folder_and_its_folders(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a/c.jsonl", "a/d/e.jsonl.gz", ".hidden/f.jsonl", "a/notes.md"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = jsonl([{"text": path.name, "source": "own"} if name == "b.jsonl" else {"text": path.name}]).encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    found = [fields["source"] for _, fields in documents(open_corpus(tmp_path))]
+    assert found == ["a/c.jsonl", "a/d/e.jsonl.gz", "own"]
+
+
+def test_csv_quotes_and_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    long = "word " * 40_000  # beyond the limit of Python's csv module
+    path.write_text(
+        'text,n,x,zip,mixed,empty\n"one, ""two""\nthree",1,1,007,1,\nfour,-2,1e-3,12,no,\n\n' + long + ",,,1,1,\n",
+        "utf-8",
+    )
+    found = list(open_corpus(path, split="space"))
+    assert found[0].words == ["one,", '"two"', "three"]
+    assert len(found[2].words) == 40_000
+    fields = [dict(each.document.fields) for each in found if each.document]
+    assert fields[0] == {"n": 1, "x": 1.0, "zip": "007", "mixed": "1", "empty": None}
+    assert fields[1] == {"n": -2, "x": 0.001, "zip": "12", "mixed": "no", "empty": None}
+    assert fields[2]["n"] is None
+    path.write_text("text;year\n12;1900\n")
+    assert documents(open_corpus(path)) == [("12", {"year": 1900})]
+
+
+BAD: dict[str, tuple[str, bytes | str, str]] = {
+    "not JSON": ("a.jsonl", '{"text": "a"}\n\n{"text": \n', "a.jsonl:3: not JSON: Expecting value at column 10"),
+    "a list": ("a.jsonl", "[1]\n", "a.jsonl:1: not a JSON object"),
+    "missing column": (
+        "a.jsonl",
+        '{"text": "a"}\n{"body": "a"}\n',
+        "a.jsonl:2: there is no column 'text'",
+    ),
+    "text a number": ("a.jsonl", '{"text": 1}\n', "a.jsonl:1: text: 1 is neither a text nor a list of words"),
+    "surrogate": ("a.jsonl", '{"text": "a\\ud800"}\n', "a.jsonl:1: text: half of a surrogate pair"),
+    "surrogate in a field": ("a.jsonl", '{"text": "a", "x": "\\ud800"}\n', "a.jsonl:1: x: half of a surrogate pair"),
+    "latin-1": ("a.jsonl", b'{"text": "caf\xe9"}\n', "a.jsonl:1: byte 0xe9 at offset 13 is not utf-8"),
+    "long number": ("a.jsonl", '{"text": "a", "x": 9223372036854775808}', "is not within 64 bits"),
+    "nested": ("a.jsonl", '{"text": "a", "x": [1, 2]}\n', "a.jsonl:1: x: [1, 2] is not one value"),
+    "labels too few": ("a.jsonl", '{"text": ["a", "b"], "x": ["c"]}\n', "a.jsonl:1: x: 1 labels for 2 words"),
+    "empty word": ("a.jsonl", '{"text": ["a", " "]}\n', "a.jsonl:1: word 1 is empty"),
+    "two names": (
+        "a.jsonl",
+        '{"text": "a", "x y": 1, "x_y": 2}\n',
+        "two columns have the same name: x y, x_y",
+    ),
+    "ragged": ("a.csv", "text,x\na,1\nb\n", "a.csv:3: 1 fields instead of 2, as in the header: ['b']"),
+    "open quote": ("a.csv", 'text,x\n"a,1\nb,2\n', "a.csv:2: not CSV: unexpected end of data"),
+    "no header": ("a.csv", ",\na,1\n", "a.csv:1: no header"),
+    "same header": ("a.csv", "text,text\na,1\n", "a.csv:1: two columns have the same name: 'text,text'"),
+    "no text in CSV": (
+        "a.csv",
+        "a,b\nx,y\n",
+        'a.csv:2: name the column of the text with text="..."',
+    ),
+    "header only": ("a.csv", "text,b\n", "no sentence in it (read as csv)"),
+    "no Parquet": ("a.parquet", b"PAR1 nothing", "a.parquet: not a Parquet file that can be read"),
+    "empty Parquet": ("a.parquet", b"", "a.parquet: not a Parquet file that can be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_tables(case: str, tmp_path: Path) -> None:
+    name, content, expected = BAD[case]
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    assert expected in complaint(lambda: list(open_corpus(path)))
+
+
+def test_a_parquet_file_that_is_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pl.DataFrame({"text": [f"word{n}" for n in range(3000)]}).write_parquet(path)
+    data = path.read_bytes()
+    for size in (len(data) - 1, len(data) // 2, 4):
+        path.write_bytes(data[:size])
+        assert f"{path}: not a Parquet file that can be read" in complaint(lambda: list(open_corpus(path)))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "expected"),
+    [
+        ({"train": ["a"]}, {}, "source: a dict of train: give one of them"),
+        ([{"text": "a"}, "b"], {}, "row 1: 'b' is not a row"),
+        (["a b"], {"text": "body"}, "text: 'body' has no meaning for the format sentences"),
+        ([{"text": "a"}], {"columns": " ,"}, "columns: ' ,' are not names of columns"),
+        ([{"text": ["a"], "s": [[0, 1]]}], {"spans": "s"}, "spans: they are offsets in a text"),
+        ([{"text": "a"}], {"spans": "s"}, "there is no column 's'; the columns are text"),
+    ],
+)
+def test_bad_options(source: Any, options: dict[str, Any], expected: str) -> None:
+    error = (CorpusError, InvalidValueError)
+    assert expected in complaint(lambda: list(open_corpus(source, **options)), error)  # type: ignore[arg-type]
+
+
+def by_two_words(text: str) -> list[Sentence]:
+    """Split at spaces and before punctuation, with two words a sentence."""
+    words: list[tuple[str, bool]] = []
+    for part in text.split():
+        word = part.rstrip(".,")
+        words.extend((each, bool(at)) for at, each in enumerate([word, *part[len(word) :]]) if each)
+    return [
+        Sentence([word for word, _ in pair], attached=[1] if len(pair) > 1 and pair[1][1] else [])
+        for pair in (words[at : at + 2] for at in range(0, len(words), 2))
+    ]
+
+
+def test_spans_of_characters_are_occurrences() -> None:
+    text = "The old bank, on a river. Unbelievable!"
+    rows = [{"text": text, "spans": [[4, 12, "place"], {"start": 28, "end": 35}]}]
+    (sentence,) = open_corpus(rows, spans="spans", split="punctuation")
+    assert sentence.words == ["The", "old", "bank", ",", "on", "a", "river", ".", "Un", "believa", "ble", "!"]
+    assert sentence.targets == [(1, 3)]
+    assert [label for label in sentence.labels["spans"] if label] == ["place", "span"]
+    assert sentence.labels["spans"].index("span") == 9
+    assert sentence.attached == [3, 7, 9, 10, 11]
+
+
+def test_spans_against_an_oracle() -> None:
+    """A span is its characters without white space, and nothing else of the text changes."""
+    draws = random.Random(0)
+    for _ in range(200):
+        text = "".join(draws.choice("ab., ") for _ in range(draws.randrange(1, 30)))
+        ends = sorted(draws.sample(range(len(text) + 1), min(len(text) // 2 * 2, 2 * draws.randrange(4))))
+        spans = [[start, stop, str(at)] for at, (start, stop) in enumerate(zip(ends[::2], ends[1::2], strict=True))]
+        spans = [span for span in spans if text[span[0] : span[1]].strip()]
+        found = with_spans(text, by_two_words(text), spans, "s")
+        assert "".join("".join(each.words) for each in found) == "".join(text.split())
+        made = {}
+        for sentence in found:
+            stops = dict(sentence.targets)
+            assert all(stop > start + 1 for start, stop in stops.items())
+            for at, label in enumerate(sentence.labels["s"]):
+                if label is not None:
+                    made[label] = "".join(sentence.words[at : stops.get(at, at + 1)])
+            natural = "".join(
+                " " * (at > 0 and at not in sentence.attached) + word for at, word in enumerate(sentence.words)
+            )
+            assert natural in " ".join(text.split())
+        assert made == {label: "".join(text[start:stop].split()) for start, stop, label in spans}
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([[0, 8]], "row 0: spans: [0, 8] is not within the text of 7 characters: 0 <= start < stop <= 7"),
+        ([[-1, 2]], "is not within the text"),
+        ([[2, 2]], "is not within the text"),
+        ([[3, 4]], "spans: [3, 4] has no word: ' '"),
+        ([[0, 3], [2, 5]], "spans: [0, 3] and [2, 5] overlap"),
+        ([[0, True]], "spans: [0, True] is not [start, stop]"),
+        ([[0, 1, "x", "y"]], "is not [start, stop] or [start, stop, label]"),
+        ([3], "spans: 3 is not"),
+        ("0,3", "spans: '0,3' is not a list"),
+    ],
+)
+def test_bad_spans(spans: Any, expected: str) -> None:
+    rows = [{"text": "one two", "spans": spans}]
+    assert expected in complaint(lambda: list(open_corpus(rows, spans="spans")))
