@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many
 KEEP = {"min_contexts": int, "per": str, "seed": int}
-READING = {"normalize": str, "columns": str}
+READING = {"normalize": str, "columns": str, "text": str, "spans": str}
 COMPUTING = {
     "unit": Literal["word", "subword", "sentence"],
     "compute_dtype": str,
@@ -35,7 +35,8 @@ SETTINGS = {**COMPUTING, **KEEP, **READING, "workers": int}
 Corpus = Annotated[
     str,
     opt.argument(
-        "CORPUS", "A text file or a folder of them: .txt, .conllu, .conll, .pse, .jsonl or .tsv, also .gz or .zst."
+        "CORPUS",
+        "A file or a folder of them: .txt, .jsonl, .parquet, .csv, .conllu, .conll, .pse or .tsv, also .gz or .zst.",
     ),
 ]
 Pooling = Annotated[
@@ -55,7 +56,10 @@ Words = Annotated[Path | None, opt.option("FILE", "Only the words of this file, 
 Label = Annotated[str | None, opt.option("COLUMN", "Only words with a label in this column; any: in any.", panel=KEPT)]
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
 Format = Annotated[
-    str | None, opt.option("NAME", "text, conllu, conll, pse, edge, sts or pairs (by its suffix).", panel=READ)
+    str | None,
+    opt.option(
+        "NAME", "text, jsonl, parquet, csv, conllu, conll, pse, edge, sts or pairs (by its suffix).", panel=READ
+    ),
 ]
 Split = Annotated[str | None, opt.option("NAME", "Split text into words at space, or punctuation too.", panel=READ)]
 Encoding = Annotated[str | None, opt.option("NAME", "Character encoding, such as latin-1 (utf-8).", panel=READ)]
@@ -204,8 +208,9 @@ def extract(
 
     An existing store of another corpus, model or options is refused. Other settings: unit=subword or unit=sentence for
     a row each; compute_dtype (float32, float16, bfloat16), batch_subwords, max_length (in subwords); min_contexts=N
-    keeps words of N sentences or more, per=COLUMN counts --max-contexts by label; normalize (nfc, nfkc, lower), columns
-    of a .conll file; workers=N of the cluster.
+    keeps words of N sentences or more, per=COLUMN counts --max-contexts by label; normalize (nfc, nfkc, lower); columns
+    of a .conll file, or those of a table to store as fields; text=COLUMN of a table, spans=COLUMN with spans of its
+    characters that are occurrences; workers=N of the cluster.
     """
     extraction = Extraction(corpus, extracting)
     paths = extraction.paths(store)

@@ -114,7 +114,8 @@ def read_settings(given: list[str] | None, keys: Mapping[str, Any], config: Path
         key, sign, text = pair.partition("=")
         if not sign or not text:
             raise InvalidValueError(f"--set {pair} is not KEY=VALUE: the keys are {', '.join(keys)}")
-        settings[key.strip().replace("-", "_")] = _checked(key.strip().replace("-", "_"), _parsed(text), keys, "--set ")
+        key = key.strip().replace("-", "_")
+        settings[key] = _checked(key, text if keys.get(key) is str else _parsed(text), keys, "--set ")
     return settings
 
 
