@@ -112,6 +112,7 @@ COMMANDS = (
     Entry("heads", "attention.heads", MEASURES, "heads bert-pos ud-ewt --plot heads.png"),
     Entry("neighbors", "neighbors.neighbors", MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5"),
     Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png"),
+    Entry("change", "change.change", MEASURES, "change 1900s.zarr 2000s.zarr --layers last --plot change.png"),
     Entry("label", "neighbors.label", MEASURES, "label semcor.zarr --label class --train train.tsv --test test.tsv"),
     Entry("hubness", "neighbors.hubness", MEASURES, "hubness ewt.zarr --layers 0,6,12 -k 10"),
     Entry("index", "index.index", MEASURES, "index ewt.zarr --layer 6 --kind ivf --recall"),

@@ -42,6 +42,7 @@ BASES = {
     "neighbors": "store.zarr bank",
     "senses": "store.zarr bank --clusters 2",
     "label": "store.zarr --label upos",
+    "change": "store.zarr store.zarr --set min_count=1 --set permutations=0 --set resamples=0",
     "hubness": "store.zarr -k 3",
     "cka": "store.zarr",
     "separability": "store.zarr --label upos",

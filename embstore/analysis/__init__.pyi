@@ -1,3 +1,4 @@
+from . import change as change
 from .attention.compare import attention_similarity as attention_similarity
 from .attention.importance import attention_importance as attention_importance
 from .attention.measure import Attention as Attention

@@ -35,7 +35,7 @@ cdef extern from "kernels.h" nogil:
         const int64_t *rows
         int spread
     ctypedef struct cosines_t:
-        int64_t size, n
+        int64_t size, n, width
         const void *vectors
         int half
         const int64_t *words
@@ -366,9 +366,11 @@ def add_cosines(
         raise ValueError("the shapes of the arguments do not fit")
     if (run_sums.shape[0], run_sums.shape[1], buffers.shape[0]) != (2, 2, 2):
         raise ValueError("the shapes of the arguments do not fit")
-    if not size == word_sums.shape[1] == word_totals.shape[1] == run_sums.shape[2] == buffers.shape[1]:
+    if word_sums.shape[1] not in (size, 2 * size) or word_totals.shape[1] != word_sums.shape[1]:
         raise ValueError("the shapes of the arguments do not fit")
-    sums.size, sums.n, sums.half = size, n, half
+    if not size == run_sums.shape[2] == buffers.shape[1]:
+        raise ValueError("the shapes of the arguments do not fit")
+    sums.size, sums.n, sums.half, sums.width = size, n, half, word_sums.shape[1]
     sums.vectors = &vectors[0, 0]
     sums.words = &words[0] if words.shape[0] else NULL
     sums.word_counts = &word_counts[0, 0] if n_words else NULL

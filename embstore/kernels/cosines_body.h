@@ -68,8 +68,8 @@ TARGET static void OWN(read_halves)(const uint16_t *from, int64_t size, REAL *ro
 }
 
 TARGET static void OWN(fetch_sum)(const cosines_t *sums, int64_t word) {
-    const char *sum = (const char *)((const REAL *)sums->word_sums + word * sums->size);
-    for (int64_t j = 0; j < sums->size * (int64_t)sizeof(REAL); j += CACHE_LINE) FETCH(sum + j);
+    const char *sum = (const char *)((const REAL *)sums->word_sums + word * sums->width);
+    for (int64_t j = 0; j < sums->width * (int64_t)sizeof(REAL); j += CACHE_LINE) FETCH(sum + j);
 }
 
 /* Add a vector times `scale` to one or two sums. */
@@ -85,6 +85,10 @@ TARGET static void OWN(add_unit)(
         sum[j] += value;
         word[j] += value;
     }
+}
+
+TARGET static void OWN(add_plain)(const REAL *__restrict row, int64_t size, REAL *__restrict sum) {
+    for (int64_t j = 0; j < size; j++) sum[j] += row[j];
 }
 
 /* Move a sum to a total, and begin it again. */
@@ -120,7 +124,7 @@ TARGET static void OWN(add_to_run)(const cosines_t *sums, int64_t sentence, cons
         memset(own, 0, 2 * sums->size * sizeof(REAL));
     }
     sums->runs[1]++;
-    for (int64_t j = 0; j < sums->size; j++) own[j] += row[j];
+    OWN(add_plain)(row, sums->size, own);
 }
 
 TARGET static int64_t OWN(add_cosines)(const cosines_t *sums) {
@@ -130,7 +134,7 @@ TARGET static int64_t OWN(add_cosines)(const cosines_t *sums) {
     for (int64_t i = 0; i < n; i++) {
         const int64_t word = sums->words ? sums->words[i] : -1, sentence = sums->sentences ? sums->sentences[i] : -1;
         const REAL *row = buffer;
-        REAL *word_sum = word < 0 ? NULL : (REAL *)sums->word_sums + word * size;
+        REAL *word_sum = word < 0 ? NULL : (REAL *)sums->word_sums + word * sums->width;
         if (sums->words && i + AHEAD < n && sums->words[i + AHEAD] >= 0)
             OWN(fetch_sum)(sums, sums->words[i + AHEAD]);
         if (sums->half) OWN(read_halves)((const uint16_t *)sums->vectors + i * size, size, buffer);
@@ -143,10 +147,11 @@ TARGET static int64_t OWN(add_cosines)(const cosines_t *sums) {
         OWN(add_unit)(row, scale, size, sentence < 0 ? loose : (REAL *)sums->run_sums + size, word_sum);
         if (sentence < 0 && ++n_loose % FLUSH_COUNT == 0) OWN(flush)(loose, size, sums->total);
         if (!word_sum) continue;
+        if (sums->width > size) OWN(add_plain)(row, size, word_sum + size);
         int64_t *counts = sums->word_counts + 3 * word;
         counts[2] += square > 0;
         if (counts[0] >= 0 && ++counts[1] == FLUSH_COUNT) {
-            OWN(flush)(word_sum, size, sums->word_totals + counts[0] * size);
+            OWN(flush)(word_sum, sums->width, sums->word_totals + counts[0] * sums->width);
             counts[1] = 0;
         }
     }

@@ -111,14 +111,15 @@ void rank_rows(
 /* Sums of unit vectors by word, by sentence and in all; what is of the type of the arithmetic is void. */
 typedef struct {
     int64_t size, n;
+    int64_t width;                  /* of a word's sum: size, or 2 size where the plain vectors are summed after it */
     const void *vectors;            /* [n, size] */
     int half;                       /* whether they are float16 bits, else of the type of the arithmetic */
     const int64_t *words;           /* [n], the word of each vector, -1 for none; NULL without words */
     /* Of each word: the row of its total or -1, the vectors in its sum, and how many vectors are not zero. A sum of
        FLUSH_COUNT vectors is moved to the total. */
     int64_t *word_counts;           /* [word, 3] */
-    void *word_sums;                /* [word, size] */
-    double *word_totals;            /* [frequent word, size] */
+    void *word_sums;                /* [word, width] */
+    double *word_totals;            /* [frequent word, width] */
     const int64_t *sentences;       /* [n], ascending except for -1; NULL without sentences */
     const int64_t *sentence_sizes;  /* [sentence] */
     double *sentence_values;        /* [sentence] */

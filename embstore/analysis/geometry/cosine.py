@@ -55,28 +55,64 @@ class CosineSums:
 
     The arrays are those of the kernel, see kernels.h. `slots` int64 [n_words]: the row of `word_totals` of each word
     whose sum is moved there, -1 for the others. `incomplete` has the float64 sums [2, hidden_size] of sentences that
-    lie in two parts and were read before, with the number of vectors read.
+    lie in two parts and were read before, with the number of vectors read. `with_plain`: word sums are twice as wide,
+    the sum of the plain vectors after that of the unit vectors.
     """
 
     hidden_size: int
     slots: NDArray[np.int64]
     n_sentences: int
     dtype: type[np.floating]
+    with_plain: bool = False
     n_nonzero: int = 0
     count: int = 0
     incomplete: dict[int, tuple[NDArray[np.float64], int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         size, n_words = self.hidden_size, len(self.slots)
+        width = 2 * size if self.with_plain else size
         self.total = np.zeros(size)
-        self.word_sums = np.zeros((n_words, size), self.dtype)
-        self.word_totals = np.zeros((int(self.slots.max(initial=-1)) + 1, size))
+        self.word_sums = np.zeros((n_words, width), self.dtype)
+        self.word_totals = np.zeros((int(self.slots.max(initial=-1)) + 1, width))
         self.word_counts = np.zeros((n_words, 3), np.int64)
         self.word_counts[:, 0] = self.slots
         self.values = np.full(self.n_sentences, np.nan)
         self.runs = np.array([[-1, 0], [-1, 0]])
         self.run_sums = np.zeros((2, 2, size), self.dtype)
         self.buffers = np.zeros((2, size), self.dtype)
+
+    def add(
+        self, batch: Batch, words: NDArray[np.int64], sentences: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> None:
+        """Add a batch, given the word and the sentence of each vector; raises NonFiniteError."""
+        half = batch.stored.dtype == np.float16
+        n_nonzero = add_cosines(
+            np.ascontiguousarray(batch.stored if half else batch.stored.astype(self.dtype, copy=False)).view(np.int8),
+            half,
+            words,
+            self.word_counts,
+            self.word_sums,
+            self.word_totals,
+            sentences,
+            sizes,
+            self.values,
+            self.runs,
+            self.run_sums,
+            self.buffers,
+            self.total,
+        )
+        if n_nonzero < 0:
+            batch.require_finite()
+            raise too_long(batch.layer)
+        self.n_nonzero += n_nonzero
+        self.count += len(batch)
+
+    def add_words(self, other: CosineSums) -> None:
+        """Add the sums of words of another part."""
+        self.flush()
+        self.word_sums += other.word_sums
+        self.word_totals += other.word_totals
+        self.word_counts[:, 2] += other.word_counts[:, 2]
 
     def flush(self) -> None:
         """Move the sums of frequent words to their totals."""
@@ -142,36 +178,14 @@ class Cosines:
 
     def update(self, state: CosineSums, batch: Batch) -> CosineSums:
         index, rows = batch.store.index, _as_slice(batch.rows)
-        half = batch.stored.dtype == np.float16
-        n_nonzero = add_cosines(
-            np.ascontiguousarray(batch.stored if half else batch.stored.astype(state.dtype, copy=False)).view(np.int8),
-            half,
-            self._words.find(index.type[rows]),
-            state.word_counts,
-            state.word_sums,
-            state.word_totals,
-            self._sentences.find(index.sentence[rows]),
-            self._sentences.sizes,
-            state.values,
-            state.runs,
-            state.run_sums,
-            state.buffers,
-            state.total,
-        )
-        if n_nonzero < 0:
-            batch.require_finite()
-            raise too_long(batch.layer)
-        state.n_nonzero += n_nonzero
-        state.count += len(batch)
+        words, sentences = self._words.find(index.type[rows]), self._sentences.find(index.sentence[rows])
+        state.add(batch, words, sentences, self._sentences.sizes)
         return state
 
     def merge(self, state: CosineSums, other: CosineSums) -> CosineSums:
         incomplete = [*state.take_incomplete(), *other.take_incomplete()]
-        state.flush()
+        state.add_words(other)
         state.total += other.total
-        state.word_sums += other.word_sums
-        state.word_totals += other.word_totals
-        state.word_counts[:, 2] += other.word_counts[:, 2]
         state.values = np.where(np.isnan(state.values), other.values, state.values)
         state.n_nonzero += other.n_nonzero
         state.count += other.count

@@ -1,0 +1,90 @@
+"""The command that compares words between corpora and over time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import embstore as es
+import embstore_cli.options as opt
+from embstore_cli.output import Drawing, counted, print_concordance, print_notes, print_table
+
+if TYPE_CHECKING:
+    from embstore.analysis.change import Change
+
+METRICS = (
+    *("apd", "apd_excess", "prt", "inverse_prt", "prt_centered"),
+    *("selfsim_old", "selfsim_new", "selfsim_change", "jsd"),
+)
+SHOWN = ("apd_excess", "apd", "prt", "prt_centered", "selfsim_change", "jsd")
+TESTS = {
+    **dict.fromkeys(
+        ("permutations", "resamples", "sample", "n_clusters", "min_senses", "matched", "seed"), int
+    ),
+    "exchange": str,
+}  # fmt: skip
+SETTINGS = {"min_count": int, "width": int, "top": int, "sentences": int, "rank": str, "memory": str, **TESTS}
+
+
+def change(
+    old: Annotated[str, opt.argument("OLD", "A store; alone with --by.")],
+    new: Annotated[str | None, opt.argument("NEW", "A store of a later or other corpus, by the same model.")] = None,
+    *,
+    by: Annotated[str | None, opt.option("COLUMN", "Compare the values of this label or field of one store.")] = None,
+    layers: opt.Layers = "all",
+    metrics: Annotated[str, opt.option("LIST", f"all, or some of {', '.join(METRICS)}.", show_default=False)] = "all",
+    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    output: Drawing,
+) -> None:
+    """Measure how words change between two corpora.
+
+    Distances, self-similarity and senses of every shared word at every layer, with permutation p-values, false
+    discovery control, and the sentences that show the change best. --out has every word.
+    --set min_count=N: only words with N occurrences on each side; width=10: decades of a column of years.
+    """
+    chosen = opt.read_settings(settings, SETTINGS)
+    top, sentences, rank = chosen.pop("top", 10), chosen.pop("sentences", 2), chosen.pop("rank", "apd_excess")
+    tests = es.analysis.change.ChangeTests(**{name: chosen.pop(name) for name in TESTS if name in chosen})
+    names = list(METRICS) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
+    rank = rank if rank in names else names[0]
+    found = es.analysis.change.measure_change(
+        es.open(old),
+        None if new is None else es.open(new),
+        by=by,
+        layers=opt.layers_of(layers),
+        metrics=names,
+        tests=tests,
+        **chosen,
+    )
+    output.draw(lambda: es.plot.change_map(found.frame, metric=rank))
+    print_notes(found.notes)
+    if output.deliver(found.frame):
+        _print(found, rank, top, sentences)
+
+
+def _print(found: Change, rank: str, top: int, sentences: int) -> None:
+    """Print how much changes at each layer, the words that change most in the last, and their sentences."""
+    rows = []
+    for (layer, metric), part in found.frame.partition_by("layer", "metric", as_dict=True, maintain_order=True).items():
+        if metric == rank:
+            tested = part["q"].drop_nulls()
+            row = {"layer": str(layer), f"median {rank}": part["value"].median(), "words": len(part)}
+            rows.append(row | ({"q <= 0.05": int((tested <= 0.05).sum())} if len(tested) else {}))
+    skipped = f"; {counted(len(found.skipped), 'word')} with too few occurrences" if len(found.skipped) else ""
+    print_table(rows, title=f"from {found.names[0]} to {found.names[1]}{skipped}")
+    best = found.top(rank, count=top)
+    wide = found.frame.filter(found.frame["layer"] == found.layers[-1]).partition_by("word", as_dict=True)
+    lines = []
+    for row in best.to_dicts():
+        values = dict(wide[row["word"],].select("metric", "value").iter_rows())
+        line = {"word": row["word"], "old": row["count_old"], "new": row["count_new"]}
+        line |= {metric: values[metric] for metric in SHOWN if metric in values}
+        lines.append(line | {f"q ({rank})": row["q"], "among like": row["p_matched"]})
+    print()
+    print_table(lines, title=f"the words that change most in layer {found.layers[-1]}, by {rank}")
+    for word in best["word"].head(3) if sentences else ():
+        table = found.sentences(word, count=sentences)
+        for side, part in table.group_by("side", maintain_order=True):
+            print()
+            title = f"{word}: most typical of {side[0]}"
+            print_concordance(part.drop("score", "rank", "side", "layer", "marked").to_dicts(), title=title,
+                              scores=part["score"].to_list())  # fmt: skip

@@ -1,0 +1,235 @@
+"""What is compared: the words that several periods share, and the rows of their occurrences in one store or two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from embstore.analysis.scan import selected
+from embstore.analysis.words import count_codes
+from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
+from embstore.store import Selection, Store
+from embstore.store.index import SPECIAL
+
+EXCHANGE = ("document", "sentence")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The occurrences of the compared words in one store.
+
+    `rows`: int64 [n], ascending. `words`, `periods`: int64 [n], the word and the period of each. `units`: int64 [n],
+    the document or sentence of each, numbered over all parts. `is_whole`: whether every row of the store may be read.
+    """
+
+    store: Store
+    rows: NDArray[np.int64]
+    words: NDArray[np.int64]
+    periods: NDArray[np.int64]
+    units: NDArray[np.int64]
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The words that are compared and their occurrences.
+
+    `periods`: the names of the periods in their order. `words`: the forms. `counts`: int64 [word, period].
+    `skipped`: the words of two periods or more that have too few occurrences: `word, count_PERIOD ..., reason`.
+    `exchange`: "document" or "sentence", what `units` are.
+    """
+
+    periods: tuple[str, ...]
+    words: tuple[str, ...]
+    counts: NDArray[np.int64]
+    layers: tuple[int, ...]
+    parts: tuple[Part, ...]
+    skipped: pl.DataFrame
+    exchange: str
+
+    @property
+    def hidden_size(self) -> int:
+        return self.parts[0].store.hidden_size
+
+    @cached_property
+    def _orders(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """For each part, its occurrences by word, and where each word begins."""
+        starts = [np.append(0, np.cumsum(np.bincount(part.words, minlength=len(self.words)))) for part in self.parts]
+        return [(start, np.argsort(part.words, kind="stable")) for start, part in zip(starts, self.parts, strict=True)]
+
+    def of_word(self, number: int) -> list[tuple[Part, NDArray[np.int64]]]:
+        """The positions of a word's occurrences in each part."""
+        spans = [order[starts[number] : starts[number + 1]] for starts, order in self._orders]
+        return list(zip(self.parts, spans, strict=True))
+
+
+def compare_stores(
+    old: Store | Selection,
+    new: Store | Selection,
+    *,
+    layers: int | str | Sequence[int] | None,
+    words: Iterable[str] | None,
+    min_count: int,
+    exchange: str | None,
+    names: tuple[str, str] | None = None,
+) -> Compared:
+    """The words that two stores share. Raises InvalidValueError for stores of different models or layers."""
+    sides = [selected(data, layers) for data in (old, new)]
+    first, second = (side.store for side in sides)
+    for what, one, other in (
+        ("hidden size", first.hidden_size, second.hidden_size),
+        ("layers", sides[0].layers, sides[1].layers),
+        ("model", _model_of(first), _model_of(second)),
+    ):
+        if one != other:
+            raise InvalidValueError(
+                f"{first.path} and {second.path} differ in their {what}, {one} and {other}: compare what one model made"
+            )
+    if names is None:
+        names = (first.path.stem, second.path.stem) if first.path.stem != second.path.stem else ("old", "new")
+    forms = [list(store.index.words) for store in (first, second)]
+    place = {form: number for number, form in enumerate(forms[1])}
+    shared = [form for form in forms[0] if form in place]
+    given = [(side, _numbers(of, shared), np.full(len(side), period)) for period, (side, of) in
+             enumerate(zip(sides, forms, strict=True))]  # fmt: skip
+    return _compared(given, shared, names, words, min_count, 2, exchange)
+
+
+def compare_periods(
+    data: Store | Selection,
+    by: str,
+    *,
+    layers: int | str | Sequence[int] | None,
+    words: Iterable[str] | None,
+    min_count: int,
+    exchange: str | None,
+    width: int | None = None,
+    least_periods: int = 2,
+) -> Compared:
+    """The words of the periods of one store: the values of a column of its table, or spans of `width` of a number."""
+    side = selected(data, layers)
+    column = side.table(columns=[by])[by]
+    periods, names = _periods_of(column, by, width)
+    forms = list(side.store.index.words)
+    return _compared([(side, np.arange(len(forms)), periods)], forms, names, words, min_count, least_periods, exchange)
+
+
+def _model_of(store: Store) -> Any:
+    model = store.metadata.model
+    return model.get("weights_sha256") or model.get("name")
+
+
+def _numbers(forms: Sequence[str], shared: Sequence[str]) -> NDArray[np.int64]:
+    """The position in `shared` of each form, -1 for none."""
+    place = {form: number for number, form in enumerate(shared)}
+    return np.array([place.get(form, -1) for form in forms], np.int64)
+
+
+def _periods_of(column: pl.Series, by: str, width: int | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The period of each row, -1 for a null, and the names of the periods in their order."""
+    if column.dtype in (pl.Enum, pl.Categorical, pl.String):
+        texts = column.cast(pl.String)
+        numbers = texts.cast(pl.Int64, strict=False)
+        column = numbers if numbers.null_count() == texts.null_count() else texts
+    if width is not None:
+        check_whole("width", width, 1)
+        if not column.dtype.is_numeric():
+            raise InvalidValueError(f"the column {by!r} is no number: periods of a width need years; leave width out")
+        column = (column // width * width).cast(pl.Int64)
+    values = column.drop_nulls().unique().sort()
+    if len(values) < 2:
+        raise InvalidValueError(f"the column {by!r} has {len(values)} value: change needs two periods or more")
+    codes = column.replace_strict(values, pl.int_range(len(values), eager=True), default=-1, return_dtype=pl.Int64)
+    names = [f"{value}-{value + width - 1}" if width and width > 1 else str(value) for value in values.to_list()]
+    return codes.fill_null(-1).to_numpy(), tuple(names)
+
+
+def _compared(
+    given: Sequence[tuple[Selection, NDArray[np.int64], NDArray[np.int64]]],
+    forms: Sequence[str],
+    names: tuple[str, ...],
+    words: Iterable[str] | None,
+    min_count: int,
+    least_periods: int,
+    exchange: str | None,
+) -> Compared:
+    """Count the forms in each period, and list the occurrences of those with `min_count` in `least_periods`.
+
+    `given`: for each store its selection, the form of each type (-1: none), and the period of each selected row.
+    """
+    check_whole("min_count", min_count, 1)
+    found = []
+    counts = np.zeros((len(forms), len(names)), np.int64)
+    for side, numbers, periods in given:
+        index, rows = side.store.index, side.rows
+        codes = numbers[index.type[rows]]
+        codes[periods < 0] = -1
+        if SPECIAL in index.labels:
+            codes[index.labels[SPECIAL].codes[rows] >= 0] = -1
+        known = np.flatnonzero(codes >= 0)
+        pairs = codes[known] * len(names) + periods[known]
+        counts += count_codes(pairs, counts.size)[: counts.size].reshape(counts.shape)
+        found.append((side, rows, codes, periods))
+    wanted = _wanted(words, forms)
+    enough = wanted & ((counts >= min_count).sum(1) >= least_periods)
+    chosen = np.flatnonzero(enough)
+    if not len(chosen):
+        raise InvalidValueError(
+            f"no word has {min_count} occurrences in {least_periods} of the periods {', '.join(names)}: "
+            "allow fewer (min_count), or compare larger corpora"
+        )
+    few = np.flatnonzero(wanted & ~enough & ((counts > 0).sum(1) >= (2 if words is None else 0)))
+    skipped = pl.DataFrame(
+        {"word": pl.Series([forms[number] for number in few.tolist()], dtype=pl.String)}
+        | {f"count_{name}": counts[few, period] for period, name in enumerate(names)}
+    ).with_columns(reason=pl.lit(f"fewer than {min_count} occurrences"))
+    place = np.full(len(forms) + 1, -1)
+    place[chosen] = np.arange(len(chosen))
+    exchange = _exchange_of([side.store for side, *_ in found], exchange)
+    parts, n_units = [], 0
+    for side, rows, codes, periods in found:
+        numbers = place[codes]
+        known = np.flatnonzero(numbers >= 0)
+        order = known if (np.diff(rows) > 0).all() else known[np.argsort(rows[known], kind="stable")]
+        units = _units(side.store, rows[order], exchange)
+        columns = (rows[order], numbers[order], periods[order], units + n_units)
+        parts.append(Part(side.store, *columns, is_whole=side.is_whole))
+        n_units += int(units.max(initial=-1)) + 1
+    kept = tuple(forms[number] for number in chosen.tolist())
+    return Compared(names, kept, counts[chosen], given[0][0].layers, tuple(parts), skipped, exchange)
+
+
+def _wanted(words: Iterable[str] | None, forms: Sequence[str]) -> NDArray[np.bool_]:
+    if words is None:
+        return np.ones(len(forms), bool)
+    listed = [words] if isinstance(words, str) else list(words)
+    known = set(forms)
+    missing = [word for word in listed if word not in known]
+    if missing:
+        raise InvalidValueError(f"not all periods have the word {quoted(missing[0])}: leave it out")
+    return np.isin(np.array(forms, object).astype(str), listed)
+
+
+def _exchange_of(stores: Sequence[Store], exchange: str | None) -> str:
+    """What is exchanged between the periods: documents where any has two sentences."""
+    if exchange is not None:
+        check_choice("exchange", exchange, EXCHANGE)
+        return exchange
+    several = any(len(store.index.texts) > len(np.unique(_documents(store))) for store in stores)
+    return "document" if several else "sentence"
+
+
+def _units(store: Store, rows: NDArray[np.int64], exchange: str) -> NDArray[np.int64]:
+    sentences = np.asarray(store.index.sentence[rows], np.int64)
+    return sentences if exchange == "sentence" else _documents(store)[sentences]
+
+
+def _documents(store: Store) -> NDArray[np.int64]:
+    """The document of each sentence; int64 [sentence]."""
+    return np.arange(len(store.index.texts))

@@ -1,0 +1,228 @@
+"""Distances between periods from sums: one scan of each layer, and no pairs of occurrences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.analysis.change.occurrences import Compared, Part
+from embstore.analysis.geometry.cosine import FLUSH_COUNT, CosineSums, mean_cosine
+from embstore.analysis.scan import Batch, Scope, reduce
+from embstore.devices import thread_count
+from embstore.store import Selection, Store
+
+NO_SENTENCES = np.empty(0, np.int64)
+DISTANCES = ("apd", "apd_excess", "prt", "inverse_prt", "prt_centered")
+SIMILARITIES = ("selfsim_old", "selfsim_new", "selfsim_change")
+JSD = "jsd"
+METRICS = (*DISTANCES, *SIMILARITIES, JSD)
+TESTED = ("apd", "apd_excess", "prt", "prt_centered", "selfsim_change", JSD)
+TWO_SIDED = ("selfsim_change",)
+WHOLE = 0.25  # above this share of the rows the whole layer is scanned
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of some words in each period: the sums of their unit and of their plain vectors, float64 [word, period, feature].
+
+    `counts`, `n_nonzero`: int64 [word, period], the occurrences, and those whose vector is not zero.
+    """
+
+    unit: NDArray[np.float64]
+    plain: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    n_nonzero: NDArray[np.int64]
+
+
+class WordSums:
+    """A reducer for the sums of unit and plain vectors by group: (float64 [group, 2 feature], int64 [group]).
+
+    `groups`: int64, the group of each selected occurrence, -1 for none. `sizes`: int64 [group].
+    """
+
+    def __init__(self, groups: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        self._groups = groups
+        frequent = sizes > FLUSH_COUNT
+        self._slots = np.where(frequent, np.cumsum(frequent) - 1, -1)
+
+    def init(self, scope: Scope) -> CosineSums:
+        dtype = np.float64 if scope.store.dtype in ("float32", "float64") else np.float32
+        return CosineSums(scope.hidden_size, self._slots, 0, dtype, with_plain=True)
+
+    def update(self, state: CosineSums, batch: Batch) -> CosineSums:
+        state.add(batch, self._groups[batch.positions], NO_SENTENCES, NO_SENTENCES)
+        return state
+
+    def merge(self, state: CosineSums, other: CosineSums) -> CosineSums:
+        state.add_words(other)
+        return state
+
+    def finish(self, state: CosineSums, scope: Scope) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        state.flush()
+        sums = state.word_sums.astype(np.float64)
+        sums[self._slots >= 0] = state.word_totals
+        return sums, state.word_counts[:, 2]
+
+
+def word_chunks(compared: Compared, memory: int) -> list[tuple[int, int]]:
+    """Cut the words so that the sums of a chunk take about a third of `memory` with a state for each thread."""
+    nbytes = len(compared.periods) * 2 * compared.hidden_size * 8 * (2 + thread_count())
+    size = max(1, memory // 2 // nbytes)
+    return [(start, min(start + size, len(compared.words))) for start in range(0, len(compared.words), size)]
+
+
+def scan_sums(
+    compared: Compared, memory: int, *, threads: int | None = None, progress: Callable[[int], object] | None = None
+) -> Iterator[tuple[int, slice, Sums, NDArray[np.float64]]]:
+    """Sum the vectors of all words in one pass over each layer, or several if their sums exceed the memory.
+
+    Yields the layer, the words, their sums, and the centers float64 [period, feature]: the mean plain vector of each
+    period over all compared words. `progress` is called with the number of vectors that were read.
+    """
+    n_periods, chunks = len(compared.periods), word_chunks(compared, memory)
+    report = progress or (lambda _: None)
+    centers: dict[int, NDArray[np.float64]] = {}
+    if len(chunks) > 1:
+        counts = compared.counts.sum(0)
+        givens = [_Given.of(part, np.where(part.words >= 0, part.periods, -1)) for part in compared.parts]
+        for layer in compared.layers:
+            whole, _ = _reduced(givens, layer, counts, compared.hidden_size, threads, report)
+            centers[layer] = whole[:, compared.hidden_size :] / counts[:, None]
+    for start, stop in chunks:
+        counts = compared.counts[start:stop]
+        givens = []
+        for part in compared.parts:
+            wanted = (part.words >= start) & (part.words < stop)
+            givens.append(_Given.of(part, np.where(wanted, (part.words - start) * n_periods + part.periods, -1)))
+        for layer in compared.layers:
+            total, n_nonzero = _reduced(givens, layer, counts.reshape(-1), compared.hidden_size, threads, report)
+            both = total.reshape(*counts.shape, 2, compared.hidden_size)
+            sums = Sums(both[:, :, 0], both[:, :, 1], counts, n_nonzero.reshape(counts.shape))
+            if len(chunks) == 1:
+                centers[layer] = sums.plain.sum(0) / counts.sum(0)[:, None]
+            yield layer, slice(start, stop), sums, centers[layer]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The rows that are read of a store, all where most are wanted, and the group of each, -1 for none."""
+
+    store: Store
+    rows: NDArray[np.int64] | None
+    groups: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, part: Part, groups: NDArray[np.int64]) -> _Given:
+        wanted = groups >= 0
+        if not part.is_whole or wanted.sum() < WHOLE * part.store.n_rows:
+            return cls(part.store, part.rows[wanted], groups[wanted])
+        every = np.full(part.store.n_rows, -1)
+        every[part.rows] = groups
+        return cls(part.store, None, every)
+
+
+def _reduced(
+    givens: Sequence[_Given],
+    layer: int,
+    sizes: NDArray[np.int64],
+    hidden_size: int,
+    threads: int | None,
+    report: Callable[[int], object],
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The sums of each group over all stores, float64 [group, 2 feature], and how many vectors are not zero."""
+    total, n_nonzero = np.zeros((len(sizes), 2 * hidden_size)), np.zeros(len(sizes), np.int64)
+    for given in givens:
+        if not len(given.groups):
+            continue
+        reducer = WordSums(given.groups, sizes)
+        parts = max(2, len(given.groups) // (4 * len(sizes)))  # large compared with the sums of a state
+        selection = Selection(given.store, rows=given.rows, layers=layer)
+        found = reduce(
+            selection, {"sums": reducer}, device="cpu", parts=parts, threads=threads, max_states=4, progress=False
+        )
+        sums, known = found[layer]["sums"]
+        total += sums
+        n_nonzero += known
+        report(len(given.groups))
+    return total, n_nonzero
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products of the sums of two sides, each an array of one shape: old with old, old with new, new with new."""
+
+    old: NDArray[np.float64]
+    both: NDArray[np.float64]
+    new: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, old: NDArray[np.float64], new: NDArray[np.float64]) -> Products:
+        """The products of sums [..., feature]."""
+        dots = [np.einsum("...j,...j->...", one, other) for one, other in ((old, old), (old, new), (new, new))]
+        return cls(*dots)
+
+    @property
+    def cosine(self) -> NDArray[np.float64]:
+        """The cosine of the two sums; NaN where one is zero."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.clip(self.both / np.sqrt(self.old * self.new), -1, 1)
+
+
+def measures(
+    unit: Products, plain: Products, centered: Products, counts: Any, n_nonzero: Any
+) -> dict[str, NDArray[np.float64]]:
+    """All measures of change but `jsd` from inner products of sums; no pair of occurrences is formed.
+
+    With the unit vectors u of n old and v of m new occurrences, their plain vectors x and y, U = sum u and V = sum v:
+
+    - `apd`, average pairwise distance (Giulianelli et al. 2020): 1 - U.V / (n m), which is the mean of 1 - cos over all
+      n m pairs of an old and a new occurrence.
+    - `apd_excess`: apd minus the mean of 1 - `selfsim_old` and 1 - `selfsim_new`. A word of many uses has a high apd
+      without any change; this is half the energy distance (Székely & Rizzo 2013) with the cosine distance.
+    - `prt`: 1 - cos(mean x, mean y), the cosine distance of the prototypes.
+    - `inverse_prt`: 1 / cos(mean x, mean y), PRT of Kutuzov & Giulianelli 2020; null where the cosine is not above 0.
+    - `prt_centered`: `prt` after the mean of each side over all compared words is subtracted from its vectors, so that
+      a shift that all words share (genre, spelling) does not count.
+    - `selfsim_old` = (U.U - n) / (n^2 - n), the mean cosine of two occurrences of one side (Ethayarajh 2019),
+      `selfsim_new`, and `selfsim_change`, new minus old: below 0 the word is used in more different ways.
+
+    `counts`, `n_nonzero`: pairs (old, new) of arrays; a zero vector has cosine 0 with every other.
+    """
+    n_old, n_new = (np.asarray(each, np.float64) for each in counts)
+    apd = 1 - unit.both / (n_old * n_new)
+    similar_old = mean_cosine(unit.old, np.asarray(n_nonzero[0], np.float64), n_old)
+    similar_new = mean_cosine(unit.new, np.asarray(n_nonzero[1], np.float64), n_new)
+    cosine = plain.cosine
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.where(cosine > 0, 1 / cosine, np.nan)
+    return {
+        "apd": apd,
+        "apd_excess": apd - 1 + (similar_old + similar_new) / 2,
+        "prt": 1 - cosine,
+        "inverse_prt": inverse,
+        "prt_centered": 1 - centered.cosine,
+        "selfsim_old": similar_old,
+        "selfsim_new": similar_new,
+        "selfsim_change": similar_new - similar_old,
+    }
+
+
+def measures_of_sums(sums: Sums, centers: NDArray[np.float64], old: Any, new: Any) -> dict[str, NDArray[np.float64]]:
+    """The measures of each word between its periods `old` and `new` [word]; float64 [word] each.
+
+    `centers`: float64 [period, feature], the mean plain vector of each period over all compared words.
+    """
+    words = np.arange(len(sums.counts))
+    counts = sums.counts[words, old], sums.counts[words, new]
+    centered = [sums.plain[words, each] - sums.counts[words, each, None] * centers[each] for each in (old, new)]
+    return measures(
+        Products.of(sums.unit[words, old], sums.unit[words, new]),
+        Products.of(sums.plain[words, old], sums.plain[words, new]),
+        Products.of(*centered),
+        counts,
+        (sums.n_nonzero[words, old], sums.n_nonzero[words, new]),
+    )

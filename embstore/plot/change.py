@@ -1,0 +1,101 @@
+"""Figures of change: by frequency, by layer, and over periods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embstore.errors import InvalidValueError, check_choice, check_columns
+from embstore.plot.drawing import (
+    GRID,
+    PALETTE,
+    add_legend,
+    draw_line,
+    floats,
+    layer_name,
+    literal,
+    panels,
+    style,
+    subplots,
+)
+from embstore.store.layout import resolve_layer
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+COLUMNS = ("word", "layer", "metric", "value", "count_old", "count_new")
+LEVEL = 0.05
+TITLES = {
+    "apd": "average pairwise distance",
+    "apd_excess": "pairwise distance beyond that within sides",
+    "prt": "prototype distance",
+    "inverse_prt": "inverse prototype similarity",
+    "prt_centered": "prototype distance, centered",
+    "selfsim_old": "self-similarity before",
+    "selfsim_new": "self-similarity after",
+    "selfsim_change": "change of self-similarity",
+    "jsd": "divergence of senses (bits)",
+}
+
+
+def change_map(frame: pl.DataFrame, *, metric: str = "apd_excess", layer: int | str = -1, most: int = 25) -> Figure:
+    """Draw each word's change against its frequency, from `Change.frame`; significant words (q <= 0.05) are named.
+
+    `most`: how many words are named, those that change most. The line is the median of words of like frequency.
+    """
+    rows = _rows(frame, metric)
+    number = resolve_layer(layer, rows["layer"].unique().sort().to_list())
+    rows = rows.filter(rows["layer"] == number)
+    x = np.sqrt(floats(rows, "count_old") * floats(rows, "count_new"))
+    y, q, expected = (floats(rows, name) for name in ("value", "q", "expected"))
+    significant = q <= LEVEL
+    figure, axes = subplots(figsize=(6.6, 4.4))
+    axis = axes[0, 0]
+    axis.scatter(x[~significant], y[~significant], s=12, color="#aaaaaa", linewidths=0, label="others")
+    label = f"q $\\leq$ {LEVEL} ({significant.sum():,} of {len(y):,} words)"
+    axis.scatter(x[significant], y[significant], s=16, color=PALETTE[1], linewidths=0, label=label)
+    order = np.argsort(x, kind="stable")
+    if np.isfinite(expected).any():
+        axis.plot(x[order], expected[order], color=PALETTE[0], linewidth=1.2, label="median of words of like frequency")
+    chosen = np.flatnonzero(significant & np.isfinite(y))
+    named = chosen[np.argsort(-y[chosen], kind="stable")][:most]
+    for place in named:
+        note = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 7}
+        axis.annotate(literal(rows["word"][int(place)]), (x[place], y[place]), **note)
+    style(axis, title=f"Change by frequency, {layer_name(number)}", y=TITLES.get(metric, metric))
+    axis.set_xlabel("occurrences (geometric mean of both sides)", fontsize=9)
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.xaxis.set_minor_formatter(LogFormatter())
+    axis.grid(color=GRID)
+    add_legend(figure, axes)
+    return figure  # type: ignore[no-any-return]
+
+
+def change_by_layer_figure(frame: pl.DataFrame, *, words: Sequence[str]) -> Figure:
+    """Draw the measures of some words by layer, a panel for each measure, with bootstrap intervals as bands."""
+    check_columns(frame, COLUMNS, "the frame of change")
+    rows = frame.filter(frame["word"].is_in(list(words)))
+    metrics = [metric for metric in rows["metric"].unique(maintain_order=True) if metric in TITLES]
+    if not metrics:
+        raise InvalidValueError("there are no measures of these words to draw: give words of the frame of change")
+    figure, axes = panels(len(metrics), columns=3, size=(3.3, 2.6), margin=(0, 0.5))
+    for metric, axis in zip(metrics, axes.flat, strict=False):
+        for number, word in enumerate(words):
+            part = rows.filter(rows["word"] == word, rows["metric"] == metric)
+            draw_line(axis, part, number=number, label=word, columns=("value", "low", "high"))
+        style(axis, title=TITLES[metric], x="layer", layers=rows["layer"].to_list())
+    add_legend(figure, axes)
+    return figure  # type: ignore[no-any-return]
+
+
+def _rows(frame: pl.DataFrame, metric: str) -> pl.DataFrame:
+    """The rows of a measure. Raises InvalidValueError where there are none."""
+    check_columns(frame, COLUMNS, "the frame of change")
+    check_choice("metric", metric, frame["metric"].unique(maintain_order=True).to_list())
+    return frame.filter(frame["metric"] == metric)

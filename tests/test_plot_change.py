@@ -1,0 +1,41 @@
+"""Figures of change draw the values of the frame."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from embstore import plot
+
+
+def change_frame() -> pl.DataFrame:
+    rows = [
+        {"word": word, "layer": layer, "metric": metric, "value": value + layer, "low": value, "high": value + 2,
+         "q": q, "expected": 0.5, "count_old": count, "count_new": 4 * count}
+        for metric in ("prt", "apd")
+        for layer in (0, 3)
+        for word, value, q, count in (("$a", 0.4, 0.01, 10), ("b", 0.1, 0.2, 40), ("c", 0.9, 0.05, 20))
+    ]  # fmt: skip
+    return pl.DataFrame(rows)
+
+
+def test_significant_words_are_named_at_their_frequency_and_change() -> None:
+    [axis] = plot.change_map(change_frame(), metric="prt").axes
+    others, significant = (part.get_offsets().tolist() for part in axis.collections)
+    np.testing.assert_allclose(others, [[80, 3.1]])
+    np.testing.assert_allclose(significant, [[20, 3.4], [40, 3.9]])
+    assert [text.get_text() for text in axis.texts] == ["c", r"\$a"]
+    assert axis.lines[0].get_xdata().tolist() == [20, 40, 80]
+    assert axis.get_title() == "Change by frequency, layer 3"
+    assert axis.get_ylabel() == "prototype distance"
+    assert len(plot.change_map(change_frame(), metric="prt", layer=0, most=1).axes[0].texts) == 1
+
+
+def test_measures_of_words_are_drawn_by_layer() -> None:
+    figure = plot.change_by_layer_figure(change_frame(), words=["c", "b"])
+    first, second = figure.axes
+    assert [first.get_title(), second.get_title()] == ["prototype distance", "average pairwise distance"]
+    assert [line.get_label() for line in first.lines] == ["c", "b"]
+    assert first.lines[0].get_xdata().tolist() == [0, 3]
+    assert first.lines[0].get_ydata().tolist() == pytest.approx([0.9, 3.9])
