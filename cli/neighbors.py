@@ -278,7 +278,7 @@ def _print_clusters(found: Clusters, most: int) -> None:
         print_concordance(nearest.to_dicts(), title=f"cluster {number[0]}: nearest its center")
 
 
-def label(
+def knn(
     store: opt.StorePath,
     *,
     label: Annotated[str, opt.option("COLUMN", "The label column to predict.")],

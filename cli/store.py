@@ -173,6 +173,47 @@ def export(
     print(_written(es.export(part, out, dtype=dtype, check=check)))
 
 
+def label(
+    store: opt.StorePath,
+    table: Annotated[
+        Path | None,
+        opt.argument("FILE", "A table of labels: FILE.{csv,tsv,jsonl,parquet}; each column but the keys is one."),
+    ] = None,
+    on: Annotated[
+        str,
+        opt.option(
+            "KEYS",
+            "The columns that say which rows a line labels: occurrence; sentence,position; source,position; or "
+            "sentence, source or word, for all their rows.",
+        ),
+    ] = "occurrence",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace labels of the same name that were added.")
+    ] = False,
+    remove: Annotated[str | None, opt.option("NAME", "Remove added labels instead.")] = None,
+) -> None:
+    """Add labels to a finished store, next to its vectors.
+
+    Sentences and positions count from 0; source is the number of a sentence in the corpus. They can be used wherever a
+    label column is.
+    """
+    if (table is None) == (remove is None):
+        raise InvalidValueError("give either FILE with labels to add, or --remove NAME")
+    opened = es.open(store)
+    if remove is not None:
+        opened.remove_labels(remove)
+        print(f"{store} has no labels {remove} any more")
+        return
+    before = opened.index.labels
+    added = opened.with_labels(table, on=on, save=True, replace=replace).index.labels
+    for name, labels in added.items():
+        if labels is not before.get(name):
+            print(
+                f"{store} has labels {name}: {counted(int((labels.codes >= 0).sum()), 'row')}, "
+                f"{counted(len(labels.names), 'label')}"
+            )
+
+
 def import_(
     source: Annotated[Path, opt.argument("FILE", "An HDF5 file of NeuroX or AllenNLP, with a dataset a sentence.")],
     store: opt.NewStore,

@@ -7,6 +7,7 @@ that the user can correct, 1 for a failure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
@@ -164,6 +165,15 @@ def check_type(name: str, value: object, kinds: type | tuple[type, ...], expecte
     """Raise InvalidValueError for a value of another type; `expected`: what to give instead, for the message."""
     if not isinstance(value, kinds):
         raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {expected}")
+
+
+def check_column_name(name: object) -> None:
+    """Raise InvalidValueError for a label column whose name cannot be part of a path in a store."""
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+        raise InvalidValueError(
+            f"label column {quoted(name)}: a name is made of letters, digits, '_', '-' and '.', "
+            f"and begins with a letter, a digit or '_'"
+        )
 
 
 def check_whole(name: str, value: object, least: int, most: int | None = None, *, unit: str = "") -> int:

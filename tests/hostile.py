@@ -37,12 +37,13 @@ BASES = {
     "verify": "store.zarr",
     "lookup": "store.zarr bank",
     "export": "store.zarr copy.zarr",
+    "label": "store.zarr tags.csv --on word",
     "import": "neurox.h5 imported.zarr",
     "geometry": "store.zarr --min-contexts 1 --set resamples=10",
     "neighbors": "store.zarr bank",
     "senses": "store.zarr bank --clusters 2",
-    "label": "store.zarr --label upos",
     "change": "store.zarr store.zarr --set min_count=1 --set permutations=0 --set resamples=0",
+    "knn": "store.zarr --label upos",
     "hubness": "store.zarr -k 3",
     "cka": "store.zarr",
     "separability": "store.zarr --label upos",
@@ -216,7 +217,7 @@ def calls() -> dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]
         "gather": lambda: (opened().gather, {"rows": np.array([0, 1]), "layer": 0}),
         "scan": lambda: (lambda **options: list(opened().scan(**options)), {"layer": 0}),
         "vectors": lambda: (opened().select(words="bank").vectors, {}),
-        "with_labels": lambda: (opened().with_labels, {"name": "mine", "values": ["a"] * opened().n_rows}),
+        "with_labels": lambda: (opened().with_labels, {"labels": "mine", "values": ["a"] * opened().n_rows}),
         "geometry": lambda: (es.geometry, {"data": opened(), "min_contexts": 1}),
         "summarize_geometry": lambda: (es.analysis.summarize_geometry, {"table": frame(), "resamples": 10}),
         "extreme_words": lambda: (es.analysis.extreme_words, {"table": frame()}),
@@ -402,6 +403,7 @@ def prepare(folder: Path) -> None:
     (folder / "folder").mkdir()
     (folder / "ontonotes").mkdir()
     (folder / "ontonotes" / "train.gold_conll").write_text("a 0 0 bank NN (TOP(NP*)) - - - - (ORG) (1)\n")
+    (folder / "tags.csv").write_text("word,tone\nbank,dry\n")
     (folder / "empty").write_text("")
     (folder / "binary.npy").write_bytes(bytes(range(256)))
 

@@ -16,8 +16,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.store import Selection
+from embstore.store.labels.columns import label_column
 from embstore.store.reading.ahead import read_ahead
-from embstore.store.table import label_column
 
 GROUP_NBYTES = 2**19  # of vectors that are read at once, whole batches: few enough to stay in the cache
 REMOTE_GROUP_NBYTES = 2**22  # many requests at the same time

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from embstore.corpus.lines import MAX_SENTENCE
-from embstore.errors import CorpusError, InvalidValueError, check_type, quoted
-
-_COLUMN_NAME = re.compile(r"\w[\w.-]*")
-
+from embstore.errors import CorpusError, InvalidValueError, check_column_name, check_type, quoted
 
 FieldValue = str | int | float | bool | None
 
@@ -95,15 +91,6 @@ def underscore_as_none(column: Sequence[str]) -> Sequence[str | None]:
 def as_phrase(text: str) -> str:
     """Return a word or phrase with its underscores as spaces, "New_York" as "New York"; "_" alone is a word."""
     return " ".join(filter(None, text.replace("_", " ").split(" "))) or text
-
-
-def check_column_name(name: object) -> None:
-    """Raise InvalidValueError for a label column whose name cannot be part of a path in a store."""
-    if not isinstance(name, str) or not _COLUMN_NAME.fullmatch(name):
-        raise InvalidValueError(
-            f"label column {quoted(name)}: a name is made of letters, digits, '_', '-' and '.', "
-            f"and begins with a letter, a digit or '_'"
-        )
 
 
 def is_encodable(text: str) -> bool:

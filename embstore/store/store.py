@@ -30,6 +30,7 @@ from embstore.store.backend import SUFFIXES, Reader, open_reader
 from embstore.store.check.consistency import column_faults
 from embstore.store.conditions import Condition, check_bounds, parse_conditions, row_numbers, selected_rows
 from embstore.store.index import Index, Labels, TypeIndex
+from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import RESIDUAL, Layout, resolve_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.gather import RESUME, Gatherer
@@ -204,7 +205,8 @@ class Store:
                     raise StoreDamagedError(f"the index of {self.path} is damaged: {fault}; {REPAIR_HINT}")
         except KeyError as error:
             raise StoreDamagedError(f"{self.path} has no array {error}: {REPAIR_HINT}") from None
-        return replace(index, labels={**index.labels, **self._added_labels})
+        stored = dict(sorted({**index.labels, **self._label_files.read()}.items()))
+        return replace(index, labels={**stored, **self._added_labels})
 
     def _column(self, name: str) -> NDArray[Any]:
         """Return a column of the index as it is stored, compared with its checksum where that is wanted."""
@@ -241,28 +243,72 @@ class Store:
         """Return the occurrence table of all rows; see `Selection.table`."""
         return Selection(self).table(columns=columns)
 
-    def with_labels(self, name: str, values: Any) -> Store:
-        """Return the same store with one more label column, in memory only.
+    @checked
+    def with_labels(
+        self,
+        labels: Any,
+        values: Any = None,
+        *,
+        on: str | Sequence[str] = "occurrence",
+        save: bool = False,
+        replace: bool = False,
+    ) -> Store:
+        """Return the same store with more label columns, for selections, tables, TorchDataset and every analysis.
 
-        Selections, tables, TorchDataset and every analysis that takes the name of a label column can use it; copies
-        made by `export` do not have it. `values`: one label for each row, as an array, a list or a Polars Series of
-        strings, integers or booleans (None: no label); or a frame with the columns `occurrence` and `name`, which may
-        leave rows out. A label column of the same name is replaced.
+        `labels`: the name of one column, whose `values` are one label for each row, as an array, a list or a Polars
+        Series of strings, integers or booleans (None: no label). Or a table, a frame or the path of a .csv, .tsv,
+        .jsonl or .parquet file, whose columns become label columns, all but its keys, `on`: "occurrence";
+        "sentence,position" or "source,position" (the number of the sentence in the corpus); "sentence", "source" or
+        "word", for all their rows. Rows that the table leaves out have no label. With a name and a frame as `values`
+        only this column is used.
 
-        Raises InvalidValueError for values that do not fit and for a name that is a column of another kind.
+        `save`: store the columns next to the vectors, for everyone who opens the store, which must be on a disk;
+        otherwise they are in memory only. `replace`: also columns that were saved earlier; those in memory are always
+        replaced.
+
+        Raises InvalidValueError for values that do not fit, a row with two different labels, keys that the store does
+        not have, and for a name that is taken; StoreBusyError, StorageError.
         """
-        return self._labelled(name, values, None)
+        return self._labelled(labels, values, None, on=on, save=save, overwrite=replace)
 
-    def _labelled(self, name: str, values: Any, rows: NDArray[np.int64] | None) -> Store:
-        from embstore.store.table import COLUMNS, TEXT, label_column
+    @checked
+    def remove_labels(self, name: str) -> Store:
+        """Remove a label column that `with_labels(..., save=True)` stored; returns the store without it."""
+        self._label_files.remove(name)
+        return self._with(self._added_labels)
 
-        if not isinstance(name, str) or not name or name in (*COLUMNS, TEXT):
-            raise InvalidValueError(f"{name!r} cannot be the name of a label column: choose another name")
+    def _labelled(
+        self,
+        labels: Any,
+        values: Any,
+        rows: NDArray[np.int64] | None,
+        *,
+        on: str | Sequence[str],
+        save: bool,
+        overwrite: bool,
+    ) -> Store:
+        from embstore.store.labels.columns import label_columns
+
+        added = label_columns(self.index, labels, values, on=on, rows=rows, save=save)
+        if not save:
+            return self._with({**self._added_labels, **added})
+        for name in added:
+            if f"occurrences/labels/{name}" in self._reader.arrays:
+                raise InvalidValueError(f"{self.path} has labels {name!r} of its corpus: choose another name")
+        self._label_files.write(added, replace=overwrite)
+        return self._with({name: each for name, each in self._added_labels.items() if name not in added})
+
+    def _with(self, added: dict[str, Labels]) -> Store:
+        """Return the same store with other labels in memory, and those that are stored read again."""
         store = Store.__new__(Store)
         store.__dict__.update(self.__dict__)
         store.__dict__.pop("index", None)
-        store._added_labels = {**self._added_labels, name: label_column(name, values, rows, self.n_rows)}
+        store._added_labels = added
         return store
+
+    @cached_property
+    def _label_files(self) -> LabelFiles:
+        return LabelFiles(self._reader)
 
     @checked
     def select(
@@ -487,15 +533,23 @@ class Selection:
         written = self.rows[self.store.committed[self.rows // self.store.layout.partition_rows]]
         return Selection(self.store, layers=self.layers, rows=written)
 
-    def with_labels(self, name: str, values: Any) -> Selection:
-        """Return the same selection with one more label column, in memory only.
+    @checked
+    def with_labels(
+        self,
+        labels: Any,
+        values: Any = None,
+        *,
+        on: str | Sequence[str] = "occurrence",
+        save: bool = False,
+        replace: bool = False,
+    ) -> Selection:
+        """Return the same selection with more label columns, see `Store.with_labels`.
 
-        `values`: one label for each row of the selection, in its order; or a frame, as in `Store.with_labels`, such as
-        `table()` with a new column. Rows that are not selected have no label.
-
-        Raises InvalidValueError for values that do not fit and for a row that is given two different labels.
+        `values`: one label for each row of the selection, in its order; a frame may be `table()` with a new column.
+        Rows that are not selected have no label, and a frame that names one is refused.
         """
-        store = self.store._labelled(name, values, None if self.is_whole else self.rows)
+        rows = None if self.is_whole else self.rows
+        store = self.store._labelled(labels, values, rows, on=on, save=save, overwrite=replace)
         return Selection(store, layers=self.layers, rows=self._given, conditions=self._conditions)
 
     def vectors(self, *, dtype: DTypeLike | None = None, missing: Literal["error", "nan"] = "error") -> NDArray[Any]:

@@ -1,16 +1,15 @@
-"""The occurrence table: a Polars frame with one line for each row of the store, and label columns made from data."""
+"""The occurrence table: a Polars frame with one line for each row of the store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, quoted
-from embstore.store.index import Index, Labels, Strings
+from embstore.store.index import Index, Strings
 
 COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source")
 TEXT = "text"
@@ -44,46 +43,6 @@ def matching_rows(index: Index, where: Sequence[pl.Expr]) -> NDArray[np.int64]:
         raise InvalidValueError(
             f"the condition cannot be used on the occurrence table: {str(error).splitlines()[0]}"
         ) from error
-
-
-def label_column(name: str, values: Any, rows: NDArray[np.int64] | None, n_rows: int) -> Labels:
-    """Make a label column of a store with `n_rows` rows.
-
-    `values`: one label for each of `rows` (None: of all rows), as strings, integers or booleans, None or NaN for no
-    label; or a frame with the columns `occurrence` and `name`, whose rows need not be all. Rows without a value have
-    no label. Raises InvalidValueError for values of another number, for a row with two different labels and for a row
-    that does not exist.
-    """
-    if hasattr(values, "columns"):
-        missing = [column for column in ("occurrence", name) if column not in values.columns]
-        if missing:
-            raise InvalidValueError(
-                f"the frame has no column {missing[0]!r}: give one with the columns 'occurrence' and {name!r}"
-            )
-        given = np.asarray(values["occurrence"])
-        if rows is not None and not np.isin(given, rows).all():
-            raise InvalidValueError(f"the frame has the row {given[~np.isin(given, rows)][0]}, which is not selected")
-        rows, values = given, values[name]
-    try:
-        labels = pl.Series(name, values if isinstance(values, pl.Series) else list(values), strict=False)
-    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
-        raise InvalidValueError(f"{quoted(values)} are not labels of {name!r}: give a list of strings") from None
-    rows = np.arange(n_rows) if rows is None else rows
-    if len(labels) != len(rows):
-        raise InvalidValueError(f"{len(labels):,} values of {name!r} do not fit {len(rows):,} rows: give one for each")
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < n_rows:
-        raise InvalidValueError(f"the occurrences must be rows of the store, 0 to {n_rows - 1}")
-    if labels.dtype.is_float():
-        labels = labels.fill_nan(None)
-    if labels.dtype.is_float() or labels.dtype.is_nested():
-        raise InvalidValueError(f"{name!r} has values of type {labels.dtype}: a label is a string, integer or boolean")
-    names = labels.drop_nulls().unique().sort()
-    codes = np.full(n_rows, -1, np.int32)
-    numbers = labels.replace_strict(names, pl.int_range(len(names), eager=True), default=-1, return_dtype=pl.Int32)
-    codes[rows] = numbers.to_numpy()
-    if not np.array_equal(codes[rows], numbers.to_numpy()):
-        raise InvalidValueError(f"a row is given two different labels of {name!r}")
-    return Labels(codes, Strings.of(names.cast(pl.String).to_list()))
 
 
 def _column(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Series:

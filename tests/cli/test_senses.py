@@ -84,7 +84,7 @@ def test_senses_draws_a_map(name: str, folder: Work) -> None:
 
 
 def test_label_prints_a_row_a_layer(folder: Work) -> None:
-    ran = folder.run("label", "labels.zarr", "--label", "upos", "-k", "3")
+    ran = folder.run("knn", "labels.zarr", "--label", "upos", "-k", "3")
     assert (ran.status, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0] == "upos of the 3 nearest, leave-one-word-out, cosine"
@@ -96,7 +96,7 @@ def test_label_prints_a_row_a_layer(folder: Work) -> None:
 def test_label_reads_lists_of_either_form(folder: Work) -> None:
     folder.write("train.tsv", "@the@\t-upos.x=3 -upos.y=1\n@new_york@\t-upos.x=2\n")
     folder.write("test.txt", "bank\nriver\n")
-    ran = folder.run("label", "labels.zarr", "--label", "upos", "--train", "train.tsv", "--test", "test.txt", "--json")
+    ran = folder.run("knn", "labels.zarr", "--label", "upos", "--train", "train.tsv", "--test", "test.txt", "--json")
     printed = valid(ran, "knn")
     store = es.open(folder / "labels.zarr")
     found = knn_labels(store, label="upos", train_words=["the", "new york"], test_words=["bank", "river"]).frame
@@ -106,7 +106,7 @@ def test_label_reads_lists_of_either_form(folder: Work) -> None:
 def test_label_takes_train_and_test_occurrences(folder: Work) -> None:
     store = es.open(folder / "labels.zarr")
     names = list(store.index.labels["upos"].names)
-    ask = ("label", "labels.zarr", "--label", "upos", "--json")
+    ask = ("knn", "labels.zarr", "--label", "upos", "--json")
     printed = valid(folder.run(*ask, "--train", "sentence=0-19", "--test", "sentence=20-999"), "knn")
     sentence = np.asarray(store.index.sentence)
     train, test = (store.select(rows=np.flatnonzero(mask)) for mask in (sentence < 20, sentence >= 20))
@@ -127,7 +127,7 @@ def test_label_takes_train_and_test_occurrences(folder: Work) -> None:
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
 def test_label_writes_the_frame(suffix: str, folder: Work) -> None:
-    ran = folder.run("label", "labels.zarr", "--label", "upos", "--split", "within-word", "--out", f"knn{suffix}")
+    ran = folder.run("knn", "labels.zarr", "--label", "upos", "--split", "within-word", "--out", f"knn{suffix}")
     assert (ran.status, ran.err) == (0, "")
     found = knn_labels(es.open(folder / "labels.zarr"), label="upos", split="within-word").frame
     table = read(folder / f"knn{suffix}")
@@ -177,17 +177,17 @@ def test_hubness_of_word_vectors(folder: Work) -> None:
         ("senses senses.zarr bank --plot map.jpeg", ["map.jpeg", ".png"]),
         ("senses senses.zarr bank --out table.xls", ["table.xls", ".csv"]),
         ("senses none.zarr bank", ["none.zarr"]),
-        ("label labels.zarr", ["--label"]),
-        ("label labels.zarr --label sense", ["'sense'", "upos"]),
-        ("label labels.zarr --label upos -k 0", ["-k", "0"]),
-        ("label labels.zarr --label upos -k 9999", ["k 9999", "labelled occurrences"]),
-        ("label labels.zarr --label upos --split random", ["'random'", "within-word"]),
-        ("label labels.zarr --label upos --split words", ["--test FILE"]),
-        ("label labels.zarr --label upos --test none.txt", ["none.txt"]),
-        ("label labels.zarr --label upos --train both.txt --test both.txt", ["'bank'", "(2 such words)"]),
-        ("label labels.zarr --label upos --test empty.txt", ["empty.txt", "no word"]),
-        ("label labels.zarr --label upos --test broken.tsv", ["broken.tsv:1"]),
-        ("label labels.zarr --label upos --layers 7", ["layer 7"]),
+        ("knn labels.zarr", ["--label"]),
+        ("knn labels.zarr --label sense", ["'sense'", "upos"]),
+        ("knn labels.zarr --label upos -k 0", ["-k", "0"]),
+        ("knn labels.zarr --label upos -k 9999", ["k 9999", "labelled occurrences"]),
+        ("knn labels.zarr --label upos --split random", ["'random'", "within-word"]),
+        ("knn labels.zarr --label upos --split words", ["--test FILE"]),
+        ("knn labels.zarr --label upos --test none.txt", ["none.txt"]),
+        ("knn labels.zarr --label upos --train both.txt --test both.txt", ["'bank'", "(2 such words)"]),
+        ("knn labels.zarr --label upos --test empty.txt", ["empty.txt", "no word"]),
+        ("knn labels.zarr --label upos --test broken.tsv", ["broken.tsv:1"]),
+        ("knn labels.zarr --label upos --layers 7", ["layer 7"]),
         ("hubness labels.zarr -k 0", ["0", "-k"]),
         ("hubness labels.zarr -k 9999", ["k 9999", "others"]),
         ("hubness labels.zarr --set n_components=6", ["n_components 6"]),

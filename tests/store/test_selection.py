@@ -250,7 +250,7 @@ def test_labels_from_a_frame(made: Made, pandas: bool) -> None:
         ("", ["a", "b", "c"], "'' cannot be the name"),
         ("x", pl.DataFrame({"x": ["a"]}), "the frame has no column 'occurrence'"),
         ("x", pl.DataFrame({"occurrence": [1], "y": ["a"]}), "the frame has no column 'x'"),
-        ("x", pl.DataFrame({"occurrence": [8], "x": ["a"]}), "the frame has the row 8, which is not selected"),
+        ("x", pl.DataFrame({"occurrence": [8], "x": ["a"]}), "row 1 of its data: the selection has no occurrence 8"),
     ],
 )
 def test_labels_that_do_not_fit(made: Made, name: str, values: Any, message: str) -> None:

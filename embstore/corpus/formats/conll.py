@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines
-from embstore.corpus.sentence import Sentence, check_column_name, sentence_of_forms, underscore_as_none
-from embstore.errors import InvalidValueError, quoted
+from embstore.corpus.sentence import Sentence, sentence_of_forms, underscore_as_none
+from embstore.errors import InvalidValueError, check_column_name, quoted
 
 SKIPPED = "-"
 WORD = "word"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.store.index import SPECIAL, Index, Strings
+from embstore.store.index import SPECIAL, Index, Labels, Strings
 from embstore.store.metadata import Metadata
 
 _BLOCK = 1 << 16
@@ -48,14 +48,22 @@ def index_faults(index: Index, n_rows: int) -> Iterator[str]:
         ("sentences/source", index.source, 0, None),
     ]
     for column, labels in index.labels.items():
-        yield from _strings_faults(f"labels/{column}/name", labels.names)
-        ranges.append((f"occurrences/labels/{column}", labels.codes, -1, len(labels.names)))
+        yield from labels_faults(column, labels, n_rows)
     for name, values, low, high in ranges:
         yield from _range_faults(name, values, low, high)
     if not _ascends(index.sentence):
         yield "occurrences/sentence does not ascend: rows must be in corpus order"
     elif not _points_at(index.indptr, index.sentence, len(index.texts)):
         yield "sentences/indptr does not give the rows of each sentence in occurrences/sentence"
+
+
+def labels_faults(column: str, labels: Labels, n_rows: int) -> Iterator[str]:
+    """Yield a line for each inconsistency of a label column of a store with `n_rows` rows."""
+    if len(labels.codes) != n_rows:
+        yield f"occurrences/labels/{column} has {len(labels.codes)} rows and the store {n_rows}"
+        return
+    yield from _strings_faults(f"labels/{column}/name", labels.names)
+    yield from _range_faults(f"occurrences/labels/{column}", labels.codes, -1, len(labels.names))
 
 
 def occurrence_faults(

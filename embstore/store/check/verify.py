@@ -27,8 +27,9 @@ from embstore.store.arrays import (
     payload_specs,
     record_crc32c,
 )
-from embstore.store.backend import is_file, no_store, zarr_storage
+from embstore.store.backend import is_file, no_store, open_reader, zarr_storage
 from embstore.store.check.findings import Findings, VerifyReport, check_attribute, check_index, check_records
+from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.storage.base import KeyNotFoundError, Storage
@@ -37,6 +38,7 @@ from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import (
     COMMITS_CHUNK,
     INDEXES,
+    LABELS,
     NODE,
     TEMPORARY,
     all_nodes,
@@ -59,6 +61,10 @@ def verify(path: str | os.PathLike[str] | ObjectPath, *, progress: Progress = No
         findings = Findings(report)
         try:
             n_partitions = _verify(path, findings)
+            for part, what, nbytes in LabelFiles(open_reader(path)).faults() if not findings.faults else ():
+                findings.checked(nbytes)
+                if what:
+                    findings.fault(part, what)
         except StoreNotFoundError:
             raise
         except (EmbstoreError, OSError) as error:
@@ -112,7 +118,7 @@ def key_sizes(storage: Storage) -> dict[str, int]:
     Where the server does not list its files, they are those that the metadata name and that exist.
     """
     if storage.can_list:
-        return {key: size for key, size in storage.sizes().items() if not key.startswith(f"{INDEXES}/")}
+        return {key: size for key, size in storage.sizes().items() if not key.startswith((f"{INDEXES}/", f"{LABELS}/"))}
     try:
         keys = sorted(expected_keys(*parse(root_attribute(storage.get(NODE), storage), path=str(storage.path))))
     except (StoreDamagedError, StoreFormatError):

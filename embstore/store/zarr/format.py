@@ -24,6 +24,7 @@ NODE = "zarr.json"
 COMMITS_CHUNK = f"{COMMITS}/c/0/0"
 TEMPORARY = "hidden_states/.tmp"  # inside an array, where Zarr tools do not look for members
 INDEXES = "hidden_states/.index"  # search indexes, likewise; they are not part of the store
+LABELS = "hidden_states/.labels"  # label columns that were added, likewise
 ABSENT = 2**64 - 1
 _PAIR_NBYTES = 16
 _CRC_NBYTES = 4

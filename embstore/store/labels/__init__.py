@@ -1,0 +1,1 @@
+"""Label columns that are added to a store after its extraction."""

@@ -1,0 +1,242 @@
+"""Label columns from data: one value for each row, or a table whose keys say which rows its values belong to."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from embstore.errors import InvalidValueError, StorageError, check_column_name, quoted
+from embstore.store.index import SPECIAL, Index, Labels, Strings
+from embstore.store.storage.files import regular_file
+from embstore.store.table import COLUMNS, TEXT
+
+Rows = NDArray[np.int64]
+
+KEYS = (("occurrence",), ("sentence", "position"), ("source", "position"), ("sentence",), ("source",), ("word",))
+BATCH_ROWS = 1 << 18
+_IN_MEMORY = 1 << 24  # codes; more are in an unnamed file
+_READERS: dict[str, Callable[[Path], pl.LazyFrame]] = {
+    ".csv": lambda path: pl.scan_csv(path, infer_schema_length=None),
+    ".tsv": lambda path: pl.scan_csv(path, separator="\t", infer_schema_length=None, quote_char=None),
+    ".jsonl": lambda path: pl.scan_ndjson(path, infer_schema_length=None),
+    ".parquet": pl.scan_parquet,
+}
+
+
+def label_columns(
+    index: Index, given: Any, values: Any = None, *, on: str | Sequence[str], rows: Rows | None, save: bool
+) -> dict[str, Labels]:
+    """Make the label columns that `Store.with_labels` describes; `rows`: of a selection, None for all."""
+    keys = _keys(on)
+    if isinstance(given, str) and not hasattr(values, "columns"):
+        _check_name(given, save)
+        return {given: label_column(given, values, rows, len(index.type))}
+    frame, where = _frame(values if isinstance(given, str) else given)
+    known = frame.collect_schema().names()
+    columns = [given] if isinstance(given, str) else [name for name in known if name not in keys]
+    for name in (*keys, *columns):
+        if name not in known:
+            kind = "key" if name in keys else "labels"
+            raise InvalidValueError(f"{where} has no column {name!r} for the {kind}: it has {', '.join(known)}")
+    if not columns:
+        raise InvalidValueError(f"{where} has no column but the keys {', '.join(keys)}: add one with labels")
+    for name in columns:
+        _check_name(name, save)
+    try:
+        return _joined(index, frame, keys, columns, rows, where)
+    except pl.exceptions.PolarsError as error:
+        raise InvalidValueError(f"{where} cannot be read as a table: {str(error).splitlines()[0]}") from error
+
+
+def label_column(name: str, values: Any, rows: Rows | None, n_rows: int) -> Labels:
+    """Make a label column of a store with `n_rows` rows from one value for each of `rows` (None: of all rows).
+
+    `values`: strings, integers or booleans; None or NaN for no label. Raises InvalidValueError for values of another
+    number or kind, and for a row with two different labels.
+    """
+    try:
+        labels = pl.Series(name, values if isinstance(values, pl.Series) else list(values), strict=False)
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
+        raise InvalidValueError(f"{quoted(values)} are not labels of {name!r}: give a list of strings") from None
+    rows = np.arange(n_rows) if rows is None else rows
+    if len(labels) != len(rows):
+        raise InvalidValueError(f"{len(labels):,} values of {name!r} do not fit {len(rows):,} rows: give one for each")
+    column = _Column(name, labels.drop_nulls().unique().sort(), n_rows)
+    column.put(rows, labels)
+    return Labels(column.codes, column.names)
+
+
+class _Column:
+    """The codes of a label column while it is made, one for each row or group of rows; -1 for no label yet."""
+
+    def __init__(self, name: str, names: pl.Series, n_rows: int) -> None:
+        if names.dtype.is_float() or names.dtype.is_nested():
+            raise InvalidValueError(
+                f"{name!r} has values of type {names.dtype}: a label is a string, integer or boolean"
+            )
+        self.name = name
+        self.names = Strings.of(names.cast(pl.String).to_list())
+        self.codes = new_codes(n_rows)
+        self._known = names
+
+    def put(self, numbers: Rows, labels: pl.Series) -> None:
+        """Set the labels of some rows, null for none; raises InvalidValueError for a second, different label."""
+        present = np.flatnonzero(labels.is_not_null().to_numpy())
+        numbers, labels = numbers[present], labels.gather(present)
+        codes = labels.replace_strict(
+            self._known, pl.int_range(len(self._known), eager=True), return_dtype=pl.Int32
+        ).to_numpy()
+        before = self.codes[numbers]
+        self.codes[numbers] = codes
+        if ((before >= 0) & (before != codes)).any() or not np.array_equal(self.codes[numbers], codes):
+            raise InvalidValueError(f"a row is given two different labels of {self.name!r}")
+
+
+def new_codes(n_rows: int) -> NDArray[np.int32]:
+    """Return an array for the codes of a column, all -1; a large one is mapped to an unnamed file."""
+    if n_rows <= _IN_MEMORY:
+        return np.full(n_rows, -1, np.int32)
+    with tempfile.TemporaryFile() as file:
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(file.fileno(), 0, n_rows * 4)  # a full disk must be an error, not a SIGBUS later
+            except OSError as error:
+                raise StorageError(f"{n_rows:,} labels do not fit into {tempfile.gettempdir()}: set TMPDIR") from error
+        codes: NDArray[np.int32] = np.memmap(file, np.int32, "r+", shape=(n_rows,)).view(np.ndarray)
+    for start in range(0, n_rows, _IN_MEMORY):
+        codes[start : start + _IN_MEMORY] = -1
+    return codes
+
+
+def _keys(on: str | Sequence[str]) -> tuple[str, ...]:
+    keys = tuple(on.replace(" ", "").split(",")) if isinstance(on, str) else tuple(on)
+    if keys not in KEYS:
+        allowed = "; ".join(",".join(each) for each in KEYS)
+        raise InvalidValueError(f"labels cannot be joined on {quoted(on)}: choose one of {allowed}")
+    return keys
+
+
+def _check_name(name: str, save: bool) -> None:
+    if not isinstance(name, str) or not name or name in (*COLUMNS, TEXT, SPECIAL):
+        raise InvalidValueError(f"{name!r} cannot be the name of a label column: choose another name")
+    if save:
+        check_column_name(name)
+
+
+def _frame(given: Any) -> tuple[pl.LazyFrame, str]:
+    """Return a table as a lazy frame, and how to name it in messages."""
+    if isinstance(given, os.PathLike):
+        path = Path(given)
+        if path.suffix not in _READERS:
+            raise InvalidValueError(f"{path} has no known suffix: labels are read from {', '.join(_READERS)}")
+        try:
+            regular_file(path).open("rb").close()
+        except OSError as error:
+            raise InvalidValueError(f"{path} cannot be read: {error.strerror or error}") from None
+        try:
+            frame = _READERS[path.suffix](path)
+            frame.collect_schema()
+            return frame, str(path)
+        except (pl.exceptions.PolarsError, UnicodeDecodeError, OSError) as error:
+            raise InvalidValueError(f"{path} cannot be read as a table: {str(error).splitlines()[0]}") from error
+    if isinstance(given, pl.DataFrame | pl.LazyFrame):
+        return given.lazy(), "the frame"
+    if hasattr(given, "columns"):
+        return pl.LazyFrame({str(name): list(given[name]) for name in given.columns}, strict=False), "the frame"
+    raise InvalidValueError(f"{quoted(given)} is not a frame with labels: give one, a file, or a name and values")
+
+
+def _joined(
+    index: Index, frame: pl.LazyFrame, keys: tuple[str, ...], columns: Sequence[str], rows: Rows | None, where: str
+) -> dict[str, Labels]:
+    """Read a table in batches, find the rows or groups of rows that its keys name, and set their labels."""
+    grouped: dict[str, NDArray[Any]] = {"word": index.type, "sentence": index.sentence, "source": index.sentence}
+    group = grouped.get(",".join(keys))
+    n_groups = len(index.words if keys == ("word",) else index.texts) if group is not None else len(index.type)
+    find = _Finder(index, keys)
+    made = {}
+    for name in columns:
+        names = frame.select(pl.col(name).drop_nulls().unique().sort()).collect(engine="streaming")[name]
+        made[name] = _Column(name, names, n_groups)
+    first = 1
+    for batch in frame.select(*keys, *columns).collect_batches(chunk_size=BATCH_ROWS, maintain_order=True):
+        numbers, at = find(batch)
+        wrong = numbers < 0
+        if rows is not None:
+            wrong |= ~np.isin(numbers, rows if group is None else np.unique(group[rows]))
+        if wrong.any():
+            line = int(at[wrong.argmax()])
+            named = ", ".join(f"{key} {value!r}" for key, value in batch.select(keys).row(line, named=True).items())
+            whose = "store" if rows is None else "selection"
+            raise InvalidValueError(f"{where}, row {first + line} of its data: the {whose} has no {named}")
+        for name, column in made.items():
+            column.put(numbers, batch[name].gather(at))
+        first += len(batch)
+    return {name: Labels(_of_rows(column.codes, group, rows), column.names) for name, column in made.items()}
+
+
+class _Finder:
+    """Finds the rows, words or sentences that the keys of a table name."""
+
+    def __init__(self, index: Index, keys: tuple[str, ...]) -> None:
+        self._index, self._keys = index, keys
+        if keys[0] == "word":
+            self._words = pl.DataFrame({"word": list(index.words), "number": np.arange(len(index.words))})
+        if keys[0] == "source":
+            self._order = np.argsort(index.source, kind="stable")
+            self._sources = index.source[self._order]
+
+    def __call__(self, batch: pl.DataFrame) -> tuple[Rows, Rows]:
+        """Return the numbers, -1 for what does not exist, and the line of the batch that names each."""
+        key, index = self._keys[0], self._index
+        if key == "word":
+            words = batch.select(pl.col("word").cast(pl.String))
+            found = words.join(self._words, on="word", how="left", maintain_order="left")
+            numbers = found["number"].fill_null(-1).to_numpy()
+        else:
+            numbers = _integers(batch, key)
+            if key == "source":
+                at = np.minimum(np.searchsorted(self._sources, numbers), len(self._sources) - 1)
+                numbers = np.where(self._sources[at] == numbers, self._order[at], -1)
+            limit = len(index.type if key == "occurrence" else index.texts)
+            numbers = np.where((numbers >= 0) & (numbers < limit), numbers, -1)
+        if len(self._keys) == 1:
+            return numbers, np.arange(len(numbers))
+        positions = _integers(batch, "position")
+        sentences = np.unique(numbers[numbers >= 0])
+        starts, stops = index.indptr[sentences], index.indptr[sentences + 1]
+        counts = stops - starts
+        rows = np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+        stored = pl.DataFrame(
+            {"sentence": index.sentence[rows], "position": index.position[rows].astype(np.int64), "row": rows}
+        )
+        given = pl.DataFrame({"sentence": numbers, "position": positions, "at": np.arange(len(numbers))})
+        joined = given.join(stored, on=["sentence", "position"], how="left", maintain_order="left")
+        return joined["row"].fill_null(-1).to_numpy(), joined["at"].to_numpy()
+
+
+def _integers(batch: pl.DataFrame, key: str) -> Rows:
+    """Return a key as int64, -(2**63) where it is missing."""
+    if not batch.schema[key].is_integer() and batch.schema[key] != pl.Null:
+        raise InvalidValueError(f"the key {key!r} must be whole numbers, not {batch.schema[key]}")
+    return batch[key].cast(pl.Int64, strict=False).fill_null(-(2**63)).to_numpy()
+
+
+def _of_rows(codes: NDArray[np.int32], group: NDArray[Any] | None, rows: Rows | None) -> NDArray[np.int32]:
+    """Return the code of each row from those of the groups; -1 for rows that are not selected."""
+    if group is None:
+        return codes
+    found = new_codes(len(group))
+    if rows is not None:
+        found[rows] = codes[group[rows]]
+        return found
+    for start in range(0, len(group), BATCH_ROWS):
+        found[start : start + BATCH_ROWS] = codes[group[start : start + BATCH_ROWS]]
+    return found
