@@ -112,6 +112,7 @@ COMMANDS = (
     ),
     Entry("heads", "attention.heads", MEASURES, "heads bert-pos ud-ewt --plot heads.png"),
     Entry("neighbors", "neighbors.neighbors", MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5"),
+    Entry("sql", "sql.sql", MEASURES, 'sql ewt.zarr "select word, count from types order by count desc limit 5"'),
     Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png"),
     Entry("change", "change.change", MEASURES, "change 1900s.zarr 2000s.zarr --layers last --plot change.png"),
     Entry("knn", "neighbors.knn", MEASURES, "knn semcor.zarr --label class --train train.tsv --test test.tsv"),

@@ -22,6 +22,7 @@ from .analysis.torch_dataset import TorchDataset as TorchDataset
 from .corpus import Corpus as Corpus
 from .corpus import Keep as Keep
 from .corpus import open_corpus as open_corpus
+from .database.query import sql as sql
 from .extraction.extract import extract as extract
 from .extraction.options import ExtractionOptions as ExtractionOptions
 from .extraction.plan import Plan as Plan

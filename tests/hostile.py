@@ -44,6 +44,7 @@ BASES = {
     "senses": "store.zarr bank --clusters 2",
     "change": "store.zarr store.zarr --set min_count=1 --set permutations=0 --set resamples=0",
     "knn": "store.zarr --label upos",
+    "sql": "store.zarr select(1)",
     "hubness": "store.zarr -k 3",
     "cka": "store.zarr",
     "separability": "store.zarr --label upos",

@@ -27,8 +27,12 @@ def make_store(
     hidden_size: int = 6,
     seed: int = 0,
     leave_out: tuple[int, ...] = (),
+    ties: bool = False,
 ) -> Made:
-    """Write a store with partitions of 256 rows, except the partitions in `leave_out`."""
+    """Write a store with partitions of 256 rows, except the partitions in `leave_out`.
+
+    `ties`: a third of the vectors are equal, and every seventh is zero.
+    """
     rng = np.random.default_rng(seed)
     words = ["bank", "river", "the", "new york", "suit", "évident"]
     tags = ["NOUN", "DET", "X"]
@@ -55,6 +59,9 @@ def make_store(
             position += words[number].count(" ") + 1
     index = _index(table, words, tags, texts)
     vectors = rng.normal(size=(len(layers), len(table), hidden_size)).astype(np.float32)
+    if ties:
+        vectors[:, rng.choice(len(table), len(table) // 3, replace=False)] = vectors[:, :1]
+        vectors[:, 3::7] = 0
     metadata = Metadata(
         n_rows=len(table),
         layers=layers,

@@ -71,6 +71,7 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "vectors",
     },
+    "database": {"errors", "arguments", "sizes", "kernels", "analysis", "store", "vectors"},
     "plot": {"errors", "arguments", "progress", "store", "analysis", "probes"},
     "studies": {
         "errors",
@@ -99,6 +100,7 @@ HOME = {
     "faiss": "analysis",
     "obstore": "store",
     "ray": "executors",
+    "duckdb": "database",
     "tqdm": "progress",
 }
 SLOW = ["pydantic", "scipy", "asyncio", "rich", "tqdm"]  # others that commands need not wait for

@@ -225,7 +225,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
     """Write a frame to a .csv, .parquet or .json file, atomically and durably.
 
-    Raises InvalidValueError for another suffix, StorageError.
+    Raises InvalidValueError for another suffix and for lists in a .csv file, StorageError.
     """
     writers: dict[str, Callable[[Path], object]] = {
         ".csv": frame.write_csv,
@@ -234,6 +234,9 @@ def write_frame(frame: pl.DataFrame, path: Path) -> None:
     }
     if path.suffix not in writers:
         raise InvalidValueError(f"{path} has no known suffix: choose {', '.join(writers)}")
+    nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
+    if nested and path.suffix == ".csv":
+        raise InvalidValueError(f"{path} cannot hold the lists of the column {nested[0]!r}: choose .parquet or .json")
     with replacing(path) as partial:
         writers[path.suffix](partial)
 

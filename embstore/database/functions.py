@@ -1,0 +1,290 @@
+"""Functions on vectors that DuckDB calls with a few thousand values at a time.
+
+A vector is given either as its numbers, or as a handle: a 64-bit integer that says where the vector is, so that only
+vectors that are needed are read. The handle of a stored vector is `slot << 40 | row`, with one slot for each layer of
+each store; that of a constant of the query is `CONSTANT + its number`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.analysis.geometry.cosine import mean_cosine
+from embstore.analysis.neighbors.space import stored_bytes
+from embstore.analysis.words import Blocks, PerWord, Resources, WordBatch, WordRows, compute_per_word
+from embstore.errors import InvalidValueError
+from embstore.kernels.compiled import score_pairs
+from embstore.store import Store
+from embstore.vectors.kmeans import unit_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SLOT_BITS = 40
+CONSTANT = 2**62
+METRICS = {"cos": ("cosine", 0), "ip": ("ip", 1), "l2": ("l2", 2)}  # the metric of a search, its number in the kernel
+AGGREGATES = ("centroid", "selfsim")
+
+Handles = NDArray[np.int64]
+Grouped = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]  # sums [g, feature], lengths, counts
+
+
+@dataclass
+class Vectors:
+    """The vectors that handles name: `slots` (store and layer) and `constants`; counts the vectors that are read.
+
+    `missing`: "null" for a store in which rows are missing, whose vectors are then NULL. `memory`: bytes, for the
+    functions of groups.
+    """
+
+    slots: list[tuple[Store, int]] = field(default_factory=list)
+    constants: list[NDArray[np.floating]] = field(default_factory=list)
+    missing: Literal["error", "null"] = "error"
+    memory: int | None = None
+    n_read: int = 0
+
+    def constant(self, vector: NDArray[np.floating]) -> int:
+        """Keep a vector [feature] for this query; returns its handle."""
+        self.constants.append(vector)
+        return CONSTANT + len(self.constants) - 1
+
+    def read(self, handles: Handles) -> NDArray[Any]:
+        """Return the vectors of handles of one hidden size, [n, feature]; NaN for rows that are not written."""
+        if len(handles) and int(handles.min()) >= CONSTANT:
+            return np.stack([self.constants[int(handle) - CONSTANT] for handle in handles])
+        found = [self._of_slot(slot, handles) for slot in np.unique(handles >> SLOT_BITS).tolist()]
+        if len(found) == 1:
+            return found[0][1]
+        out = np.empty((len(handles), _common_size([vectors for _, vectors in found])), np.float64)
+        for chosen, vectors in found:
+            out[chosen] = vectors
+        return out
+
+    def _of_slot(self, slot: int, handles: Handles) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        chosen = handles >> SLOT_BITS == slot
+        if slot << SLOT_BITS >= CONSTANT:
+            return chosen, self.read(handles[chosen])
+        store, layer = self.slots[slot]
+        self.n_read += int(chosen.sum())
+        missing: Literal["error", "nan"] = "nan" if self.missing == "null" else "error"
+        return chosen, store.gather(handles[chosen] & (2**SLOT_BITS - 1), layer, missing=missing)
+
+    def numbers(self, size: int, handles: Handles) -> pa.Array:
+        """Return vectors as a column of fixed-size lists of float32."""
+        vectors = np.ascontiguousarray(self.read(handles), np.float32)
+        return _fixed_size(vectors, size, is_missing=np.isnan(vectors[:, 0]))
+
+    def scores(self, metric: int, left: Handles, right: Handles) -> NDArray[np.float64]:
+        """Return the scores of pairs of vectors, NaN where one is missing; see `score`."""
+        same = bool((right == right[0]).all())
+        return score(metric, self.read(left), self.read(right[:1] if same else right))
+
+    def sums(self, unit: bool, starts: Handles, counts: Handles, handles: Handles) -> Grouped:
+        """Return the sums over groups of vectors (`unit`: of their unit vectors), how many are not zero, and counts.
+
+        Group i has the `counts[i]` handles from `starts[i]` on. Groups of stored vectors are read like the words of a
+        store, several at a time.
+        """
+        slots = np.unique(handles >> SLOT_BITS)
+        if len(slots) != 1 or slots[0] << SLOT_BITS >= CONSTANT:
+            return grouped_sums(unit, starts, counts, np.asarray(self.read(handles), np.float64))
+        store, layer = self.slots[int(slots[0])]
+        rows = handles & (2**SLOT_BITS - 1)
+        group = np.repeat(np.arange(len(counts)), counts)
+        rows = rows[np.lexsort((rows, group))]
+        if self.missing == "null":
+            written = store.committed[rows // store.layout.partition_rows]
+            rows, counts = rows[written], np.bincount(group[written], minlength=len(counts))
+            starts = np.cumsum(counts) - counts
+        self.n_read += len(rows)
+        out = np.zeros((len(counts), store.hidden_size + 1))
+        full = np.flatnonzero(counts)
+        if len(full):
+            words = WordRows(full, starts[full], counts[full], rows)
+            method = PerWord(partial(_batch_sums, unit), partial(_block_sums, unit))
+            options: Any = {"precision": "float64", "device": "cpu", "memory": self.memory, "executor": None}
+            (out[full],) = compute_per_word(method, store, (layer,), words, progress=lambda done: None, **options)
+        return out[:, :-1], out[:, -1], counts.astype(np.float64)
+
+
+def score(metric: int, vectors: NDArray[Any], queries: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the scores of vectors [n, feature] with queries [n or 1, feature], to the bit those of a search.
+
+    A zero vector has cosine 0. Raises InvalidValueError for vectors of another size.
+    """
+    _common_size([vectors, queries])
+    narrow = vectors.astype(np.float32, copy=False)
+    vectors = narrow if vectors.dtype == np.float64 and np.array_equal(narrow, vectors, equal_nan=True) else vectors
+    compared = np.ascontiguousarray(queries, np.float64)
+    compared = unit_rows(compared) if metric == 0 else compared
+    numbers, scores = np.arange(len(vectors)), np.empty(len(vectors))
+    owners = np.zeros_like(numbers) if len(queries) == 1 else numbers
+    score_pairs(*stored_bytes(vectors), metric, compared, owners, numbers, scores)
+    missing = np.isnan(vectors[:, 0]) | np.isnan(compared[owners, 0])
+    return np.where(missing, np.nan, scores)
+
+
+def grouped_sums(unit: bool, starts: Handles, counts: Handles, vectors: NDArray[np.float64]) -> Grouped:
+    """Return what `Vectors.sums` does, of vectors in memory [n, feature]."""
+    size = vectors.shape[1] if vectors.ndim == 2 else 0
+    sums, lengths = np.zeros((len(counts), size)), np.zeros(len(counts))
+    found = np.zeros(len(counts))
+    for group, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+        own = vectors[start : start + count]
+        own = own[~np.isnan(own[:, 0])]
+        sums[group] = (unit_rows(own) if unit else own).sum(0)
+        lengths[group], found[group] = own.any(1).sum(), len(own)
+    return sums, lengths, found
+
+
+def _batch_sums(unit: bool, batch: WordBatch, resources: Resources) -> torch.Tensor:
+    return _sum(unit, batch.vectors.double())
+
+
+def _block_sums(unit: bool, blocks: Blocks, resources: Resources) -> torch.Tensor:
+    return torch.stack([_sum(unit, block.double()[None]) for block in blocks()]).sum(0)
+
+
+def _sum(unit: bool, vectors: torch.Tensor) -> torch.Tensor:
+    """The sums over [g, n, feature], and in the last column how many vectors are not zero; padding is zero."""
+    if not unit:
+        return torch.nn.functional.pad(vectors.sum(1), (0, 1))
+    lengths = torch.linalg.vector_norm(vectors, dim=2)
+    scales = torch.where(lengths > 0, 1 / lengths, 0)
+    return torch.cat([(vectors * scales[..., None]).sum(1), (lengths > 0).sum(1, keepdim=True)], 1)
+
+
+def _common_size(arrays: Sequence[NDArray[Any]]) -> int:
+    sizes = sorted({array.shape[1] for array in arrays})
+    if len(sizes) > 1:
+        raise InvalidValueError(f"vectors of {sizes[0]} and of {sizes[1]} numbers cannot be compared")
+    return int(sizes[0])
+
+
+def _fixed_size(vectors: NDArray[Any], size: int, *, is_missing: NDArray[np.bool_]) -> pa.Array:
+    import pyarrow as pa
+
+    numbers = pa.array(np.ascontiguousarray(vectors).ravel())
+    mask = pa.array(is_missing) if is_missing.any() else None
+    return pa.FixedSizeListArray.from_arrays(numbers, size, mask=mask)
+
+
+def _matrix(column: pa.Array) -> NDArray[np.float64]:
+    """The numbers of a column of lists without NULL, float64 [n, feature]."""
+    lengths = np.diff(column.offsets.to_numpy())
+    if len(lengths) and (lengths != lengths[0]).any():
+        raise InvalidValueError(f"vectors of {lengths.min()} and of {lengths.max()} numbers cannot be compared")
+    values: NDArray[np.float64] = column.flatten().to_numpy(zero_copy_only=False)
+    return values.reshape(len(column), -1)
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The functions as DuckDB calls them: with Arrow columns, in which NULL may be anywhere.
+
+    `sizes`: the hidden sizes of the stores. `failed` is given the exception of a function, which DuckDB would report
+    as a text.
+    """
+
+    vectors: Vectors
+    sizes: tuple[int, ...]
+    failed: Callable[[Exception], object]
+
+    def register(self, connection: Any) -> None:
+        """Make the functions known to a connection; those in the names of users are macros over the others."""
+        array = f"DOUBLE[{self.sizes[0]}]" if len(self.sizes) == 1 else "DOUBLE[]"
+        made: dict[str, tuple[Any, list[str], str]] = {
+            **{f"_es_{name}": (partial(self.scores, name), ["BIGINT"] * 2, "DOUBLE") for name in METRICS},
+            **{f"_es_{name}_of": (partial(self.scores_of, name), ["DOUBLE[]"] * 2, "DOUBLE") for name in METRICS},
+            **{f"_es_vector_{size}": (partial(self.numbers, size), ["BIGINT"], f"FLOAT[{size}]")
+               for size in self.sizes},
+        }  # fmt: skip
+        for name, kind in zip(AGGREGATES, (array, "DOUBLE"), strict=True):
+            made[f"_es_{name}"] = partial(self.grouped, name), ["BIGINT[]"], kind
+            made[f"_es_{name}_of"] = partial(self.grouped_of, name), ["DOUBLE[][]"], kind
+        for name, (function, parameters, kind) in made.items():
+            options: dict[str, Any] = {"type": "arrow", "null_handling": "special"}
+            connection.create_function(name, self._guarded(function), parameters, kind, **options)
+        for name in METRICS:
+            built_in = "(a) as system.main.cos(a), " if name == "cos" else ""
+            connection.execute(f"create macro {name}{built_in}(a, b) as _es_{name}_of(a::DOUBLE[], b::DOUBLE[])")
+        for name in AGGREGATES:
+            connection.execute(f"create macro {name}(vector) as _es_{name}_of(list(vector::DOUBLE[]))")
+
+    def _guarded(self, function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+        """A function of columns without NULL as one of chunked columns with it; `failed` is given what it raises."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        def call(*columns: Any) -> pa.Array:
+            try:
+                given = [each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in columns]
+                if not any(each.null_count for each in given):
+                    return function(*given)
+                valid = np.logical_and.reduce([each.is_valid().to_numpy(zero_copy_only=False) for each in given])
+                if not valid.any():
+                    return pa.nulls(len(valid))
+                found = function(*(each.filter(pa.array(valid)) for each in given))
+                return pc.take(found, pa.array(np.cumsum(valid) - 1, mask=~valid))
+            except Exception as error:
+                self.failed(error)
+                raise
+
+        # DuckDB counts the parameters of the function it is given.
+        return (lambda one: call(one)) if function.func.__name__ in _OF_ONE else (lambda one, two: call(one, two))  # type: ignore[attr-defined]
+
+    def numbers(self, size: int, handles: pa.Array) -> pa.Array:
+        return self.vectors.numbers(size, handles.to_numpy())
+
+    def scores(self, name: str, left: pa.Array, right: pa.Array) -> pa.Array:
+        return _doubles(self.vectors.scores(METRICS[name][1], left.to_numpy(), right.to_numpy()))
+
+    def scores_of(self, name: str, left: pa.Array, right: pa.Array) -> pa.Array:
+        return _doubles(score(METRICS[name][1], _matrix(left), _matrix(right)))
+
+    def grouped(self, name: str, groups: pa.Array) -> pa.Array:
+        starts, counts, members = _members(groups)
+        return self._finished(name, self.vectors.sums(name == "selfsim", starts, counts, members.to_numpy()))
+
+    def grouped_of(self, name: str, groups: pa.Array) -> pa.Array:
+        starts, counts, members = _members(groups)
+        return self._finished(name, grouped_sums(name == "selfsim", starts, counts, _matrix(members)))
+
+    def _finished(self, name: str, grouped: Grouped) -> pa.Array:
+        import pyarrow as pa
+
+        sums, lengths, counts = grouped
+        if name == "selfsim":
+            return _doubles(mean_cosine(np.square(sums).sum(1), lengths, counts))
+        means = sums / np.where(counts > 0, counts, 1)[:, None]
+        if len(self.sizes) == 1:
+            return _fixed_size(means if means.shape[1] else np.zeros((len(counts), self.sizes[0])), self.sizes[0],
+                               is_missing=counts == 0)  # fmt: skip
+        return pa.array([mean if count else None for mean, count in zip(means, counts, strict=True)])
+
+
+_OF_ONE = ("numbers", "grouped", "grouped_of")
+
+
+def _doubles(values: NDArray[np.float64]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(values, mask=np.isnan(values))
+
+
+def _members(groups: pa.Array) -> tuple[Handles, Handles, pa.Array]:
+    """The members of groups without NULL: where each group starts among them, how many it has, and all of them."""
+    members = groups.flatten()
+    group = np.repeat(np.arange(len(groups)), np.diff(groups.offsets.to_numpy()))
+    if members.null_count:
+        valid = members.is_valid()
+        group, members = group[valid.to_numpy(zero_copy_only=False)], members.filter(valid)
+    counts = np.bincount(group, minlength=len(groups))
+    return np.cumsum(counts) - counts, counts, members

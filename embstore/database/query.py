@@ -1,0 +1,379 @@
+"""SQL over stores with DuckDB: one table of occurrences for each store, with a column for the vectors of each layer."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.analysis.neighbors.exact import exact_search
+from embstore.analysis.neighbors.find import encode_word
+from embstore.analysis.neighbors.index import open_index
+from embstore.analysis.neighbors.space import Space, StoreVectors
+from embstore.arguments import checked
+from embstore.database.functions import CONSTANT, METRICS, SLOT_BITS, Functions, Vectors
+from embstore.database.rewrite import Node, Rewriter
+from embstore.errors import InvalidValueError, MissingPackageError, MissingRowsError, check_choice, quoted
+from embstore.sizes import parse_nbytes
+from embstore.store import Store
+from embstore.store.layout import resolve_layer
+
+if TYPE_CHECKING:
+    import polars as pl
+
+OPEN = 4  # databases kept for the next query
+DEFAULT = "main"  # DuckDB's schema for tables without one
+
+
+@checked
+def sql(
+    data: Store | Mapping[str, Store],
+    query: str,
+    *,
+    missing: str = "error",
+    index: str | None = None,
+    model: str | Path | None = None,
+    memory: int | str | None = None,
+    pushdown: bool = True,
+) -> pl.DataFrame:
+    """Answer a SELECT statement of SQL about a store, in DuckDB's dialect; a frame.
+
+    Tables: `occurrences` (the columns of `Store.table` without the text, and the vectors of layer l as `h<l>`, read
+    only where they are needed), `sentences` (sentence, text and the fields of its document), `types` (word, count) and
+    `labels` (column, label, count). `data`: a store, or stores by the name of their schema: with {"a": one, "b": other}
+    the tables are `a.occurrences`, `b.occurrences` and so on. Files are tables too: 'frequencies.parquet', 'x.csv'.
+
+    Functions of vectors: `cos(a, b)`, `ip(a, b)` (inner product) and `l2(a, b)` (Euclidean distance), in float64 and to
+    the bit the scores of `embstore.neighbors`; `vec('sat on the [bank]', 6)`, a word in a new sentence at layer 6, and
+    `vec(17, 6)`, that of occurrence 17 (without a layer: the last one). Of groups: `centroid(h6)`, also written
+    `avg(h6)`, and `selfsim(h6)`, the mean cosine of all pairs. A zero vector has cosine 0. Equal rows of a sorted
+    result are in the order of their occurrences.
+
+    `missing`: a store that is not finished is refused, or with "null" its missing vectors are NULL. `index`: the name
+    of a search index that may answer ORDER BY cos(...) LIMIT k, which then finds nearly all. `model`: where the
+    store's model is now. `memory`: the limit of DuckDB and of functions of groups, in bytes or as "4GiB".
+    `pushdown=False` leaves all to DuckDB: slow, the same result.
+
+    Raises InvalidValueError for a statement that cannot be run, with the place; MissingRowsError, ModelError,
+    MissingPackageError.
+    """
+    check_choice("missing", missing, ("error", "null"))
+    stores = dict(data) if isinstance(data, Mapping) else {DEFAULT: data}
+    if not isinstance(query, str) or not query.strip():
+        raise InvalidValueError(f"query must be a SELECT statement, not {quoted(query)}")
+    for name, store in stores.items():
+        if not isinstance(store, Store):
+            raise InvalidValueError(f"{quoted(store)} is not a store: give what es.open returns, or several by name")
+        if not isinstance(name, str) or not name.isidentifier():
+            raise InvalidValueError(f"{quoted(name)} cannot be the name of a schema: use letters, digits and _")
+        if missing == "error" and store.n_committed_rows < store.n_rows:
+            raise MissingRowsError(
+                f"{store.path} is not finished: resume its extraction, or let missing vectors be NULL (missing='null')"
+            )
+    if not stores:
+        raise InvalidValueError("no store is given: give one, or several by name")
+    with _lock:
+        database = _database(stores)
+        database.vectors.missing = "null" if missing == "null" else "error"
+        database.vectors.memory = None if memory is None else parse_nbytes(memory, name="memory")
+        database.index, database.model = index, model
+        return database.answer(query, pushdown=pushdown)
+
+
+_lock = RLock()
+_databases: OrderedDict[tuple[tuple[str, int], ...], Database] = OrderedDict()
+
+
+def _database(stores: Mapping[str, Store]) -> Database:
+    """The database of some stores, one of the last that were used or a new one."""
+    key = tuple((name, id(store)) for name, store in stores.items())
+    database = _databases.pop(key, None) or Database(stores)
+    _databases[key] = database
+    while len(_databases) > OPEN:
+        _databases.popitem(last=False)[1].close()
+    return database
+
+
+@atexit.register
+def close_databases() -> None:
+    """Close the databases that are kept for the next query."""
+    while _databases:
+        _databases.popitem()[1].close()
+
+
+class Database:
+    """The tables and functions of some stores in a database of DuckDB, in memory."""
+
+    def __init__(self, stores: Mapping[str, Store]) -> None:
+        try:
+            import duckdb
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise MissingPackageError(f'SQL needs duckdb and pyarrow: pip install "embstore[sql]" ({error})') from error
+        self.stores = dict(stores)
+        self.vectors = Vectors()
+        self.index: str | None = None
+        self.model: str | Path | None = None
+        self._error: type[Exception] = duckdb.Error
+        self._failure: Exception | None = None
+        self._parsed: dict[str, Node] = {}
+        self._encoded: dict[tuple[Any, ...], int] = {}
+        self._slots: dict[tuple[str, str], int] = {}
+        options = {"python_enable_replacements": False, "autoinstall_known_extensions": False}
+        self._connection = duckdb.connect(config={**options, "autoload_known_extensions": False})
+        self._memory = self._rows("select current_setting('memory_limit')")[0][0]
+        sizes = tuple(sorted({store.hidden_size for store in stores.values()}))
+        Functions(self.vectors, sizes, self._note).register(self._connection)
+        for name in stores:
+            self._create_tables(name)
+        found = self._rows("select distinct function_name from duckdb_functions() where function_type = 'aggregate'")
+        self.aggregates = frozenset(name for (name,) in found)
+        self._connection.execute("set errors_as_json = true")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _note(self, error: Exception) -> None:
+        self._failure = error
+
+    def _create_tables(self, schema: str) -> None:
+        store = self.stores[schema]
+        table = _Occurrences(store)
+        self._connection.register(f"_es_{schema}_occurrences", table.lazy())
+        self._connection.register(f"_es_{schema}_sentences", _sentences(store))
+        columns = []
+        for layer in store.layers:
+            slot = self._slots[schema, f"h{layer}"] = len(self.vectors.slots)
+            self.vectors.slots.append((store, layer))
+            columns.append(f"_es_vector_{store.hidden_size}(occurrence + {slot << SLOT_BITS}) as h{layer}")
+        labels = [
+            f'select {_text(name)} as "column", {_name(name)}::varchar as label, count(*) as count '
+            f"from {schema}.occurrences where {_name(name)} is not null group by all"
+            for name in store.index.labels
+        ] or ["select ''::varchar as \"column\", ''::varchar as label, 0::bigint as count where false"]
+        for view, text in {
+            "occurrences": f"select *, {', '.join(columns)} from _es_{schema}_occurrences",
+            "sentences": f"select * from _es_{schema}_sentences",
+            "types": f"select word, count(*) as count from {schema}.occurrences group by word",
+            "labels": " union all ".join(labels),
+        }.items():
+            self._connection.execute(f"create schema if not exists {schema}")
+            self._connection.execute(f"create view {schema}.{view} as {text}")
+        vector = f"_es_vector_{store.hidden_size}(0)"  # so that DuckDB knows the name when it looks for an error
+        self._connection.execute(f"create macro {schema}.vec(what) as {vector}, (what, layer) as {vector}")
+
+    def answer(self, query: str, *, pushdown: bool) -> pl.DataFrame:
+        """Answer a statement; see `sql`."""
+        self._connection.execute(f"set memory_limit = '{self._limit}'")
+        self.vectors.constants.clear()
+        self._encoded.clear()
+        tree = self._tree(query)
+        if len(tree["statements"]) != 1:
+            raise InvalidValueError(f"the query has {len(tree['statements'])} statements: give one")
+        (statement,) = tree["statements"]
+        self._failure = None
+        try:
+            Rewriter(self, pushdown=pushdown).rewrite(statement["node"])
+            frame: pl.DataFrame = self._connection.sql(self._deserialized(statement["node"])).pl()
+            return frame
+        except self._error as error:
+            raise self._explained(error, query) from None
+
+    @property
+    def _limit(self) -> str:
+        return self._memory if self.vectors.memory is None else f"{self.vectors.memory}B"
+
+    def _explained(self, error: Exception, query: str) -> Exception:
+        """The error for the user: what a function of ours raised, or DuckDB's message about the query as typed."""
+        if self._failure is not None:
+            return self._failure
+        try:
+            self._connection.execute(f"explain {query}").fetchall()
+        except self._error as original:
+            error = original if '"position"' in str(original) else error
+            query = f"explain {query}"
+            return _refused(str(error), query, shift=len("explain "))
+        return _refused(str(error), query)
+
+    def _rows(self, text: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = self._connection.execute(text, list(parameters)).fetchall()
+        return rows
+
+    def _tree(self, query: str) -> Node:
+        tree: Node = json.loads(self._rows("select json_serialize_sql(?)", [query])[0][0])
+        if not tree["error"]:
+            return tree
+        if tree["error_type"] == "not implemented":
+            raise InvalidValueError("SQL can only ask: the statement must be a SELECT")
+        raise _refused(json.dumps({"exception_message": tree["error_message"], **tree}), query)
+
+    def _deserialized(self, node: Node) -> str:
+        tree = {"error": False, "statements": [{"node": node, "named_param_map": []}]}
+        text: str = self._rows("select json_deserialize_sql(?::json)", [json.dumps(tree)])[0][0]
+        return text
+
+    # What a rewriter asks for
+
+    def store_of(self, schema: str) -> str | None:
+        """The name of the store with these tables; None where there is none."""
+        schema = schema or DEFAULT
+        return next((name for name in self.stores if name.lower() == schema), None)
+
+    def slot(self, store: str, column: str) -> int | None:
+        """The slot of a column of vectors."""
+        return self._slots.get((store, column))
+
+    def size(self, handle: int) -> int:
+        """The hidden size of the vector of a handle."""
+        if handle >= CONSTANT:
+            return len(self.vectors.constants[handle - CONSTANT])
+        return self.vectors.slots[handle >> SLOT_BITS][0].hidden_size
+
+    def constant(self, vector: NDArray[np.floating]) -> int:
+        """The handle of a vector that is given."""
+        return self.vectors.constant(vector)
+
+    def encode(self, schema: str, arguments: list[Any]) -> int:
+        """The handle of `vec(...)`, given its arguments as literals."""
+        values = tuple((literal.get("kind"), literal.get("text")) for literal in arguments)
+        if (schema, values) not in self._encoded:
+            self._encoded[schema, values] = self._encode(schema, values)
+        return self._encoded[schema, values]
+
+    def _encode(self, schema: str, values: tuple[tuple[str, str], ...]) -> int:
+        kinds = [kind for kind, _ in values]
+        if kinds[0] not in ("STRING", "INTEGER") or len(values) > 2 or kinds[1:] not in ([], ["INTEGER"]):
+            raise InvalidValueError("vec takes a text with a [marked] word or the number of an occurrence, and a layer")
+        name = next(iter(self.stores)) if not schema and len(self.stores) == 1 else self.store_of(schema)
+        if name is None:
+            some = next(iter(self.stores))
+            raise InvalidValueError(f"there are {len(self.stores)} stores: say which, such as {some}.vec(...)")
+        store = self.stores[name]
+        layer = resolve_layer(int(values[1][1]) if len(values) > 1 else -1, store.layers)
+        if kinds[0] == "STRING":
+            (vector,) = encode_word(store, values[0][1], layer=layer, model=self.model)
+        else:
+            (vector,) = store.gather([int(values[0][1])], layer)
+        return self.constant(vector)
+
+    def parse(self, text: str) -> Node:
+        """The syntax tree of an expression."""
+        if len(self._parsed) > 1000:
+            self._parsed.clear()
+        if text not in self._parsed:
+            tree = self._tree(f"select {text}")
+            self._parsed[text] = tree["statements"][0]["node"]["select_list"][0]
+        return copy.deepcopy(self._parsed[text])
+
+    def text(self, expression: Node) -> str:
+        """An expression as DuckDB writes it."""
+        node = self._tree("select 1")["statements"][0]["node"]
+        return self._deserialized({**node, "select_list": [expression]}).removeprefix("SELECT ")
+
+    def run(self, node: Node) -> list[tuple[Any, ...]]:
+        """The rows of a statement that is part of another one. Raises InvalidValueError."""
+        try:
+            return self._rows(self._deserialized(node))
+        except self._error as error:
+            raise InvalidValueError(str(error)) from None
+
+    def nearest(self, slot: int, query: int, name: str, k: int, rows: list[int] | None) -> list[int] | None:
+        """The k nearest of some rows (None: all), best first; None where DuckDB must sort them."""
+        store, layer = self.vectors.slots[slot]
+        vector, metric = self.vectors.constants[query - CONSTANT], METRICS[name][0]
+        candidates = None if rows is None else np.unique(np.array(rows, np.int64))
+        n_candidates = store.n_rows if candidates is None else len(candidates)
+        if store.n_committed_rows < store.n_rows or len(vector) != store.hidden_size:
+            return None
+        if self.index is not None:
+            opened = open_index(store, name=self.index)
+            settings = opened.info.settings
+            if settings.layer != layer or settings.metric != metric or settings.centered or settings.n_components:
+                raise InvalidValueError(
+                    f"the index {self.index} is of {settings.metric} in layer {settings.layer}, the query of {metric} "
+                    f"in layer {layer}: leave the index out"
+                )
+            hits = opened.search(vector[None], k=min(k, n_candidates), rows=candidates)
+        else:
+            options: Any = {"space": Space(metric), "rows": candidates, "device": "cpu"}
+            hits = exact_search(StoreVectors(store, layer), vector, k=k, **options)
+        self.vectors.n_read += n_candidates
+        found: list[int] = hits.rows[0][hits.rows[0] >= 0].tolist()
+        return found
+
+
+class _Occurrences:
+    """The columns of a store's index, made when a query first names them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._columns: dict[str, pl.Series] = {}
+        self.schema = store.select(rows=[]).table().drop("text").schema
+
+    def lazy(self) -> pl.LazyFrame:
+        from polars.io.plugins import register_io_source
+
+        return register_io_source(self._read, schema=self.schema)
+
+    def _read(
+        self, names: list[str] | None, where: pl.Expr | None, n_rows: int | None, _size: int | None
+    ) -> Iterator[pl.DataFrame]:
+        import polars as pl
+
+        names = list(self.schema) if names is None else names
+        new = [name for name in names if name not in self._columns]
+        if new:
+            self._columns.update(self._store.table(columns=new).to_dict())
+        frame = pl.DataFrame([self._columns[name] for name in names])
+        frame = frame if where is None else frame.filter(where)
+        yield frame if n_rows is None else frame.head(n_rows)
+
+
+def _sentences(store: Store) -> pl.LazyFrame:
+    """The sentences of a store: number and text."""
+    import polars as pl
+    from polars.io.plugins import register_io_source
+
+    def read(
+        names: list[str] | None, where: pl.Expr | None, n_rows: int | None, _size: int | None
+    ) -> Iterator[pl.DataFrame]:
+        texts, columns = store.index.texts, {}
+        if names is None or "sentence" in names:
+            columns["sentence"] = pl.Series(np.arange(len(texts)))
+        if names is None or "text" in names:
+            columns["text"] = pl.Series(texts.slice(0, len(texts)), dtype=pl.String)
+        frame = pl.DataFrame(columns)
+        frame = frame if where is None else frame.filter(where)
+        yield frame if n_rows is None else frame.head(n_rows)
+
+    return register_io_source(read, schema=pl.Schema({"sentence": pl.Int64, "text": pl.String}))
+
+
+def _name(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _refused(message: str, query: str, *, shift: int = 0) -> InvalidValueError:
+    """DuckDB's error as one line, with the place in the query."""
+    try:
+        given = json.loads(message[message.index("{") :])
+    except ValueError:
+        return InvalidValueError(f"the query cannot be run: {message.splitlines()[0]}")
+    text, place = str(given["exception_message"]).partition(". You might need to add explicit type casts")[0], ""
+    text = " ".join(text.split())
+    if str(given.get("position", "")).isdigit():
+        before = query.encode()[: int(given["position"])].decode(errors="ignore")[shift:]
+        place = f" (line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))})"
+    return InvalidValueError(f"the query cannot be run{place}: {text}")
