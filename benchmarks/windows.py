@@ -26,6 +26,7 @@ import embstore as es
 from embstore.extraction import extract_windows, plan_windows
 from embstore.extraction.options import sorted_windows, window_name
 from embstore.extraction.worker import Timings
+from embstore.spacing import split_marked
 from embstore.store import Store
 
 SHARED, ALONE, PLAIN = "embstore, one sweep", "embstore, once a window", "plain script, once a window"
@@ -53,7 +54,7 @@ def targets_of(store: Store) -> list[tuple[list[str], int, int]]:
     """Of each row the words of its sentence and the words `[start, stop)` that it is of."""
     index = store.index
     widths = np.array([form.count(" ") + 1 for form in index.words])[index.type]
-    texts = [text.split(" ") for text in index.texts]
+    texts = [split_marked(text) for text in index.texts]
     return [
         (texts[sentence], first, first + width)
         for sentence, first, width in zip(

@@ -184,7 +184,7 @@ def _show(
             name = text or (f"vector {query}" if has_vectors else _title(store, query))
             plain = [{name: row[name] for name in row if name not in MATCHES} for row in rows]
             scores = [row["score"] for row in rows]
-            print_concordance(plain, title=f"layer {rows[0]['layer']}, {name}", scores=scores)
+            print_concordance(store, plain, title=f"layer {rows[0]['layer']}, {name}", scores=scores)
         print()
     if more:
         print(f"... {more}")
@@ -194,7 +194,7 @@ def _title(store: es.Store, query: int | str) -> str:
     """Return what a query is: a word, or the occurrence of a row in its sentence."""
     if isinstance(query, str):
         return f"{query}, the mean of its occurrences"
-    return f"row {query:,}: {es.analysis.mark_words(store.select(rows=[query]).table())[0]}"
+    return f"row {query:,}: {es.analysis.mark_words(store, [query])[0]}"
 
 
 def senses(
@@ -237,7 +237,7 @@ def senses(
     if output.as_json:
         print_json(_clusters_as_json(found, most))
     else:
-        _print_clusters(found, most)
+        _print_clusters(opened, found, most)
 
 
 def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
     }
 
 
-def _print_clusters(found: Clusters, most: int) -> None:
+def _print_clusters(store: es.Store, found: Clusters, most: int) -> None:
     labelled = found.purity is not None
     rows = []
     for row in found.frame.to_dicts():
@@ -275,7 +275,7 @@ def _print_clusters(found: Clusters, most: int) -> None:
     for number, part in found.nearest(most).group_by("cluster", maintain_order=True):
         print()
         nearest = part.select("occurrence", "word", "position", "text", *(["label"] if labelled else []))
-        print_concordance(nearest.to_dicts(), title=f"cluster {number[0]}: nearest its center")
+        print_concordance(store, nearest.to_dicts(), title=f"cluster {number[0]}: nearest its center")
 
 
 def knn(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WIDTH = 120  # where the output is not a terminal and COLUMNS does not say its width
 NARROWEST = 12  # columns into which a cell of text may be wrapped before a table is printed row by row
 GAP = 2
-PLAIN = ("occurrence", "word", "sentence", "position", "subwords", "source", "text")
+PLAIN = ("occurrence", "word", "sentence", "position", "subwords", "source", "document", "text")
 MIN_TEXT = 24  # columns of text to keep; labels are dropped first
 MAX_LABEL = 12
 
@@ -189,20 +189,27 @@ def create_folder(folder: Path, *, option: str) -> Path:
     return folder
 
 
-def print_concordance(rows: Sequence[Mapping[str, Any]], *, title: str, scores: Sequence[float] | None = None) -> None:
+def print_concordance(
+    store: es.Store, rows: Sequence[Mapping[str, Any]], *, title: str, scores: Sequence[float] | None = None
+) -> None:
     """Print rows of `Selection.table` in one line each, with a column of scores where they are given."""
     shown = [f"{score:.3f}" for score in scores or ()]
-    lines = concordance(rows, width=width() - (GAP + max(map(len, shown)) if shown else 0))
+    parts = store.select(rows=[row["occurrence"] for row in rows]).concordance()
+    lines = concordance(rows, parts, width=width() - (GAP + max(map(len, shown)) if shown else 0))
     if shown:
         lines = [{"score": score, **line} for score, line in zip(shown, lines, strict=True)]
     print_table(lines, title=title, right=("score", "row", "left context"), wrap=False)
 
 
-def concordance(rows: Sequence[Mapping[str, Any]], *, width: int) -> list[dict[str, str]]:
-    """Return `row, left context, word, right context` and labels of rows of `Selection.table`, `width` wide."""
+def concordance(
+    rows: Sequence[Mapping[str, Any]], parts: Sequence[tuple[str, str, str]], *, width: int
+) -> list[dict[str, str]]:
+    """Return `row, left context, word, right context` and labels of rows of `Selection.table`, `width` wide.
+
+    `parts`: their sentences, see `Selection.concordance`.
+    """
     from rich.cells import cell_len
 
-    parts = [_parts(row) for row in rows]
     free = width - _column_width(rows, "occurrence") - max((cell_len(word) for _, word, _ in parts), default=0)
     free -= 3 * GAP
     labels = _labels(rows, most=min(width // 2, free - MIN_TEXT))
@@ -211,10 +218,10 @@ def concordance(rows: Sequence[Mapping[str, Any]], *, width: int) -> list[dict[s
     return [
         {
             "row": f"{row['occurrence']:,}",
-            "left context": _keep_end(before, left),
+            "left context": _keep_end(before.rstrip(), left),
             "word": word,
-            "right context": _keep_start(after, free - left),
-            **{name: _keep_start(row[name] or "", MAX_LABEL) for name in labels},
+            "right context": _keep_start(after.lstrip(), free - left),
+            **{name: _keep_start(_shown(row[name]), MAX_LABEL) for name in labels},
         }
         for row, (before, word, after) in zip(rows, parts, strict=True)
     ]
@@ -234,18 +241,13 @@ def _labels(rows: Sequence[Mapping[str, Any]], *, most: int) -> list[str]:
 def _column_width(rows: Sequence[Mapping[str, Any]], name: str) -> int:
     from rich.cells import cell_len
 
-    longest = max(cell_len(f"{row[name]:,}" if name == "occurrence" else row[name] or "") for row in rows)
+    longest = max(cell_len(f"{row[name]:,}" if name == "occurrence" else _shown(row[name])) for row in rows)
     return max(len("row" if name == "occurrence" else name), min(longest, MAX_LABEL))
 
 
-def _parts(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the text before a word, the word, and the text after it."""
-    words = row["text"].split(" ")
-    start: int = row["position"]
-    if not 0 <= start < len(words):  # a special token
-        return ("", row["word"], row["text"]) if start < 0 else (row["text"], row["word"], "")
-    stop = start + len(row["word"].split(" "))
-    return " ".join(words[:start]), " ".join(words[start:stop]), " ".join(words[stop:])
+def _shown(value: Any) -> str:
+    """Return a label or the value of a field; nothing for None."""
+    return "" if value is None else str(value)
 
 
 def _keep_end(text: str, columns: int) -> str:

@@ -42,6 +42,11 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
         "corpus": _plain(_readable(described["corpus"])),
         "words": f"{described['n_types']:,} types in {described['n_sentences']:,} sentences",
         "labels": ", ".join(f"{name} ({count:,} labels)" for name, count in described["labels"].items()) or "none",
+        "documents": f"{described['n_documents']:,}",
+        "fields": ", ".join(
+            f"{name} ({own['values']:,} values, {own['kind']})" for name, own in described["fields"].items()
+        )
+        or "none",
         "extraction": _plain(_readable(described["extraction"])),
         "dropped": ", ".join(f"{each['count']:,} {each['reason']}" for each in described["dropped"]) or "none",
         "partitions": f"{described['n_partitions']:,} of {described['partition_rows']:,} rows",
@@ -136,7 +141,7 @@ def lookup(
     if output.as_json:
         print_json(shown)
         return
-    print_concordance(shown, title=f"{word}: {counted(len(found), 'occurrence')}")
+    print_concordance(opened, shown, title=f"{word}: {counted(len(found), 'occurrence')}")
     if len(found) > len(shown):
         print(f"... {len(found) - len(shown):,} more: see --most")
 
@@ -151,7 +156,9 @@ def _sentence_figure(
     chosen = occurrences[0 if row is None else rows.index(row)]
     text: str = chosen["text"]
     if attention is not None:
-        return es.plot.sentence_figure(es.analysis.sentence_attention(text, model=attention))
+        return es.plot.sentence_figure(
+            es.analysis.sentence_attention(store.index.texts[chosen["sentence"]], model=attention)
+        )
     similarity = es.analysis.sentence_similarity(store, sentence=chosen["sentence"])
     return es.plot.heat_map(similarity, title=text if len(text) <= 80 else text[:79] + "…")
 

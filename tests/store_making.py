@@ -52,6 +52,7 @@ def make_store(
                     "position": position,
                     "subwords": int(rng.integers(1, 4)),
                     "source": 2 * sentence + 1,
+                    "document": sentence,
                     "upos": None if tag < 0 else tags[tag],
                     "text": texts[-1],
                 }

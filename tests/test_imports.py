@@ -27,11 +27,13 @@ ALLOWED: dict[str, set[str]] = {
     "html": set(),
     "kernels": set(),
     "progress": set(),
-    "corpus": {"errors", "arguments", "progress"},
+    "spacing": set(),
+    "corpus": {"spacing", "errors", "arguments", "progress"},
     "vectors": {"errors", "arguments", "progress", "corpus", "store"},
-    "store": {"errors", "arguments", "html", "kernels", "progress", "schemas"},
-    "models": {"errors", "arguments", "devices", "kernels", "progress", "store", "corpus", "vectors"},
+    "store": {"spacing", "errors", "arguments", "html", "kernels", "progress", "schemas"},
+    "models": {"spacing", "errors", "arguments", "devices", "kernels", "progress", "store", "corpus", "vectors"},
     "extraction": {
+        "spacing",
         "errors",
         "arguments",
         "devices",
@@ -45,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         "vectors",
     },
     "analysis": {
+        "spacing",
         "errors",
         "arguments",
         "devices",
@@ -60,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
         "vectors",
     },
     "probes": {
+        "spacing",
         "errors",
         "arguments",
         "devices",
@@ -74,6 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     "database": {"errors", "arguments", "sizes", "kernels", "analysis", "store", "vectors"},
     "plot": {"errors", "arguments", "progress", "store", "analysis", "probes"},
     "studies": {
+        "spacing",
         "errors",
         "arguments",
         "progress",
@@ -86,7 +91,7 @@ ALLOWED: dict[str, set[str]] = {
         "probes",
         "plot",
     },
-    "bench": {"errors", "arguments", "store", "models", "extraction", "analysis", "probes"},
+    "bench": {"spacing", "errors", "arguments", "store", "models", "extraction", "analysis", "probes"},
 }
 # Package -> the only part that may import it.
 HOME = {

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from embstore.arguments import checked
 from embstore.corpus import EdgeSentence
 from embstore.errors import InvalidValueError, check_choice
+from embstore.spacing import spaced
 from embstore.store import Store
 from embstore.store.layout import resolve_layers
 from embstore.vectors.kmeans import unit_rows
@@ -84,7 +85,7 @@ class SpanVectors:
 
     def __init__(self, store: Store, sentences: Sequence[EdgeSentence], spans: Sequence[tuple[int, Span]]) -> None:
         index = store.index
-        place = {text: number for number, text in enumerate(index.texts)}
+        place = {spaced(text): number for number, text in enumerate(index.texts)}
         first = {}
         for number in {number for number, _ in spans}:
             words = sentences[number].words

@@ -20,6 +20,7 @@ from embstore.probes.edges.batches import EdgeSplit, batch_sentences
 from embstore.probes.edges.tasks import join_task
 from embstore.probes.edges.training import EdgeSchedule, EdgeStream
 from embstore.probes.training import Schedule
+from embstore.spacing import split_words
 
 BATCH, CLASSES = 256, 41
 SENTENCES, BATCH_SENTENCES = 2_000, 32
@@ -88,10 +89,10 @@ def write_task(setting: Setting, path: Path, n_sentences: int) -> None:
     texts = setting.store.index.texts
     with path.open("w") as file:
         for number in np.linspace(0, len(texts) - 1, min(n_sentences, len(texts))).astype(int).tolist():
-            words = texts[number].split(" ")
+            words = split_words(texts[number])
             last = len(words) - 1
             targets = [{"span1": [at, at + 1], "label": f"label {at % 3}"} for at in sorted({0, last // 2, last})]
-            file.write(json.dumps({"text": texts[number], "targets": targets}) + "\n")
+            file.write(json.dumps({"text": " ".join(words), "targets": targets}) + "\n")
 
 
 def stream_rows(setting: Setting, n_sentences: int = SENTENCES) -> Iterator[Row]:

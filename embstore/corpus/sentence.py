@@ -10,6 +10,7 @@ from typing import Any
 
 from embstore.corpus.lines import MAX_SENTENCE
 from embstore.errors import CorpusError, InvalidValueError, check_column_name, check_type, quoted
+from embstore.spacing import ATTACHED
 
 FieldValue = str | int | float | bool | None
 
@@ -59,17 +60,23 @@ def sentence_pair(
     return Sentence([*first, PAIR, *second], {**spread, "side": side})
 
 
-def sentence_of_forms(forms: Sequence[str], labels: Mapping[str, Sequence[str | None]]) -> Sentence:
-    """Make a sentence of forms with one label each; a form with spaces becomes a target of several words."""
+def sentence_of_forms(
+    forms: Sequence[str], labels: Mapping[str, Sequence[str | None]], attached: Sequence[int] = ()
+) -> Sentence:
+    """Make a sentence of forms with one label each; a form with spaces becomes a target of several words.
+
+    `attached`: the forms that follow the form before without a space.
+    """
     if " " not in "".join(forms):
-        return Sentence(forms, labels)
+        return Sentence(forms, labels, attached=attached)
     words, spans = split_forms(forms)
     form_at = {start: number for number, (start, _) in enumerate(spans)}
     spread = {
         name: [column[form_at[position]] if position in form_at else None for position in range(len(words))]
         for name, column in labels.items()
     }
-    return Sentence(words, spread, [(start, stop) for start, stop in spans if stop > start + 1])
+    targets = [(start, stop) for start, stop in spans if stop > start + 1]
+    return Sentence(words, spread, targets, attached=[spans[form][0] for form in attached])
 
 
 def split_forms(forms: Sequence[str]) -> tuple[list[str], list[tuple[int, int]]]:
@@ -146,6 +153,8 @@ def check_sentence(sentence: Sentence) -> Sentence:
         raise InvalidValueError(f"the word {quoted(word)} has a space in it; give its words one by one, and a target")
     if not is_encodable(joined):
         raise InvalidValueError("half of a surrogate pair, not a character, in a word")
+    if ATTACHED in joined:
+        raise InvalidValueError("the character U+001F in a word: remove it")
     check_type("labels", sentence.labels, Mapping, "the labels of each column: {column: labels}")
     for column, labels in sentence.labels.items():
         check_column_name(column)

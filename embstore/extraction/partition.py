@@ -12,6 +12,7 @@ from embstore.errors import StoreDamagedError
 from embstore.extraction.options import Window
 from embstore.extraction.windows import Fan, Targets, cut_windows
 from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, ragged_indices
+from embstore.spacing import split_marked
 from embstore.store import Index, Strings
 
 PASSAGE_NBYTES = 2**20  # text tokenized and batched at a time, for batches of up to PASSAGE_BATCH subwords
@@ -141,7 +142,7 @@ class Part:
     ) -> Passage:
         index = self.index
         rows = slice(int(index.indptr[first]), int(index.indptr[last]))
-        tokenized = encoder.tokenize([text.split(" ") for text in index.texts.slice(first, last)])
+        tokenized = encoder.tokenize([split_marked(text) for text in index.texts.slice(first, last)])
         sentence = np.asarray(index.sentence[rows]) - first
         targets = self._targets(rows, sentence, tokenized, widths, options)
         self._check(rows, targets)

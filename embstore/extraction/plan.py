@@ -19,7 +19,8 @@ from embstore.extraction.options import CLS, ExtractionOptions, Window, model_la
 from embstore.extraction.partition import TextOptions
 from embstore.extraction.resume import check_labels, check_store
 from embstore.extraction.rows import make_index
-from embstore.extraction.survey import Spool, Survey, survey
+from embstore.extraction.spool import Spool
+from embstore.extraction.survey import Survey, survey
 from embstore.html import html_table
 from embstore.models import load_encoder
 from embstore.models.encoder import Encoder
@@ -381,4 +382,5 @@ def _metadata(reading: Reading, options: ExtractionOptions, contexts: tuple[Wind
         },
         dropped=reading.dropped,
         software=software_versions(),
+        fields={name: own.kind for name, own in reading.index.fields.items()},
     )

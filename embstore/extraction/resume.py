@@ -12,6 +12,7 @@ from embstore.corpus import Corpus
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError, StoreMismatchError
 from embstore.extraction.options import ExtractionOptions, Window, model_layers
 from embstore.extraction.survey import BLOCK_SENTENCES
+from embstore.spacing import join_marked, marked_words
 from embstore.store import Metadata, Store
 from embstore.store.backend import exists, open_reader, require_writable
 from embstore.store.layout import RESIDUAL
@@ -99,7 +100,9 @@ def check_store(
 def _check_first_sentences(store: Store, corpus: Corpus, path: Path | ObjectPath) -> None:
     """Compare the first sentences of the corpus with those of the store; the plan compares hashes of all."""
     index = store.index
-    sentences = [" ".join(sentence.words) for sentence in islice(corpus, BLOCK_SENTENCES)]
+    sentences = [
+        join_marked(marked_words(sentence.words, sentence.attached)) for sentence in islice(corpus, BLOCK_SENTENCES)
+    ]
     for number, source in enumerate(index.source[:BLOCK_SENTENCES].tolist()):
         if source >= BLOCK_SENTENCES:
             return

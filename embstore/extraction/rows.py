@@ -10,10 +10,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
-from embstore.extraction.survey import BLOCK, NOT_CHOSEN, Spool, Survey
+from embstore.extraction.spool import BLOCK, Spool
+from embstore.extraction.survey import NOT_CHOSEN, Survey
 from embstore.models.encoder import Encoder, ragged_indices
 from embstore.store import Dropped, Index, Labels, Strings
-from embstore.store.index import SPECIAL
+from embstore.store.index import SPECIAL, Field
 
 TEXT_BLOCK = 2**14
 
@@ -54,6 +55,7 @@ def make_index(found: Survey, *, keep: Keep, unit: str, encoder: Encoder) -> tup
             label: Labels(columns.read(f"label/{label}", np.int32), Strings.of(names))
             for label, names in found.labels.items()
         },
+        **_documents(columns, found, sentences),
     )
     return index, tuple(dropped.values())
 
@@ -180,6 +182,25 @@ def _texts(columns: _Columns, found: Survey, sentences: NDArray[np.int64]) -> St
     parts = (sentences[block] for block in blocks_of(len(sentences), TEXT_BLOCK))
     columns.replace("text", (data[ragged_indices(bounds[part], bounds[part + 1] - bounds[part])] for part in parts))
     return Strings(columns.add("text/offsets", offsets, np.int64), columns.read("text", np.uint8))
+
+
+def _documents(columns: _Columns, found: Survey, sentences: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the document of each sentence (None: each is its own), and the fields of the documents that have one."""
+    documents = found.documents
+    if not documents.any_given:
+        return {}
+    chosen = None if len(sentences) == found.n_sentences else sentences
+    used = columns.renumber("document", chosen, documents.n, np.int64)
+    some = None if len(used) == documents.n else used
+    for name in documents.values:
+        columns.take(f"field/{name}", some, np.int32)
+    return {
+        "document": None if len(used) == len(sentences) else columns.read("document", np.int64),
+        "fields": {
+            name: Field(columns.read(f"field/{name}", np.int32), values, documents.kinds[name])
+            for name, values in documents.values.items()
+        },
+    }
 
 
 def _starts(sentence: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from embstore.corpus import Sentence
 from embstore.corpus.keep import blocks_of
 from embstore.corpus.sentence import PAIR
-from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError
+from embstore.errors import CorpusError, InvalidValueError, ModelError
+from embstore.extraction.documents import Documents
 from embstore.extraction.options import CLS, ExtractionOptions
 from embstore.extraction.partition import MAX_POOLED
+from embstore.extraction.spool import BLOCK, Spool
 from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
+from embstore.spacing import ATTACHED, join_marked, marked_words
 from embstore.store import Dropped
-from embstore.store.index import SPECIAL
+from embstore.store.index import COLUMNS, SPECIAL, TEXT
 
-BLOCK = 2**16  # entries of a column that are handled at a time
 BLOCK_SENTENCES = 4096
 SAMPLE_SENTENCES = 256
 NO_SUBWORD = "no subword: the tokenizer returns nothing for the word"
@@ -32,62 +32,6 @@ TOO_LONG = "beyond the length limit"
 NO_VECTOR = "no vector: the table of words has none"
 NOT_CHOSEN = "not chosen: excluded by the options that select occurrences"
 MAX_EXAMPLES = 5
-
-
-@dataclass
-class _Column:
-    file: IO[bytes]
-    dtype: np.dtype[Any]
-    length: int = 0
-
-
-class Spool:
-    """Named columns in temporary files without a name, which vanish with the object or its process.
-
-    Columns grow on disk block by block, so that a plan of any size needs little memory, and are read back
-    memory-mapped.
-    """
-
-    def __init__(self) -> None:
-        self._columns: dict[str, _Column] = {}
-
-    def append(self, name: str, values: NDArray[Any]) -> None:
-        """Add values to the end of a column; the first call fixes its dtype."""
-        with _storing():
-            if name not in self._columns:
-                self._columns[name] = _Column(tempfile.TemporaryFile(), values.dtype)  # noqa: SIM115
-            column = self._columns[name]
-            column.file.write(np.ascontiguousarray(values, column.dtype).data)
-        column.length += len(values)
-
-    def length(self, name: str) -> int:
-        return self._columns[name].length if name in self._columns else 0
-
-    def read(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
-        """Map a column; a column that was never written is empty."""
-        if not self.length(name):
-            return np.empty(0, dtype)
-        column = self._columns[name]
-        with _storing():
-            column.file.flush()
-        return np.memmap(column.file, column.dtype, "r", shape=(column.length,)).view(np.ndarray)
-
-    def rename(self, name: str, new: str) -> None:
-        """Rename a column, replacing one of the new name; arrays read before stay valid."""
-        self._columns.pop(new, None)
-        if name in self._columns:
-            self._columns[new] = self._columns.pop(name)
-
-
-@contextmanager
-def _storing() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"the columns of the plan do not fit into {tempfile.gettempdir()}: {error.strerror}; "
-            "make space there or set TMPDIR to a larger folder"
-        ) from error
 
 
 def numbering() -> defaultdict[str, int]:
@@ -100,9 +44,10 @@ class Survey:
     """The content of a corpus, as columns of the spool with one entry for each unit (a word or a phrase).
 
     `type`, `sentence` (its number in the corpus), `position`, `subwords` and `label/<column>`; for each sentence
-    `context` (a hash of its words), `text_bytes` and its share of `text`; for the unit subword also `ids`, the
+    `context` (a hash of its text), `text_bytes`, its share of `text` and, if the corpus has documents, `document`; for
+    each document `field/<name>`; for the unit subword also `ids`, the
     subwords of all units one after another. `specials`: whether special subwords are units, whose label column SPECIAL
-    has their spelling. `sample`: the first sentences.
+    has their spelling. `sample`: the first sentences, as marked words.
     """
 
     spool: Spool
@@ -115,6 +60,7 @@ class Survey:
     longest: int = 0
     dropped: dict[str, Dropped] = field(default_factory=dict)
     sample: list[list[str]] = field(default_factory=list)
+    documents: Documents = field(default_factory=Documents)
     digest: Any = field(default_factory=hashlib.sha256)
 
     @property
@@ -143,6 +89,8 @@ def survey(
         _survey_block(found, block, encoder, options, limit=limit)
         report(found.n_sentences)
         del block  # or it would be held while the next one is read
+    _check_names(found)
+    found.documents.finish(found.spool, found.digest)
     for column, names in found.labels.items():
         if found.specials and column == SPECIAL:
             continue
@@ -156,10 +104,12 @@ def _survey_block(
     has_pairs = any(PAIR in sentence.words for sentence in block)
     if has_pairs:
         _check_pairs(block, encoder, options)
-    tokenized = encoder.tokenize([sentence.words for sentence in block])
+    marked = [marked_words(sentence.words, sentence.attached) for sentence in block]
+    tokenized = encoder.tokenize(marked)
     is_sentence = options.unit == "sentence"
     units = _Units.of_sentences(tokenized, limit) if is_sentence else _Units.of(block, tokenized)
-    _spool_sentences(found, block, units)
+    _spool_sentences(found, block, marked, units)
+    found.documents.add([sentence.document for sentence in block], found.spool)
     forms = _forms(block, units)
     empty = units.stop <= units.start
     long = (units.stop > limit) | (units.stop - units.start > MAX_POOLED)
@@ -174,7 +124,7 @@ def _survey_block(
     lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr])
     found.n_subwords += int(np.minimum(lengths, limit).sum())
     found.longest = max(found.longest, int(lengths.max(initial=0)))
-    found.sample.extend([list(sentence.words) for sentence in block[: SAMPLE_SENTENCES - len(found.sample)]])
+    found.sample.extend([list(words) for words in marked[: SAMPLE_SENTENCES - len(found.sample)]])
 
     types = np.fromiter(map(found.types.__getitem__, forms), np.int32, len(forms))
     base = tokenized.word_indptr[tokenized.sentence_indptr[units.sentence]]
@@ -300,9 +250,12 @@ def _forms(block: Sequence[Sentence], units: _Units) -> Sequence[str]:
     return [words[first] if size == 1 else " ".join(words[first : first + size]) for first, size in spans]
 
 
-def _spool_sentences(found: Survey, block: Sequence[Sentence], units: _Units) -> None:
-    texts = [" ".join(sentence.words).encode() for sentence in block]
+def _spool_sentences(found: Survey, block: Sequence[Sentence], marked: Sequence[Sequence[str]], units: _Units) -> None:
+    texts = [join_marked(words).encode() for words in marked]
     joined = b"".join(texts)
+    if joined.count(ATTACHED.encode()) != sum(len(sentence.attached) for sentence in block):
+        at = next(at for at, sentence in enumerate(block) if ATTACHED in "".join(sentence.words))
+        raise CorpusError(f"sentence {found.n_sentences + at} has the character U+001F in a word: remove it")
     found.spool.append("text", np.frombuffer(joined, np.uint8))
     lengths = np.fromiter(map(len, texts), np.int32, len(texts))
     found.spool.append("text_bytes", lengths)
@@ -331,6 +284,15 @@ def _labels(found: Survey, block: Sequence[Sentence], units: _Units) -> dict[str
         if not (found.specials and column == SPECIAL):
             found.digest.update(codes.tobytes())
     return codes_of
+
+
+def _check_names(found: Survey) -> None:
+    """Raise CorpusError for a name of two things: a label column, a field of documents, a column of every table."""
+    for name in (*found.documents.numbers, *found.labels):
+        if name in (*COLUMNS, TEXT):
+            raise CorpusError(f"the corpus has a column {name!r}, and so has every occurrence table: rename it")
+        if name in found.labels and name in found.documents.numbers:
+            raise CorpusError(f"{name!r} is both a label column and a field of documents: rename one")
 
 
 def _count_dropped(found: Survey, units: _Units, forms: Sequence[str], mask: NDArray[np.bool_], reason: str) -> None:

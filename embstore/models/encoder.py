@@ -150,7 +150,10 @@ class Encoder(ABC):
 
     @abstractmethod
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Split every word into its subwords; a word may have none."""
+        """Split every word into its subwords; a word may have none.
+
+        A word that begins with the mark ATTACHED follows the word before it without a space (`embstore.spacing`).
+        """
 
     @abstractmethod
     def subword_text(self, index: int) -> str:

@@ -42,12 +42,14 @@ _FROZEN: _Kinds = {
     "sentences/text_bytes": ("|u1", ("text_byte",)),
     "sentences/indptr": ("<i8", ("sentence_bound",)),
     "sentences/source": ("<i8", ("sentence",)),
+    "sentences/document": ("<i8", ("sentence",)),
 }
 _LABEL: _Kinds = {
     "codes": ("<i4", ("occurrence",)),
     "name_offsets": ("<i8", ("name_bound",)),
     "name_bytes": ("|u1", ("name_byte",)),
 }
+_FIELD: _Kinds = {**_LABEL, "codes": ("<i4", ("document",))}
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
         name, kinds = "codes", _LABEL
     elif parts[0] == "labels" and len(parts) == 3 and _is_name(parts[1]):
         name, kinds = parts[2], _LABEL
+    elif path.startswith("documents/fields/") and len(parts) == 4 and _is_name(parts[2]):
+        name, kinds = parts[3], _FIELD
     if name not in kinds:
         raise StoreDamagedError(f"the metadata names an unknown array {quoted(path)}")
     dtype, dims = kinds[name]

@@ -26,7 +26,7 @@ def parse_conditions(
     *,
     words: str | Iterable[str] | None,
     types: int | Iterable[int] | None,
-    labels: Mapping[str, str | Iterable[str]] | None,
+    labels: Mapping[str, Any] | None,
     specials: bool | None,
     sentences: int | Iterable[int] | None,
     where: pl.Expr | Iterable[pl.Expr] | None,
@@ -43,7 +43,7 @@ def parse_conditions(
     if types is not None:
         conditions.append(partial(type_index.rows_of_all, _integers("types", types)))
     for column, names in (labels or {}).items():
-        codes = _codes(index, column, [names] if isinstance(names, str) else list(names))
+        codes = _codes(index, column, names)
         conditions.append(partial(_rows_with_labels, index, column, codes))
     if specials is not None and (specials or SPECIAL in index.labels):
         require_specials(index)
@@ -144,7 +144,7 @@ def _types_of(type_index: TypeIndex, words: list[str]) -> list[int]:
     raise InvalidValueError(f"the store has no word {named}{hint}")
 
 
-def _codes(index: Index, column: str, names: list[str]) -> NDArray[np.int32]:
+def _codes(index: Index, column: str, wanted: Any) -> NDArray[np.int32]:
     if column == SPECIAL:
         require_specials(index)
     if column not in index.labels:
@@ -153,6 +153,8 @@ def _codes(index: Index, column: str, names: list[str]) -> NDArray[np.int32]:
             "with_labels adds one"
         )
     known = list(index.labels[column].names)
+    several = isinstance(wanted, Iterable) and not isinstance(wanted, str)
+    names = [str(name).lower() if isinstance(name, bool) else str(name) for name in (wanted if several else [wanted])]
     for name in names:
         if name not in known:
             some = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")

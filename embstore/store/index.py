@@ -8,7 +8,7 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, quoted
+from embstore.spacing import ATTACHED, join_marked, marked_words, natural, split_marked
 
 _LOOKUPS_BEFORE_TABLE = 8
 _SORT_ROWS = 1 << 22
 SPECIAL = "special"  # the label column of special tokens, whose positions are before and after those of the words
+COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source", "document")  # of the occurrence table
+TEXT = "text"
+KINDS: dict[str, Callable[[str], Any]] = {"bool": "true".__eq__, "int": int, "float": float, "str": str}  # of a field
 _FIND_BLOCK = 1 << 20
 
 
@@ -98,6 +102,37 @@ class Labels:
 
 
 @dataclass(frozen=True)
+class Field:
+    """A fact about documents: `codes` int32 [document] are positions in `names`, -1 for no value.
+
+    `names`: the distinct values as text ("true" and "false" for bool), in ascending order of the values. `kind`: the
+    type of the values, one of KINDS.
+    """
+
+    codes: NDArray[np.int32]
+    names: Strings
+    kind: str
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """The distinct values, ascending."""
+        return [KINDS[self.kind](name) for name in self.names]
+
+
+class _FieldLabels(Labels):
+    """The values of a field as labels of rows, made when they are first used."""
+
+    def __init__(self, field: Field, documents: Callable[[], NDArray[np.int64]]) -> None:
+        object.__setattr__(self, "names", field.names)
+        object.__setattr__(self, "_made_from", (field, documents))
+
+    @cached_property
+    def codes(self) -> NDArray[np.int32]:
+        field, documents = self.__dict__["_made_from"]
+        return np.asarray(field.codes[documents()])
+
+
+@dataclass(frozen=True)
 class Index:
     """All columns of a store except its vectors; arrays may be memory-mapped.
 
@@ -105,9 +140,12 @@ class Index:
     ascending. `position`: int32 [occurrence], the index of the (first) word in its sentence. `subwords`: int16
     [occurrence], how many were pooled. `words`: the distinct forms; a form of several words is joined by single spaces
     and covers as many words from `position` on. `texts`: the words of each sentence that has a row, joined by one
-    space. `indptr`: int64 [sentences + 1], sentence i has the rows `indptr[i]` to `indptr[i + 1]`. `source`: int64
-    [sentences], the number of the sentence in the corpus. Where the unit is the subword, forms are spellings of
-    subwords, and the subwords of one word follow each other with the word's position.
+    space, or by U+001F before a word that follows without a space (see `embstore.spacing`). `indptr`: int64
+    [sentences + 1], sentence i has the rows `indptr[i]` to `indptr[i + 1]`. `source`: int64 [sentences], the number of
+    the sentence in the corpus. `document`: int64 [sentences], the document of each sentence, which counts from 0 on
+    without a gap; None: each sentence is a document of its own. `fields`: facts about documents. `labels`: the label
+    columns; each field is one of them too. Where the unit is the subword, forms are spellings of subwords, and the
+    subwords of one word follow each other with the word's position.
     """
 
     type: NDArray[np.int32]
@@ -119,6 +157,27 @@ class Index:
     indptr: NDArray[np.int64]
     source: NDArray[np.int64]
     labels: Mapping[str, Labels] = field(default_factory=dict)
+    document: NDArray[np.int64] | None = None
+    fields: Mapping[str, Field] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        spread: dict[str, Labels] = {
+            name: _FieldLabels(own, lambda: self.document_of(self.sentence)) for name, own in self.fields.items()
+        }
+        object.__setattr__(self, "labels", {**self.own_labels, **spread})
+
+    @property
+    def own_labels(self) -> dict[str, Labels]:
+        """The label columns that are not fields."""
+        return {name: labels for name, labels in self.labels.items() if name not in self.fields}
+
+    @property
+    def n_documents(self) -> int:
+        return len(self.texts) if self.document is None else int(self.document[-1]) + 1
+
+    def document_of(self, sentences: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the documents of some sentences."""
+        return sentences if self.document is None else self.document[sentences]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the columns by the names that they have in a store."""
@@ -134,7 +193,13 @@ class Index:
             "sentences/indptr": self.indptr,
             "sentences/source": self.source,
         }
-        for column, labels in self.labels.items():
+        if self.document is not None:
+            arrays["sentences/document"] = self.document
+        for name, own in self.fields.items():
+            arrays[f"documents/fields/{name}/codes"] = own.codes
+            arrays[f"documents/fields/{name}/name_offsets"] = own.names.offsets
+            arrays[f"documents/fields/{name}/name_bytes"] = own.names.data
+        for column, labels in self.own_labels.items():
             arrays[f"occurrences/labels/{column}"] = labels.codes
             arrays[f"labels/{column}/name_offsets"] = labels.names.offsets
             arrays[f"labels/{column}/name_bytes"] = labels.names.data
@@ -144,7 +209,8 @@ class Index:
         """Return the occurrence table of some rows as dicts, as `Selection.table` describes it."""
         types, sentences = self.type[rows].tolist(), self.sentence[rows].tolist()
         words = {number: self.words[number] for number in set(types)}
-        texts = {number: self.texts[number] for number in set(sentences)}
+        texts = {number: natural(self.texts[number]) for number in set(sentences)}
+        documents = self.document_of(self.sentence[rows])
         columns: dict[str, list[Any]] = {
             "occurrence": rows.tolist(),
             "word": [words[number] for number in types],
@@ -152,19 +218,45 @@ class Index:
             "position": self.position[rows].tolist(),
             "subwords": self.subwords[rows].tolist(),
             "source": self.source[self.sentence[rows]].tolist(),
+            "document": documents.tolist(),
         }
-        for column, labels in self.labels.items():
-            codes = labels.codes[rows].tolist()
-            names = {code: labels.names[code] for code in set(codes) if code >= 0}
+        coded: list[tuple[str, list[int], Strings, Callable[[str], Any]]] = [
+            *((name, own.codes[documents].tolist(), own.names, KINDS[own.kind]) for name, own in self.fields.items()),
+            *((name, own.codes[rows].tolist(), own.names, str) for name, own in self.own_labels.items()),
+        ]
+        for column, codes, strings, parse in coded:
+            names = {code: parse(strings[code]) for code in set(codes) if code >= 0}
             columns[column] = [names.get(code) for code in codes]
-        columns["text"] = [texts[number] for number in sentences]
+        columns[TEXT] = [texts[number] for number in sentences]
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
+    def concordance(self, rows: NDArray[np.int64]) -> list[tuple[str, str, str]]:
+        """Return for each row the three parts of its sentence: before the word or phrase, it, and after it."""
+        lines = []
+        for row in rows.tolist():
+            text, start = self.texts[int(self.sentence[row])], int(self.position[row])
+            words, form = split_marked(text), self.words[int(self.type[row])]
+            if not 0 <= start < len(words):  # a special token
+                lines.append(("", form, f" {natural(text)}") if start < 0 else (f"{natural(text)} ", form, ""))
+                continue
+            stop = start + form.count(" ") + 1
+            before, found, after = (
+                natural(join_marked(part)) for part in (words[:start], words[start:stop], words[stop:])
+            )
+            before += " " if start and not words[start].startswith(ATTACHED) else ""
+            after = " " + after if after and not words[stop].startswith(ATTACHED) else after
+            lines.append((before, found, after))
+        return lines
+
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Index:
-        """Return the index with these columns, the inverse of `arrays`; other names are ignored."""
-        prefix = "occurrences/labels/"
+    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]], kinds: Mapping[str, str]) -> Index:
+        """Return the index with these columns, the inverse of `arrays`; other names are ignored.
+
+        `kinds`: of the fields.
+        """
+        prefix, part = "occurrences/labels/", "documents/fields/"
         columns = [path[len(prefix) :] for path in sorted(arrays) if path.startswith(prefix)]
+        fields = dict.fromkeys(path.split("/")[2] for path in sorted(arrays) if path.startswith(part))
         return cls(
             type=arrays["occurrences/type"],
             sentence=arrays["occurrences/sentence"],
@@ -181,19 +273,29 @@ class Index:
                 )
                 for column in columns
             },
+            document=arrays.get("sentences/document"),
+            fields={
+                name: Field(
+                    arrays[f"{part}{name}/codes"],
+                    Strings(arrays[f"{part}{name}/name_offsets"], arrays[f"{part}{name}/name_bytes"]),
+                    kinds.get(name, "str"),
+                )
+                for name in fields
+            },
         )
 
     def subset(self, rows: NDArray[np.int64]) -> Index:
         """Return the index of some rows (ascending, distinct), in memory.
 
-        Words and sentences without a row are left out, the others keep their order; `source` stays the number in the
-        corpus, and label columns keep all their names.
+        Words, sentences and documents without a row are left out, the others keep their order; `source` stays the
+        number in the corpus, and label columns and fields keep all their names.
         """
         types, sentences = self.type[rows], self.sentence[rows]
         words = np.flatnonzero(np.bincount(types, minlength=len(self.words)))
         texts = np.unique(sentences)
         numbers = np.empty(len(self.words), np.int32)
         numbers[words] = np.arange(len(words))
+        documents, document = np.unique(self.document_of(texts), return_inverse=True)
         return Index(
             type=numbers[types],
             sentence=np.searchsorted(texts, sentences).astype(np.int64),
@@ -203,7 +305,9 @@ class Index:
             texts=self.texts.subset(texts),
             indptr=np.append(np.searchsorted(sentences, texts), len(rows)).astype(np.int64),
             source=self.source[texts],
-            labels={name: Labels(labels.codes[rows], labels.names) for name, labels in self.labels.items()},
+            labels={name: Labels(labels.codes[rows], labels.names) for name, labels in self.own_labels.items()},
+            document=None if len(documents) == len(texts) else document.astype(np.int64),
+            fields={name: replace(own, codes=own.codes[documents]) for name, own in self.fields.items()},
         )
 
 
@@ -307,13 +411,13 @@ class IndexBuilder:
         digest.update(self._text)
         return digest.hexdigest()
 
-    def add(self, number: int, words: Sequence[str]) -> None:
-        """Add a sentence of at least one word; `number` is its number in the corpus."""
+    def add(self, number: int, words: Sequence[str], attached: Sequence[int] = ()) -> None:
+        """Add a sentence of at least one word; `number`: in the corpus; `attached`: as of a `Sentence`."""
         types = self._types
         self._type.extend([types.setdefault(word, len(types)) for word in words])
         self._counts.append(len(words))
         self._source.append(number)
-        self._text += " ".join(words).encode()
+        self._text += join_marked(marked_words(words, attached)).encode()
         self._ends.append(len(self._text))
 
     def build(self) -> Index:

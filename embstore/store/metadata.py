@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError, check_whole
+from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError, check_whole, quoted
+from embstore.store.index import KINDS
 from embstore.store.layout import CHUNK_ROWS, ITEM_NBYTES, RESIDUAL, SITES, Layout
 from embstore.store.storage.files import REPAIR_HINT, crc32c
 
@@ -39,7 +40,8 @@ class Metadata:
     `extraction`: unit, pooling, keep (which occurrences), max_length, context_window, attention_window, batching,
     batch_subwords, compute_dtype, seed. `sites`: the sites that are stored and the features of a vector of each, in the
     order of SITES; empty: the residual stream alone, whose vectors have `hidden_size` features. `software`: the
-    versions of the packages that began the store, which are not part of the provenance.
+    versions of the packages that began the store, which are not part of the provenance. `fields`: the kind of the
+    values of each field of documents, one of KINDS.
     """
 
     n_rows: int
@@ -54,6 +56,7 @@ class Metadata:
     software: Mapping[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
     sites: Mapping[str, int] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -132,8 +135,9 @@ def as_json(metadata: Metadata) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(canonical(asdict(metadata)))
     except (TypeError, ValueError) as error:
         raise InvalidValueError(f"the metadata cannot be written as JSON: {error}") from error
-    if not fields["sites"]:
-        del fields["sites"]
+    for name in ("sites", "fields"):
+        if not fields[name]:
+            del fields[name]
     return fields
 
 
@@ -178,6 +182,7 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
         given: dict[str, Any] = {name: kind(fields[name]) for name, kind in kinds.items()}
         for name in ("model", "corpus", "extraction", "software", "format_version"):
             given[name] = fields[name]
+        given["fields"] = dict(fields.get("fields", {}))
         sizes = fields.get("sites", {})
         sites = {site: int(sizes[site]) for site in sorted(sizes, key=SITES.index)}
         metadata = Metadata(
@@ -219,6 +224,9 @@ def check_metadata(metadata: Metadata) -> None:
             f"{metadata.n_rows} rows in partitions of {metadata.partition_rows} are {metadata.n_partitions} "
             f"partitions, more than {MAX_PARTITIONS}: choose larger ones"
         )
+    for name, kind in metadata.fields.items():
+        if kind not in KINDS:
+            raise InvalidValueError(f"the field {quoted(name)} has the kind {quoted(kind)}, not {', '.join(KINDS)}")
     for part, key in (("model", "name"), ("corpus", "name"), ("extraction", "unit")):
         if not isinstance(getattr(metadata, part).get(key), str):
             raise InvalidValueError(f"the metadata must have a string {part}.{key}")

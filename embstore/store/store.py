@@ -199,7 +199,7 @@ class Store:
         self._reader.fetch_columns(names)
         columns = {name: self._column(name) for name in names}
         try:
-            index = Index.of_arrays(columns)
+            index = Index.of_arrays(columns, self.metadata.fields)
             if self._verify or sum(column.nbytes for column in columns.values()) <= CHECKED_NBYTES:
                 for fault in column_faults(columns, self.metadata):
                     raise StoreDamagedError(f"the index of {self.path} is damaged: {fault}; {REPAIR_HINT}")
@@ -316,7 +316,7 @@ class Store:
         *,
         words: str | Iterable[str] | None = None,
         types: int | Iterable[int] | None = None,
-        labels: Mapping[str, str | Iterable[str]] | None = None,
+        labels: Mapping[str, Any] | None = None,
         specials: bool | None = None,
         sentences: int | Iterable[int] | None = None,
         rows: ArrayLike | slice | None = None,
@@ -326,10 +326,10 @@ class Store:
         """Select the occurrences that satisfy all conditions, and layers; no vector is read.
 
         `words`: forms as spelled in the corpus. `types`, `sentences`: positions in `index.words` and `index.texts`.
-        `labels`: label column -> one label or several. `specials`: only special tokens (True) or only words (False); by
-        default both, where the store has rows of special tokens. `rows`: integers, whose order is kept, a slice, or one
-        boolean for each row. `where`: Polars expressions over the columns of `table`. `layers`: one or several (-1 or
-        "last" is the last one), all by default.
+        `labels`: label column or field of documents -> one label or several. `specials`: only special tokens (True) or
+        only words (False); by default both, where the store has rows of special tokens. `rows`: integers, whose order
+        is kept, a slice, or one boolean for each row. `where`: Polars expressions over the columns of `table`.
+        `layers`: one or several (-1 or "last" is the last one), all by default.
 
         Raises InvalidValueError for a word, type, label, sentence, row, column or layer that does not exist.
         """
@@ -357,7 +357,9 @@ class Store:
             "n_partitions": self.layout.n_partitions,
             "n_types": len(self.index.words),
             "n_sentences": len(self.index.texts),
-            "labels": {name: len(column.names) for name, column in self.index.labels.items()},
+            "n_documents": self.index.n_documents,
+            "labels": {name: len(column.names) for name, column in self.index.own_labels.items()},
+            "fields": {name: {"kind": own.kind, "values": len(own.names)} for name, own in self.index.fields.items()},
             "nbytes": self.n_rows * self.metadata.row_nbytes,
         }
 
@@ -571,8 +573,9 @@ class Selection:
 
         Columns: `occurrence` (the row), `word`, `sentence` (a position in `index.texts`), `position` of the (first)
         word in the sentence, `subwords` (how many were pooled), `source` (the number of the sentence in the corpus),
-        the label columns, and `text` (the sentence, its words joined by one space). Words and labels are Polars
-        enumerations. `columns`: only these. Raises InvalidValueError for a column that does not exist.
+        `document` (its number), the fields of documents, the label columns, and `text` (the sentence, its words joined
+        by one space where the corpus has one). Words, labels and fields of text are Polars enumerations; other fields
+        have their own type. `columns`: only these. Raises InvalidValueError for a column that does not exist.
         """
         from embstore.store.table import occurrence_table
 
@@ -583,6 +586,11 @@ class Selection:
         """Return the rows of `table` as dicts; for a few of them this is faster, since Polars is not imported."""
         self.store._reader.require_current(columns=True)
         return self.store.index.occurrences(self.rows)
+
+    def concordance(self) -> list[tuple[str, str, str]]:
+        """Return for each row its sentence as it is read, in three parts: before the word, the word, after it."""
+        self.store._reader.require_current(columns=True)
+        return self.store.index.concordance(self.rows)
 
     def iter_blocks(self, *, block_rows: int | None = None, copy: bool = True) -> Iterator[Block]:
         """Read layer by layer in blocks of at most `block_rows` rows (about 1 MiB by default), in the order of `rows`.

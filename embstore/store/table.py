@@ -9,10 +9,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, quoted
-from embstore.store.index import Index, Strings
+from embstore.spacing import natural
+from embstore.store.index import COLUMNS, TEXT, Field, Index, Strings
 
-COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source")
-TEXT = "text"
+_TYPES = {"bool": pl.Boolean, "int": pl.Int64, "float": pl.Float64}
 
 
 def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: Sequence[str] | None) -> pl.DataFrame:
@@ -20,7 +20,7 @@ def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: S
 
     The columns are those that `Selection.table` describes. Raises InvalidValueError for a column that does not exist.
     """
-    known = [*COLUMNS, *index.labels, TEXT]
+    known = [*COLUMNS, *index.fields, *index.own_labels, TEXT]
     if isinstance(columns, str) or not isinstance(columns, Iterable | None):
         raise InvalidValueError(f"columns must be a list of names, not {quoted(columns)}")
     for name in known if columns is None else columns:
@@ -60,10 +60,23 @@ def _column(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Serie
         texts = index.texts
         whole = len(sentences) == len(texts)
         found = texts.slice(0, len(texts)) if whole else [texts[int(sentence)] for sentence in sentences]
-        return pl.Series(name, found, dtype=pl.String).gather(inverse)
+        return pl.Series(name, map(natural, found), dtype=pl.String).gather(inverse)
+    if name == "document":
+        return pl.Series(name, index.document_of(np.asarray(of_rows(index.sentence), np.int64)))
+    if name in index.fields:
+        return _field(name, index.fields[name], index.document_of(np.asarray(of_rows(index.sentence), np.int64)))
     if name in COLUMNS:
         return pl.Series(name, of_rows(getattr(index, name)))
     return _enumeration(name, of_rows(index.labels[name].codes), index.labels[name].names)
+
+
+def _field(name: str, field: Field, documents: NDArray[np.int64]) -> pl.Series:
+    """Return the typed values of a field of some documents."""
+    codes = field.codes[documents]
+    if field.kind == "str":
+        return _enumeration(name, codes, field.names)
+    values = pl.Series(name, [*field.values, None], dtype=_TYPES[field.kind])
+    return values.gather(np.where(codes < 0, len(field.names), codes))
 
 
 def _enumeration(name: str, codes: NDArray[np.generic], names: Strings) -> pl.Series:

@@ -134,14 +134,15 @@ def test_lookup_says_how_many_more_there_are(work: Work) -> None:
     assert f"... {count - 3} more" in ran.out
 
 
-def context(text: str, position: int, word: str, **labels: str | None) -> dict[str, Any]:
-    plain = {"occurrence": 7, "word": word, "sentence": 0, "position": position, "subwords": 1, "source": 0}
-    return {**plain, **labels, "text": text}
+def context(text: str, word: str, **labels: str | None) -> tuple[list[dict[str, Any]], list[tuple[str, str, str]]]:
+    plain = {"occurrence": 7, "word": word, "sentence": 0, "position": 5, "subwords": 1, "source": 0, "document": 0}
+    before, _, after = text.partition(f"[{word}]")
+    return [{**plain, **labels, "text": text}], [(before, word, after)]
 
 
 def test_a_concordance_cuts_from_the_word_outwards() -> None:
-    text = "one two three four five bank six seven eight nine ten"
-    (row,) = concordance([context(text, 5, "bank", ner=None)], width=40)
+    text = "one two three four five [bank] six seven eight nine ten"
+    (row,) = concordance(*context(text, "bank", ner=None), width=40)
     assert row["word"] == "bank"
     assert row["left context"].startswith("…")
     assert row["left context"].endswith("four five")
@@ -151,13 +152,13 @@ def test_a_concordance_cuts_from_the_word_outwards() -> None:
 
 
 def test_a_concordance_counts_wide_characters_as_two() -> None:
-    (row,) = concordance([context("銀行 の 前 に 銀行 が あり ます ね え と 言い まし た", 4, "銀行")], width=44)
+    (row,) = concordance(*context("銀行 の 前 に [銀行] が あり ます ね え と 言い まし た", "銀行"), width=44)
     assert row["word"] == "銀行"
     assert sum(map(cell_len, row.values())) + 6 <= 44
 
 
 def test_a_concordance_of_a_target_of_two_words() -> None:
-    (row,) = concordance([context("she saw sara foster today", 2, "sara foster", kind="person")], width=80)
+    (row,) = concordance(*context("she saw [sara foster] today", "sara foster", kind="person"), width=80)
     assert row == {
         "row": "7", "left context": "she saw", "word": "sara foster", "right context": "today", "kind": "person"
     }  # fmt: skip

@@ -14,7 +14,8 @@ from embstore.errors import StoreDamagedError
 from embstore.extraction import rows as rows_module
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
-from embstore.extraction.survey import Spool, Survey, survey
+from embstore.extraction.spool import Spool
+from embstore.extraction.survey import Survey, survey
 from embstore.store.check.consistency import index_faults
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of

@@ -79,7 +79,15 @@ def joined(vectors: Vectors) -> np.ndarray:
 def expected_table(sentences: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     given = [(number, words) for number, words in enumerate(sentences) if words]
     rows = [
-        {"word": word, "sentence": row, "position": position, "subwords": 1, "source": number, "text": " ".join(words)}
+        {
+            "word": word,
+            "sentence": row,
+            "position": position,
+            "subwords": 1,
+            "source": number,
+            "document": row,
+            "text": " ".join(words),
+        }
         for row, (number, words) in enumerate(given)
         for position, word in enumerate(words)
     ]

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from embstore.corpus import Corpus, EdgeSentence
 from embstore.corpus.formats.edge import iter_edges
 from embstore.corpus.lines import Lines
-from embstore.corpus.sentence import split_forms
+from embstore.corpus.sentence import Sentence, split_forms
 from embstore.corpus.trees import Tree, iter_trees
 from embstore.errors import CorpusError, InvalidValueError
+from embstore.spacing import ATTACHED, marked_words, split_marked
 from embstore.store import Store
 
 SAME, OTHER = "1", "0"  # labels of pairs of mentions
@@ -36,8 +37,8 @@ class Mention:
 class Annotated:
     """A sentence and its annotation.
 
-    `words`: as they are split into subwords. `bounds`: int64 [forms + 1], the words of each form: a form of a tree may
-    be several words. Trees and mentions count forms.
+    `words`: as they are split into subwords, with marks (see `embstore.spacing`). `bounds`: int64 [forms + 1], the
+    words of each form: a form of a tree may be several words. Trees and mentions count forms.
     """
 
     words: Sequence[str]
@@ -48,7 +49,10 @@ class Annotated:
     @property
     def forms(self) -> list[str]:
         """The spelling of each form."""
-        return [" ".join(self.words[start:stop]) for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+        return [
+            " ".join(self.words[start:stop]).replace(ATTACHED, "")
+            for start, stop in zip(self.bounds, self.bounds[1:], strict=False)
+        ]
 
 
 def has_trees(source: Corpus | Store) -> str | None:
@@ -79,15 +83,19 @@ def annotated(source: Corpus | Store, *, trees: bool, mentions: bool) -> Iterato
     Raises CorpusError, with the line, for a sentence whose annotation is not valid.
     """
     if isinstance(source, Store):
-        yield from (_plain(text.split(" ")) for text in source.index.texts)
+        yield from (_plain(split_marked(text)) for text in source.index.texts)
     elif trees:
         yield from _tree_sentences(source)
     elif mentions:
         normalized = iter(source)
         for sentence in _edges(source):
-            yield Annotated(words := next(normalized).words, np.arange(len(words) + 1), None, _mentions(sentence))
+            yield Annotated(words := _marked(next(normalized)), np.arange(len(words) + 1), None, _mentions(sentence))
     else:
-        yield from (_plain(sentence.words) for sentence in source)
+        yield from (_plain(_marked(sentence)) for sentence in source)
+
+
+def _marked(sentence: Sentence) -> Sequence[str]:
+    return marked_words(sentence.words, sentence.attached)
 
 
 def _plain(words: Sequence[str]) -> Annotated:
@@ -98,7 +106,7 @@ def _tree_sentences(source: Corpus) -> Iterator[Annotated]:
     sentences = iter(source)
     for path in source.paths:
         for tree in iter_trees(Lines.of(path, str(source.options["encoding"]))):
-            words = next(sentences).words
+            words = _marked(next(sentences))
             bounds = np.arange(len(words) + 1)
             if len(words) != len(tree):  # a form has a space
                 _, spans = split_forms(tree.words)

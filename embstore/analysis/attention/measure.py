@@ -22,6 +22,7 @@ from embstore.errors import InvalidValueError, check_choice, check_type, check_w
 from embstore.models.batching import Batch, make_batches
 from embstore.models.transformer.attention import AttentionModel, load_attention_model, longest_words
 from embstore.progress import Progress, reporting
+from embstore.spacing import ATTACHED, split_marked
 from embstore.store import Store, write_frame
 from embstore.store.layout import resolve_layers
 
@@ -327,14 +328,20 @@ def sentence_attention(
 ) -> SentenceAttention:
     """Return the attention maps of one sentence, given as a string that is split at spaces, or as its words.
 
+    A string may be a text of a store's index, whose marks say which words follow without a space.
+
     Raises InvalidValueError for a sentence without subwords, for layers and heads that do not exist, and ModelError for
     a model without attention weights.
     """
-    words = sentence.split() if isinstance(sentence, str) else list(sentence)
+    marked = split_marked(sentence) if isinstance(sentence, str) else list(sentence)
+    words = [word.removeprefix(ATTACHED) for word in marked if word]
+    attached = [at for at, word in enumerate(filter(None, marked)) if word.startswith(ATTACHED)]
     network = load_attention_model(model, device=choose_device(device))
     collected = _Collected()
     measured = Pass(network, [collected], layers=layers, heads=heads)
-    (tokens, batch, inputs), *_ = Reader(open_corpus([Sentence(words)]), network).batches(1, "padded")
+    (tokens, batch, inputs), *_ = Reader(open_corpus([Sentence(words, attached=attached)]), network).batches(
+        1, "padded"
+    )
     measured.add(tokens, batch, inputs, packed=False)
     spelled = network.network.tokenizer.subword_text
     subwords = tuple(spelled(index) for index in inputs["input_ids"][0].tolist())

@@ -18,6 +18,7 @@ from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Rows, Store
 from embstore.arguments import as_matrix, checked
 from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.progress import Progress, reporting
+from embstore.spacing import marked_words
 from embstore.store import Selection, Store
 from embstore.store.layout import resolve_layer
 from embstore.vectors import WordVectors
@@ -237,7 +238,7 @@ class _Candidates:
         query, rank = np.nonzero(hits.rows >= 0)
         rows = hits.rows[query, rank]
         contexts = Selection(self.store, layers=(self.layer,), rows=rows).table()
-        contexts = contexts.drop("subwords", "source")
+        contexts = contexts.drop("subwords", "source", "document")
         ranked = pl.DataFrame(
             {
                 "query": pl.Series([queries.names[number] for number in query.tolist()]),
@@ -247,22 +248,14 @@ class _Candidates:
         )
         taken = {"query", "rank", "score", "marked", "store", "layer"}
         contexts = contexts.rename({name: f"label_{name}" for name in contexts.columns if name in taken})
-        contexts = contexts.with_columns(pl.Series("marked", mark_words(contexts), dtype=pl.String))
+        contexts = contexts.with_columns(pl.Series("marked", mark_words(self.store, rows), dtype=pl.String))
         origin = {"store": pl.lit(str(self.store.path)), "layer": pl.lit(self.layer, pl.Int64)}
         return pl.concat([ranked, contexts], how="horizontal").with_columns(**origin)
 
 
-def mark_words(contexts: pl.DataFrame) -> list[str]:
-    """The sentences of a table of occurrences with the word, or the whole phrase, in brackets."""
-    texts = []
-    for text, position, word in zip(contexts["text"], contexts["position"], contexts["word"], strict=True):
-        words = text.split(" ")
-        if not 0 <= position < len(words):  # a special token
-            texts.append(f"[{word}] {text}" if position < 0 else f"{text} [{word}]")
-            continue
-        stop = position + len(word.split(" "))
-        texts.append(" ".join([*words[:position], f"[{' '.join(words[position:stop])}]", *words[stop:]]))
-    return texts
+def mark_words(store: Store, rows: ArrayLike) -> list[str]:
+    """The sentences of some rows with the word, or the whole phrase, in brackets."""
+    return [f"{before}[{word}]{after}" for before, word, after in store.select(rows=rows).concordance()]
 
 
 def _in_word_vectors(
@@ -377,4 +370,4 @@ def _split(text: str, options: Mapping[str, Any]) -> list[str]:
     if not text.strip():
         return []
     corpus = open_corpus([text.strip()], split=options.get("split") or "space", normalize=options.get("normalize"))
-    return [word for sentence in corpus for word in sentence.words]
+    return [word for each in corpus for word in marked_words(each.words, each.attached)]

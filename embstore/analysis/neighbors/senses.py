@@ -293,7 +293,7 @@ def _occurrence_table(
         "position",
         labels.alias("label"),
         "text",
-        pl.Series("marked", mark_words(contexts)),
+        pl.Series("marked", mark_words(store, rows)),
     )
     rank = pl.int_range(1, pl.len() + 1).over("cluster")
     return table.select("cluster", pl.when(pl.col("cluster") >= 0).then(rank).alias("rank"), pl.exclude("cluster"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines
@@ -11,7 +11,8 @@ from embstore.corpus.sentence import Sentence, sentence_of_forms, underscore_as_
 from embstore.errors import quoted
 
 N_COLUMNS = 10
-ID, FORM, LEMMA, UPOS, XPOS, HEAD, DEPREL = 0, 1, 2, 3, 4, 6, 7
+ID, FORM, LEMMA, UPOS, XPOS, HEAD, DEPREL, MISC = 0, 1, 2, 3, 4, 6, 7, 9
+NO_SPACE = "SpaceAfter=No"
 _RANGE = re.compile(r"([1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
 _EMPTY_NODE = re.compile(r"([0-9]{1,9})\.[1-9][0-9]*")
 
@@ -19,9 +20,12 @@ _EMPTY_NODE = re.compile(r"([0-9]{1,9})\.[1-9][0-9]*")
 def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """Yield a sentence for each block of lines, with the label columns upos, xpos, lemma and deprel.
 
-    Multiword ranges (1-2) and empty nodes (1.1) are skipped. The lemma "_" is no label, unless the word is "_" itself.
+    Words that follow a word with SpaceAfter=No are attached; so are those within a multiword range (1-2) whose words
+    spell it when they are joined, such as "don't". Empty nodes (1.1) are skipped. The lemma "_" is no label, unless the
+    word is "_" itself.
     """
     for _, rows in word_blocks(lines):
+        attached = [at for at in range(1, len(rows)) if NO_SPACE in rows[at - 1][MISC]]
         _, forms, lemmas, upos, xpos, _, _, deprel, _, _ = zip(*rows, strict=True)
         labels = {
             "upos": underscore_as_none(upos),
@@ -31,19 +35,23 @@ def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
             else [lemma if lemma != "_" or form == "_" else None for lemma, form in zip(lemmas, forms, strict=True)],
             "deprel": underscore_as_none(deprel),
         }
-        yield sentence_of_forms(forms, labels)
+        yield sentence_of_forms(forms, labels, attached)
 
 
 def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """Yield the line numbers and the columns of the words of each block of lines; ids and forms are checked."""
+    """Yield the line numbers and the columns of the words of each block of lines; ids and forms are checked.
+
+    The words of a multiword range have SpaceAfter=No as the range has it, and where they spell it when joined.
+    """
     numbers: list[int] = []
     rows: list[list[str]] = []
+    ranges: list[list[str]] = []
     length = 0
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             if rows:
-                yield numbers, rows
-                numbers, rows, length = [], [], 0
+                yield numbers, _with_ranges(rows, ranges)
+                numbers, rows, ranges, length = [], [], [], 0
         elif line[0] != "#":
             length = lines.sentence_length(number, length, line)
             row = line.split("\t")
@@ -59,8 +67,23 @@ def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
                 rows.append(row)
             elif problem := _id_problem(row[ID], len(rows)):
                 raise lines.error(number, problem)
+            elif "-" in row[ID]:
+                ranges.append(row)
     if rows:
-        yield numbers, rows
+        yield numbers, _with_ranges(rows, ranges)
+
+
+def _with_ranges(rows: list[list[str]], ranges: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the rows of words with the spaces after them as their multiword ranges say."""
+    for each in ranges:
+        first, last = map(int, each[ID].split("-"))
+        inside = rows[first - 1 : last]
+        if "".join(row[FORM] for row in inside) == each[FORM]:
+            for row in inside[:-1]:
+                row[MISC] = NO_SPACE
+        for row in inside[-1:]:  # none, if the range is all that follows
+            row[MISC] = each[MISC]
+    return rows
 
 
 def _id_problem(identifier: str, n_words: int) -> str | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, count, islice
+from itertools import chain
 from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.models.encoder import Tokenized, indptr, ragged_indices
+from embstore.spacing import ATTACHED
 
 BEGIN, END = 0, 1  # the numbers of the words before and after a sentence
 
@@ -68,8 +68,7 @@ class WordNumbers:
     """
 
     def __init__(self) -> None:
-        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
-        self._words: list[str] = []
+        self._numbers = _Numbers()
         self._growing = Lock()  # text is tokenized in another thread than the forward passes
         self._number(CHARACTERS.sentence_words, 2)
 
@@ -82,7 +81,7 @@ class WordNumbers:
 
     def word(self, number: int) -> str:
         """Return the word of a number."""
-        return self._words[number]
+        return self._numbers.words[number]
 
     def sha256(self, *, width: int) -> str:
         """Return a hash of everything that decides how a word becomes characters."""
@@ -91,7 +90,21 @@ class WordNumbers:
 
     def _number(self, words: Iterable[str], total: int) -> NDArray[np.int32]:
         with self._growing:
-            numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int32, count=total)
-            unseen = len(self._numbers) - len(self._words)
-            self._words += list(islice(reversed(self._numbers), unseen))[::-1]
-        return numbers
+            return np.fromiter(map(self._numbers.__getitem__, words), np.int32, count=total)
+
+
+class _Numbers(dict[str, int]):
+    """Numbers each word that is looked up; a marked word has the number of the word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+
+    def __missing__(self, word: str) -> int:
+        if word.startswith(ATTACHED):
+            number = self[word[1:]]
+        else:
+            number = len(self.words)
+            self.words.append(word)
+        self[word] = number
+        return number

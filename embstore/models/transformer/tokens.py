@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain, count, islice
+from itertools import chain, compress, count, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from embstore.corpus.sentence import PAIR
 from embstore.errors import ModelError
 from embstore.models.batched import PROBES
 from embstore.models.encoder import Tokenized, indptr, ragged_indices
+from embstore.spacing import ATTACHED
 
 MAX_CACHED_WORDS = 1 << 20
 CHECKED_SENTENCES = 64
@@ -122,13 +123,13 @@ class SubwordTokenizer:
         self.takes_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Split the words of sentences, each distinct word once."""
+        """Split the words of sentences, each distinct word once; a marked word has no space before it."""
         if not self._checked and sentences:
-            self._choose_mode(sentences[:CHECKED_SENTENCES])
+            self._choose_mode(_unmarked(sentences[:CHECKED_SENTENCES]))
             self._checked = True
         sentence_indptr = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
         if self.mode == "sentences":
-            ids, lengths = self._split_sentences(sentences)
+            ids, lengths = self._split_sentences(_unmarked(sentences))
         else:
             ids, lengths = self._compose(sentences, sentence_indptr)
         tokenized = Tokenized(ids=ids, word_indptr=indptr(lengths), sentence_indptr=sentence_indptr)
@@ -193,6 +194,17 @@ class SubwordTokenizer:
             flat = np.concatenate([flat, self._first.flat])
         return flat[ragged_indices(starts, lengths)], lengths
 
+    @cached_property
+    def _unspaced(self) -> Any:
+        """The tokenizer that puts no space before a word, for words that follow without one."""
+        assert self._backend is not None
+        description = json.loads(self._backend.to_str())
+        steps = [description["normalizer"], description["pre_tokenizer"]]
+        before = json.dumps(steps)
+        _put_no_space(steps)
+        is_other = json.dumps(steps) != before
+        return type(self._backend).from_str(json.dumps(description)) if is_other else self._backend
+
     def _choose_mode(self, sentences: Sequence[Sequence[str]]) -> None:
         """Compare composed words with the tokenizer's own encoding of whole sentences, and choose the mode."""
         sentences = [sentence for sentence in sentences if len(sentence)]
@@ -226,20 +238,28 @@ class SubwordTokenizer:
     def _split_single(self, words: list[str]) -> _Split:
         """Split words, each as a sentence of one word."""
         if self._backend is None:
-            return self._flat([self._encode_slowly([word]) for word in words])
-        return self._flat([encoding.ids for encoding in self._encode([[word] for word in words])])
+            return self._flat([self._encode_slowly([word.removeprefix(ATTACHED)]) for word in words])
+        return self._merged(words, lambda plain: [each.ids for each in self._encode([[word] for word in plain])])
+
+    def _merged(self, words: list[str], split_plain: Callable[[list[str]], list[list[int]]]) -> _Split:
+        """Split words, with `split_plain` those that are not attached."""
+        marked = [word.startswith(ATTACHED) for word in words]
+        bare = [[word.removeprefix(ATTACHED)] for word in compress(words, marked)]
+        attached = iter(self._unspaced.encode_batch(bare, is_pretokenized=True, add_special_tokens=False))
+        plain = iter(split_plain([word for word, mark in zip(words, marked, strict=True) if not mark]))
+        return self._flat([next(attached).ids if mark else next(plain) for mark in marked])
 
     def _split_inner(self, words: list[str]) -> _Split:
         """Split words, each as the second word of a sentence."""
         if self._backend is None:
             skipped = len(self._encode_slowly(["a"]))
-            return self._flat([self._encode_slowly(["a", word])[skipped:] for word in words])
-        encodings = self._encode([["a", word] for word in words])
-        return self._flat(
-            [
+            return self._flat([self._encode_slowly(["a", word.removeprefix(ATTACHED)])[skipped:] for word in words])
+        return self._merged(
+            words,
+            lambda plain: [
                 [index for index, word in zip(encoding.ids, encoding.word_ids, strict=True) if word == 1]
-                for encoding in encodings
-            ]
+                for encoding in self._encode([["a", word] for word in plain])
+            ],
         )
 
     def _split_sentences(self, sentences: Sequence[Sequence[str]]) -> _Split:
@@ -296,6 +316,26 @@ class SubwordTokenizer:
         stop = start + len(body)
         body_type = types[start] if body else 0
         return Specials(tuple(ids[:start]), tuple(ids[stop:]), tuple(types[:start]), body_type, tuple(types[stop:]))
+
+
+def _unmarked(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [[word.removeprefix(ATTACHED) for word in sentence] for sentence in sentences]
+
+
+def _put_no_space(step: Any) -> None:
+    """Change the description of a tokenizer's step, and of the steps in it, so that it puts no space before a text."""
+    if isinstance(step, dict):
+        if step.get("type") == "Prepend":
+            step["prepend"] = ""
+        if "add_prefix_space" in step:
+            step["add_prefix_space"] = False
+        if "prepend_scheme" in step:
+            step["prepend_scheme"] = "never"
+        for part in step.values():
+            _put_no_space(part)
+    elif isinstance(step, list):
+        for part in step:
+            _put_no_space(part)
 
 
 def _restore_space_before_words(backend: Any) -> str:

@@ -18,6 +18,7 @@ from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.reading import MAX_SEED
+from embstore.spacing import spaced, split_words
 from embstore.store import Store
 
 N_TEXTS = 4096  # texts read at a time
@@ -55,8 +56,8 @@ class StoredSentences:
         for start in range(0, len(self._index.texts), N_TEXTS):
             stop = min(start + N_TEXTS, len(self._index.texts))
             for number, text in enumerate(self._index.texts.slice(start, stop), start):
-                if text in wanted:
-                    self._numbers.setdefault(text, number)
+                if (words := spaced(text)) in wanted:
+                    self._numbers.setdefault(words, number)
 
     def find(self, words: Sequence[str], *, what: str) -> StoredSentence:
         """Return the stored sentence with exactly these words; `what` names the task in the error.
@@ -96,11 +97,11 @@ class StoredSentences:
         bag = set(words)
         for start in range(0, len(self._index.texts), N_TEXTS):
             for text in self._index.texts.slice(start, min(start + N_TEXTS, len(self._index.texts))):
-                other = text.split(" ")
+                other = split_words(text)
                 same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words, other, strict=False)))
                 score = same, len(bag.intersection(other))
                 if score > best:
-                    best, nearest = score, text
+                    best, nearest = score, spaced(text)
         return nearest
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.corpus.trees import Tree, tree_depths, tree_distances
 from embstore.errors import InvalidValueError
+from embstore.spacing import spaced
 from embstore.store import Store
 from embstore.store.reading.ahead import read_ahead
 
@@ -71,7 +72,7 @@ class SentenceFinder:
         self.store = store
         self._numbers: dict[str, list[int]] = {}
         for number, text in enumerate(store.index.texts):
-            self._numbers.setdefault(text, []).append(number)
+            self._numbers.setdefault(spaced(text), []).append(number)
 
     def treebank(self, trees: Sequence[Tree], *, split: str = "trees") -> Treebank:
         """Return the trees whose sentence is stored with a row for each word; raises InvalidValueError for none."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.spacing import ATTACHED
 from embstore.store.index import SPECIAL, Index, Labels, Strings
 from embstore.store.metadata import Metadata
 
@@ -18,8 +20,13 @@ MAX_SPECIALS = 2**15  # before the words of a sentence
 
 def column_faults(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> Iterator[str]:
     """Yield a line for each inconsistency of all columns of a store, by name, with its metadata and each other."""
-    index = Index.of_arrays(columns)
+    index = Index.of_arrays(columns, metadata.fields)
     found = list(index_faults(index, metadata.n_rows))
+    if set(index.fields) != set(metadata.fields):
+        found.append("documents/fields are not those that the metadata name")
+    for name in index.fields:
+        if f"occurrences/labels/{name}" in columns:
+            found.append(f"{name} is both a label column and a field of documents")
     if not found:
         words = columns["types/indptr"], columns["types/occurrences"]
         if len(words[0]) != len(index.words) + 1 or len(words[1]) != metadata.n_rows:
@@ -47,7 +54,12 @@ def index_faults(index: Index, n_rows: int) -> Iterator[str]:
         ("occurrences/subwords", index.subwords, 1, None),
         ("sentences/source", index.source, 0, None),
     ]
-    for column, labels in index.labels.items():
+    yield from _field_faults(index)
+    if not _separates(index.texts):
+        yield "sentences/text has a U+001F that does not separate two words"
+    for name, own in index.fields.items():
+        ranges.append((f"documents/fields/{name}/codes", own.codes, -1, len(own.names)))
+    for column, labels in index.own_labels.items():
         yield from labels_faults(column, labels, n_rows)
     for name, values, low, high in ranges:
         yield from _range_faults(name, values, low, high)
@@ -97,6 +109,17 @@ def _shape_faults(index: Index, n_rows: int) -> Iterator[str]:
             yield f"{name} is empty; it must begin with 0"
     if len(index.indptr) != len(index.texts) + 1 or len(index.source) != len(index.texts):
         yield "sentences/indptr and sentences/source do not fit the number of sentences"
+    if index.document is not None:
+        if len(index.document) != len(index.texts):
+            yield "sentences/document does not fit the number of sentences"
+            return
+        steps = (block[1:] - block[:-1] for block in _blocks(index.document, overlap=1))
+        if index.document[:1].any() or any(((step != 0) & (step != 1)).any() for step in steps):
+            yield "sentences/document does not number the documents from 0 on, in the order of the sentences"
+            return
+    for name, own in index.fields.items():
+        if len(own.codes) != index.n_documents:
+            yield f"documents/fields/{name} has {len(own.codes)} values for {index.n_documents} documents"
 
 
 def _strings_faults(name: str, strings: Strings) -> Iterator[str]:
@@ -116,6 +139,33 @@ def _strings_faults(name: str, strings: Strings) -> Iterator[str]:
         if (strings.data[firsts[firsts < len(strings.data)]] & 0xC0 == 0x80).any():
             yield f"{name}_offsets points into the middle of a character"
             return
+
+
+def _field_faults(index: Index) -> Iterator[str]:
+    for name, own in index.fields.items():
+        path = f"documents/fields/{name}/name"
+        faults = list(_strings_faults(path, own.names))
+        yield from faults
+        try:
+            if not faults and any(not before < after for before, after in pairwise(own.values)):
+                yield f"{path} does not hold distinct values of kind {own.kind}, ascending"
+        except ValueError:
+            yield f"{path} holds a value that is not of kind {own.kind}"
+
+
+def _separates(texts: Strings) -> bool:
+    """Return whether each U+001F is between two words of one text."""
+    separators = np.frombuffer(f" {ATTACHED}".encode(), np.uint8)
+    for start in range(0, len(texts.data), _BLOCK):
+        found = np.flatnonzero(texts.data[start : start + _BLOCK] == ord(ATTACHED)) + start
+        if not len(found):
+            continue
+        text = np.searchsorted(texts.offsets, found, "right") - 1
+        if (found == texts.offsets[text]).any() or (found + 1 == texts.offsets[text + 1]).any():
+            return False
+        if np.isin(texts.data[found - 1], separators).any() or np.isin(texts.data[found + 1], separators).any():
+            return False
+    return True
 
 
 def _range_faults(name: str, values: NDArray[np.integer], low: int, high: int | None) -> Iterator[str]:

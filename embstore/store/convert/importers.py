@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from embstore.arguments import checked
 from embstore.errors import CorpusError, StorageError
 from embstore.progress import Progress
+from embstore.spacing import ATTACHED
 from embstore.store.convert.filling import (
     PartitionBuffer,
     fill_store,
@@ -115,9 +116,10 @@ def _checked(sentence: Any, number: int) -> list[str]:
     try:
         words = list(sentence)
         for word in words:
-            if not word or " " in word:
+            if not word or " " in word or ATTACHED in word:
                 raise CorpusError(
-                    f"sentence {number} of the corpus has a word {word!r}: words are not empty and have no space"
+                    f"sentence {number} of the corpus has a word {word!r}: words are not empty and have neither a "
+                    "space nor U+001F"
                 )
             word.encode()
     except UnicodeEncodeError:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, StorageError, check_column_name, quoted
 from embstore.store.index import SPECIAL, Index, Labels, Strings
 from embstore.store.storage.files import regular_file
-from embstore.store.table import COLUMNS, TEXT
+from embstore.store.index import COLUMNS, TEXT
 
 Rows = NDArray[np.int64]
 
@@ -36,7 +36,7 @@ def label_columns(
     """Make the label columns that `Store.with_labels` describes; `rows`: of a selection, None for all."""
     keys = _keys(on)
     if isinstance(given, str) and not hasattr(values, "columns"):
-        _check_name(given, save)
+        _check_name(index, given, save)
         return {given: label_column(given, values, rows, len(index.type))}
     frame, where = _frame(values if isinstance(given, str) else given)
     known = frame.collect_schema().names()
@@ -48,7 +48,7 @@ def label_columns(
     if not columns:
         raise InvalidValueError(f"{where} has no column but the keys {', '.join(keys)}: add one with labels")
     for name in columns:
-        _check_name(name, save)
+        _check_name(index, name, save)
     try:
         return _joined(index, frame, keys, columns, rows, where)
     except pl.exceptions.PolarsError as error:
@@ -123,8 +123,8 @@ def _keys(on: str | Sequence[str]) -> tuple[str, ...]:
     return keys
 
 
-def _check_name(name: str, save: bool) -> None:
-    if not isinstance(name, str) or not name or name in (*COLUMNS, TEXT, SPECIAL):
+def _check_name(index: Index, name: str, save: bool) -> None:
+    if not isinstance(name, str) or not name or name in (*COLUMNS, TEXT, SPECIAL, *index.fields):
         raise InvalidValueError(f"{name!r} cannot be the name of a label column: choose another name")
     if save:
         check_column_name(name)

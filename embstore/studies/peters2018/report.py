@@ -16,6 +16,7 @@ from embstore import plot
 from embstore.analysis import LabelledOccurrences, sentence_similarity
 from embstore.analysis.spans import POOLINGS, Phrase, Pronoun, SpanVectors
 from embstore.plot.drawing import add_legend, draw_line
+from embstore.spacing import split_words
 from embstore.store import Store
 from embstore.studies.peters2018.published import CLAIMS
 from embstore.studies.peters2018.settings import Peters2018
@@ -214,7 +215,7 @@ def draw(
             held = [phrase_map(scores, vectors[name], layers)]
             plot.save(plot.sense_map(held, layers=layers, title="Phrases by label"), folder / f"{name}-phrases.png")
             titles[f"{name}-phrases.png"] = f"Phrases by label ({name})"
-        lengths = np.array([len(text.split(" ")) for text in store.index.texts])
+        lengths = np.array([len(split_words(text)) for text in store.index.texts])
         sentence = int(np.abs(lengths - MAX_WORDS).argmin())
         similarity = sentence_similarity(store, sentence=sentence, layers=layers)
         plot.save(plot.heat_map(similarity), folder / f"{name}-similarity.png")

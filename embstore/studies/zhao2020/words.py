@@ -14,6 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.models import Encoder
+from embstore.spacing import split_words
 from embstore.store import Store
 from embstore.vectors import read_vectors
 
@@ -45,7 +46,7 @@ class Sentences:
         index = self.store.index
         shown: dict[str, None] = {}
         for row in self._rows.get((word, name), ()):
-            text = index.texts[int(index.sentence[row])].split(" ")
+            text = split_words(index.texts[int(index.sentence[row])])
             shown[excerpt(text, int(index.position[row]), len(word.split(" ")), width)] = None
             if len(shown) == count:
                 break
