@@ -86,5 +86,7 @@ def _print(found: Change, rank: str, top: int, sentences: int) -> None:
         for side, part in table.group_by("side", maintain_order=True):
             print()
             title = f"{word}: most typical of {side[0]}"
-            print_concordance(part.drop("score", "rank", "side", "layer", "marked").to_dicts(), title=title,
-                              scores=part["score"].to_list())  # fmt: skip
+            shown = part.drop("score", "rank", "side", "layer", "marked").to_dicts()
+            marked = [text.partition(f"[{word}]") for text in part["marked"]]
+            parts = [(before, word, after) for before, _, after in marked]
+            print_concordance(shown, parts, title=title, scores=part["score"].to_list())

@@ -184,7 +184,8 @@ def _show(
             name = text or (f"vector {query}" if has_vectors else _title(store, query))
             plain = [{name: row[name] for name in row if name not in MATCHES} for row in rows]
             scores = [row["score"] for row in rows]
-            print_concordance(store, plain, title=f"layer {rows[0]['layer']}, {name}", scores=scores)
+            parts = store.select(rows=part["occurrence"]).concordance()
+            print_concordance(plain, parts, title=f"layer {rows[0]['layer']}, {name}", scores=scores)
         print()
     if more:
         print(f"... {more}")
@@ -275,7 +276,8 @@ def _print_clusters(store: es.Store, found: Clusters, most: int) -> None:
     for number, part in found.nearest(most).group_by("cluster", maintain_order=True):
         print()
         nearest = part.select("occurrence", "word", "position", "text", *(["label"] if labelled else []))
-        print_concordance(store, nearest.to_dicts(), title=f"cluster {number[0]}: nearest its center")
+        parts = store.select(rows=nearest["occurrence"]).concordance()
+        print_concordance(nearest.to_dicts(), parts, title=f"cluster {number[0]}: nearest its center")
 
 
 def knn(

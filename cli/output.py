@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WIDTH = 120  # where the output is not a terminal and COLUMNS does not say its width
 NARROWEST = 12  # columns into which a cell of text may be wrapped before a table is printed row by row
 GAP = 2
+Parts = tuple[str, str, str]
 PLAIN = ("occurrence", "word", "sentence", "position", "subwords", "source", "document", "text")
 MIN_TEXT = 24  # columns of text to keep; labels are dropped first
 MAX_LABEL = 12
@@ -190,24 +191,21 @@ def create_folder(folder: Path, *, option: str) -> Path:
 
 
 def print_concordance(
-    store: es.Store, rows: Sequence[Mapping[str, Any]], *, title: str, scores: Sequence[float] | None = None
+    rows: Sequence[Mapping[str, Any]], parts: Sequence[Parts], *, title: str, scores: Sequence[float] | None = None
 ) -> None:
-    """Print rows of `Selection.table` in one line each, with a column of scores where they are given."""
+    """Print rows of `Selection.table` in one line each, with a column of scores where they are given.
+
+    `parts`: their sentences, see `Selection.concordance`.
+    """
     shown = [f"{score:.3f}" for score in scores or ()]
-    parts = store.select(rows=[row["occurrence"] for row in rows]).concordance()
     lines = concordance(rows, parts, width=width() - (GAP + max(map(len, shown)) if shown else 0))
     if shown:
         lines = [{"score": score, **line} for score, line in zip(shown, lines, strict=True)]
     print_table(lines, title=title, right=("score", "row", "left context"), wrap=False)
 
 
-def concordance(
-    rows: Sequence[Mapping[str, Any]], parts: Sequence[tuple[str, str, str]], *, width: int
-) -> list[dict[str, str]]:
-    """Return `row, left context, word, right context` and labels of rows of `Selection.table`, `width` wide.
-
-    `parts`: their sentences, see `Selection.concordance`.
-    """
+def concordance(rows: Sequence[Mapping[str, Any]], parts: Sequence[Parts], *, width: int) -> list[dict[str, str]]:
+    """Return `row, left context, word, right context` and labels of rows of `Selection.table`, `width` wide."""
     from rich.cells import cell_len
 
     free = width - _column_width(rows, "occurrence") - max((cell_len(word) for _, word, _ in parts), default=0)

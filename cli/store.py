@@ -137,11 +137,12 @@ def lookup(
         Output(output.out).deliver(found.table())
     output.draw(lambda: _sentence_figure(opened, found.occurrences(), word, row, attention))
     most = most or (len(found) if output.as_json else SHOWN)
-    shown = opened.select(rows=found.rows[:most]).occurrences()
+    some = opened.select(rows=found.rows[:most])
+    shown = some.occurrences()
     if output.as_json:
         print_json(shown)
         return
-    print_concordance(opened, shown, title=f"{word}: {counted(len(found), 'occurrence')}")
+    print_concordance(shown, some.concordance(), title=f"{word}: {counted(len(found), 'occurrence')}")
     if len(found) > len(shown):
         print(f"... {len(found) - len(shown):,} more: see --most")
 

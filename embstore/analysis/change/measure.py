@@ -97,7 +97,9 @@ class Change:
             table = part.store.select(rows=rows).table()
             columns = [pl.lit(word).alias("word"), pl.lit(number).alias("layer"), pl.lit(name).alias("side")]
             ranked = [pl.Series("rank", np.arange(1, len(best) + 1)), pl.Series("score", scores[best])]
-            kept = table.select("occurrence", "sentence", "position", "text", pl.Series("marked", mark_words(table)))
+            kept = table.select(
+                "occurrence", "sentence", "position", "text", pl.Series("marked", mark_words(part.store, rows))
+            )
             tables.append(kept.select(*columns, *ranked, pl.all()))
         found: pl.DataFrame = pl.concat(tables)
         return found
