@@ -13,8 +13,8 @@ import numpy as np
 
 from embstore.corpus import Document
 from embstore.corpus.keep import blocks_of
-from embstore.corpus.sentence import check_column_name, is_encodable
-from embstore.errors import CorpusError, InvalidValueError, quoted
+from embstore.corpus.sentence import is_encodable
+from embstore.errors import CorpusError, InvalidValueError, check_column_name, quoted
 from embstore.extraction.spool import BLOCK, Spool
 from embstore.store.index import KINDS, Strings
 

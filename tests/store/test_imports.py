@@ -201,7 +201,7 @@ def test_empty_sentences_get_no_row(tmp_path: Path) -> None:
 @settings(max_examples=40)
 def test_random_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("random")
-    word = st.text(st.characters(exclude_characters=" ", exclude_categories=["Cs"]), min_size=1, max_size=4)
+    word = st.text(st.characters(exclude_characters=" \x1f", exclude_categories=["Cs"]), min_size=1, max_size=4)
     sentences = data.draw(st.lists(st.lists(word, min_size=1, max_size=70), min_size=1, max_size=12))
     layers = data.draw(st.integers(1, 3))
     vectors = vectors_of(sentences, layers=layers, seed=data.draw(st.integers(0, 99)))

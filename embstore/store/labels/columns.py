@@ -13,9 +13,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, StorageError, check_column_name, quoted
-from embstore.store.index import SPECIAL, Index, Labels, Strings
+from embstore.store.index import COLUMNS, SPECIAL, TEXT, Index, Labels, Strings
 from embstore.store.storage.files import regular_file
-from embstore.store.index import COLUMNS, TEXT
 
 Rows = NDArray[np.int64]
 
