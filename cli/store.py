@@ -166,18 +166,30 @@ def _sentence_figure(
 
 def export(
     store: opt.StorePath,
-    out: Annotated[str, opt.argument("OUT", "The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")],
+    out: Annotated[
+        str,
+        opt.argument(
+            "OUT",
+            "What to write: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, NAME.parquet or NAME.safetensors.",
+        ),
+    ],
     layers: Annotated[str, opt.option("LIST", "Only these layers: last, -1 or numbers such as 0,6-12.")] = "all",
     words: Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.")] = None,
     dtype: Dtype = None,
     check: Annotated[bool, typer.Option(help="Verify what is read against its checksums first.")] = True,
 ) -> None:
-    """Copy a store or a part of it: Zarr or HDF5, disk or bucket.
+    """Copy a store or a part of it: Zarr or HDF5, disk or bucket; or to Parquet or safetensors.
 
-    Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume.
+    Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume a store.
     """
     chosen = None if words is None else list(opt.read_words(words, option="--words"))
     part = es.open(store).select(words=chosen, layers=opt.layers_of(layers))
+    if Path(out).suffix in (".parquet", ".safetensors"):
+        if dtype is not None:
+            raise InvalidValueError(f"--dtype {dtype} converts stores only: {out} keeps what is stored")
+        es.store.write_table(part, out)
+        print(f"{out} holds {counted(len(part), 'occurrence')} in {counted(len(part.layers), 'layer')}")
+        return
     print(_written(es.export(part, out, dtype=dtype, check=check)))
 
 

@@ -18,7 +18,6 @@ from .analysis.neighbors.index import open_index as open_index
 from .analysis.neighbors.senses import senses as senses
 from .analysis.scan import reduce as reduce
 from .analysis.static import static_vectors as static_vectors
-from .analysis.torch_dataset import TorchDataset as TorchDataset
 from .corpus import Corpus as Corpus
 from .corpus import Keep as Keep
 from .corpus import open_corpus as open_corpus
@@ -36,6 +35,7 @@ from .store import Selection as Selection
 from .store import Store as Store
 from .store import export as export
 from .store import verify as verify
+from .store.convert.torch_dataset import TorchDataset as TorchDataset
 from .store.store import open as open
 from .studies import reproduce as reproduce
 from .vectors import WordVectors as WordVectors

@@ -182,7 +182,11 @@ def test_each_heavy_package_has_one_home() -> None:
         for name in imported(path)
         if (package := name.partition(".")[0]) in HOME and HOME[package] != part
     ]
-    wrong += [f"{path} imports torch" for part, path in MODULES if part == "store" and "torch" in set(imported(path))]
+    wrong += [
+        f"{path} imports torch"
+        for part, path in MODULES
+        if part == "store" and "torch" in set(imported(path)) and path.name != "torch_dataset.py"
+    ]
     assert not wrong, "\n".join(wrong)
 
 

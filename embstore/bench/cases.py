@@ -259,7 +259,7 @@ def batch_rows(setting: Setting) -> Iterator[Row]:
     """All vectors of a layer as shuffled batches of torch, of the dtype that is stored."""
     import torch
 
-    from embstore.analysis.torch_dataset import TorchDataset
+    from embstore.store.convert.torch_dataset import TorchDataset
 
     selection, n_rows = setting.store.select(layers=setting.layer), setting.store.n_rows
     ready, _ = made(MAPPED, setting.read)

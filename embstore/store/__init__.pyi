@@ -3,6 +3,7 @@ from .check.findings import VerifyReport as VerifyReport
 from .check.verify import verify as verify
 from .convert.export import export as export
 from .convert.importers import import_store as import_store
+from .convert.tables import write_table as write_table
 from .index import Index as Index
 from .index import Labels as Labels
 from .index import Strings as Strings

@@ -41,6 +41,9 @@ from embstore.store.vectors import VALUE_DTYPE
 
 if TYPE_CHECKING:
     import polars as pl
+    import xarray
+
+    from embstore.store.convert.torch_dataset import TorchDataset
 
 CHECKED_NBYTES = 2**24  # an index of up to this size is checked for consistency when it is first used
 
@@ -242,6 +245,18 @@ class Store:
     def table(self, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the occurrence table of all rows; see `Selection.table`."""
         return Selection(self).table(columns=columns)
+
+    def to_arrow(self, *, columns: Sequence[str] | None = None) -> Any:
+        """Return all rows as Arrow record batches; see `Selection.to_arrow`."""
+        return Selection(self).to_arrow(columns=columns)
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Return all rows as an xarray Dataset; see `Selection.to_xarray`."""
+        return Selection(self).to_xarray()
+
+    def to_torch(self, **options: Any) -> TorchDataset:
+        """Return a dataset of all rows for training in PyTorch; see `Selection.to_torch`."""
+        return Selection(self).to_torch(**options)
 
     @checked
     def with_labels(
@@ -581,6 +596,34 @@ class Selection:
 
         self.store._reader.require_current(columns=True)
         return occurrence_table(self.store.index, rows=None if self.is_whole else self.rows, columns=columns)
+
+    def to_arrow(self, *, columns: Sequence[str] | None = None) -> Any:
+        """Return the selection as Arrow record batches: the columns of `table`, and `layer_0`, ... as fixed-size lists.
+
+        An iterator of Polars frames that is read lazily, once, in bounded memory; and an Arrow stream
+        (`__arrow_c_stream__`), as `pyarrow.RecordBatchReader.from_stream` and DuckDB take it. float16 stays float16;
+        bfloat16 and int8 become float32. `columns`: only these; others are not read.
+
+        Raises InvalidValueError for a column that does not exist; MissingRowsError where rows are not written yet.
+        """
+        from embstore.store.convert.tables import arrow_stream
+
+        return arrow_stream(self, columns=columns)
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Return an xarray Dataset: `hidden_states` (layer, occurrence, feature) and the columns of `table` but `text`.
+
+        Vectors are read when they are indexed, computed with or loaded; the columns are coordinates, in memory.
+        """
+        from embstore.store.convert.tables import xarray_dataset
+
+        return xarray_dataset(self)
+
+    def to_torch(self, **options: Any) -> TorchDataset:
+        """Return a dataset for training in PyTorch, `TorchDataset(self, **options)`: label, batch_size, shuffle, ..."""
+        from embstore.store.convert.torch_dataset import TorchDataset
+
+        return TorchDataset(self, **options)
 
     def occurrences(self) -> list[dict[str, Any]]:
         """Return the rows of `table` as dicts; for a few of them this is faster, since Polars is not imported."""

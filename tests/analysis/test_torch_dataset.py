@@ -17,9 +17,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import embstore as es
-from embstore.analysis import torch_dataset
-from embstore.analysis.torch_dataset import Examples, TorchDataset
 from embstore.errors import InvalidValueError
+from embstore.store.convert import torch_dataset
+from embstore.store.convert.torch_dataset import Examples, TorchDataset
 from embstore.store.reading import ahead
 from tests.store_making import Made, make_store
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from embstore.errors import InvalidValueError, check_whole, quoted
-from embstore.store import Selection
 from embstore.store.labels.columns import label_column
 from embstore.store.reading.ahead import read_ahead
 
@@ -59,7 +58,7 @@ class TorchDataset(IterableDataset[Examples]):
 
     def __init__(
         self,
-        selection: Selection,
+        selection: Any,
         *,
         label: str | Any = None,
         batch_size: int = 256,
@@ -74,7 +73,7 @@ class TorchDataset(IterableDataset[Examples]):
         world_size: int | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(selection, Selection):
+        if not hasattr(selection, "rows_at"):
             raise InvalidValueError(f"{quoted(selection)} is not a selection: give what a store's select returns")
         if shuffle not in (False, True, "blocks"):
             raise InvalidValueError(f'shuffle must be True, False or "blocks", not {quoted(shuffle)}')
@@ -197,7 +196,10 @@ class TorchDataset(IterableDataset[Examples]):
         shape, stored = (len(layers), len(rows), store.hidden_size), STORED[store.dtype]
         if len(layers) == 1 and self._dtype == stored and stored != torch.bfloat16 and not buffers.pin:
             held = buffers.empty(math.prod(shape) * stored.itemsize).view(store.vector_dtype)
-            return store.gather_layers(rows, layers, out=held.reshape(shape)).reshape(len(rows), 1, -1)
+            gathered: NDArray[Any] = store.gather_layers(rows, layers, out=held.reshape(shape)).reshape(
+                len(rows), 1, -1
+            )
+            return gathered
         found = buffers.tensor((shape[1], shape[0], shape[2]), self._dtype)
         is_found = len(layers) == 1 and self._dtype == stored
         vectors = found.view(shape) if is_found else buffers.tensor(shape, stored)
@@ -303,7 +305,7 @@ def _share(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return check_whole("rank", rank, 0, world_size - 1), world_size
 
 
-def _labels(selection: Selection, label: Any) -> NDArray[Any] | None:
+def _labels(selection: Any, label: Any) -> NDArray[Any] | None:
     """Return the label of each row of the selection, None for none: int64, or float32 for an array of floats."""
     if label is None:
         return None
@@ -312,7 +314,8 @@ def _labels(selection: Selection, label: Any) -> NDArray[Any] | None:
         if label not in columns:
             known = ", ".join(columns) or "none"
             raise InvalidValueError(f"there is no label column {label!r}: the store has {known}; or give an array")
-        return columns[label].codes[selection.rows].astype(np.int64)
+        codes: NDArray[np.int64] = columns[label].codes[selection.rows].astype(np.int64)
+        return codes
     values = np.asarray(label)
     if values.shape != (len(selection),):
         raise InvalidValueError(

@@ -1,0 +1,173 @@
+"""Hand stored rows over to other tools: Arrow batches, Parquet and safetensors files, xarray."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from polars.io.plugins import register_io_source
+
+from embstore.errors import InvalidValueError, MissingRowsError
+from embstore.progress import Progress, reporting
+from embstore.store.metadata import as_json
+from embstore.store.storage.files import replacing, write_file
+from embstore.store.storage.safetensors import header
+from embstore.store.table import TEXT
+
+if TYPE_CHECKING:
+    import xarray
+
+FILES = (".parquet", ".safetensors")
+BATCH_NBYTES = 2**23  # of vectors that are read at a time
+GROUP_NBYTES = 2**26  # of vectors in a row group of a Parquet file
+TABLE_ROWS = 2**16  # of the occurrence table, made at a time
+INTEGERS = ("occurrence", "sentence", "position", "source")
+
+
+def lazy_table(selection: Any, *, columns: Sequence[str] | None = None, report: Any = None) -> pl.LazyFrame:
+    """Return a lazy frame of a selection: the occurrence table, and `layer_0`, ... as arrays; read when collected.
+
+    Only the columns that a query needs are read. Raises InvalidValueError for a column that does not exist.
+    """
+    store = selection.store
+    kind = pl.Array(pl.Float16 if store.vector_dtype == np.float16 else pl.Float32, store.hidden_size)
+    layers = {f"layer_{layer}": layer for layer in dict.fromkeys(selection.layers)}
+    schema = {**store.select(rows=[]).table().schema, **dict.fromkeys(layers, kind)}
+    for name in columns or ():
+        if name not in schema:
+            raise InvalidValueError(f"there is no column {name!r}: the store has {', '.join(schema)}")
+
+    def read(
+        wanted: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
+    ) -> Iterator[pl.DataFrame]:
+        names = list(schema) if wanted is None else wanted
+        chosen = [layers[name] for name in names if name in layers]
+        size = _batch_rows(selection, len(chosen))
+        total = len(selection) if n_rows is None else min(n_rows, len(selection))
+        for first in range(0, total, TABLE_ROWS):
+            some = store.select(rows=selection.rows_at(first, min(first + TABLE_ROWS, total)))
+            table = some.table(columns=["occurrence", *(name for name in names if name not in ("occurrence", *layers))])
+            for start in range(0, len(table), size):
+                part = table[start : start + size]
+                vectors = store.gather_layers(part["occurrence"].to_numpy(), chosen) if chosen else ()
+                found = {f"layer_{layer}": each for layer, each in zip(chosen, vectors, strict=True)}
+                part = part.with_columns(pl.Series(name, each, dtype=kind) for name, each in found.items())
+                part = part.select(names)
+                yield part if predicate is None else part.filter(predicate)
+                if report is not None:
+                    report(first + start + len(part))
+
+    frame = register_io_source(read, schema=schema)
+    return frame if columns is None else frame.select(columns)
+
+
+def _batch_rows(selection: Any, n_layers: int) -> int:
+    row_nbytes = selection.store.hidden_size * selection.store.vector_dtype.itemsize * max(n_layers, 1)
+    return max(1, BATCH_NBYTES // row_nbytes) if n_layers else TABLE_ROWS
+
+
+def arrow_stream(selection: Any, *, columns: Sequence[str] | None) -> Any:
+    """Return what `Selection.to_arrow` describes."""
+    frame = lazy_table(selection, columns=columns)
+    n_layers = sum(dtype.is_nested() for dtype in frame.collect_schema().dtypes())
+    return frame.collect_batches(chunk_size=_batch_rows(selection, n_layers), maintain_order=True)
+
+
+def write_table(selection: Any, out: str | os.PathLike[str], *, progress: Progress = None) -> Path:
+    """Write the occurrence table and vectors of a selection to a new .parquet or .safetensors file, in bounded memory.
+
+    Numbers are those that `vectors()` returns, to the bit: float16 stays float16; bfloat16 becomes float32 in Parquet
+    and stays in safetensors; int8 becomes float32. Parquet: the columns of `table()` and one list of fixed size a
+    layer, `layer_0`. Safetensors: a tensor [occurrence, feature] a layer, and `occurrence`, `sentence`, `position`
+    and `source` as int64. The file appears once it is complete. `progress`: a function of (done, total) in rows, of
+    safetensors counted for each layer, or False for no bar.
+
+    Raises InvalidValueError for another suffix and for a path that is taken, MissingRowsError for rows not written
+    yet, StorageError.
+    """
+    path = Path(out)
+    if path.suffix not in FILES:
+        raise InvalidValueError(f"{path} has no known suffix: choose {' or '.join(FILES)}")
+    if os.path.lexists(path):
+        raise InvalidValueError(f"{path} exists already: choose another path, or remove it first")
+    store = selection.store
+    if not store.committed.all():
+        written = len(selection.committed())
+        if written < len(selection):
+            raise MissingRowsError(
+                f"{len(selection) - written:,} of the rows of {store.path} are not written yet: finish it first"
+            )
+    about = {"embstore": json.dumps(as_json(store.metadata))}
+    is_parquet = path.suffix == ".parquet"
+    total = len(selection) * (1 if is_parquet else len(selection.layers))
+    with replacing(path) as partial, reporting(progress, total=total, label="export") as report:
+        if is_parquet:
+            row_nbytes = store.hidden_size * store.vector_dtype.itemsize * len(selection.layers)
+            group = max(1024, min(TABLE_ROWS, GROUP_NBYTES // row_nbytes))
+            lazy_table(selection, report=report).sink_parquet(
+                partial, compression="lz4", row_group_size=group, statistics=False, metadata=about
+            )
+        else:
+            write_file(partial, _safetensors(selection, about, report))
+    return path
+
+
+def _safetensors(selection: Any, about: dict[str, str], report: Any) -> Iterator[NDArray[Any] | bytes]:
+    """Yield the bytes of a file, a few MiB at a time."""
+    store, n_rows = selection.store, len(selection)
+    dtype = "float32" if store.dtype == "int8" else store.dtype
+    layers = tuple(dict.fromkeys(selection.layers))
+    vectors = {f"layer_{layer}": (dtype, (n_rows, store.hidden_size)) for layer in layers}
+    yield header({**dict.fromkeys(INTEGERS, ("int64", (n_rows,))), **vectors}, about)
+    for name in INTEGERS:
+        for first in range(0, n_rows, TABLE_ROWS):
+            some = store.select(rows=selection.rows_at(first, min(first + TABLE_ROWS, n_rows)))
+            yield some.table(columns=[name])[name].to_numpy().astype("<i8")
+    size, done = _batch_rows(selection, 1), 0
+    for layer in layers:
+        for first in range(0, n_rows, size):
+            rows = store.select(rows=selection.rows_at(first, min(first + size, n_rows))).rows
+            out = np.empty((len(rows), store.hidden_size), np.uint16 if dtype == "bfloat16" else store.vector_dtype)
+            yield store.gather(rows, layer, out=out)
+            done += len(rows)
+            report(done)
+
+
+def xarray_dataset(selection: Any) -> xarray.Dataset:
+    """Return what `Selection.to_xarray` describes."""
+    try:
+        import xarray
+        from xarray.backends import BackendArray
+        from xarray.core import indexing
+    except ImportError:
+        raise InvalidValueError("to_xarray needs the package xarray: pip install xarray") from None
+    store, rows, layers = selection.store, selection.rows, np.array(selection.layers)
+
+    class Vectors(BackendArray):
+        """Vectors [layer, occurrence, feature], read when they are indexed."""
+
+        shape = (len(layers), len(rows), store.hidden_size)
+        dtype = store.vector_dtype
+
+        def __getitem__(self, key: Any) -> Any:
+            return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
+
+        def _read(self, key: tuple[Any, ...]) -> Any:
+            wanted, some = np.atleast_1d(layers[key[0]]), np.atleast_1d(rows[key[1]])
+            found = store.gather_layers(some, wanted.tolist())[..., key[2]]
+            one = tuple(0 if isinstance(each, int | np.integer) else slice(None) for each in key[:2])
+            return found[one]
+
+    table = selection.table()
+    coordinates = {name: ("occurrence", table[name].to_numpy()) for name in table.columns if name != TEXT}
+    return xarray.Dataset(
+        {"hidden_states": (("layer", "occurrence", "feature"), indexing.LazilyIndexedArray(Vectors()))},
+        coords={"layer": layers, **coordinates},
+        attrs={"store": str(store.path), "model": store.metadata.model["name"]},
+    )

@@ -1,0 +1,137 @@
+"""Stored rows in other tools, equal to `vectors()` to the bit: Arrow, Parquet, safetensors, xarray, torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+import embstore as es
+from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.store.convert import tables
+from tests.store.example import DTYPES, SUFFIXES, example
+
+EXPECTED = {"float16": np.float16, "float32": np.float32, "bfloat16": np.float32, "int8": np.float32}
+
+
+@pytest.fixture(params=[f"{suffix} {dtype}" for suffix in SUFFIXES for dtype in DTYPES])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> es.Store:
+    monkeypatch.setattr(tables, "BATCH_NBYTES", 5000)
+    monkeypatch.setattr(tables, "TABLE_ROWS", 150)  # neither divides the other, nor the number of rows
+    suffix, dtype = request.param.split()
+    return example(dtype=dtype).make(tmp_path / f"s{suffix}")
+
+
+def selections(store: es.Store) -> list[es.Selection]:
+    rows = np.random.default_rng(0).permutation(store.n_rows)[:333]
+    return [store.select(), store.select(rows=slice(100, 523), layers=[5, 0]), store.select(rows=rows, layers=-1)]
+
+
+def check(frame: pl.DataFrame, selection: es.Selection) -> None:
+    vectors = selection.vectors()
+    for layer, each in zip(selection.layers, vectors, strict=True):
+        found = frame[f"layer_{layer}"].to_numpy()
+        assert found.dtype == each.dtype == EXPECTED[selection.store.dtype]
+        assert found.tobytes() == each.tobytes()
+    table = selection.table()
+    for name in table.columns:
+        assert frame[name].cast(table[name].dtype).equals(table[name]), name
+
+
+def test_parquet_has_the_table_and_the_vectors(store: es.Store, tmp_path: Path) -> None:
+    for number, selection in enumerate(selections(store)):
+        path = es.store.write_table(selection, tmp_path / f"{number}.parquet")
+        check(pl.read_parquet(path), selection)
+    assert "embstore" in pl.read_parquet_metadata(path)
+
+
+def test_safetensors_has_the_vectors_as_stored(store: es.Store, tmp_path: Path) -> None:
+    for number, selection in enumerate(selections(store)):
+        path = es.store.write_table(selection, tmp_path / f"{number}.safetensors")
+        found = safetensors.torch.load_file(path)
+        kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(store.dtype, torch.float32)
+        for layer, each in zip(selection.layers, selection.vectors(), strict=True):
+            assert found[f"layer_{layer}"].dtype == kind
+            assert found[f"layer_{layer}"].to(torch.from_numpy(each).dtype).numpy().tobytes() == each.tobytes()
+        table = selection.table()
+        assert all(found[name].tolist() == table[name].to_list() for name in tables.INTEGERS)
+
+
+def test_arrow_streams_read_only_what_is_asked_for(store: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for selection in selections(store):
+        batches = list(selection.to_arrow())
+        assert len(batches) > 2
+        check(pl.concat(batches), selection)
+        check(pl.DataFrame(selection.to_arrow()), selection)  # through the Arrow C stream
+    check(pl.DataFrame(store.to_arrow()), store.select())
+    read: list[Any] = []
+    gather = es.Store.gather_layers
+    monkeypatch.setattr(
+        es.Store, "gather_layers", lambda self, rows, layers: read.append(layers) or gather(self, rows, layers)
+    )
+    frame = pl.DataFrame(store.to_arrow(columns=["word", "layer_3"]))
+    assert frame.columns == ["word", "layer_3"]
+    assert {tuple(layers) for layers in read} == {(3,)}
+    read.clear()
+    assert pl.DataFrame(store.to_arrow(columns=["position"])).height == store.n_rows
+    assert read == []
+    with pytest.raises(InvalidValueError, match="there is no column 'layer_4': the store has occurrence"):
+        store.to_arrow(columns=["layer_4"])
+
+
+def test_xarray_reads_what_is_indexed(store: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    gather, read = es.Store.gather_layers, []
+
+    def counted(self: es.Store, rows: Any, layers: Any) -> Any:
+        read.append(len(rows) * len(layers))
+        return gather(self, rows, layers)
+
+    for selection in selections(store):
+        expected = selection.vectors()
+        with monkeypatch.context() as patch:
+            patch.setattr(es.Store, "gather_layers", counted)
+            data = selection.to_xarray()
+            assert read == []
+            states = data.hidden_states
+            assert states.dims == ("layer", "occurrence", "feature")
+            last = selection.layers[-1]
+            assert np.array_equal(states.sel(layer=last)[7:9, 3], expected[-1, 7:9, 3])
+            assert read == [2]
+            assert np.array_equal(states[:, [5, 2], ::2], expected[:, [5, 2], ::2])
+            assert np.array_equal(states[0, 4].values, expected[0, 4])
+            read.clear()
+        assert np.array_equal(states.values, expected)
+        assert data.word.values.tolist() == selection.table()["word"].to_list()
+        assert data.occurrence.values.tolist() == selection.rows.tolist()
+    assert store.to_xarray().sizes["occurrence"] == store.n_rows
+
+
+def test_torch_is_the_same_dataset(store: es.Store) -> None:
+    made = store.to_torch(batch_size=100, shuffle=True, seed=3)
+    same = es.TorchDataset(store.select(), batch_size=100, shuffle=True, seed=3)
+    assert all(torch.equal(one.vectors, other.vectors) for one, other in zip(made, same, strict=True))
+    assert isinstance(store.select(layers=-1).to_torch(), es.TorchDataset)
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    made = example()
+    store = made.make(tmp_path / "s.zarr")
+    (tmp_path / "taken.parquet").write_text("mine")
+    for name, message in (("x.csv", "choose .parquet or .safetensors"), ("taken.parquet", "exists already")):
+        with pytest.raises(InvalidValueError, match=message):
+            es.store.write_table(store.select(), tmp_path / name)
+    assert (tmp_path / "taken.parquet").read_text() == "mine"
+    made.fill(made.create(tmp_path / "part.zarr"), [0])
+    with pytest.warns(UnfinishedStoreWarning):
+        part = es.open(tmp_path / "part.zarr")
+    for suffix in tables.FILES:
+        with pytest.raises(MissingRowsError, match="not written yet"):
+            es.store.write_table(part.select(), tmp_path / f"part{suffix}")
+        assert not (tmp_path / f"part{suffix}").exists()
+        es.store.write_table(part.select(rows=range(100)), tmp_path / f"part{suffix}")
