@@ -16,7 +16,7 @@ from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.formats.conll import parse_columns
 from embstore.corpus.formats.edge import EDGE
 from embstore.corpus.formats.parquet import rows_of_table
-from embstore.corpus.formats.rows import read_rows
+from embstore.corpus.formats.rows import FILE, read_rows
 from embstore.corpus.formats.text import SPLITTERS
 from embstore.corpus.lines import Lines, codec_name
 from embstore.corpus.sentence import Item, Sentence, distinct_sentences, read_items
@@ -155,7 +155,7 @@ def _read_files(form: Format, sources: Mapping[Path, str], options: dict[str, An
     read_options = _read_options(options)
 
     def read(path: Path) -> Iterator[Sentence]:
-        fields = {"source": sources[path]} if len(sources) > 1 else {}
+        fields = {FILE: sources[path]} if len(sources) > 1 else {}
         return form.read(Lines(path, options["encoding"]), replace(read_options, fields=fields))
 
     sentences = chain.from_iterable(map(read, sources))

@@ -16,8 +16,9 @@ import pytest
 import zstandard
 
 from embstore.corpus import Sentence, open_corpus
-from embstore.corpus.formats.rows import with_spans
+from embstore.corpus.formats.rows import RESERVED, with_spans
 from embstore.errors import CorpusError, InvalidValueError, SkippedRowsWarning
+from embstore.store.index import COLUMNS, TEXT
 from tests.corpus.test_errors import complaint
 
 ROWS: list[dict[str, Any]] = [
@@ -130,9 +131,16 @@ def test_a_column_of_words_with_labels(tmp_path: Path) -> None:
 
 def test_the_text_column() -> None:
     assert documents(open_corpus([{"body": "one", "year": 1}, {"year": 2, "body": "two"}]))[1] == ("two", {"year": 2})
-    assert documents(open_corpus([{"text": "one", "body": "two"}], text="body")) == [("two", {"text": "one"})]
+    assert documents(open_corpus([{"text": "one", "body": "two"}], text="body")) == [("two", {"text_": "one"})]
     message = complaint(lambda: list(open_corpus([{"body": "one", "title": "two"}])))
     assert message == 'row 0: name the column of the text with text="...": the columns are body, title'
+
+
+def test_columns_of_every_table_are_renamed() -> None:
+    assert (*COLUMNS, TEXT) == RESERVED
+    rows = [{"text": ["a"], "source": "web", "word": ["x"]}]
+    (sentence,) = open_corpus(rows)
+    assert (sentence.labels, sentence.document and sentence.document.fields) == ({"word_": ["x"]}, {"source_": "web"})
 
 
 def test_rows_without_text_are_counted() -> None:
@@ -150,9 +158,9 @@ def test_a_folder_and_its_folders(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a/c.jsonl", "a/d/e.jsonl.gz", ".hidden/f.jsonl", "a/notes.md"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = jsonl([{"text": path.name, "source": "own"} if name == "b.jsonl" else {"text": path.name}]).encode()
+        data = jsonl([{"text": path.name, "file": "own"} if name == "b.jsonl" else {"text": path.name}]).encode()
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    found = [fields["source"] for _, fields in documents(open_corpus(tmp_path))]
+    found = [fields["file"] for _, fields in documents(open_corpus(tmp_path))]
     assert found == ["a/c.jsonl", "a/d/e.jsonl.gz", "own"]
 
 

@@ -16,6 +16,9 @@ from embstore.corpus.sentence import Document, FieldValue, Sentence, check_sente
 from embstore.errors import CorpusError, InvalidValueError, SkippedRowsWarning, quoted
 
 Row = Mapping[str, Any]
+FILE = "file"  # the field with the path of a document's file
+# The columns of every table of occurrences, which fields cannot be.
+RESERVED = ("occurrence", "word", "sentence", "position", "subwords", "source", "document", "text")
 DEFAULT_TEXT = "text"
 
 
@@ -123,9 +126,10 @@ def _fields(columns: Row, of_file: Mapping[str, FieldValue]) -> dict[str, FieldV
 
 
 def field_name(column: object) -> str:
-    """Return a column's name with "_" for every character that a name in a store cannot have."""
+    """Return a column's name as that of a field: with "_" for other characters, and after the names of RESERVED."""
     name = re.sub(r"[^\w.-]", "_", str(column).strip())
-    return name if name[:1].isalnum() or name[:1] == "_" else f"_{name[1:]}"
+    name = name if name[:1].isalnum() or name[:1] == "_" else f"_{name[1:]}"
+    return f"{name}_" if name in RESERVED else name
 
 
 def field_value(column: str, value: Any) -> FieldValue:
