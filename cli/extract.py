@@ -63,6 +63,22 @@ Format = Annotated[
 ]
 Split = Annotated[str | None, opt.option("NAME", "Split text into words at space, or punctuation too.", panel=READ)]
 Encoding = Annotated[str | None, opt.option("NAME", "Character encoding, such as latin-1 (utf-8).", panel=READ)]
+Context = Annotated[
+    str,
+    opt.option(
+        "NAME",
+        "Give the model a sentence or a document at a time, or blocks of at most this many subwords of a document.",
+        panel=WINDOWS,
+    ),
+]
+MinLeft = Annotated[
+    int | None,
+    opt.option(
+        "K",
+        "Blocks overlap, so that each word has K words before it (a quarter of a block; 0 of blocks).",
+        panel=WINDOWS,
+    ),
+]
 ContextWindow = Annotated[
     str | None,
     opt.option(
@@ -104,6 +120,8 @@ class Extracting:
     format: Format = None
     split: Split = None
     encoding: Encoding = None
+    context: Context = "sentence"
+    min_left: MinLeft = None
     context_window: ContextWindow = None
     attention_window: AttentionWindow = None
     settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None
@@ -147,6 +165,8 @@ class Extraction:
             specials=given.specials,
             pooling=given.pooling,
             dtype=given.dtype,
+            context=int(given.context) if given.context.isdecimal() else given.context,
+            min_left=given.min_left,
             keep=keep,
             seed=settings.get("seed", 0),
             **computing,

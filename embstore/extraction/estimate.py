@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embstore.devices import OMP_THREADS, n_cores
 from embstore.errors import StorageError
@@ -101,6 +102,10 @@ def estimate(
     folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
     if text.cuts_windows:
         subwords, positions, counted, sample = count_windows(index, layout, encoder, text, seed=options.seed)
+    elif found.context_subwords is not None:
+        subwords, n_contexts = count_contexts(index, layout, found.context_subwords)
+        positions, counted = subwords + n_contexts * encoder.n_specials, True
+        sample = next(Part.of(index, *layout.span(0)).passages(encoder, text)).tokenized
     else:
         share = len(index.texts.data) / max(1, found.spool.length("text"))  # sentences without a row are not run
         subwords, counted = round(found.n_subwords * share), len(index.texts) == found.n_sentences
@@ -129,6 +134,15 @@ def _fewer_threads() -> int | None:
 
     threads = torch.get_num_threads()
     return threads if threads < n_cores() and OMP_THREADS not in os.environ else None
+
+
+def count_contexts(index: Index, layout: Layout, subwords: NDArray[np.int64]) -> tuple[int, int]:
+    """Return the subwords and the number of all contexts; one that the edge of a partition divides is run twice."""
+    assert index.contexts is not None
+    bounds = index.contexts.indptr
+    edges = np.arange(layout.partition_rows, layout.n_rows, layout.partition_rows)
+    times = np.searchsorted(edges, bounds[1:]) - np.searchsorted(edges, bounds[:-1], "right") + 1
+    return int((subwords * times).sum()), int(times.sum())
 
 
 def count_windows(

@@ -17,6 +17,7 @@ UNITS = ("word", "subword", "sentence")
 CLS = "cls"  # a pooling of sentences: the vector of [CLS]
 MAX_WINDOW = 10**6  # words
 MAX_SUBWORDS = 2**24  # of a batch, and of a sentence
+CONTEXTS = ("sentence", "document")
 CONTEXT_RULE = (
     "only the words at most context_window words left and right of the target are given to the model, "
     "with its special subwords around them"
@@ -55,8 +56,16 @@ class ExtractionOptions:
         Which occurrences get a row.
     dtype:
         The stored type: "float16", "float32", "bfloat16" or "int8".
+    context:
+        What the model is given at a time: a "sentence", a "document", or a number: blocks of at most this many
+        subwords of a document, special ones included. A sentence or document that is longer than the limit is given
+        in blocks too, of whole words, and every word has the vector of one block; see docs/contexts.md.
+    min_left:
+        Blocks overlap so that a word has this many words before it in its block where the document has them, and
+        after it too if the model is bidirectional. None: a quarter of a block overlaps, none of blocks of a number of
+        subwords.
     max_length:
-        Sentences are cut after this many subwords, special ones included; None: the model's own limit.
+        A context has at most this many subwords, special ones included; None: the model's own limit.
     batch_subwords:
         The size of a batch in subwords, special ones included; None: what suits the device, or what an existing store
         was made with.
@@ -76,6 +85,8 @@ class ExtractionOptions:
     pooling: Pooling | Literal["cls"] = "mean"
     context_window: Window = None
     attention_window: Window = None
+    context: int | str = "sentence"
+    min_left: int | None = None
     keep: Keep = field(default_factory=Keep)
     dtype: str = "float16"
     max_length: int | None = None
@@ -105,6 +116,31 @@ class ExtractionOptions:
 
         check_type("specials", self.specials, bool, "True or False")
         self._check_unit()
+        self._check_context()
+
+    def _check_context(self) -> None:
+        if self.min_left is not None:
+            object.__setattr__(self, "min_left", check_whole("min left", self.min_left, 0, MAX_WINDOW, unit="words"))
+        if self.context == "sentence":
+            return
+        if self.context != "document":
+            if isinstance(self.context, str):
+                raise InvalidValueError(
+                    f"unknown context {quoted(self.context)}: choose sentence, document or a number of subwords"
+                )
+            object.__setattr__(self, "context", check_whole("context", self.context, 1, MAX_SUBWORDS, unit="subwords"))
+        for given, name in (
+            (self.specials, "specials, which belong to no sentence of it: leave them out"),
+            (self.pooling == CLS, "pooling cls: choose mean, first, last or max"),
+            (self.is_blocks and self.max_length is not None, "a max length: give one of the two"),
+        ):
+            if given:
+                raise InvalidValueError(f"context {self.context} does not go with {name}")
+
+    @property
+    def is_blocks(self) -> bool:
+        """Whether the context is blocks of a given number of subwords."""
+        return not isinstance(self.context, str)
 
     def _check_unit(self) -> None:
         keep, is_sentence = self.keep, self.unit == "sentence"
@@ -150,6 +186,8 @@ class ExtractionOptions:
         }
         if self.specials:
             document["specials"] = True
+        if self.context != "sentence" or self.min_left is not None:
+            document |= {"context": self.context, "min_left": self.min_left}
         if len(contexts) > 1:
             document["context_windows"] = list(contexts)
         if self.context_window is not None:

@@ -10,21 +10,25 @@ from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
 from embstore.extraction.options import Window
-from embstore.extraction.windows import Fan, Targets, cut_windows
+from embstore.extraction.windows import Fan, Targets, copy_words, cut_windows
 from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, ragged_indices
 from embstore.spacing import split_marked
 from embstore.store import Index, Strings
+from embstore.store.index import Contexts
 
 PASSAGE_NBYTES = 2**20  # text tokenized and batched at a time, for batches of up to PASSAGE_BATCH subwords
 PASSAGE_BATCH = 8192
 PASSAGE_WORDS = 2**20  # the words of all windows cut from a passage, at most
 MAX_POOLED = int(np.iinfo(np.int16).max)  # subwords of a row, as they are stored
+WORD_NBYTES = 8  # of the text of a context, about
 BATCHES_OF_A_LENGTH = 128  # a passage is this many batches long, so that windows of one length fill some
+
+_Read = tuple[slice, Tokenized, NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Consecutive sentences of a partition, tokenized, with the spans to pool and the rows that get their vectors.
+    """Consecutive contexts of a partition, tokenized, with the spans to pool and the rows that get their vectors.
 
     `sentence_of_row`: int64 [n_rows], counted over the store. `fans`: for each context window which of the rows,
     counted from `first_row`, has which span; None if span i belongs to row i.
@@ -56,8 +60,8 @@ class Passage:
 class TextOptions:
     """What decides how rows become passages, besides the encoder.
 
-    `limit`: the longest sentence in subwords, without special ones. `contexts`: the context windows, one for each
-    store; (None,) if sentences are not cut into windows. `batch_subwords` decides how much text a passage has.
+    `limit`: the longest context in subwords, without special ones. `contexts`: the context windows, one for each
+    store; (None,) if contexts are not cut into windows. `batch_subwords` decides how much text a passage has.
     `cls_place`: where the vector of a sentence is that of [CLS], see `Encoder.cls_place`.
     """
 
@@ -76,9 +80,9 @@ class TextOptions:
 class Part:
     """Consecutive rows `[start, stop)` of a store with all that is needed to encode them again.
 
-    `index`: that of the sentences that contain these rows, counted from row `first_row` and sentence `first_sentence`
-    of the store. A part depends on the index alone and can be sent to any process; with the same model and options
-    it gives the same batches there.
+    `index`: that of the sentences that contain these rows and their contexts, counted from row `first_row` and
+    sentence `first_sentence` of the store. A part depends on the index alone and can be sent to any process; with the
+    same model and options it gives the same batches there.
     """
 
     start: int
@@ -91,6 +95,15 @@ class Part:
     def of(cls, index: Index, start: int, stop: int) -> Part:
         """Copy the rows `[start, stop)` out of the index of a store."""
         first, last = int(index.sentence[start]), int(index.sentence[stop - 1]) + 1
+        contexts = index.contexts
+        if contexts is not None:
+            chosen = slice(*(np.searchsorted(contexts.indptr, [start + 1, stop]) - [1, 0]).tolist())
+            begins, ends = contexts.start[chosen], contexts.stop[chosen]
+            first = int(np.searchsorted(index.word_indptr, begins[0], "right")) - 1
+            last = int(np.searchsorted(index.word_indptr, ends[-1]))
+            base, base_row = index.word_indptr[first], index.indptr[first]
+            bounds = contexts.indptr[chosen.start : chosen.stop + 1] - base_row
+            contexts = Contexts(begins - base, ends - base, bounds)
         rows = slice(int(index.indptr[first]), int(index.indptr[last]))
         types, renumbered = np.unique(np.asarray(index.type[rows]), return_inverse=True)
         own = Index(
@@ -102,6 +115,7 @@ class Part:
             texts=_slice_strings(index.texts, first, last),
             indptr=np.asarray(index.indptr[first : last + 1]) - rows.start,
             source=np.array(index.source[first:last]),
+            contexts=contexts,
         )
         return cls(start, stop, rows.start, first, own)
 
@@ -116,14 +130,13 @@ class Part:
 
     def passages(self, encoder: Encoder, options: TextOptions) -> Iterator[Passage]:
         """Yield the rows passage by passage."""
-        index = self.index
-        offsets, n_sentences = index.texts.offsets, len(index.texts)
-        widths = None if options.unit == "subword" else _word_counts(index.words)
+        sizes = self._sizes()
+        widths = None if options.unit == "subword" else self.index.words.n_words()
         window_words = self._cumulative_window_words(options.contexts) if options.cuts_windows else None
         most_nbytes, most_words = passage_nbytes(options.batch_subwords), passage_words(options.batch_subwords)
-        first = 0
-        while first < n_sentences:
-            last = int(np.searchsorted(offsets, int(offsets[first]) + most_nbytes, "right")) - 1
+        first, n_contexts = 0, len(sizes) - 1
+        while first < n_contexts:
+            last = int(np.searchsorted(sizes, int(sizes[first]) + most_nbytes, "right")) - 1
             if window_words is not None:
                 most = int(window_words[first]) + most_words
                 last = min(last, int(np.searchsorted(window_words, most, "right")) - 1)
@@ -131,43 +144,69 @@ class Part:
             yield self._passage(first, last, encoder, options, widths)
             first = last
 
-    def _cumulative_window_words(self, contexts: Sequence[Window]) -> NDArray[np.int64]:
-        """Return how many words the windows of the sentences have at most, as cumulative sums."""
-        n_rows = np.diff(self.index.indptr)
-        longest = np.diff(self.index.texts.offsets) // 2 + 1
-        return indptr(sum(n_rows * np.minimum(2 * context + 1, longest) for context in contexts if context is not None))
+    def _sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of the contexts, about, as cumulative sums."""
+        contexts = self.index.contexts
+        return self.index.texts.offsets if contexts is None else indptr(WORD_NBYTES * (contexts.stop - contexts.start))
+
+    def _cumulative_window_words(self, windows: Sequence[Window]) -> NDArray[np.int64]:
+        """Return how many words the windows of the contexts have at most, as cumulative sums."""
+        contexts = self.index.contexts
+        n_rows = np.diff(self.index.indptr if contexts is None else contexts.indptr)
+        longest = np.diff(self._sizes()) // 2 + 1
+        return indptr(sum(n_rows * np.minimum(2 * width + 1, longest) for width in windows if width is not None))
 
     def _passage(
         self, first: int, last: int, encoder: Encoder, options: TextOptions, widths: NDArray[np.int64] | None
     ) -> Passage:
         index = self.index
-        rows = slice(int(index.indptr[first]), int(index.indptr[last]))
-        tokenized = encoder.tokenize([split_marked(text) for text in index.texts.slice(first, last)])
-        sentence = np.asarray(index.sentence[rows]) - first
-        targets = self._targets(rows, sentence, tokenized, widths, options)
+        read = self._sentences if index.contexts is None else self._contexts
+        rows, tokenized, context, position = read(first, last, encoder)
+        targets = self._targets(rows, context, position, tokenized, widths, options)
         self._check(rows, targets)
         start, stop = self.start - self.first_row, self.stop - self.first_row
         own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
         targets, cut = targets[own], truncated(tokenized, options.limit)
         first_row = self.first_row + rows.start + own.start
-        sentence_of_row = targets.sentence + first + self.first_sentence
+        sentence_of_row = np.asarray(index.sentence[rows][own]) + self.first_sentence
         if not options.cuts_windows:
             spans = Spans(targets.sentence, targets.start, targets.stop)
             return Passage(first_row, sentence_of_row, cut, spans)
         made = cut_windows(cut, targets, options.contexts, causal=encoder.causal)
         return Passage(first_row, sentence_of_row, made.tokenized, made.spans, made.fans)
 
+    def _sentences(self, first: int, last: int, encoder: Encoder) -> _Read:
+        """Read some sentences: their rows, their subwords, and of each row the sentence and the position in it."""
+        index = self.index
+        rows = slice(int(index.indptr[first]), int(index.indptr[last]))
+        tokenized = encoder.tokenize([split_marked(text) for text in index.texts.slice(first, last)])
+        return rows, tokenized, np.asarray(index.sentence[rows]) - first, np.asarray(index.position[rows], np.int64)
+
+    def _contexts(self, first: int, last: int, encoder: Encoder) -> _Read:
+        """Read some contexts: their rows, their subwords, and of each row the context and the position in it."""
+        index, contexts = self.index, self.index.contexts
+        assert contexts is not None
+        bounds, starts, stops = contexts.indptr[first : last + 1], contexts.start[first:last], contexts.stop[first:last]
+        rows = slice(*bounds[[0, -1]].tolist())
+        begin = int(np.searchsorted(index.word_indptr, starts[0], "right")) - 1
+        end = int(np.searchsorted(index.word_indptr, stops[-1]))
+        base = index.word_indptr[begin]
+        sentences = encoder.tokenize([split_marked(text) for text in index.texts.slice(begin, end)])
+        context = np.repeat(np.arange(last - first), np.diff(bounds))
+        position = index.word_indptr[index.sentence[rows]] + index.position[rows] - starts[context]
+        return rows, copy_words(sentences, starts - base, stops - base), context, position
+
     def _targets(
         self,
         rows: slice,
         sentence: NDArray[np.int64],
+        position: NDArray[np.int64],
         tokenized: Tokenized,
         widths: NDArray[np.int64] | None,
         options: TextOptions,
     ) -> Targets:
         index = self.index
         first, last = tokenized.sentence_indptr[sentence], tokenized.sentence_indptr[sentence + 1]
-        position = np.asarray(index.position[rows]).astype(np.int64)
         word = first + np.clip(
             position, 0, last - first - 1
         )  # special subwords are before the first and after the last
@@ -177,12 +216,12 @@ class Part:
             after = np.minimum(word + widths[index.type[rows]], last)
             stop = tokenized.word_indptr[after] - base
         else:
-            places, counts = _places_in_runs(sentence, index.position[rows])
+            places, counts = _places_in_runs(sentence, position)
             after = np.searchsorted(tokenized.word_indptr, base + begin + counts, "left")
             begin, stop = begin + places, begin + places + 1
         lengths = np.minimum(tokenized.word_indptr[last] - base, options.limit)
         if options.unit == "sentence":
-            stop, begin = np.minimum(stop, np.minimum(lengths, MAX_POOLED)), np.zeros_like(begin)
+            stop = np.minimum(stop, np.minimum(lengths, begin + MAX_POOLED))
             if (place := options.cls_place) is not None:
                 begin = np.full_like(begin, place) if place < 0 else lengths + place
                 stop = begin + 1
@@ -216,16 +255,8 @@ def _select_strings(strings: Strings, chosen: NDArray[np.int64]) -> Strings:
     return Strings(indptr(lengths), np.asarray(strings.data[ragged_indices(starts, lengths)]))
 
 
-def _word_counts(forms: Strings) -> NDArray[np.int64]:
-    """Return how many words each form has: its inner spaces and one."""
-    spaces = np.zeros(len(forms.data) + 1, np.int64)
-    np.cumsum(forms.data == ord(" "), out=spaces[1:])
-    counts: NDArray[np.int64] = spaces[forms.offsets[1:]] - spaces[forms.offsets[:-1]] + 1
-    return counts
-
-
 def _places_in_runs(
-    sentence: NDArray[np.int64], position: NDArray[np.int32]
+    sentence: NDArray[np.int64], position: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the place of each row among the rows of its word (equal sentence and position), and how many they are."""
     places = np.arange(len(sentence), dtype=np.int64)

@@ -9,10 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
 from embstore.devices import idle_threads, torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
+from embstore.extraction.contexts import Overlap
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, Window, model_layers, window_name
@@ -100,6 +103,14 @@ class Plan:
         return self.reading.survey.n_subwords
 
     @property
+    def words_run_again(self) -> int:
+        """The words that the model is given more than once, since contexts overlap, each time counted."""
+        contexts = self.index.contexts
+        if contexts is None:
+            return 0
+        return int(np.maximum(0, contexts.stop[:-1] - contexts.start[1:]).sum())
+
+    @property
     def tasks(self) -> list[str]:
         """The edge probing tasks whose sentences are joined, if the corpus is a folder of them."""
         return list(self.metadata.corpus["options"].get("tasks", ()))
@@ -137,6 +148,7 @@ class Plan:
             "hidden_size": self.metadata.hidden_size,
             **({"sites": dict(self.metadata.sites)} if self.metadata.sites else {}),
             "dtype": self.layout.dtype,
+            **self._contexts_as_json(),
             "context_window": self.options.context_window,
             "attention_window": self.options.attention_window,
             "partitions": self.metadata.n_partitions,
@@ -146,6 +158,17 @@ class Plan:
                 for drop in self.metadata.dropped
             ],
             **self.estimate.as_json(),
+        }
+
+    def _contexts_as_json(self) -> dict[str, Any]:
+        contexts = self.index.contexts
+        if contexts is None:
+            return {}
+        n_words = int((contexts.stop - contexts.start).sum())
+        return {
+            "contexts": len(contexts.start),
+            "words_per_context": n_words / len(contexts.start),
+            "words_run_again": self.words_run_again,
         }
 
     def __repr__(self) -> str:
@@ -168,6 +191,15 @@ class Plan:
                 for kind, window in given.items()
                 if kind == "context" or window is not None
             ]
+        contexts = [
+            (
+                "contexts",
+                f"{given['contexts']:,} of {given['words_per_context']:,.0f} words on average; "
+                f"{given['words_run_again']:,} words are given to the model again",
+            )
+            for given in [self._contexts_as_json()]
+            if given
+        ]
         return [
             ("model", f"{info.name} ({info.architecture}, {self.encoder.batching})"),
             ("corpus", f"{self.metadata.corpus['name']} ({self.metadata.corpus['format']})"),
@@ -176,6 +208,7 @@ class Plan:
             ("words", f"{self.n_words:,}"),
             ("subwords", f"{self.n_subwords:,}"),
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
+            *contexts,
             *windows,
             *((f"dropped: {drop.reason}", _with_examples(drop)) for drop in self.metadata.dropped),
             ("layers", f"{', '.join(map(str, self.metadata.layers))} x {info.hidden_size} {layout.dtype}"),
@@ -239,7 +272,7 @@ def plan(
         check_store(parse_location(store), source, options, contexts)
     where = {"device": device, "compute_dtype": compute_dtype}
     with torch_threads(idle_threads()):
-        reading = read(source, model, options, **where, store=store, progress=progress)
+        reading = read(source, model, options, contexts, **where, store=store, progress=progress)
         return make_plan(reading, reading.options, contexts, store=store, calibrate=calibrate)
 
 
@@ -247,13 +280,14 @@ def read(
     corpus: Corpus,
     model: str | Path | Encoder,
     options: ExtractionOptions,
+    windows: tuple[Window, ...],
     *,
     device: str,
     compute_dtype: str,
     store: str | Path | ObjectPath | None,
     progress: Progress,
 ) -> Reading:
-    """Load the model and read the corpus.
+    """Load the model and read the corpus; `windows`: the context windows that are extracted together.
 
     A store that exists at `store` is resumed with its recorded batch size, if the size would otherwise depend on the
     memory that is free now.
@@ -273,14 +307,15 @@ def read(
     encoder.site_sizes(options.sites)
     if layers == (0,) and options.sites != (RESIDUAL,):
         raise InvalidValueError("layer 0 comes before the first block and has the site residual only: add other layers")
-    limit = _length_limit(encoder, options.max_length)
+    limit = _length_limit(encoder, options)
     if options.specials and not any(encoder.special_ids):
         raise InvalidValueError(f"{encoder.info.name} adds no special tokens to a sentence: leave out specials")
     if options.pooling == CLS and encoder.cls_place is None:
         raise InvalidValueError(f"{encoder.info.name} adds no [CLS] to a sentence: choose pooling mean, first or last")
     with reporting(progress, unit="sentences", label="plan") as report:
         found = survey(corpus, encoder, options, limit=limit, spool=Spool(), report=report)
-    index, dropped = make_index(found, keep=options.keep, unit=options.unit, encoder=encoder)
+    overlap = Overlap.of(options, windows, limit=limit, causal=encoder.causal)
+    index, dropped = make_index(found, options=options, encoder=encoder, limit=limit, overlap=overlap)
     if not len(index.type):
         reasons = "; ".join(f"{drop.count:,} {drop.reason}" for drop in dropped)
         raise CorpusError(f"{corpus.name}: no word is left to extract of {found.n_words:,} ({reasons})")
@@ -297,20 +332,22 @@ def _recorded_batch(store: str | Path | ObjectPath | None, encoder: Encoder) -> 
     return None
 
 
-def _length_limit(encoder: Encoder, max_length: int | None) -> int:
-    """Return the longest sentence in subwords, without special ones."""
+def _length_limit(encoder: Encoder, options: ExtractionOptions) -> int:
+    """Return the longest context in subwords, without special ones."""
     own, n_specials = encoder.info.max_subwords, encoder.n_specials
-    if max_length is None:
-        return UNLIMITED_LENGTH if own is None else own
-    limit = max_length - n_specials
+    name, given = ("context", options.context) if options.is_blocks else ("max length", options.max_length)
+    limit = (UNLIMITED_LENGTH if own is None else own) if given is None else int(given) - n_specials
     if limit < 1:
         raise InvalidValueError(
-            f"max length {max_length} leaves no space for words: the model adds {n_specials} special subwords to a "
+            f"{name} {given} leaves no space for words: the model adds {n_specials} special subwords to a "
             f"sentence; give {n_specials + 1} or more"
         )
     if own is not None and limit > own:
+        raise InvalidValueError(f"{name} {given} is more than the model accepts: give {own + n_specials} or less")
+    if options.min_left is not None and options.min_left >= limit:
         raise InvalidValueError(
-            f"max length {max_length} is more than the model accepts: give {own + n_specials} or less"
+            f"min left {options.min_left} leaves no space in a context of {limit + n_specials} subwords, {n_specials} "
+            f"of them special: give {limit - 1} or less"
         )
     return limit
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,21 +12,29 @@ from numpy.typing import DTypeLike, NDArray
 
 from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
+from embstore.extraction.contexts import Overlap, Units, cut_documents
+from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.spool import BLOCK, Spool
 from embstore.extraction.survey import NOT_CHOSEN, Survey
-from embstore.models.encoder import Encoder, ragged_indices
+from embstore.models.encoder import Encoder, indptr, ragged_indices
+from embstore.spacing import split_words
 from embstore.store import Dropped, Index, Labels, Strings
-from embstore.store.index import SPECIAL, Field
+from embstore.store.index import SPECIAL, Contexts, Field
 
 TEXT_BLOCK = 2**14
 
 
-def make_index(found: Survey, *, keep: Keep, unit: str, encoder: Encoder) -> tuple[Index, tuple[Dropped, ...]]:
+def make_index(
+    found: Survey, *, options: ExtractionOptions, encoder: Encoder, limit: int, overlap: Overlap
+) -> tuple[Index, tuple[Dropped, ...]]:
     """Choose the rows and renumber words and sentences, so that only those with a row are stored.
 
-    Returns the index, its columns memory-mapped from the spool, and what was dropped.
+    Where a context is not its sentence, all sentences of a document with a row are stored. Returns the index, its
+    columns memory-mapped from the spool, and what was dropped.
     """
-    rows = _chosen_rows(found, keep)
+    unit = options.unit
+    cut = Cut.of(found, options, limit, overlap)
+    rows = _chosen_rows(found, options.keep, cut)
     dropped = dict(found.dropped)
     n_units = found.spool.length("type")
     if rows is not None and len(rows) < n_units:
@@ -34,7 +44,8 @@ def make_index(found: Survey, *, keep: Keep, unit: str, encoder: Encoder) -> tup
     columns.take("position", rows, np.int32)
     for label in found.labels:
         columns.take(f"label/{label}", rows, np.int32)
-    sentences = columns.renumber("sentence", rows, found.n_sentences, np.int64)
+    documents = None if cut is None else cut.documents
+    sentences = columns.renumber("sentence", rows, found.n_sentences, np.int64, groups=documents)
     types = columns.renumber("type", rows, len(found.types), np.int32)
     words: Iterable[str] = found.types
     if len(types) < len(found.types):
@@ -49,8 +60,9 @@ def make_index(found: Survey, *, keep: Keep, unit: str, encoder: Encoder) -> tup
         subwords=columns.read("subwords", np.int16),
         words=Strings.of(words),
         texts=_texts(columns, found, sentences),
-        indptr=columns.add("sentence/indptr", _starts(columns.read("sentence", np.int64)), np.int64),
+        indptr=columns.add("sentence/indptr", _starts(columns.read("sentence", np.int64), len(sentences)), np.int64),
         source=sentences,
+        contexts=None if cut is None or not len(sentences) else _contexts(columns, found, cut, sentences),
         labels={
             label: Labels(columns.read(f"label/{label}", np.int32), Strings.of(names))
             for label, names in found.labels.items()
@@ -60,16 +72,102 @@ def make_index(found: Survey, *, keep: Keep, unit: str, encoder: Encoder) -> tup
     return index, tuple(dropped.values())
 
 
-def _chosen_rows(found: Survey, keep: Keep) -> NDArray[np.int64] | None:
+@dataclass(frozen=True)
+class Cut:
+    """The contexts of a corpus, in the order of the corpus, where any is not its sentence.
+
+    `start`, `stop`, `owned`: int64 [contexts], the words of each and the first that it owns, counted over the corpus.
+    `subwords`: int64 [contexts], without special ones. `documents`: int64 [sentences], the document of each. `words`:
+    int64 [sentences + 1], where each sentence begins.
+    """
+
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    owned: NDArray[np.int64]
+    subwords: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    words: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, found: Survey, options: ExtractionOptions, limit: int, overlap: Overlap) -> Cut | None:
+        """Cut the contexts of a corpus; None if each is its sentence."""
+        documents = found.spool.read("document", np.int64)
+        by_sentence = options.context == "sentence" or len(documents) == 0 or documents[-1] == found.n_sentences - 1
+        if by_sentence and not found.any_long:
+            return None
+        columns = _Columns(found.spool)
+        subwords, words, first = (
+            columns.add(f"cut/{name}", _bounds(values[block] for block in blocks_of(len(values), BLOCK)), np.int64)
+            for name in ("unit/subwords", "unit/words", "sentence/units")
+            for values in (found.spool.read(name, np.int32),)
+        )
+        if by_sentence:
+            documents = np.arange(found.n_sentences)
+        starts = np.flatnonzero(np.diff(documents, prepend=-1, append=found.n_sentences))
+        for part in cut_documents(Units(subwords, words, first[starts]), limit, overlap):
+            for name, places in zip(("start", "stop", "owned"), part.T, strict=True):
+                found.spool.append(f"cut/{name}", words[places])
+            found.spool.append("cut/subwords", subwords[part[:, 1]] - subwords[part[:, 0]])
+        made = (found.spool.read(f"cut/{name}", np.int64) for name in ("start", "stop", "owned", "subwords"))
+        return cls(*made, documents, words[first])
+
+    def of_words(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the contexts that own some words."""
+        return np.searchsorted(self.owned, words, "right") - 1
+
+    def hashes(self, spool: Spool) -> NDArray[np.uint64]:
+        """Return a hash of the words of each context, equal for equal ones."""
+        data, lengths = spool.read("text", np.uint8), spool.read("text_bytes", np.int32)
+        texts = Strings(indptr(lengths.astype(np.int64)), data)
+        found = np.empty(len(self.start), np.uint64)
+        for number, (start, stop) in enumerate(zip(self.start.tolist(), self.stop.tolist(), strict=True)):
+            first, last = np.searchsorted(self.words, [start, stop - 1], "right") - 1
+            words = [word for text in texts.slice(first, last + 1) for word in split_words(text)]
+            begin = start - int(self.words[first])
+            joined = " ".join(words[begin : begin + stop - start]).encode()
+            found[number] = int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")
+        return found
+
+
+def _contexts(columns: _Columns, found: Survey, cut: Cut, sentences: NDArray[np.int64]) -> Contexts:
+    """Return the contexts that own rows, in words of the stored `sentences`."""
+    lengths = np.diff(cut.words)[sentences]
+    begins = indptr(lengths)
+    sentence, position = columns.read("sentence", np.int64), columns.read("position", np.int32)
+    word = columns.add(  # that of each row; special subwords go with the first or the last one of the sentence
+        "word",
+        (
+            begins[sentence[block]] + np.clip(position[block], 0, lengths[sentence[block]] - 1)
+            for block in blocks_of(len(sentence), BLOCK)
+        ),
+        np.int64,
+    )
+    of_context = np.searchsorted(cut.words, cut.owned, "right") - 1
+    place = np.minimum(np.searchsorted(sentences, of_context), len(sentences) - 1)
+    stored = np.flatnonzero(sentences[place] == of_context)
+    shift = begins[place[stored]] - cut.words[of_context[stored]]
+    first_row = np.searchsorted(word, cut.owned[stored] + shift)
+    own = np.flatnonzero(np.diff(first_row, append=len(word)))
+    stored, shift = stored[own], shift[own]
+    found.context_subwords = cut.subwords[stored]
+    found.longest = int(found.context_subwords.max(initial=0))
+    return Contexts(cut.start[stored] + shift, cut.stop[stored] + shift, np.append(first_row[own], len(word)))
+
+
+def _chosen_rows(found: Survey, keep: Keep, cut: Cut | None) -> NDArray[np.int64] | None:
     """Return the units that get a row, ascending and memory-mapped; None for all of them."""
     if keep == Keep(seed=keep.seed):
         return None
     spool = found.spool
+    numbers, contexts = spool.read("sentence", np.int64), spool.read("context", np.uint64)
+    if cut is not None and keep.min_contexts > 1:
+        words = cut.words[numbers] + np.maximum(spool.read("position", np.int32), 0)
+        numbers, contexts = cut.of_words(words), cut.hashes(spool)
     labels = {name: spool.read(f"label/{name}", np.int32) for name in found.labels}
     mask = keep.mask(
         types=spool.read("type", np.int32),
-        sentences=spool.read("sentence", np.int64),
-        contexts=spool.read("context", np.uint64),
+        sentences=numbers,
+        contexts=contexts,
         labels={name: codes for name, codes in labels.items() if not (found.specials and name == SPECIAL)},
         forms=list(found.types),
     )
@@ -112,11 +210,24 @@ class _Columns:
             values = self._spool.read(name, dtype)
             self.replace(name, (values[rows[block]] for block in blocks_of(len(rows), BLOCK)))
 
-    def renumber(self, name: str, rows: NDArray[np.int64] | None, size: int, dtype: DTypeLike) -> NDArray[np.int64]:
-        """Reduce a column of numbers below `size` and renumber those that occur; returns them, ascending."""
+    def renumber(
+        self,
+        name: str,
+        rows: NDArray[np.int64] | None,
+        size: int,
+        dtype: DTypeLike,
+        *,
+        groups: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.int64]:
+        """Reduce a column of numbers below `size` and renumber those that occur; returns them, ascending.
+
+        `groups`: int64 [size]; if one number of a group occurs, all of it are kept.
+        """
         self.take(name, rows, dtype)
         values = self.read(name, dtype)
         occurs = _occurring(values, size)
+        if groups is not None:
+            occurs = _occurring(groups[occurs], size)[groups]
         used = self.add(f"{name}/used", _true_positions(occurs), np.int64)
         if len(used) < size:
             new = self.add(f"{name}/new", _bounds(occurs[block] for block in blocks_of(size, BLOCK)), np.int64)
@@ -203,11 +314,8 @@ def _documents(columns: _Columns, found: Survey, sentences: NDArray[np.int64]) -
     }
 
 
-def _starts(sentence: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the first row of each sentence, and the number of rows; sentences ascend from 0 and each has a row."""
-    before = -1
-    for block in blocks_of(len(sentence), BLOCK):
-        numbers = sentence[block]
-        yield np.flatnonzero(np.diff(numbers, prepend=before)) + block.start
-        before = int(numbers[-1])
+def _starts(sentence: NDArray[np.int64], n_sentences: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the first row of each sentence, in ascending order, and the number of rows."""
+    for block in blocks_of(n_sentences, BLOCK):
+        yield np.searchsorted(sentence, np.arange(block.start, block.stop))
     yield np.array([len(sentence)])

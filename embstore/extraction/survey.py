@@ -46,8 +46,9 @@ class Survey:
     `type`, `sentence` (its number in the corpus), `position`, `subwords` and `label/<column>`; for each sentence
     `context` (a hash of its text), `text_bytes`, its share of `text` and, if the corpus has documents, `document`; for
     each document `field/<name>`; for the unit subword also `ids`, the
-    subwords of all units one after another. `specials`: whether special subwords are units, whose label column SPECIAL
-    has their spelling. `sample`: the first sentences, as marked words.
+    subwords of all units one after another. `any_long`: whether a sentence is longer than the limit.
+    `context_subwords`: of each context of the index, if it has contexts. `specials`: whether special subwords are
+    units, whose label column SPECIAL has their spelling. `sample`: the first sentences, as marked words.
     """
 
     spool: Spool
@@ -58,6 +59,8 @@ class Survey:
     n_words: int = 0
     n_subwords: int = 0
     longest: int = 0
+    any_long: bool = False
+    context_subwords: NDArray[np.int64] | None = None
     dropped: dict[str, Dropped] = field(default_factory=dict)
     sample: list[list[str]] = field(default_factory=list)
     documents: Documents = field(default_factory=Documents)
@@ -112,8 +115,14 @@ def _survey_block(
     found.documents.add([sentence.document for sentence in block], found.spool)
     forms = _forms(block, units)
     empty = units.stop <= units.start
-    long = (units.stop > limit) | (units.stop - units.start > MAX_POOLED)
     marks = np.array([form == PAIR for form in forms]) if has_pairs else np.zeros(len(empty), np.bool_)
+    is_whole = np.array([is_sentence or (has_pairs and PAIR in sentence.words) for sentence in block])[units.sentence]
+    long = (units.stop - units.start > min(limit, MAX_POOLED)) | (is_whole & (units.stop > limit))
+    most = np.where(is_whole, limit, units.stop)  # what is never divided is cut
+    sizes = np.minimum(units.stop, most) - np.minimum(units.start, most)
+    found.spool.append("unit/subwords", sizes.astype(np.int32))
+    found.spool.append("unit/words", units.n_words.astype(np.int32))
+    found.spool.append("sentence/units", np.bincount(units.sentence, minlength=len(block)).astype(np.int32))
     usable = ~empty & ~long & (~marks | options.specials)
     spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
     unknown = np.zeros(len(usable), np.bool_)
@@ -122,7 +131,8 @@ def _survey_block(
         _count_dropped(found, units, forms, mask, reason)
     usable &= ~unknown
     lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr])
-    found.n_subwords += int(np.minimum(lengths, limit).sum())
+    found.n_subwords += int(sizes.sum())
+    found.any_long = found.any_long or bool((np.bincount(units.sentence, sizes) > limit).any())
     found.longest = max(found.longest, int(lengths.max(initial=0)))
     found.sample.extend([list(words) for words in marked[: SAMPLE_SENTENCES - len(found.sample)]])
 
@@ -202,8 +212,10 @@ def _check_pairs(block: Sequence[Sentence], encoder: Encoder, options: Extractio
     """Raise an error in one line if the pairs of a block cannot be encoded."""
     if not encoder.takes_pairs:
         raise ModelError(f"{encoder.info.architecture} takes no pairs of sentences: give each sentence on its own")
-    if options.context_window is not None or options.attention_window is not None:
-        raise InvalidValueError("pairs of sentences are encoded whole: leave out the context or attention window")
+    if options.context_window is not None or options.attention_window is not None or options.context != "sentence":
+        raise InvalidValueError(
+            "pairs of sentences are encoded whole: leave out the context, and the context or attention window"
+        )
     for sentence in block:
         words = sentence.words
         if words.count(PAIR) > 1 or PAIR in (words[0], words[-1]):

@@ -121,7 +121,7 @@ def plan_windows(
     where = {"device": device, "compute_dtype": compute_dtype}
     plans: dict[Window, Plan] = {}
     with torch_threads(idle_threads()):
-        reading = read(source, model, strictest, **where, store=store, progress=progress)
+        reading = read(source, model, strictest, contexts, **where, store=store, progress=progress)
         for window, own in each.items():
             shared = kind == "context" and bool(plans)  # the batches, and their cost, are those of the first plan
             plans[window] = make_plan(

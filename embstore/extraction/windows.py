@@ -149,11 +149,18 @@ def _as_sentences(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> Tok
     """Copy runs of subwords, each of whole words, as sentences of their own."""
     first = np.searchsorted(tokenized.word_indptr, begins, "right") - 1
     last = np.searchsorted(tokenized.word_indptr, ends, "left")
-    words = ragged_indices(first, last - first)
+    return copy_words(tokenized, first, last)
+
+
+def copy_words(tokenized: Tokenized, first: _Numbers, last: _Numbers) -> Tokenized:
+    """Copy runs of words `[first, last)` as sentences of their own."""
+    words, bounds = ragged_indices(first, last - first), tokenized.word_indptr
+    subwords = ragged_indices(bounds[first], bounds[last] - bounds[first])
     return Tokenized(
-        ids=tokenized.ids[ragged_indices(begins, ends - begins)],
-        word_indptr=indptr(tokenized.word_indptr[words + 1] - tokenized.word_indptr[words]),
+        ids=tokenized.ids[subwords],
+        word_indptr=indptr(bounds[words + 1] - bounds[words]),
         sentence_indptr=indptr(last - first),
+        types=None if tokenized.types is None else tokenized.types[subwords],
     )
 
 

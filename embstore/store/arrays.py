@@ -43,6 +43,9 @@ _FROZEN: _Kinds = {
     "sentences/indptr": ("<i8", ("sentence_bound",)),
     "sentences/source": ("<i8", ("sentence",)),
     "sentences/document": ("<i8", ("sentence",)),
+    "contexts/start": ("<i8", ("context",)),
+    "contexts/stop": ("<i8", ("context",)),
+    "contexts/indptr": ("<i8", ("context_bound",)),
 }
 _LABEL: _Kinds = {
     "codes": ("<i4", ("occurrence",)),

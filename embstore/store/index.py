@@ -27,6 +27,7 @@ COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source", "
 TEXT = "text"
 KINDS: dict[str, Callable[[str], Any]] = {"bool": "true".__eq__, "int": int, "float": float, "str": str}  # of a field
 _FIND_BLOCK = 1 << 20
+_COUNT_BLOCK = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,16 @@ class Strings:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.slice(0, len(self)))
+
+    def n_words(self) -> NDArray[np.int64]:
+        """Return how many words each string has, int64 [n]: its spaces, or U+001F, and one."""
+        counts = np.empty(len(self), np.int64)
+        for start in range(0, len(self), _COUNT_BLOCK):
+            offsets = self.offsets[start : start + _COUNT_BLOCK + 1]
+            data = self.data[offsets[0] : offsets[-1]]
+            before = np.append(0, np.cumsum((data == ord(" ")) | (data == ord(ATTACHED))))
+            counts[start : start + _COUNT_BLOCK] = np.diff(before[offsets - offsets[0]]) + 1
+        return counts
 
     def slice(self, start: int, stop: int) -> list[str]:
         """Return the strings `[start, stop)`, decoded from one contiguous read."""
@@ -91,6 +102,23 @@ class Strings:
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
             data[offsets[first] : offsets[last]] = self.data[starts[first] : stops[last - 1]]
         return Strings(offsets, data)
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """What the model was given, where that is not each sentence: runs of words of consecutive sentences.
+
+    `start`, `stop`: int64 [context], the words `[start, stop)`, counted over all sentences; both ascend. `indptr`:
+    int64 [context + 1]; the vectors of the rows `indptr[i]` to `indptr[i + 1]` are from context i.
+    """
+
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    indptr: NDArray[np.int64]
+
+    def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the context of each of some rows."""
+        return np.searchsorted(self.indptr, rows, "right") - 1
 
 
 @dataclass(frozen=True)
@@ -143,7 +171,8 @@ class Index:
     space, or by U+001F before a word that follows without a space (see `embstore.spacing`). `indptr`: int64
     [sentences + 1], sentence i has the rows `indptr[i]` to `indptr[i + 1]`. `source`: int64 [sentences], the number of
     the sentence in the corpus. `document`: int64 [sentences], the document of each sentence, which counts from 0 on
-    without a gap; None: each sentence is a document of its own. `fields`: facts about documents. `labels`: the label
+    without a gap; None: each sentence is a document of its own. `fields`: facts about documents. `contexts`: what the
+    model was given; None: each sentence on its own. `labels`: the label
     columns; each field is one of them too. Where the unit is the subword, forms are spellings of subwords, and the
     subwords of one word follow each other with the word's position.
     """
@@ -159,6 +188,7 @@ class Index:
     labels: Mapping[str, Labels] = field(default_factory=dict)
     document: NDArray[np.int64] | None = None
     fields: Mapping[str, Field] = field(default_factory=dict)
+    contexts: Contexts | None = None
 
     def __post_init__(self) -> None:
         spread: dict[str, Labels] = {
@@ -174,6 +204,11 @@ class Index:
     @property
     def n_documents(self) -> int:
         return len(self.texts) if self.document is None else int(self.document[-1]) + 1
+
+    @cached_property
+    def word_indptr(self) -> NDArray[np.int64]:
+        """The words of sentence i are `word_indptr[i]` to `word_indptr[i + 1]` of all: int64 [sentences + 1]."""
+        return np.append(0, np.cumsum(self.texts.n_words()))
 
     def document_of(self, sentences: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the documents of some sentences."""
@@ -195,6 +230,8 @@ class Index:
         }
         if self.document is not None:
             arrays["sentences/document"] = self.document
+        if self.contexts is not None:
+            arrays.update({f"contexts/{name}": column for name, column in vars(self.contexts).items()})
         for name, own in self.fields.items():
             arrays[f"documents/fields/{name}/codes"] = own.codes
             arrays[f"documents/fields/{name}/name_offsets"] = own.names.offsets
@@ -274,6 +311,9 @@ class Index:
                 for column in columns
             },
             document=arrays.get("sentences/document"),
+            contexts=Contexts(*(arrays[f"contexts/{name}"] for name in ("start", "stop", "indptr")))
+            if "contexts/start" in arrays
+            else None,
             fields={
                 name: Field(
                     arrays[f"{part}{name}/codes"],
@@ -292,7 +332,8 @@ class Index:
         """
         types, sentences = self.type[rows], self.sentence[rows]
         words = np.flatnonzero(np.bincount(types, minlength=len(self.words)))
-        texts = np.unique(sentences)
+        contexts = None if self.contexts is None else np.unique(self.contexts.of_rows(rows))
+        texts = np.unique(sentences) if contexts is None else self._sentences_of(contexts)
         numbers = np.empty(len(self.words), np.int32)
         numbers[words] = np.arange(len(words))
         documents, document = np.unique(self.document_of(texts), return_inverse=True)
@@ -306,9 +347,29 @@ class Index:
             indptr=np.append(np.searchsorted(sentences, texts), len(rows)).astype(np.int64),
             source=self.source[texts],
             labels={name: Labels(labels.codes[rows], labels.names) for name, labels in self.own_labels.items()},
+            contexts=None if contexts is None else self._subset_contexts(contexts, texts, rows),
             document=None if len(documents) == len(texts) else document.astype(np.int64),
             fields={name: replace(own, codes=own.codes[documents]) for name, own in self.fields.items()},
         )
+
+    def _sentences_of(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return all sentences that some contexts have words of, ascending."""
+        assert self.contexts is not None
+        inside = np.zeros(len(self.texts) + 1, np.int64)
+        np.add.at(inside, np.searchsorted(self.word_indptr, self.contexts.start[contexts], "right") - 1, 1)
+        np.add.at(inside, np.searchsorted(self.word_indptr, self.contexts.stop[contexts]), -1)
+        return np.flatnonzero(np.cumsum(inside))
+
+    def _subset_contexts(
+        self, contexts: NDArray[np.int64], texts: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> Contexts:
+        assert self.contexts is not None
+        start, stop, bounds = self.contexts.start[contexts], self.contexts.stop[contexts], self.word_indptr
+        begins = np.append(0, np.cumsum(np.diff(bounds)[texts]))
+        first = np.searchsorted(bounds, start, "right") - 1
+        shift = begins[np.searchsorted(texts, first)] - bounds[first]
+        starts = np.searchsorted(rows, self.contexts.indptr[contexts])
+        return Contexts(start + shift, stop + shift, np.append(starts, len(rows)))
 
 
 class TypeIndex:

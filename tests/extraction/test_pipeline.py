@@ -110,7 +110,7 @@ def test_every_word_has_a_row_or_a_reason(tmp_path: Path) -> None:
     assert forms == ["bank", "new york", "bank"]
     dropped = {drop.reason.split(":")[0]: drop.count for drop in plan.metadata.dropped}
     units = sum(len(s.words) - sum(stop - start - 1 for start, stop in s.targets) for s in SENTENCES)
-    assert dropped == {"no subword": 3, "beyond the length limit": 8, "not chosen": units - 3 - 3 - 8}
+    assert dropped == {"no subword": 3, "not chosen": units - 3 - 3}
     assert store.index.texts[0] == "the bank of the river"
     assert store.index.source.tolist() == [0, 1, 4]
     examples = plan.metadata.dropped[0].examples
@@ -291,10 +291,12 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_subwords_beyond_the_limit_are_not_counted() -> None:
+def test_a_sentence_beyond_the_limit_is_run_in_blocks() -> None:
     plan = plan_of([Sentence(["abc"] * 9)], model=FakeEncoder(), max_length=6)
-    assert (plan.n_words, plan.n_subwords, plan.layout.n_rows) == (9, 4, 4)
-    assert plan.estimate.subwords_to_run == 4
+    assert (plan.n_words, plan.n_subwords, plan.layout.n_rows) == (9, 9, 9)
+    assert plan.estimate.subwords_to_run == 9
+    assert plan.index.contexts is not None
+    assert plan.index.contexts.indptr.tolist() == [0, 4, 8, 9]
 
 
 def test_a_word_of_more_subwords_than_are_counted_is_dropped() -> None:

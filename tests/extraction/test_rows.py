@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.corpus import Keep, Sentence
+from embstore.corpus import Document, Keep, Sentence
 from embstore.errors import StoreDamagedError
+from embstore.extraction import contexts as contexts_module
 from embstore.extraction import rows as rows_module
+from embstore.extraction.contexts import Overlap
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
 from embstore.extraction.spool import Spool
 from embstore.extraction.survey import Survey, survey
+from embstore.store import Dropped, Index
 from embstore.store.check.consistency import index_faults
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
@@ -29,31 +32,41 @@ KEEPS = [
 ]
 
 
+def index_of(
+    found: Survey, keep: Keep, unit: str, context: str = "sentence", encoder: FakeEncoder | None = None
+) -> tuple[Index, tuple[Dropped, ...]]:
+    options = ExtractionOptions(unit=unit, context=context, min_left=2)
+    overlap = Overlap.of(options, (None,), limit=24, causal=False)
+    object.__setattr__(options, "keep", keep)  # of unit sentence too
+    return make_index(found, options=options, encoder=encoder or FakeEncoder(), limit=24, overlap=overlap)
+
+
 def surveyed(unit: str) -> tuple[Survey, FakeEncoder]:
     """Sentences of which some are empty, and whose words have no piece, one or several."""
     random = np.random.default_rng(5)
     words = np.array(["bank", "river", "a", "~", "evening", "Constantinople", "der", "so"])
     sentences = []
-    for _ in range(60):
+    documents = [Document() for _ in range(9)]
+    for number in range(60):
         chosen = random.choice(words, random.integers(0, 9)).tolist()
         tags = random.choice(np.array(["NOUN", "VERB", ""]), len(chosen)).tolist()
-        sentences.append(Sentence(tuple(chosen), labels={"tag": tuple(tag or None for tag in tags)}))
-    encoder = FakeEncoder()
-    return survey(
-        sentences, encoder, ExtractionOptions(unit=unit), limit=24, spool=Spool(), report=lambda n_sentences: None
-    ), encoder
+        sentences.append(Sentence(chosen, {"tag": [tag or None for tag in tags]}, document=documents[number // 7]))
+    encoder, options = FakeEncoder(), ExtractionOptions(unit=unit)
+    return survey(sentences, encoder, options, limit=24, spool=Spool(), report=lambda n_sentences: None), encoder
 
 
+@pytest.mark.parametrize("context", ["sentence", "document"])
 @pytest.mark.parametrize("unit", ["word", "subword", "sentence"])
 @pytest.mark.parametrize("keep", KEEPS, ids=["all", "words", "labelled", "frequent", "none"])
-def test_any_block_gives_the_same_index(keep: Keep, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_block_gives_the_same_index(keep: Keep, unit: str, context: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, encoder = surveyed(unit)
-    whole, dropped = make_index(found, keep=keep, unit=unit, encoder=encoder)
+    whole, dropped = index_of(found, keep, unit, context, encoder)
     assert not len(whole.type) or not list(index_faults(whole, len(whole.type)))
     for block in (1, 3, 50):
         monkeypatch.setattr(rows_module, "BLOCK", block)
+        monkeypatch.setattr(contexts_module, "BLOCK", block)
         found, encoder = surveyed(unit)
-        index, same = make_index(found, keep=keep, unit=unit, encoder=encoder)
+        index, same = index_of(found, keep, unit, context, encoder)
         assert same == dropped
         expected = whole.arrays()
         for name, column in index.arrays().items():
@@ -87,7 +100,7 @@ def test_memory_does_not_grow_with_the_rows(keep: Keep, monkeypatch: pytest.Monk
     kept = int((columns["type"] < 90).sum()) if keep.words else count
     del columns
     tracemalloc.start()
-    index, _ = make_index(found, keep=keep, unit="word", encoder=FakeEncoder())
+    index, _ = index_of(found, keep, "word")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(index.type) == kept

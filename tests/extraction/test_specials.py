@@ -110,11 +110,14 @@ def test_a_choice_of_words_keeps_the_specials_of_their_sentences(folders: Path, 
     )
 
 
-def test_the_last_special_token_of_a_cut_sentence(folders: Path, tmp_path: Path) -> None:
+def test_special_tokens_of_a_sentence_in_blocks_are_the_first_and_the_last(folders: Path, tmp_path: Path) -> None:
     store = extracted(folders / "bert", tmp_path / "x.zarr", [TEXTS[0].split()], specials=True, max_length=7)
-    tokens, states = plain(folders / "bert", TEXTS[0], max_length=7)
-    assert (tokens[0], tokens[-1], len(tokens)) == ("[CLS]", "[SEP]", 7)
-    close(store.select(specials=True).vectors(), states[:, [0, 6]])
+    contexts, words = store.index.contexts, TEXTS[0].split()
+    assert contexts is not None
+    runs = [words[start:stop] for start, stop in zip(contexts.start, contexts.stop, strict=True)]
+    assert len(runs) > 1
+    first, last = (plain(folders / "bert", " ".join(runs[at]))[1][:, at] for at in (0, -1))
+    close(store.select(specials=True).vectors(), np.stack([first, last], 1))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", *(pytest.param(one, marks=SLOW) for one in ("first", "last"))])

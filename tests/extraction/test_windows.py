@@ -236,9 +236,14 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
             if unit == "subword":  # of a target of two words there are subwords in both
                 stop = first + (2 if text[first : first + 2] == ["new", "york"] else 1)
             pieces = [encoder.pieces(word) for word in text]
-            ends = np.minimum(np.cumsum([0, *map(len, pieces)]), limit)
-            flat = [piece for word in pieces for piece in word][:limit]
-            left, right = (0, len(text)) if width is None else (max(0, first - width), min(len(text), stop + width))
+            ends = np.cumsum([0, *map(len, pieces)])
+            flat = [piece for word in pieces for piece in word]
+            contexts, words = index.contexts, index.word_indptr[index.sentence[row]]
+            assert contexts is not None
+            own = np.searchsorted(contexts.indptr, row, "right") - 1
+            low, high = contexts.start[own] - words, contexts.stop[own] - words
+            left, right = (low, high) if width is None else (max(low, first - width), min(high, stop + width))
+            assert ends[high] - ends[low] <= limit
             seen = flat[ends[left] : ends[right]]
             start, end = (run, run + 1) if unit == "subword" else (0, ends[stop] - ends[first])
             shift = ends[first] - ends[left]

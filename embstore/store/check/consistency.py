@@ -67,6 +67,22 @@ def index_faults(index: Index, n_rows: int) -> Iterator[str]:
         yield "occurrences/sentence does not ascend: rows must be in corpus order"
     elif not _points_at(index.indptr, index.sentence, len(index.texts)):
         yield "sentences/indptr does not give the rows of each sentence in occurrences/sentence"
+    if index.contexts is not None:
+        yield from _context_faults(index, n_rows)
+
+
+def _context_faults(index: Index, n_rows: int) -> Iterator[str]:
+    contexts = index.contexts
+    assert contexts is not None
+    start, stop, indptr = contexts.start, contexts.stop, contexts.indptr
+    if not len(start) == len(stop) == len(indptr) - 1:
+        yield "contexts/start, contexts/stop and contexts/indptr do not fit each other"
+    elif not _ascends(start) or not _ascends(stop) or not (start < stop).all() or start[0] < 0:
+        yield "contexts/start and contexts/stop are not ascending runs of words"
+    elif stop[-1] > int(index.texts.n_words().sum()):
+        yield "contexts/stop points beyond the words of the sentences"
+    elif indptr[0] != 0 or indptr[-1] != n_rows or not (indptr[:-1] < indptr[1:]).all():
+        yield "contexts/indptr does not give the rows of each context"
 
 
 def labels_faults(column: str, labels: Labels, n_rows: int) -> Iterator[str]:

@@ -1,0 +1,292 @@
+"""Contexts against a plain loop: cut a document by the rule, run the model on each block alone, and pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import embstore as es
+from embstore.corpus import Document, Keep, Sentence
+from embstore.corpus.sentence import sentence_pair
+from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.extraction.contexts import Overlap, Units, cut_documents
+from embstore.models.encoder import indptr
+from embstore.store import verify
+from tests.extraction.fake import FakeEncoder
+from tests.extraction.oracle import documents_of, expected_rows, plain_contexts
+from tests.extraction.plans import plan_of
+from tests.extraction.test_pipeline import assert_rows, rows_of, small_partitions, tree_bytes
+from tests.models.oracle import PlainScript
+from tests.models.tiny import random_sentences, save
+
+WORDS = ["bank", "the", "extraordinary", "of", "~", "constantinople", "a"]
+
+
+def corpus(*sizes: Sequence[int], seed: int = 0, words: Sequence[str] = WORDS) -> list[Sentence]:
+    """Documents of sentences of these numbers of words, every third sentence with a phrase; an empty one is None."""
+    random = np.random.default_rng(seed)
+    found = []
+    for document in sizes:
+        own = Document()
+        for number, size in enumerate(document):
+            phrase = [(1, 3)] if number % 3 == 0 and size > 2 else []
+            found.append(Sentence(random.choice(np.array(words), size).tolist(), {}, phrase, own))
+    return found
+
+
+TEXTS = [*corpus([5, 9, 12, 4, 30], [1], [3, 3], [40, 2]), Sentence(["alone"]), Sentence(["~"])]
+
+
+def owned_units(parts: np.ndarray, n_units: int) -> list[tuple[int, int, int, int]]:
+    return [
+        (start, stop, own, following)
+        for (start, stop, own), following in zip(parts.tolist(), [*parts[1:, 2].tolist(), n_units], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cuts_are_those_of_a_plain_loop(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for _ in range(60):
+        n = int(random.integers(1, 40))
+        sizes, words = random.integers(0, 5, n), random.integers(1, 4, n)
+        sizes[random.random(n) < 0.05] = 30
+        limit = int(random.integers(3, 20))
+        n_words, n_subwords, both = int(random.integers(0, 6)), int(random.integers(0, 6)), bool(random.integers(2))
+        units = Units(indptr(sizes), indptr(words), np.array([0, n]))
+        found = np.concatenate(list(cut_documents(units, limit, Overlap(n_words, n_subwords, both))))
+        expected = plain_contexts(sizes, words, limit, n_words=n_words, n_subwords=n_subwords, both=both)
+        assert found.tolist() == [list(each[:3]) for each in expected]
+        owners = [unit for *_, owned, stop in expected for unit in range(owned, stop)]
+        assert owners == [unit for unit in range(n) if sizes[unit] <= limit or sizes.sum() <= limit]
+        for start, stop, owned, _ in expected:
+            assert sizes[start:stop].sum() <= limit
+            if start > 0 and max(sizes[:owned]) <= limit:  # the overlap, or as much of it as fits
+                has = words[start:owned].sum() >= n_words and sizes[start:owned].sum() >= n_subwords
+                assert has or sizes[start - 1 : owned + 1].sum() > limit
+    contiguous = np.concatenate(list(cut_documents(units, 40, Overlap())))
+    assert (contiguous[1:, 0] == contiguous[:-1, 1]).all()
+    assert (contiguous[:, 0] == contiguous[:, 2]).all()
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.parametrize("unit", ["word", "subword", "sentence"])
+@pytest.mark.parametrize(("context", "min_left"), [("document", None), ("document", 3), (20, None), (20, 2)])
+def test_every_word_has_the_vector_of_its_block(
+    tmp_path: Path, suffix: str, unit: str, context: str | int, min_left: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_partitions(monkeypatch)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 200)
+    texts = [*TEXTS, *corpus(*[[7] * 9] * 6, seed=2)]
+    encoder = FakeEncoder()
+    plan = plan_of(texts, model=encoder, dtype="float32", unit=unit, context=context, min_left=min_left)
+    store = es.extract(plan, tmp_path / f"x{suffix}", progress=False)
+    limit = 24 if context == "document" else 18
+    options = {"limit": limit, "unit": unit, "pooling": "mean", "layers": [0, 1, 2], "context": "document"}
+    left = 0 if context == 20 and min_left is None else min_left
+    assert_rows(rows_of(store), expected_rows(texts, FakeEncoder(), min_left=left, **options))
+    contexts = store.index.contexts
+    assert contexts is not None
+    assert unit == "sentence" or any(edge not in contexts.indptr for edge in range(256, store.n_rows, 256))
+    assert verify(store.path).ok
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize(("context", "min_left"), [("sentence", None), ("document", 4), (40, 0), (40, 7)])
+def test_models_against_each_block_alone(
+    tmp_path: Path, tiny: Callable[[str], tuple[Any, PlainScript]], kind: str, context: str | int, min_left: int | None
+) -> None:
+    encoder, plain = tiny(kind)
+    own, texts = Document(), [words for words in random_sentences(12, seed=4) if words]
+    sentences = [Sentence(words, document=own) for words in texts] + [Sentence(texts[0]), Sentence(sum(texts, []))]
+    length = {} if context == 40 else {"max_length": 60}
+    plan = plan_of(
+        sentences, model=encoder, dtype="float32", context=context, min_left=min_left, pooling="last", **length
+    )
+    store = es.extract(plan, tmp_path / "x.zarr", progress=False)
+    limit, left = (40 if context == 40 else 60) - encoder.n_specials, min_left
+    overlap = (0, limit // (4 if encoder.causal else 8)) if left is None else (left, 0)
+    expected = []
+    for document in [[each] for each in enumerate(sentences)] if context == "sentence" else documents_of(sentences):
+        words = [word for _, sentence in document for word in sentence.words]
+        sizes = np.diff(encoder.tokenize([words]).word_indptr)
+        ones = np.ones(len(words), int)
+        for start, stop, first, last in plain_contexts(
+            sizes, ones, limit, n_words=overlap[0], n_subwords=overlap[1], both=not encoder.causal
+        ):
+            expected += [
+                plain.span(words[start:stop], word - start, word - start + 1, "last")
+                for word in range(first, last)
+                if sizes[word]
+            ]
+    found = np.asarray(store.gather_layers(np.arange(store.n_rows)))
+    apart = np.abs(found - np.stack(expected, axis=1)).max(axis=(1, 2)) / np.abs(found).max(axis=(1, 2))
+    assert apart.max() < 2e-5
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], tuple[Any, PlainScript]]]:
+    made: dict[str, tuple[Any, PlainScript]] = {}
+
+    def of(kind: str) -> tuple[Any, PlainScript]:
+        if kind not in made:
+            folder = save(kind, tmp_path_factory.mktemp("models") / kind)
+            made[kind] = es.load_encoder(folder, device="cpu"), PlainScript.open(folder)
+        return made[kind]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield of
+    torch.set_num_threads(before)
+
+
+def test_every_row_has_words_before_it() -> None:
+    """And contexts of one sentence are not stored."""
+    sentences = corpus([200, 7, 90], [3], [33], words=["bank", "the", "of", "a"])
+    encoder = FakeEncoder()
+    encoder.causal = True
+    plan = plan_of(sentences, model=encoder, context="document", min_left=4, keep=Keep(words=frozenset(WORDS)))
+    index, contexts = plan.index, plan.index.contexts
+    assert contexts is not None
+    word = index.word_indptr[index.sentence] + index.position
+    context = np.searchsorted(contexts.indptr, np.arange(len(word)), "right") - 1
+    first = index.word_indptr[np.searchsorted(index.document, index.document[index.sentence])]
+    assert (contexts.start[context] <= np.maximum(first, word - 4)).all()
+    assert (word < contexts.stop[context]).all()
+    assert plan.words_run_again >= 4 * (len(contexts.start) - 3)
+    assert plan_of(corpus([3], [4]), model=encoder, context="document").index.contexts is None
+    assert plan_of(corpus([3, 4]), model=encoder).index.contexts is None
+
+
+def test_blocks_without_overlap_cover_all_words() -> None:
+    plan = plan_of(corpus([200, 7, 90]), model=FakeEncoder(), context=20)
+    contexts, lengths = plan.index.contexts, np.diff(plan.reading.encoder.tokenize(["a"]).word_indptr)
+    assert contexts is not None
+    assert contexts.start.tolist() == [0, *contexts.stop[:-1].tolist()]
+    assert contexts.stop[-1] == plan.n_words
+    assert (plan.words_run_again, len(lengths)) == (0, 1)
+    assert plan.estimate.subwords_to_run == plan.n_subwords
+    shown = plan.as_json()
+    assert shown["contexts"] == len(contexts.start)
+    assert shown["words_per_context"] * shown["contexts"] == plan.n_words
+    assert "contexts" in repr(plan)
+
+
+def test_sentences_without_a_row_are_stored_where_a_context_has_them(tmp_path: Path) -> None:
+    sentences = [*corpus([3, 3]), *corpus([4, 4, 4], words=["zzz"]), Sentence(["bank"]), *corpus([2], words=["zzz"])]
+    document = Document()
+    sentences[2:5] = [
+        Sentence(each.words, document=document) for each in [sentences[2], Sentence(["bank"]), sentences[4]]
+    ]
+    plan = plan_of(
+        sentences, model=FakeEncoder(), context="document", keep=Keep(words=frozenset(["bank"])), dtype="float32"
+    )
+    store = es.extract(plan, tmp_path / "x.zarr", progress=False)
+    assert {2, 3, 4, 5} <= set(store.index.source.tolist())
+    assert 6 not in store.index.source
+    every = expected_rows(
+        sentences, FakeEncoder(), limit=24, unit="word", pooling="mean", layers=[0, 1, 2], context="document"
+    )
+    assert_rows(rows_of(store), [row for row in every if row.form == "bank"])
+    assert verify(store.path).ok
+
+
+def test_a_word_counts_the_contexts_that_the_model_saw() -> None:
+    same = ["bank", "of"]
+    sentences = [Sentence(same, document=document) for document in (Document(), Document()) for _ in range(2)]
+    keep = Keep(min_contexts=2)
+    encoder = FakeEncoder()
+    assert len(plan_of([*sentences, Sentence(["bank"])], model=encoder, keep=keep).index.type) == 5
+    assert list(
+        plan_of([*sentences, Sentence(["bank"])], model=encoder, keep=keep, context="document").index.words
+    ) == ["bank"]
+    other = [*sentences, Sentence(["of", "of"])]
+    assert list(plan_of(other, model=encoder, keep=keep, context="document").index.words) == ["of"]
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_a_failed_run_resumes_and_repairs_to_the_same_bytes(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_partitions(monkeypatch)
+    encoder = FakeEncoder()
+    texts = corpus([50] * 14, [90] * 5, [1000])
+    plan = plan_of(texts, model=encoder, dtype="float32", context=20, min_left=3)
+    whole, broken = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    es.extract(plan, whole, progress=False)
+    encode, calls = encoder.encode, iter([False, False, False, True])
+
+    def fails(*given: Any, **options: Any) -> Any:
+        if next(calls):
+            raise NonFiniteError("stopped")
+        return encode(*given, **options)
+
+    monkeypatch.setattr(encoder, "encode", fails)
+    with pytest.raises(NonFiniteError):
+        es.extract(plan, broken, progress=False)
+    assert tree_bytes(whole) != tree_bytes(broken)
+    monkeypatch.setattr(encoder, "encode", encode)
+    es.extract(plan_of(texts, model=encoder, dtype="float32", context=20, min_left=3), broken, progress=False)
+    assert tree_bytes(whole) == tree_bytes(broken)
+
+
+def test_windows_cross_sentences_within_a_document(tmp_path: Path) -> None:
+    texts = corpus([5, 1, 9, 40, 3], [8, 8], words=["bank", "the", "of", "a"])
+    plan = plan_of(texts, model=FakeEncoder(), dtype="float32", context="document", context_window=2)
+    store = es.extract(plan, tmp_path / "x.zarr", progress=False)
+    expected = []
+    for document in documents_of([Sentence(each.words, document=each.document) for each in texts]):
+        words = [word for _, sentence in document for word in sentence.words]
+        spans, before = [], 0
+        for source, _ in document:
+            size, targets = len(texts[source].words), dict(texts[source].targets)
+            inside = {at for start, stop in targets.items() for at in range(start + 1, stop)}
+            spans += [(before + at, before + targets.get(at, at + 1)) for at in range(size) if at not in inside]
+            before += size
+        for start, stop in spans:
+            low, high = max(0, start - 2), min(len(words), stop + 2)
+            window = Sentence(words[low:high], {}, [(start - low, stop - low)] if stop > start + 1 else [])
+            rows = expected_rows([window], FakeEncoder(), limit=24, unit="word", pooling="mean", layers=[0, 1, 2])
+            expected += [row.vectors for row in rows if row.position == start - low]
+    np.testing.assert_array_equal(np.asarray(store.gather_layers(np.arange(store.n_rows))), np.stack(expected, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": "chapter"}, "unknown context 'chapter': choose sentence, document or a number of subwords"),
+        ({"context": 0}, "context 0"),
+        ({"context": 2}, "context 2 leaves no space for words"),
+        ({"context": 99}, "context 99 is more than the model accepts: give 26 or less"),
+        ({"context": 20, "max_length": 20}, "context 20 does not go with a max length"),
+        ({"context": "document", "specials": True}, "context document does not go with specials"),
+        (
+            {"context": "document", "unit": "sentence", "pooling": "cls"},
+            "context document does not go with pooling cls",
+        ),
+        ({"min_left": -1}, "min left -1"),
+        ({"context": 20, "min_left": 18}, "min left 18 leaves no space in a context of 20 subwords"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        plan_of(TEXTS, model=FakeEncoder(), **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_pairs_are_given_whole(tmp_path: Path) -> None:
+    encoder = FakeEncoder()
+    encoder.takes_pairs = True
+    with pytest.raises(InvalidValueError, match="pairs of sentences are encoded whole: leave out the context"):
+        plan_of([sentence_pair(["a"], ["b"])], model=encoder, context="document")
+    long = sentence_pair(["abc"] * 20, ["abc"] * 9)
+    plan = plan_of([long, Sentence(["abc"] * 30)], model=encoder)
+    assert plan.index.contexts is not None
+    assert plan.index.contexts.stop.tolist()[0] == 30
+    assert [drop.count for drop in plan.metadata.dropped] == [6]
