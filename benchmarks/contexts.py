@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from measure import machine, write_json
 
 import embstore as es
 from embstore.corpus import Document, Sentence
@@ -129,10 +128,9 @@ def main() -> None:
                 taken[name].append(run(setting, number))
         for name, seconds in taken.items():
             ratio = median(one / ours for one, ours in zip(seconds, taken[BLOCKS], strict=True))
-            rate = setting.subwords[name] / median(seconds)
-            print(
-                f"{name}: {median(seconds):.2f} s, {setting.subwords[name]:,} subwords, {rate:,.0f}/s; {ratio:.2f} of blocks"
-            )
+            subwords = setting.subwords[name]
+            rate = f"{subwords:,} subwords, {subwords / median(seconds):,.0f}/s"
+            print(f"{name}: {median(seconds):.2f} s, {rate}; {ratio:.2f} of blocks")
         print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB")
 
 

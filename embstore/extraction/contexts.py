@@ -64,7 +64,7 @@ def cut_documents(units: Units, limit: int, overlap: Overlap) -> Iterator[_Numbe
         begin = 0
         for document in np.flatnonzero(np.diff(units.subwords[bounds]) > limit).tolist():
             yield whole[begin:document]
-            blocks = _blocks(units, *bounds[document : document + 2].tolist(), limit, overlap)
+            blocks = _blocks(units, int(bounds[document]), int(bounds[document + 1]), limit, overlap)
             while some := list(islice(blocks, BLOCK)):
                 yield np.array(some, np.int64)
             begin = document + 1

@@ -108,8 +108,8 @@ class Cut:
             for name, places in zip(("start", "stop", "owned"), part.T, strict=True):
                 found.spool.append(f"cut/{name}", words[places])
             found.spool.append("cut/subwords", subwords[part[:, 1]] - subwords[part[:, 0]])
-        made = (found.spool.read(f"cut/{name}", np.int64) for name in ("start", "stop", "owned", "subwords"))
-        return cls(*made, documents, words[first])
+        made = {name: found.spool.read(f"cut/{name}", np.int64) for name in ("start", "stop", "owned", "subwords")}
+        return cls(**made, documents=documents, words=words[first])
 
     def of_words(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the contexts that own some words."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.extraction.contexts import Overlap, Units, cut_documents
 from embstore.models.encoder import indptr
 from embstore.store import verify
+from embstore.store.check.consistency import index_faults
+from embstore.store.index import Index
+from tests.cluster.test_extraction import use_fake_specs
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.oracle import documents_of, expected_rows, plain_contexts
 from tests.extraction.plans import plan_of
@@ -49,10 +54,10 @@ def owned_units(parts: np.ndarray, n_units: int) -> list[tuple[int, int, int, in
     ]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_cuts_are_those_of_a_plain_loop(seed: int) -> None:
     random = np.random.default_rng(seed)
-    for _ in range(60):
+    for _ in range(40):
         n = int(random.integers(1, 40))
         sizes, words = random.integers(0, 5, n), random.integers(1, 4, n)
         sizes[random.random(n) < 0.05] = 30
@@ -74,15 +79,27 @@ def test_cuts_are_those_of_a_plain_loop(seed: int) -> None:
     assert (contiguous[:, 0] == contiguous[:, 2]).all()
 
 
-@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
-@pytest.mark.parametrize("unit", ["word", "subword", "sentence"])
-@pytest.mark.parametrize(("context", "min_left"), [("document", None), ("document", 3), (20, None), (20, 2)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("suffix", "unit", "context", "min_left"),
+    [
+        (".zarr", "word", 20, 2),
+        (".h5", "subword", "document", None),
+        pytest.param(".zarr", "sentence", "document", 3, marks=SLOW),
+        pytest.param(".h5", "word", 20, None, marks=SLOW),
+        pytest.param(".zarr", "word", "document", 3, marks=SLOW),
+        pytest.param(".zarr", "subword", 20, 2, marks=SLOW),
+        pytest.param(".h5", "sentence", 20, None, marks=SLOW),
+    ],
+)
 def test_every_word_has_the_vector_of_its_block(
     tmp_path: Path, suffix: str, unit: str, context: str | int, min_left: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_partitions(monkeypatch)
     monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 200)
-    texts = [*TEXTS, *corpus(*[[7] * 9] * 6, seed=2)]
+    texts = [*TEXTS, *corpus(*[[7] * 9] * 4, seed=2)]
     encoder = FakeEncoder()
     plan = plan_of(texts, model=encoder, dtype="float32", unit=unit, context=context, min_left=min_left)
     store = es.extract(plan, tmp_path / f"x{suffix}", progress=False)
@@ -96,6 +113,7 @@ def test_every_word_has_the_vector_of_its_block(
     assert verify(store.path).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
 @pytest.mark.parametrize(("context", "min_left"), [("sentence", None), ("document", 4), (40, 0), (40, 7)])
 def test_models_against_each_block_alone(
@@ -103,7 +121,10 @@ def test_models_against_each_block_alone(
 ) -> None:
     encoder, plain = tiny(kind)
     own, texts = Document(), [words for words in random_sentences(12, seed=4) if words]
-    sentences = [Sentence(words, document=own) for words in texts] + [Sentence(texts[0]), Sentence(sum(texts, []))]
+    sentences = [Sentence(words, document=own) for words in texts] + [
+        Sentence(texts[0]),
+        Sentence([word for words in texts for word in words]),
+    ]
     length = {} if context == 40 else {"max_length": 60}
     plan = plan_of(
         sentences, model=encoder, dtype="float32", context=context, min_left=min_left, pooling="last", **length
@@ -209,17 +230,17 @@ def test_a_word_counts_the_contexts_that_the_model_saw() -> None:
     assert list(plan_of(other, model=encoder, keep=keep, context="document").index.words) == ["of"]
 
 
-@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.parametrize("suffix", [".zarr", pytest.param(".h5", marks=SLOW)])
 def test_a_failed_run_resumes_and_repairs_to_the_same_bytes(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_partitions(monkeypatch)
     encoder = FakeEncoder()
-    texts = corpus([50] * 14, [90] * 5, [1000])
+    texts = corpus([50] * 9, [90] * 3, [300])
     plan = plan_of(texts, model=encoder, dtype="float32", context=20, min_left=3)
     whole, broken = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     es.extract(plan, whole, progress=False)
-    encode, calls = encoder.encode, iter([False, False, False, True])
+    encode, calls = encoder.encode, iter([False, False, True])
 
     def fails(*given: Any, **options: Any) -> Any:
         if next(calls):
@@ -233,6 +254,10 @@ def test_a_failed_run_resumes_and_repairs_to_the_same_bytes(
     monkeypatch.setattr(encoder, "encode", encode)
     es.extract(plan_of(texts, model=encoder, dtype="float32", context=20, min_left=3), broken, progress=False)
     assert tree_bytes(whole) == tree_bytes(broken)
+    use_fake_specs(monkeypatch)
+    with ThreadPoolExecutor(2) as executor:
+        es.extract(plan, tmp_path / f"c{suffix}", executor=executor, progress=False)
+    assert tree_bytes(whole) == tree_bytes(tmp_path / f"c{suffix}")
 
 
 def test_windows_cross_sentences_within_a_document(tmp_path: Path) -> None:
@@ -290,3 +315,61 @@ def test_pairs_are_given_whole(tmp_path: Path) -> None:
     assert plan.index.contexts is not None
     assert plan.index.contexts.stop.tolist()[0] == 30
     assert [drop.count for drop in plan.metadata.dropped] == [6]
+
+
+def test_some_rows_keep_their_contexts() -> None:
+    index = plan_of(TEXTS, model=FakeEncoder(), context=20, min_left=2).index
+    contexts = index.contexts
+    assert contexts is not None
+    rows = np.flatnonzero(np.random.default_rng(0).random(len(index.type)) < 0.1)
+    some = index.subset(rows)
+    assert some.contexts is not None
+    assert not list(index_faults(some, len(rows)))
+    assert len(some.texts) < len(index.texts)
+
+    def seen(whole: Index, row: int) -> list[str]:
+        words = [word for text in whole.texts for word in text.split(" ")]
+        assert whole.contexts is not None
+        context = int(whole.contexts.of_rows(np.array([row]))[0])
+        return words[whole.contexts.start[context] : whole.contexts.stop[context]]
+
+    for number, row in enumerate(rows.tolist()):
+        assert seen(some, number) == seen(index, row)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"start": lambda old: old[1:]}, "do not fit each other"),
+        ({"start": lambda old: old[::-1]}, "not ascending runs"),
+        ({"start": lambda old: old + 999}, "not ascending runs"),
+        ({"start": lambda old: old - 1}, "not ascending runs"),
+        ({"stop": lambda old: old + 1}, "beyond the words"),
+        ({"indptr": lambda old: old + 1}, "contexts/indptr does not give"),
+        ({"indptr": lambda old: np.minimum(old, old[-2])}, "contexts/indptr does not give"),
+    ],
+)
+def test_contexts_that_cannot_be(change: dict[str, Callable[[np.ndarray], np.ndarray]], fault: str) -> None:
+    index = plan_of(TEXTS, model=FakeEncoder(), context=20, min_left=2).index
+    ((name, changed),) = change.items()
+    assert index.contexts is not None
+    wrong = replace(index.contexts, **{name: changed(getattr(index.contexts, name))})
+    assert [line for line in index_faults(replace(index, contexts=wrong), len(index.type)) if fault in line]
+
+
+@pytest.mark.slow
+def test_every_word_of_a_line_of_100_000_words(tmp_path: Path, tiny: Callable[[str], tuple[Any, PlainScript]]) -> None:
+    encoder, plain = tiny("bert")
+    words = [word for words in random_sentences(5000, seed=1) for word in words if len(word) > 1]
+    line = (words * (1 + 100_000 // len(words)))[:100_000]
+    plan = plan_of([line], model=encoder, layers="last")
+    store = es.extract(plan, tmp_path / "x.zarr", progress=False)
+    assert store.n_rows == 100_000 - sum(drop.count for drop in plan.metadata.dropped)
+    contexts = store.index.contexts
+    assert contexts is not None
+    for row in (0, 51_234, store.n_rows - 1):
+        context = int(contexts.of_rows(np.array([row]))[0])
+        start, stop = int(contexts.start[context]), int(contexts.stop[context])
+        place = int(store.index.position[row]) - start
+        expected = plain.span(line[start:stop], place, place + 1, "mean")[-1]
+        np.testing.assert_allclose(store.gather(np.array([row]), store.layers[-1])[0], expected, atol=2e-3)
