@@ -18,9 +18,9 @@ DEFAULT_SHARE = 4  # where min_left is not given, a quarter of a block overlaps
 
 @dataclass(frozen=True)
 class Overlap:
-    """How much of a document a block repeats of the one before: at least so many words and subwords.
+    """How much of a document a block repeats of the one before: at least `words` words and `subwords` subwords.
 
-    `both_sides`: the words that a block owns also have as many to their right, as bidirectional models need, as far
+    `both_sides`: the words that a block owns also have that much to their right, as bidirectional models need, as far
     as a block then still owns half of what it could.
     """
 

@@ -121,14 +121,14 @@ class ExtractionOptions:
     def _check_context(self) -> None:
         if self.min_left is not None:
             object.__setattr__(self, "min_left", check_whole("min left", self.min_left, 0, MAX_WINDOW, unit="words"))
-        if self.context == "sentence":
-            return
-        if self.context != "document":
-            if isinstance(self.context, str):
-                raise InvalidValueError(
-                    f"unknown context {quoted(self.context)}: choose sentence, document or a number of subwords"
-                )
+        if self.is_blocks:
             object.__setattr__(self, "context", check_whole("context", self.context, 1, MAX_SUBWORDS, unit="subwords"))
+        elif self.context not in CONTEXTS:
+            raise InvalidValueError(
+                f"unknown context {quoted(self.context)}: choose sentence, document or a number of subwords"
+            )
+        elif self.context == "sentence":
+            return
         for given, name in (
             (self.specials, "specials, which belong to no sentence of it: leave them out"),
             (self.pooling == CLS, "pooling cls: choose mean, first, last or max"),
