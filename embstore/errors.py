@@ -167,8 +167,13 @@ def check_type(name: str, value: object, kinds: type | tuple[type, ...], expecte
         raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {expected}")
 
 
+COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source", "document", "text")  # of every table
+
+
 def check_column_name(name: object) -> None:
-    """Raise InvalidValueError for a label column whose name cannot be part of a path in a store."""
+    """Raise InvalidValueError for a label column whose name cannot be part of a path, or is taken in every table."""
+    if name in COLUMNS:
+        raise InvalidValueError(f"label column {quoted(name)}: every occurrence table has one; choose another name")
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
         raise InvalidValueError(
             f"label column {quoted(name)}: a name is made of letters, digits, '_', '-' and '.', "

@@ -23,6 +23,7 @@ from embstore.database.functions import CONSTANT, METRICS, SLOT_BITS, Functions,
 from embstore.database.rewrite import Node, Rewriter
 from embstore.errors import InvalidValueError, MissingPackageError, MissingRowsError, check_choice, quoted
 from embstore.sizes import parse_nbytes
+from embstore.spacing import natural
 from embstore.store import Store
 from embstore.store.layout import resolve_layer
 
@@ -349,7 +350,7 @@ def _sentences(store: Store) -> pl.LazyFrame:
         if names is None or "sentence" in names:
             columns["sentence"] = pl.Series(np.arange(len(texts)))
         if names is None or "text" in names:
-            columns["text"] = pl.Series(texts.slice(0, len(texts)), dtype=pl.String)
+            columns["text"] = pl.Series(map(natural, texts), dtype=pl.String)
         frame = pl.DataFrame(columns)
         frame = frame if where is None else frame.filter(where)
         yield frame if n_rows is None else frame.head(n_rows)

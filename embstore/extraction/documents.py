@@ -16,7 +16,7 @@ from embstore.corpus.keep import blocks_of
 from embstore.corpus.sentence import is_encodable
 from embstore.errors import CorpusError, InvalidValueError, check_column_name, quoted
 from embstore.extraction.spool import BLOCK, Spool
-from embstore.store.index import KINDS, Strings
+from embstore.store.index import KINDS, Strings, field_text
 
 
 @dataclass
@@ -118,5 +118,4 @@ def _kind(keys: list[Any]) -> str:
 def _text(key: Any, kind: str) -> str:
     if isinstance(key, str):
         return key
-    value = float(key[1]) + 0.0 if kind == "float" else key[1]  # no -0.0
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return field_text(float(key[1]) + 0.0 if kind == "float" else key[1])  # no -0.0

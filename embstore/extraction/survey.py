@@ -23,7 +23,7 @@ from embstore.extraction.spool import BLOCK, Spool
 from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
 from embstore.spacing import ATTACHED, join_marked, marked_words
 from embstore.store import Dropped
-from embstore.store.index import COLUMNS, SPECIAL, TEXT
+from embstore.store.index import SPECIAL
 
 BLOCK_SENTENCES = 4096
 SAMPLE_SENTENCES = 256
@@ -299,11 +299,9 @@ def _labels(found: Survey, block: Sequence[Sentence], units: _Units) -> dict[str
 
 
 def _check_names(found: Survey) -> None:
-    """Raise CorpusError for a name of two things: a label column, a field of documents, a column of every table."""
-    for name in (*found.documents.numbers, *found.labels):
-        if name in (*COLUMNS, TEXT):
-            raise CorpusError(f"the corpus has a column {name!r}, and so has every occurrence table: rename it")
-        if name in found.labels and name in found.documents.numbers:
+    """Raise CorpusError for a name that is a label column and a field of documents."""
+    for name in found.documents.numbers:
+        if name in found.labels:
             raise CorpusError(f"{name!r} is both a label column and a field of documents: rename one")
 
 

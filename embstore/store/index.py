@@ -23,8 +23,6 @@ from embstore.spacing import ATTACHED, join_marked, marked_words, natural, split
 _LOOKUPS_BEFORE_TABLE = 8
 _SORT_ROWS = 1 << 22
 SPECIAL = "special"  # the label column of special tokens, whose positions are before and after those of the words
-COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source", "document")  # of the occurrence table
-TEXT = "text"
 KINDS: dict[str, Callable[[str], Any]] = {"bool": "true".__eq__, "int": int, "float": float, "str": str}  # of a field
 _FIND_BLOCK = 1 << 20
 _COUNT_BLOCK = 1 << 12
@@ -127,6 +125,11 @@ class Labels:
 
     codes: NDArray[np.int32]
     names: Strings
+
+
+def field_text(value: Any) -> str:
+    """Return the text of a value of a field, as a store keeps it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)
@@ -264,7 +267,7 @@ class Index:
         for column, codes, strings, parse in coded:
             names = {code: parse(strings[code]) for code in set(codes) if code >= 0}
             columns[column] = [names.get(code) for code in codes]
-        columns[TEXT] = [texts[number] for number in sentences]
+        columns["text"] = [texts[number] for number in sentences]
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def concordance(self, rows: NDArray[np.int64]) -> list[tuple[str, str, str]]:

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, quoted
+from embstore.errors import COLUMNS, InvalidValueError, quoted
 from embstore.spacing import natural
-from embstore.store.index import COLUMNS, TEXT, Field, Index, Strings
+from embstore.store.index import Field, Index, Strings
 
 _TYPES = {"bool": pl.Boolean, "int": pl.Int64, "float": pl.Float64}
 
@@ -20,7 +20,7 @@ def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: S
 
     The columns are those that `Selection.table` describes. Raises InvalidValueError for a column that does not exist.
     """
-    known = [*COLUMNS, *index.fields, *index.own_labels, TEXT]
+    known = [*COLUMNS[:-1], *index.fields, *index.own_labels, "text"]
     if isinstance(columns, str) or not isinstance(columns, Iterable | None):
         raise InvalidValueError(f"columns must be a list of names, not {quoted(columns)}")
     for name in known if columns is None else columns:
@@ -55,7 +55,7 @@ def _column(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Serie
         return _enumeration(name, of_rows(index.type), index.words)
     if name == "source":
         return pl.Series(name, index.source[of_rows(index.sentence)])
-    if name == TEXT:
+    if name == "text":
         sentences, inverse = np.unique(of_rows(index.sentence), return_inverse=True)
         texts = index.texts
         whole = len(sentences) == len(texts)

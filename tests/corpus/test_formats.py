@@ -93,6 +93,19 @@ def test_conllu(tmp_path: Path) -> None:
     )
 
 
+def test_conllu_words_without_a_space_before_them_are_attached(tmp_path: Path) -> None:
+    rows = ["1 He SpaceAfter=No", "2 , _", "3-4 don't SpaceAfter=No|x=y", "3 do _", "4 n't _", "5 , _"]
+    rows += ["6-7 du _", "6 de _", "7 le SpaceAfter=No", "8 New_York SpaceAfter=No", "9 . SpaceAfter=No", "10-11 x _"]
+    lines = []
+    for row in rows:
+        number, form, misc = row.split(" ")
+        lines.append("\t".join([number, form.replace("_", " "), *["_"] * 7, misc]))
+    (tmp_path / "a.conllu").write_text("\n".join(lines) + "\n\n")
+    (sentence,) = open_corpus(tmp_path / "a.conllu")
+    assert sentence.words == ["He", ",", "do", "n't", ",", "de", "le", "New", "York", "."]
+    assert sentence.attached == [1, 3, 4, 9], "a range whose words do not spell it has spaces in it, and after it"
+
+
 def test_conllu_form_with_spaces_is_a_target(tmp_path: Path) -> None:
     text = conllu("1 en~plus~de en~plus~de ADP IN case", "2 10\u00a0000 10000 NUM CD nummod", "3 a~b c X X dep")
     assert plain(read(tmp_path, "a.conllu", text)[0]) == (

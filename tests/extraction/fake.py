@@ -51,7 +51,7 @@ class FakeEncoder(Encoder):
         )
 
     def pieces(self, word: str) -> list[str]:
-        bare = word.replace("~", "")
+        bare = word.replace("~", "") if word.strip("\x1f~") else ""  # the mark of an attached word is a character
         return [bare[start : start + 3] for start in range(0, len(bare), 3)]
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:

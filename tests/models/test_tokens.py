@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import chain, pairwise
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from embstore.errors import ModelError
+from embstore.models.elmo.words import WordNumbers
 from embstore.models.transformer import tokens
 from embstore.models.transformer.tokens import SubwordTokenizer
+from embstore.spacing import marked_words
 from tests.models.tiny import SENTENCES, byte_level, random_sentences, unigram, wordpiece
 
 KINDS = {
@@ -221,12 +224,66 @@ def test_split_pattern_before_byte_level_keeps_the_space_before_a_word():
     assert subject.tokenize([sentence]).ids.tolist() == raw
 
 
-def test_gpt2_pieces_of_text_with_a_leading_space(data):
-    folder = data / "gpt2-tokenizer"
-    tokenizer = transformers.GPT2Tokenizer(
+def gpt2(folder) -> transformers.GPT2Tokenizer:
+    return transformers.GPT2Tokenizer(
         vocab=json.loads((folder / "encoder.json").read_text("utf-8")),
         merges=[tuple(line.split(" ")) for line in (folder / "vocab.bpe").read_text("utf-8").split("\n")[1:] if line],
     )
+
+
+def metaspace(scheme: str) -> Tokenizer:
+    """The tokenizer of T5, of newer ("first") or older ("normalizer") Llamas."""
+    tokenizer = unigram("$A </s>", "</s>")
+    if scheme == "normalizer":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Sequence(steps), None
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=scheme != "first")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+NATURAL = ["The light, he said, was on (or off).", "Why? No: the river bank was steep; banks lend money.", "a, b, the bank."]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "byte_level", "always", "first", "normalizer"])
+def test_attached_words_have_the_subwords_of_running_text(kind, data):
+    """Where each word is whole pre-tokens: punctuation marks in a row are one word here, since GPT-2 groups them."""
+    if kind == "gpt2":
+        tokenizer = gpt2(data / "gpt2-tokenizer")
+    else:
+        tokenizer = wrap(byte_level() if kind == "byte_level" else metaspace(kind))
+    subject = SubwordTokenizer(tokenizer, vocabulary=50257)
+    space = " " if kind in ("gpt2", "byte_level") else ""  # the first word is split as any other
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    if space:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    sentences = [[re.findall(r"\w+|[^\w\s]+", part) for part in text.split(" ")] for text in NATURAL]
+    for _ in range(2):  # cold and warm
+        for text, parts in zip(NATURAL, sentences, strict=True):
+            words = [word for part in parts for word in part]
+            starts = set(np.cumsum([0, *map(len, parts)]).tolist())
+            marked = marked_words(words, [at for at in range(len(words)) if at not in starts])
+            expected = backend.encode(space + text, add_special_tokens=False).ids
+            assert subject.tokenize([marked]).ids.tolist() == expected
+            assert subject.tokenize([words]).ids.tolist() != expected, "the mark decides"
+
+
+def test_wordpiece_and_static_words_are_the_same_when_attached():
+    subject = SubwordTokenizer(wrap(wordpiece()), vocabulary=400)
+    numbers = WordNumbers()
+    words = ["the", "bank", "the", "."]
+    for tokenize in (subject.tokenize, numbers.tokenize):
+        plain, marked = (tokenize([given]) for given in (words, marked_words(words, [2, 3])))
+        assert plain.ids.tolist() == marked.ids.tolist()
+        assert plain.word_indptr.tolist() == marked.word_indptr.tolist()
+    assert numbers.word(int(numbers.tokenize([["\x1fnew"]]).ids[0])) == "new"
+    assert numbers.tokenize([["new"]]).ids.tolist() == numbers.tokenize([["\x1fnew"]]).ids.tolist()
+
+
+def test_gpt2_pieces_of_text_with_a_leading_space(data):
+    tokenizer = gpt2(data / "gpt2-tokenizer")
     subject = SubwordTokenizer(tokenizer, vocabulary=50257)
     tokenized = subject.tokenize([["The", "cat's", "naïve", "日本"], ["The"]])
     raw = tokenizer.backend_tokenizer.encode(" The cat's naïve 日本", add_special_tokens=False).ids

@@ -232,4 +232,4 @@ def _units(store: Store, rows: NDArray[np.int64], exchange: str) -> NDArray[np.i
 
 def _documents(store: Store) -> NDArray[np.int64]:
     """The document of each sentence; int64 [sentence]."""
-    return np.arange(len(store.index.texts))
+    return store.index.document_of(np.arange(len(store.index.texts)))

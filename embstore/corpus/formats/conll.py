@@ -80,7 +80,7 @@ def parse_columns(columns: str | Sequence[str]) -> tuple[str, ...]:
     labels = [name for name in names if name not in (SKIPPED, REST)]
     if names.count(WORD) != 1:
         raise InvalidValueError(f'columns: {quoted(",".join(names))} must name "{WORD}" once')
-    for name in labels:
+    for name in set(labels) - {WORD}:
         check_column_name(name)
     if len(set(labels)) < len(labels) or names.count(REST) > 1:
         raise InvalidValueError(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.spacing import ATTACHED
-from embstore.store.index import SPECIAL, Index, Labels, Strings
+from embstore.store.index import SPECIAL, Index, Labels, Strings, field_text
 from embstore.store.metadata import Metadata
 
 _BLOCK = 1 << 16
@@ -163,10 +163,19 @@ def _field_faults(index: Index) -> Iterator[str]:
         faults = list(_strings_faults(path, own.names))
         yield from faults
         try:
-            if not faults and any(not before < after for before, after in pairwise(own.values)):
-                yield f"{path} does not hold distinct values of kind {own.kind}, ascending"
+            is_valid = bool(faults) or all(map(_is_value, own.names, own.values))
+            ascends = bool(faults) or all(before < after for before, after in pairwise(own.values))
         except ValueError:
+            is_valid = ascends = False
+        if not is_valid:
             yield f"{path} holds a value that is not of kind {own.kind}"
+        elif not ascends:
+            yield f"{path} does not hold distinct values of kind {own.kind}, ascending"
+
+
+def _is_value(name: str, value: Any) -> bool:
+    fits = value == value and not (isinstance(value, int) and not -(2**63) <= value < 2**63)
+    return fits and name == field_text(value)
 
 
 def _separates(texts: Strings) -> bool:

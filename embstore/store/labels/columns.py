@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, StorageError, check_column_name, quoted
-from embstore.store.index import COLUMNS, SPECIAL, TEXT, Index, Labels, Strings
+from embstore.errors import COLUMNS, InvalidValueError, StorageError, check_column_name, quoted
+from embstore.store.index import SPECIAL, Index, Labels, Strings
 from embstore.store.storage.files import regular_file
 
 Rows = NDArray[np.int64]
@@ -123,7 +123,7 @@ def _keys(on: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_name(index: Index, name: str, save: bool) -> None:
-    if not isinstance(name, str) or not name or name in (*COLUMNS, TEXT, SPECIAL, *index.fields):
+    if not isinstance(name, str) or not name or name in (*COLUMNS, SPECIAL, *index.fields):
         raise InvalidValueError(f"{name!r} cannot be the name of a label column: choose another name")
     if save:
         check_column_name(name)
