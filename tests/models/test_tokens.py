@@ -244,7 +244,7 @@ def metaspace(scheme: str) -> Tokenizer:
     return tokenizer
 
 
-NATURAL = ["The light, he said, was on (or off).", "Why? No: the river bank was steep; banks lend money.", "a, b, the bank."]
+NATURAL = ["The light, he said, was (or not).", "Why? No: the bank was steep; banks lend money.", "a, b, the bank."]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "byte_level", "always", "first", "normalizer"])

@@ -13,12 +13,10 @@ from typing import Any
 
 from embstore.corpus.formats.base import ReadOptions
 from embstore.corpus.sentence import Document, FieldValue, Sentence, check_sentence, is_encodable, sentence_of_forms
-from embstore.errors import CorpusError, InvalidValueError, SkippedRowsWarning, quoted
+from embstore.errors import COLUMNS, CorpusError, InvalidValueError, SkippedRowsWarning, quoted
 
 Row = Mapping[str, Any]
 FILE = "file"  # the field with the path of a document's file
-# The columns of every table of occurrences, which fields cannot be.
-RESERVED = ("occurrence", "word", "sentence", "position", "subwords", "source", "document", "text")
 DEFAULT_TEXT = "text"
 
 
@@ -126,10 +124,10 @@ def _fields(columns: Row, of_file: Mapping[str, FieldValue]) -> dict[str, FieldV
 
 
 def field_name(column: object) -> str:
-    """Return a column's name as that of a field: with "_" for other characters, and after the names of RESERVED."""
+    """Return a column's name as that of a field: with "_" for other characters, and after the names of COLUMNS."""
     name = re.sub(r"[^\w.-]", "_", str(column).strip())
     name = name if name[:1].isalnum() or name[:1] == "_" else f"_{name[1:]}"
-    return f"{name}_" if name in RESERVED else name
+    return f"{name}_" if name in COLUMNS else name
 
 
 def field_value(column: str, value: Any) -> FieldValue:

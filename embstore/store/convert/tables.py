@@ -18,7 +18,6 @@ from embstore.progress import Progress, reporting
 from embstore.store.metadata import as_json
 from embstore.store.storage.files import replacing, write_file
 from embstore.store.storage.safetensors import header
-from embstore.store.table import TEXT
 
 if TYPE_CHECKING:
     import xarray
@@ -165,7 +164,7 @@ def xarray_dataset(selection: Any) -> xarray.Dataset:
             return found[one]
 
     table = selection.table()
-    coordinates = {name: ("occurrence", table[name].to_numpy()) for name in table.columns if name != TEXT}
+    coordinates = {name: ("occurrence", table[name].to_numpy()) for name in table.columns if name != "text"}
     return xarray.Dataset(
         {"hidden_states": (("layer", "occurrence", "feature"), indexing.LazilyIndexedArray(Vectors()))},
         coords={"layer": layers, **coordinates},
