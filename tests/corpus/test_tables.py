@@ -16,9 +16,8 @@ import pytest
 import zstandard
 
 from embstore.corpus import Sentence, open_corpus
-from embstore.corpus.formats.rows import RESERVED, with_spans
+from embstore.corpus.formats.rows import with_spans
 from embstore.errors import CorpusError, InvalidValueError, SkippedRowsWarning
-from embstore.store.index import COLUMNS, TEXT
 from tests.corpus.test_errors import complaint
 
 ROWS: list[dict[str, Any]] = [
@@ -137,7 +136,6 @@ def test_the_text_column() -> None:
 
 
 def test_columns_of_every_table_are_renamed() -> None:
-    assert (*COLUMNS, TEXT) == RESERVED
     rows = [{"text": ["a"], "source": "web", "word": ["x"]}]
     (sentence,) = open_corpus(rows)
     assert (sentence.labels, sentence.document and sentence.document.fields) == ({"word_": ["x"]}, {"source_": "web"})
