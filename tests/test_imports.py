@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "vectors",
     },
-    "database": {"errors", "arguments", "sizes", "kernels", "analysis", "store", "vectors"},
+    "database": {"errors", "spacing", "arguments", "sizes", "kernels", "analysis", "store", "vectors"},
     "plot": {"errors", "arguments", "progress", "store", "analysis", "probes"},
     "studies": {
         "spacing",
