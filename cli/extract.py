@@ -52,7 +52,9 @@ Sites = Annotated[
     opt.option("LIST", "residual, attention_output, head_output, mlp_output, query, key, value; some, by commas."),
 ]
 Specials = Annotated[bool, typer.Option("--specials", help="Also a row for each special token, such as [CLS].")]
-Words = Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.", panel=KEPT)]
+WordList = Annotated[
+    Path | None, opt.option("FILE", "Only the words of this file, one a line.", "--word-list", panel=KEPT)
+]
 Label = Annotated[str | None, opt.option("COLUMN", "Only words with a label in this column; any: in any.", panel=KEPT)]
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
 Format = Annotated[
@@ -61,7 +63,12 @@ Format = Annotated[
         "NAME", "text, jsonl, parquet, csv, conllu, conll, pse, edge, sts or pairs (by its suffix).", panel=READ
     ),
 ]
-Split = Annotated[str | None, opt.option("NAME", "Split text into words at space, or punctuation too.", panel=READ)]
+Split = Annotated[str | None, opt.option("NAME", "Split text into sentences, or at its lines.", panel=READ)]
+Words = Annotated[
+    str | None, opt.option("NAME", "Split sentences into words at punctuation too, or at spaces only.", panel=READ)
+]
+Language = Annotated[str | None, opt.option("CODE", "Language of text, such as de (en).", panel=READ)]
+TextColumn = Annotated[str | None, opt.option("COLUMN", "The column of text of a table (text).", "--text", panel=READ)]
 Encoding = Annotated[str | None, opt.option("NAME", "Character encoding, such as latin-1 (utf-8).", panel=READ)]
 Context = Annotated[
     str,
@@ -114,11 +121,14 @@ class Extracting:
     specials: Specials = False
     pooling: Pooling = "mean"
     dtype: Dtype = "float16"
-    words: Words = None
+    word_list: WordList = None
     label: Label = None
     max_contexts: MaxContexts = None
     format: Format = None
     split: Split = None
+    words: Words = None
+    language: Language = None
+    text: TextColumn = None
     encoding: Encoding = None
     context: Context = "sentence"
     min_left: MinLeft = None
@@ -144,14 +154,13 @@ class Extraction:
         self.layers = opt.layers_of(given.layers) or "all"
         self.kind, self.windows = _windows(given.context_window, given.attention_window)
         keep = es.Keep(
-            words=None if given.words is None else frozenset(opt.read_words(given.words, option="--words")),
+            words=None if given.word_list is None else frozenset(opt.read_words(given.word_list, option="--word-list")),
             labelled=given.label == "any" or given.label or False,
             max_contexts=given.max_contexts,
             **of(KEEP),
         )
-        self.corpus = es.open_corpus(
-            corpus, format=given.format, split=given.split, encoding=given.encoding, **of(READING)
-        )
+        names = ("format", "split", "words", "language", "text", "encoding")
+        self.corpus = es.open_corpus(corpus, **{name: getattr(given, name) for name in names}, **of(READING))
         if given.label is not None and self.corpus.format == "text":
             raise InvalidValueError(
                 f"--label {given.label}: plain text has no labels; leave it out, or give a labelled corpus, such as "

@@ -174,7 +174,7 @@ def export(
         ),
     ],
     layers: Annotated[str, opt.option("LIST", "Only these layers: last, -1 or numbers such as 0,6-12.")] = "all",
-    words: Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.")] = None,
+    word_list: Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.")] = None,
     dtype: Dtype = None,
     check: Annotated[bool, typer.Option(help="Verify what is read against its checksums first.")] = True,
 ) -> None:
@@ -182,7 +182,7 @@ def export(
 
     Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume a store.
     """
-    chosen = None if words is None else list(opt.read_words(words, option="--words"))
+    chosen = None if word_list is None else list(opt.read_words(word_list, option="--word-list"))
     part = es.open(store).select(words=chosen, layers=opt.layers_of(layers))
     if Path(out).suffix in (".parquet", ".safetensors"):
         if dtype is not None:
@@ -249,7 +249,10 @@ def import_(
 
     Vectors become float16 unless --dtype is given. Run the same command again to resume.
     """
-    sentences = None if corpus is None else (sentence.words for sentence in es.open_corpus(corpus))
+    read = None if corpus is None else es.open_corpus(corpus)
+    if read is not None and read.format == "text":  # such files hold a vector for each word between spaces
+        read = es.open_corpus(str(corpus), split="lines", words="spaces")
+    sentences = None if read is None else (sentence.words for sentence in read)
     chosen = opt.layers_of(layers)
     print(_written(es.store.import_store(source, store, corpus=sentences, layers=chosen, dtype=dtype or "float16")))
 

@@ -104,6 +104,8 @@ HOME = {
     "umap": "analysis",
     "faiss": "analysis",
     "obstore": "store",
+    "sentencex": "corpus",
+    "spacy": "corpus",
     "ray": "executors",
     "duckdb": "database",
     "tqdm": "progress",
@@ -126,6 +128,8 @@ HEAVY = [
     "obstore",
     "ray",
     "tqdm",
+    "spacy",
+    "sentencex",
 ]
 
 

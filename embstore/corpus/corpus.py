@@ -11,15 +11,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from embstore.corpus.formats import common_format, format_named, has_format
+from embstore.corpus.formats import FORMATS, common_format, format_named, has_format
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.formats.conll import parse_columns
 from embstore.corpus.formats.edge import EDGE
 from embstore.corpus.formats.parquet import rows_of_table
 from embstore.corpus.formats.rows import FILE, read_rows
-from embstore.corpus.formats.text import SPLITTERS
 from embstore.corpus.lines import Lines, codec_name
 from embstore.corpus.sentence import Item, Sentence, distinct_sentences, read_items
+from embstore.corpus.splitting import SPLITS, WORDS, Splitter, check_language
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, check_type, one_line, quoted
 
 SENTENCES = "sentences"
@@ -68,6 +68,8 @@ def open_corpus(
     *,
     format: str | None = None,
     split: str | None = None,
+    words: str | None = None,
+    language: str | None = None,
     normalize: str | None = None,
     columns: str | Sequence[str] | None = None,
     text: str | None = None,
@@ -81,9 +83,11 @@ def open_corpus(
     Hugging Face. The files of a folder and of its folders are read in the order of their paths. A folder with a folder
     of edge probing files for each task is read as the sentences of all tasks, each text once and without labels. A
     Corpus is returned unchanged. `format`: text, conllu, conll, pse, edge, sts, pairs, jsonl, parquet or csv; by
-    default that of the suffix, and of the first line where formats share it. `split`: "space" or "punctuation", how
-    text, sts and Python strings are split into words. `normalize`: nfc, nfkc, lower or several joined by commas,
-    applied to the words; by default none. `columns`: the names of the columns of a conll file; of a table, the columns
+    default that of the suffix, and of the first line where formats share it. `split`: how text is split into
+    sentences, "sentences" (default) or "lines". `words`: how these are split into words, "punctuation" (default), which
+    separates marks from words, or "spaces". `language`: whose rules these are, by default "en". A text file is a
+    document, and so is a Python string. `normalize`: nfc, nfkc, lower or several joined by commas, applied to the
+    words; by default none. `columns`: the names of the columns of a conll file; of a table, the columns
     to read besides the text, by default all: they become fields of the row's document, and lists of labels become label
     columns where the text is a list of words. `text`: the text column of a table, by default "text" or the only one
     that holds text. `spans`: the column of a table with spans of the text's characters that are occurrences of their
@@ -93,7 +97,8 @@ def open_corpus(
     Raises InvalidValueError for an option that is not allowed, CorpusNotFoundError for a missing path, CorpusError for
     files of unknown or different formats.
     """
-    given = {"format": format, "split": split, "normalize": normalize, "columns": columns, "encoding": encoding}
+    splitting = {"split": split, "words": words, "language": language}
+    given = {"format": format, **splitting, "normalize": normalize, "columns": columns, "encoding": encoding}
     given |= {"text": text, "spans": spans}
     for name, value in given.items():
         if name != "columns" and value is not None:
@@ -107,15 +112,11 @@ def open_corpus(
     if paths is None:
         _refuse(SENTENCES, encoding=encoding)
         table = _table_options(columns, text=text, spans=spans)
-        return _open_items(source, {"split": _check_split(split, "space"), "normalize": steps}, table)
+        return _open_items(source, {**_splitting(FORMATS["text"], **splitting), "normalize": steps}, table)
     encoding = codec_name(encoding or "utf-8")
     files = _files(paths, format)
     form = format_named(format) if format else common_format(files, encoding)
-    options: dict[str, Any] = {"normalize": steps, "encoding": encoding}
-    if form.split is not None:
-        options["split"] = _check_split(split, form.split)
-    else:
-        _refuse(form.name, split=split)
+    options = {"normalize": steps, "encoding": encoding, **_splitting(form, **splitting)}
     options |= _columns_of(form, columns, text=text, spans=spans)
     tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)
     if form is EDGE and tasks:
@@ -169,14 +170,16 @@ def _sources(paths: Sequence[Path], files: Sequence[Path]) -> dict[Path, str]:
 
 
 def _read_options(options: Mapping[str, Any]) -> ReadOptions:
-    split = SPLITTERS[options.get("split") or "space"]
     return ReadOptions(
-        split=split,
-        sentences=lambda text: filter(lambda each: each.words, [Sentence(split(text))]),
+        splitter=_splitter(options),
         columns=tuple(filter(None, (options.get("columns") or "").split(","))),
         text=options.get("text"),
         spans=options.get("spans"),
     )
+
+
+def _splitter(options: Mapping[str, Any]) -> Splitter:
+    return Splitter(**{name: options[name] for name in ("split", "words", "language") if name in options})
 
 
 def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> Corpus:
@@ -196,7 +199,7 @@ def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> C
         every = iterator if first is None else chain([first], iterator)
         if not isinstance(first, Mapping):
             _refuse(SENTENCES, **table)
-            return read_items(every, SPLITTERS[options["split"]])
+            return read_items(every, _splitter(options).sentences)
 
         def error(number: int, message: str) -> CorpusError:
             return CorpusError(f"row {number}: {message}")
@@ -276,12 +279,22 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _check_split(split: str | None, default: str) -> str:
-    if split is None:
-        return default
-    if split not in SPLITTERS:
-        raise InvalidValueError(f"split: {quoted(split)} is not one of {', '.join(SPLITTERS)}")
-    return split
+def _splitting(form: Format, *, split: str | None, words: str | None, language: str | None) -> dict[str, Any]:
+    """Return the options of splitting that a format has; raises InvalidValueError for a value that is not allowed."""
+    given = {"split": (split, form.split, SPLITS), "words": (words, form.words, WORDS)}
+    options: dict[str, Any] = {}
+    for name, (value, default, allowed) in given.items():
+        if default is None:
+            _refuse(form.name, **{name: value})
+        elif value is not None and value not in allowed:
+            raise InvalidValueError(f"{name}: {quoted(value)} is not one of {', '.join(allowed)}")
+        else:
+            options[name] = value or default
+    if not options:
+        _refuse(form.name, language=language)
+    elif language not in (None, "en"):
+        check_language(language)
+    return {**options, "language": language or "en"} if options else {}
 
 
 def _refuse(form: str, **options: object) -> None:

@@ -45,7 +45,7 @@ class Lines:
     def __iter__(self) -> Iterator[str]:
         open_line: list[str] = []
         number, length = 1, 0  # of the open line
-        for text in self._texts():
+        for text in self.texts():
             lines = text.split("\n")
             open_line.append(lines[0])
             length += len(lines[0])
@@ -80,7 +80,8 @@ class Lines:
         """Return the error to raise for the whole file."""
         return CorpusError(f"{one_line(self.path)}: {message}")
 
-    def _texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[str]:
+        """Yield the text of the file block by block."""
         decoder = codecs.getincrementaldecoder(self.encoding)("strict")
         n_newlines = nbytes = 0
         at_start = True

@@ -105,8 +105,8 @@ def is_encodable(text: str) -> bool:
     return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
-def read_items(items: Iterable[Item], split: Callable[[str], list[str]]) -> Iterator[Sentence]:
-    """Yield a sentence for each Python object: a Sentence, a sequence of words, or a string to be split.
+def read_items(items: Iterable[Item], split: Callable[[str], Iterator[Sentence]]) -> Iterator[Sentence]:
+    """Yield the sentences of Python objects: a Sentence, a sequence of words, or the text of a document to be split.
 
     A word with spaces in a sequence of words is a target of several words. Raises CorpusError with the number of the
     sentence, from 0, for an object of another kind or a sentence that breaks the rules of `Sentence`.
@@ -116,7 +116,7 @@ def read_items(items: Iterable[Item], split: Callable[[str], list[str]]) -> Iter
             if isinstance(item, Sentence):
                 yield check_sentence(item)
             elif isinstance(item, str):
-                yield check_sentence(Sentence(split(item)))
+                yield from _split(item, split)
             elif isinstance(item, Sequence):
                 _check_words(item)
                 yield check_sentence(sentence_of_forms(item, {}))
@@ -134,6 +134,14 @@ def distinct_sentences(texts: Iterable[Sequence[str]]) -> Iterator[Sentence]:
         if key not in seen:
             seen.add(key)
             yield Sentence(words)
+
+
+def _split(text: str, split: Callable[[str], Iterator[Sentence]]) -> Iterator[Sentence]:
+    if not is_encodable(text):
+        raise InvalidValueError("half of a surrogate pair, not a character, in the text")
+    if not text.strip():
+        raise InvalidValueError("no word in it")
+    yield from split(text)
 
 
 def check_sentence(sentence: Sentence) -> Sentence:

@@ -81,14 +81,14 @@ OPTIONS = {
         ("plain.conllu", "no word is left", "not chosen"),
         lambda work: work.write("plain.conllu", "1\tthe" + 8 * "\t_" + "\n\n"),
     ),
-    "word list missing": option("--words gone.txt", "gone.txt"),
+    "word list missing": option("--word-list gone.txt", "gone.txt"),
     "word list empty": Bad(
-        "extract corpus.txt new.zarr --model model --words none.txt",
+        "extract corpus.txt new.zarr --model model --word-list none.txt",
         ("none.txt", "no word"),
         lambda work: work.write("none.txt", "\n\n"),
     ),
     "word list of none that occurs": Bad(
-        "extract corpus.txt new.zarr --model model --words other.txt",
+        "extract corpus.txt new.zarr --model model --word-list other.txt",
         ("corpus.txt", "no word is left", "not chosen"),
         lambda work: work.write("other.txt", "zebra\nQuixotic\n"),
     ),
@@ -279,7 +279,7 @@ STORES = {
     "export of layers that are none": Bad("export store.zarr new.h5 --layers top", ("'top'",)),
     "export of an unknown dtype": Bad("export store.zarr new.h5 --dtype float8", ("'float8'", "float16")),
     "export of words that are not there": Bad(
-        "export store.zarr new.h5 --words w.txt", ("'zebra'",), lambda work: work.write("w.txt", "zebra\n")
+        "export store.zarr new.h5 --word-list w.txt", ("'zebra'",), lambda work: work.write("w.txt", "zebra\n")
     ),
     "import of no file": Bad("import gone.hdf5 new.zarr", ("gone.hdf5",)),
     "import of text": Bad("import corpus.txt new.zarr", ("corpus.txt", "HDF5")),

@@ -134,9 +134,9 @@ def test_a_sentence_has_a_longest_length(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("embstore.corpus.sentence.MAX_SENTENCE", 100)
     block = "".join(ROW.format(number, "a") for number in range(1, 10))
     for name, text, message in (
-        ("a.txt", "one\n" + "ab " * 34, "a.txt:2: a line of more than 100 characters"),
-        ("a.txt", "one\n" + "a" * 100 + "\nb", None),
-        ("a.txt", "a" * 101, "a.txt:1: a line of more than"),
+        ("a.pse", "one\n" + "ab " * 34, "a.pse:2: a line of more than 100 characters"),
+        ("a.pse", "one\n" + "a" * 100 + "\nb", None),
+        ("a.pse", "a" * 101, "a.pse:1: a line of more than"),
         ("a.conllu", ROW.format(1, "a") + "\n" + block, "a.conllu:7: a sentence of more than 100 characters"),
         ("a.conllu", (ROW.format(1, "a") + "\n") * 20, None),
         ("a.conll", "a\tO\n" * 40, "a.conll:34: a sentence of more than 100 characters"),
@@ -157,13 +157,13 @@ def test_a_sentence_has_a_longest_length(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_line_that_expands_without_end_is_refused_in_little_memory(
     compress: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    path = tmp_path / "a.txt"
+    path = tmp_path / "a.pse"
     path.write_bytes(compress(b"one\n" + b"x" * 2**27))
     tracemalloc.start()
     message = complaint(lambda: list(open_corpus(path)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert "a.txt:2: a line of more than 4,194,304 characters" in message
+    assert "a.pse:2: a line of more than 4,194,304 characters" in message
     assert peak < 2**26
 
 
@@ -211,7 +211,7 @@ def test_bad_sentences(case: str) -> None:
 
 BAD_OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
     "format": ("a.txt", {"format": "html"}, "format: 'html' is not one of text, conllu"),
-    "split": ("a.txt", {"split": "bpe"}, "split: 'bpe' is not one of space, punctuation"),
+    "split": ("a.txt", {"split": "bpe"}, "split: 'bpe' is not one of sentences, lines"),
     "split of conllu": ("a.conllu", {"split": "space"}, "split: 'space' has no meaning for the format conllu"),
     "columns of text": ("a.txt", {"columns": "word"}, "columns: 'word' has no meaning for the format text"),
     "normalize": ("a.txt", {"normalize": "nfc,upper"}, "normalize: 'upper' is not one of nfc, nfkc, lower"),

@@ -9,7 +9,6 @@ import pytest
 
 from embstore.corpus import FORMATS, Sentence, open_corpus, read_word_classes, read_word_list
 from embstore.corpus.formats.base import Format
-from embstore.corpus.formats.text import split_punctuation
 
 
 def read(folder: Path, name: str, text: str, **options: str) -> list[Sentence]:
@@ -39,33 +38,17 @@ def conllu(*rows: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_text_is_a_sentence_a_line(tmp_path: Path) -> None:
-    found = read(tmp_path, "a.txt", "\ufeffOne  two\u00a0three\u3000four\r\n\n \t \nfive\rsix\x0bseven\n\u200b last")
+LINES = {"split": "lines", "words": "spaces"}
+
+
+def test_text_of_a_sentence_a_line(tmp_path: Path) -> None:
+    text = "\ufeffOne  two\u00a0three\u3000four\r\n\n \t \nfive\rsix\x0bseven\n\u200b last"
+    found = read(tmp_path, "a.txt", text, **LINES)
     expected = [["One", "two", "three", "four"], ["five", "six", "seven"], ["\u200b", "last"]]
     assert words(found) == expected
-    assert all(not sentence.labels and not sentence.targets for sentence in found)
-    assert words(read(tmp_path, "a.txt", "a\u2028b\x85c\x0cd")) == [["a", "b", "c", "d"]]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("don't end.", "don't|end|."),
-        ("It’s “quoted”, no?!", "It’s|“|quoted|”|,|no|?|!"),
-        ("the U.S. of 1,650 or 3.5 at 10:30...", "the|U.S|.|of|1,650|or|3.5|at|10:30|..."),
-        ("one,two (well-known) -- $5 100%", "one|,|two|(|well-known|)|--|$|5|100|%"),
-        ("snake_case a@b.c and/or 'tis", "snake_case|a|@|b.c|and|/|or|'|tis"),
-        ("हिन्दी में। e\u0301te\u0301!", "हिन्दी|में|।|e\u0301te\u0301|!"),
-        ("日本語、です。 👩‍🔬 x\u200by", "日本語|、|です|。|👩‍🔬|x\u200by"),
-    ],
-)
-def test_split_at_punctuation(text: str, expected: str) -> None:
-    assert split_punctuation(text) == expected.split("|")
-
-
-def test_split_is_an_option_of_text(tmp_path: Path) -> None:
-    assert words(read(tmp_path, "a.txt", "Stop, now.")) == [["Stop,", "now."]]
-    assert words(read(tmp_path, "a.txt", "Stop, now.", split="punctuation")) == [["Stop", ",", "now", "."]]
+    assert all(not sentence.labels and not sentence.targets and not sentence.attached for sentence in found)
+    assert len({sentence.document for sentence in found}) == 1
+    assert words(read(tmp_path, "a.txt", "a\u2028b\x85c\x0cd", **LINES)) == [["a", "b", "c", "d"]]
 
 
 def test_conllu(tmp_path: Path) -> None:
@@ -183,20 +166,20 @@ def test_sts(tmp_path: Path) -> None:
     found = read(tmp_path, "a.tsv", 'MSRpar\t4.400\t"Don\'t," he said.\tNo.\n\n')
     assert [plain(sentence) for sentence in found] == [
         (
-            ['"', "Don't", ",", '"', "he", "said", "."],
-            {"set": ["MSRpar"] * 7, "score": ["4.400"] * 7, "side": ["1"] * 7},
+            ['"', "Do", "n't", ",", '"', "he", "said", "."],
+            {"set": ["MSRpar"] * 8, "score": ["4.400"] * 8, "side": ["1"] * 8},
             [],
         ),
         (["No", "."], {"set": ["MSRpar"] * 2, "score": ["4.400"] * 2, "side": ["2"] * 2}, []),
     ]
-    assert words(read(tmp_path, "a.tsv", "s\t0\ta b.\tc", split="space")) == [["a", "b."], ["c"]]
+    assert words(read(tmp_path, "a.tsv", "s\t0\ta b.\tc", words="spaces")) == [["a", "b."], ["c"]]
 
 
 def test_python_sentences() -> None:
     given = Sentence(("New", "York"), {"ner": ("LOC", None)}, ((0, 2),))
     corpus = open_corpus(["to be", given, ["New York", "is"], ("a",)])
     assert (corpus.name, corpus.format) == ("sentences", "sentences")
-    assert corpus.options == {"split": "space", "normalize": None}
+    assert corpus.options == {"split": "sentences", "words": "punctuation", "language": "en", "normalize": None}
     for _ in range(2):
         found = list(corpus)
         assert words(found) == [["to", "be"], ["New", "York"], ["New", "York", "is"], ["a"]]
@@ -206,7 +189,7 @@ def test_python_sentences() -> None:
 
 
 def test_an_iterator_can_be_read_only_once_and_an_iterable_again() -> None:
-    corpus = open_corpus(iter(["a b"]), split="punctuation")
+    corpus = open_corpus(iter(["a b"]), words="punctuation")
     assert words(list(corpus)) == [["a", "b"]]
     with pytest.raises(ValueError, match="only once"):
         list(corpus)
@@ -216,7 +199,7 @@ def test_an_iterator_can_be_read_only_once_and_an_iterable_again() -> None:
             return iter(["a b"])
 
     corpus = open_corpus(Repeatable())
-    assert list(corpus) == list(corpus)
+    assert words(list(corpus)) == words(list(corpus)) == [["a", "b"]]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +223,9 @@ def test_words_are_kept_as_written_unless_normalized(normalize: str | None, expe
 def test_a_folder_and_a_list_of_files_are_read_in_order(tmp_path: Path) -> None:
     for name, text in {"b.txt": "two", "a.txt": "one", "c.md": "no", ".d.txt": "no"}.items():
         (tmp_path / name).write_text(text)
-    assert words(list(open_corpus(tmp_path))) == [["one"], ["two"]]
+    found = list(open_corpus(tmp_path))
+    assert words(found) == [["one"], ["two"]]
+    assert [each.document and each.document.fields for each in found] == [{"source": f"{name}.txt"} for name in "ab"]
     assert words(list(open_corpus(tmp_path, format="text"))) == [["one"], ["two"], ["no"]]
     both = open_corpus([tmp_path / "b.txt", tmp_path / "a.txt"])
     assert (both.name, both.format, len(both.paths)) == ("b.txt and 1 more", "text", 2)
@@ -255,12 +240,12 @@ def test_options_that_affect_reading_are_recorded(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.conll").write_text("x y")
     text = open_corpus(tmp_path / "a.txt", normalize="lower , nfc", encoding="latin1")
-    assert text.options == {"split": "space", "normalize": "lower,nfc", "encoding": "iso8859-1"}
+    splitting = {"split": "sentences", "words": "punctuation", "language": "en"}
+    assert text.options == {**splitting, "normalize": "lower,nfc", "encoding": "iso8859-1"}
     columns = open_corpus(str(tmp_path / "a.conll"), columns=["word", "pos"])
     assert columns.options == {"columns": "word,pos", "normalize": None, "encoding": "utf-8"}
     json.dumps([text.options, columns.options])
-    shown = "<Corpus 'a.txt', format='text', normalize='lower,nfc', encoding='iso8859-1', split='space'>"
-    assert repr(text) == shown
+    assert repr(columns) == "<Corpus 'a.conll', format='conll', encoding='utf-8', columns='word,pos'>"
 
 
 def test_of_two_formats_with_a_suffix_one_is_recognized_by_its_first_line() -> None:

@@ -105,7 +105,7 @@ def oracle(record: dict, at: int) -> tuple[str | None, str | None]:  # type: ign
 
 
 def test_litbank(data: Path) -> None:
-    found = list(open_corpus(data / "litbank"))
+    found = list(open_corpus(data / "litbank", split="lines", words="spaces"))
     texts = [path.read_text(encoding="utf-8") for path in sorted((data / "litbank").iterdir())]
     assert [word for sentence in found for word in sentence.words] == " ".join(texts).split()
     assert len(found) == sum(bool(line.strip()) for text in texts for line in text.split("\n"))

@@ -367,7 +367,8 @@ def _sentence_and_position(text: str, word: str | None, options: Mapping[str, An
 def _split(text: str, options: Mapping[str, Any]) -> list[str]:
     from embstore.corpus import open_corpus
 
-    if not text.strip():
+    if not (line := " ".join(text.split())):
         return []
-    corpus = open_corpus([text.strip()], split=options.get("split") or "space", normalize=options.get("normalize"))
+    how = {name: options.get(name) for name in ("language", "normalize")}
+    corpus = open_corpus([line], split="lines", words=options.get("words", "spaces"), **how)
     return [word for each in corpus for word in marked_words(each.words, each.attached)]

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import FieldValue, Sentence
+from embstore.corpus.splitting import Splitter
 
 
 @dataclass(frozen=True)
 class ReadOptions:
     """Options of `open_corpus` with all defaults filled in; a reader uses those that its format has.
 
-    `split` turns text into words, `sentences` a raw text into sentences. `columns` names the columns of a CoNLL file,
-    or those of a table to read (empty: all). `text`: the column of the text of a table, None to find it; `spans`: that
+    `splitter` turns text into sentences and words. `columns` names the columns of a CoNLL file, or those of a table to
+    read (empty: all). `text`: the column of the text of a table, None to find it; `spans`: that
     of spans of its characters. `fields`: those of the documents of the file.
     """
 
-    split: Callable[[str], list[str]]
-    sentences: Callable[[str], Iterable[Sentence]]
+    splitter: Splitter
     columns: tuple[str, ...] = ()
     text: str | None = None
     spans: str | None = None
@@ -30,7 +30,7 @@ class ReadOptions:
 class Format:
     """One format of corpus files.
 
-    `split`: the default splitter of text, None if the format itself separates words. `columns`: the default column
+    `split` and `words`: the default ways to split text, None if the format itself separates sentences or words. `columns`: the default column
     names, None if the format fixes its columns. `is_table`: whether it has rows with named columns. `sniff`: whether a
     file of this format can begin with a line; formats of the same suffix are tried in their order in `FORMATS`.
     """
@@ -39,6 +39,7 @@ class Format:
     suffixes: tuple[str, ...]
     read: Callable[[Lines, ReadOptions], Iterator[Sentence]]
     split: str | None = None
+    words: str | None = None
     columns: tuple[str, ...] | None = None
     is_table: bool = False
     sniff: Callable[[str], bool] | None = None

@@ -79,4 +79,4 @@ def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
         number = reader.line_num + 1
 
 
-CSV = Format("csv", (".csv", ".tsv"), read_csv, split="punctuation", is_table=True)
+CSV = Format("csv", (".csv", ".tsv"), read_csv, split="sentences", words="punctuation", is_table=True)

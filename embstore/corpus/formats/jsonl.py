@@ -42,4 +42,4 @@ def _objects(lines: Lines) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise lines.error(number, str(error)) from None
 
 
-JSONL = Format("jsonl", (".jsonl", ".ndjson"), read_jsonl, split="punctuation", is_table=True)
+JSONL = Format("jsonl", (".jsonl", ".ndjson"), read_jsonl, split="sentences", words="punctuation", is_table=True)

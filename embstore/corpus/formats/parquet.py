@@ -72,4 +72,4 @@ def _named(dataset: Any) -> Iterator[dict[str, Any]]:
         }
 
 
-PARQUET = Format("parquet", (".parquet", ".pq"), read_parquet, split="punctuation", is_table=True)
+PARQUET = Format("parquet", (".parquet", ".pq"), read_parquet, split="sentences", words="punctuation", is_table=True)

@@ -79,7 +79,7 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
     if isinstance(text, str):
         if not is_encodable(text):
             raise InvalidValueError(f"{column}: half of a surrogate pair, not a character: {quoted(text)}")
-        found, labels = list(options.sentences(text)), set[str]()
+        found, labels = list(options.splitter.sentences(text)), set[str]()
         if options.spans is not None:
             if options.spans not in row:
                 raise InvalidValueError(f"there is no column {quoted(options.spans)}; the columns are {_listed(row)}")

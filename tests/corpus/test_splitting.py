@@ -1,0 +1,206 @@
+"""Running text: paragraphs, sentences, words, and the words that follow without white space."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embstore.corpus import Document, Sentence, open_corpus, splitting
+from embstore.corpus.splitting import Splitter, is_wrapped
+from embstore.errors import CorpusError, InvalidValueError
+
+PLAIN = Splitter()
+PROSE = (
+    "It was a bright cold day in April, and the clocks were striking thirteen. Mr. Smith, his chin nuzzled into his "
+    "breast, slipped quickly through the doors; “Stop!” he said. The hallway smelt of boiled cabbage and old mats."
+)
+
+
+def shown(sentence: Sentence) -> str:
+    """The words, with "|" before those that are attached and a space before the others."""
+    attached = set(sentence.attached)
+    return "".join(f"{'|' if at in attached else ' '}{word}" for at, word in enumerate(sentence.words)).lstrip()
+
+
+def read(folder: Path, text: str, **options: str) -> list[str]:
+    (folder / "a.txt").write_bytes(text.encode())
+    return [shown(sentence) for sentence in open_corpus(folder / "a.txt", **options)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Dr. Gray paid $3.50, not 1,650. He left.", ["Dr. Gray paid $|3.50|, not 1,650|.", "He left|."]),
+        ("“Light, light,” she said.  'Yes!'", ["“|Light|, light|,|” she said|.", "'|Yes|!|'"]),
+        ("I don't; it's well-known (really).", ["I do|n't|; it|'s well|-|known (|really|)|."]),
+        ("See https://a.org/b?c=1, or me@x.org.", ["See https://a.org/b?c=1|, or me@x.org|."]),
+        ("he said--and then-- --so", ["he said|--|and then|-- --|so"]),
+        ("Wait... 10:30 a.m.?!", ["Wait|... 10:30 a.m.|?|!"]),
+        (
+            "x\u200by \U0001f469\u200d\U0001f52c! e\u0301te\u0301",
+            ["x\u200by \U0001f469|\u200d|\U0001f52c|!", "e\u0301te\u0301"],
+        ),
+        ("שלום, עולם. مرحبا؟", ["שלום|, עולם|.", "مرحبا|؟"]),
+        ("a\u00a0b\u3000c\td", ["a b c d"]),
+        ("\r\n \u2028", []),
+    ],
+)
+def test_sentences_and_words(text: str, expected: list[str]) -> None:
+    assert [shown(sentence) for sentence in PLAIN.sentences(text)] == expected
+
+
+TEXTS = st.text(
+    st.one_of(st.sampled_from("ab. ,'\"-\n\r\t(1\u200b\u3000中😀é!"), st.characters(codec="utf-8")), max_size=80
+)
+
+
+@given(TEXTS, st.sampled_from(["sentences", "lines"]), st.sampled_from(["punctuation", "spaces"]), st.integers(1, 9))
+def test_no_character_is_lost_and_white_space_says_what_is_attached(
+    text: str, split: str, words: str, size: int
+) -> None:
+    """However a file's text is cut into blocks, the words are its characters, in order."""
+    splitter = Splitter(split, words)
+    found = list(splitter.read(text[at : at + size] for at in range(0, len(text), size)))
+    assert found == list(splitter.sentences(text, found[0].document if found else None))
+    joined = "".join(word for sentence in found for word in sentence.words)
+    assert joined == "".join(text.split())
+    before = 0
+    for sentence in found:
+        for position, word in enumerate(sentence.words):
+            at = text.index(word, before)  # nothing but white space is left out
+            assert not text[before:at].strip()
+            assert not re.search(r"\s", word)
+            if position:
+                assert (position in sentence.attached) == (at == before)
+            before = at + len(word)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+@pytest.mark.parametrize("width", [40, 72, 100])
+def test_wrapped_lines_are_joined_and_others_are_not(tmp_path: Path, width: int) -> None:
+    expected = [shown(sentence) for sentence in PLAIN.sentences(PROSE)]
+    assert len(expected) == 3
+    paragraph = "\n".join(wrapped(PROSE, width))
+    heading = ["Chapter 1"]
+    assert read(tmp_path, f"Chapter 1\r\n\r\n{paragraph}\n \n\n{paragraph}") == [*heading, *expected, *expected]
+    assert read(tmp_path, f"Chapter 1\n{PROSE}\nA line without a mark\n{PROSE}") == [
+        *heading,
+        *expected,
+        "A line without a mark",
+        *expected,
+    ]
+
+
+def test_what_is_wrapped() -> None:
+    lines = wrapped(PROSE, 60)
+    assert [is_wrapped(each) for each in (lines, lines[:1], [])] == [True, False, False]
+    assert not is_wrapped([line.replace(" ", ". ") + "." for line in lines])  # lines that end sentences
+    assert not is_wrapped(wrapped(PROSE, 20))
+    assert not is_wrapped(wrapped(PROSE * 9, 200))
+    assert not is_wrapped([line for each in lines for line in (each, "")])  # no line follows another
+    verse = ["Tyger Tyger, burning bright,", "In the forests of the night;", "What immortal hand or eye,"]
+    assert not is_wrapped([*verse, "Could frame thy fearful symmetry? And then a longer one of prose"])
+
+
+def test_a_document_is_a_file_or_a_string(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("One. Two.\n\nThree.")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c.txt").write_text("Four.")
+    one = [sentence.document for sentence in open_corpus(tmp_path / "a.txt")]
+    assert one == [one[0]] * 3
+    assert one[0] is not None
+    assert one[0].fields == {}
+    files = open_corpus([tmp_path / "a.txt", tmp_path / "b" / "c.txt"])
+    documents = [sentence.document or Document() for sentence in files]
+    assert len(set(documents)) == 2
+    assert [document.fields["source"] for document in documents] == ["a.txt"] * 3 + ["b/c.txt"]
+    strings = [sentence.document for sentence in open_corpus(["One. Two.", "Three."])]
+    assert strings[0] is strings[1] is not strings[2]
+
+
+def test_an_empty_file_and_an_empty_string(tmp_path: Path) -> None:
+    for text in ("", "\n\r\n  \n"):
+        with pytest.raises(CorpusError, match="no sentence in it"):
+            read(tmp_path, text)
+    for item, what in (("", "no word"), (" \n", "no word"), ("a\ud800", "surrogate")):
+        with pytest.raises(CorpusError, match=rf"sentence 1: .*{what}"):
+            list(open_corpus(["a", item]))
+
+
+@pytest.mark.parametrize("split", ["sentences", "lines"])
+def test_a_huge_line_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str) -> None:
+    monkeypatch.setattr(splitting, "MAX_PIECE", 300)
+    numbered = [f"w{number}" for number in range(2_000)]
+    (tmp_path / "a.txt").write_text(" ".join(numbered))
+    found = list(open_corpus(tmp_path / "a.txt", split=split))
+    assert [word for sentence in found for word in sentence.words] == numbered
+    assert len(found) > 10
+    assert max(len(" ".join(sentence.words)) for sentence in found) <= 600
+    if split == "sentences":  # pieces end where sentences do, if there is an end
+        ended = [f"We saw number {number}." for number in range(200)]
+        assert read(tmp_path, " ".join(ended)) == [each.replace(".", "|.") for each in ended]
+
+
+def test_pieces_of_a_file_are_all_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splitting, "MAX_PIECE", 1_000)
+    n_given = 0
+
+    def blocks() -> Iterator[str]:
+        nonlocal n_given
+        for _ in range(100):
+            n_given += 1
+            yield PROSE
+
+    found = PLAIN.read(blocks())
+    next(found)
+    assert n_given < 12
+
+
+def test_a_run_without_white_space_is_cut() -> None:
+    run = "(" * 1_201
+    (found,) = PLAIN.sentences(f"a {run}b c")
+    assert "".join(found.words) == f"a{run}bc"
+    assert shown(found).count(" ") == 2
+    assert max(map(len, Splitter().sentence("x" * 1_201).words)) == splitting.MAX_WORD  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_tokenizer_forgets_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = list(PLAIN.sentence(PROSE).words)  # type: ignore[union-attr]
+    splitting._tokenizer.cache_clear()
+    monkeypatch.setattr(splitting, "MAX_VOCABULARY", 10)
+    for _ in range(2):
+        assert PLAIN.sentence(PROSE).words == expected  # type: ignore[union-attr]
+        assert splitting._tokenizer.cache_info().currsize == 0
+
+
+def test_languages() -> None:
+    assert [shown(each) for each in open_corpus(["Er kam bzw. z.B. so."], language="de")] == ["Er kam bzw. z.B. so|."]
+    assert [shown(each) for each in open_corpus(["你好。世界"], language="zh")] == ["你|好|。", "世|界"]
+    with pytest.raises(InvalidValueError, match=r"language: 'klingon' is not one of .*en, .*xx is for any other"):
+        open_corpus(["a"], language="klingon")
+    for options, named in (
+        ({"split": "space"}, "split: 'space' is not one of sentences, lines"),
+        ({"words": "x"}, "words"),
+    ):
+        with pytest.raises(InvalidValueError, match=named):
+            open_corpus(["a"], **options)  # type: ignore[arg-type]
+
+
+def test_options_that_a_format_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "a.pse").write_text("a b")
+    (tmp_path / "a.tsv").write_text("s\t0\ta b\tc")
+    for name in ("split", "words", "language", "text"):
+        with pytest.raises(InvalidValueError, match=f"{name}: 'en' has no meaning for the format pse"):
+            open_corpus(tmp_path / "a.pse", **{name: "en"})  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match="split: 'lines' has no meaning for the format sts"):
+        open_corpus(tmp_path / "a.tsv", split="lines")
