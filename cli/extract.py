@@ -68,7 +68,7 @@ Words = Annotated[
     str | None, opt.option("NAME", "Split sentences into words at punctuation too, or at spaces only.", panel=READ)
 ]
 Language = Annotated[str | None, opt.option("CODE", "Language of text, such as de (en).", panel=READ)]
-TextColumn = Annotated[str | None, opt.option("COLUMN", "The column of text of a table (text).", "--text", panel=READ)]
+Lower = Annotated[bool, typer.Option("--lower", help="Lower-case the words.", rich_help_panel=READ)]
 Encoding = Annotated[str | None, opt.option("NAME", "Character encoding, such as latin-1 (utf-8).", panel=READ)]
 Context = Annotated[
     str,
@@ -128,7 +128,7 @@ class Extracting:
     split: Split = None
     words: Words = None
     language: Language = None
-    text: TextColumn = None
+    text:     lower: Lower = False
     encoding: Encoding = None
     context: Context = "sentence"
     min_left: MinLeft = None
@@ -159,7 +159,9 @@ class Extraction:
             max_contexts=given.max_contexts,
             **of(KEEP),
         )
-        names = ("format", "split", "words", "language", "text", "encoding")
+        if given.lower:
+            settings.setdefault("normalize", "lower")
+        names = ("format", "split", "words", "language", "encoding")
         self.corpus = es.open_corpus(corpus, **{name: getattr(given, name) for name in names}, **of(READING))
         if given.label is not None and self.corpus.format == "text":
             raise InvalidValueError(

@@ -36,7 +36,7 @@ STATIC = {
     "cluster": str,
     "workers": int,
 }
-READING = {"format": str, "split": str, "normalize": str, "columns": str, "text": str, "encoding": str}
+READING = dict.fromkeys(("format", "split", "words", "language", "normalize", "columns", "text", "encoding"), str)
 TRAINING = {
     "min_count": int,
     "negative": int,

@@ -20,6 +20,7 @@ from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_v
 from embstore.extraction.estimate import Estimate, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, Window, model_layers, window_name
 from embstore.extraction.partition import TextOptions
+from embstore.extraction.reading import N_SHOWN, advice, first_sentences
 from embstore.extraction.resume import check_labels, check_store
 from embstore.extraction.rows import make_index
 from embstore.extraction.spool import Spool
@@ -115,6 +116,11 @@ class Plan:
         """The edge probing tasks whose sentences are joined, if the corpus is a folder of them."""
         return list(self.metadata.corpus["options"].get("tasks", ()))
 
+    @cached_property
+    def advice(self) -> list[str]:
+        """What the text and the model make likely to be wrong with how the corpus is read, a line each."""
+        return advice(self.reading.survey, self.encoder, self.metadata.corpus["options"])
+
     @property
     def text(self) -> TextOptions:
         """How the rows become passages of text."""
@@ -157,6 +163,8 @@ class Plan:
                 {"reason": drop.reason, "count": drop.count, "examples": list(drop.examples)}
                 for drop in self.metadata.dropped
             ],
+            "first_sentences": [list(words) for words in self.reading.survey.sample[:N_SHOWN]],
+            "advice": self.advice,
             **self.estimate.as_json(),
         }
 
@@ -215,6 +223,8 @@ class Plan:
             *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
             ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows"),
             *(cost or self.estimate).lines(),
+            *((f"sentence {number}", text) for number, text in enumerate(first_sentences(self.reading.survey), 1)),
+            *(("note", line) for line in self.advice),
         ]
 
 

@@ -30,9 +30,10 @@ class ReadOptions:
 class Format:
     """One format of corpus files.
 
-    `split` and `words`: the default ways to split text, None if the format itself separates sentences or words. `columns`: the default column
-    names, None if the format fixes its columns. `is_table`: whether it has rows with named columns. `sniff`: whether a
-    file of this format can begin with a line; formats of the same suffix are tried in their order in `FORMATS`.
+    `split` and `words`: the default ways to split text, None if the format itself separates sentences or words.
+    `columns`: the default column names, None if the format fixes its columns. `is_table`: whether it has rows with
+    named columns. `sniff`: whether a file of this format can begin with a line; formats of the same suffix are tried
+    in their order in `FORMATS`.
     """
 
     name: str
