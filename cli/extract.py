@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many
 KEEP = {"min_contexts": int, "per": str, "seed": int}
-READING = {"normalize": str, "columns": str, "text": str, "spans": str}
+READING = {"normalize": str, "language": str, "columns": str, "text": str, "spans": str}
 COMPUTING = {
     "unit": Literal["word", "subword", "sentence"],
     "compute_dtype": str,
@@ -67,8 +67,6 @@ Split = Annotated[str | None, opt.option("NAME", "Split text into sentences, or 
 Words = Annotated[
     str | None, opt.option("NAME", "Split sentences into words at punctuation too, or at spaces only.", panel=READ)
 ]
-Language = Annotated[str | None, opt.option("CODE", "Language of text, such as de (en).", panel=READ)]
-Lower = Annotated[bool, typer.Option("--lower", help="Lower-case the words.", rich_help_panel=READ)]
 Encoding = Annotated[str | None, opt.option("NAME", "Character encoding, such as latin-1 (utf-8).", panel=READ)]
 Context = Annotated[
     str,
@@ -127,8 +125,6 @@ class Extracting:
     format: Format = None
     split: Split = None
     words: Words = None
-    language: Language = None
-    text:     lower: Lower = False
     encoding: Encoding = None
     context: Context = "sentence"
     min_left: MinLeft = None
@@ -159,9 +155,7 @@ class Extraction:
             max_contexts=given.max_contexts,
             **of(KEEP),
         )
-        if given.lower:
-            settings.setdefault("normalize", "lower")
-        names = ("format", "split", "words", "language", "encoding")
+        names = ("format", "split", "words", "encoding")
         self.corpus = es.open_corpus(corpus, **{name: getattr(given, name) for name in names}, **of(READING))
         if given.label is not None and self.corpus.format == "text":
             raise InvalidValueError(
@@ -239,9 +233,9 @@ def extract(
 
     An existing store of another corpus, model or options is refused. Other settings: unit=subword or unit=sentence for
     a row each; compute_dtype (float32, float16, bfloat16), batch_subwords, max_length (in subwords); min_contexts=N
-    keeps words of N sentences or more, per=COLUMN counts --max-contexts by label; normalize (nfc, nfkc, lower); columns
-    of a .conll file, or those of a table to store as fields; text=COLUMN of a table, spans=COLUMN with spans of its
-    characters that are occurrences; workers=N of the cluster.
+    keeps words of N sentences or more, per=COLUMN counts --max-contexts by label; language=CODE of text (en); normalize
+    (nfc, nfkc, lower); columns of a .conll file, or those of a table to store as fields; text=COLUMN of a table,
+    spans=COLUMN with spans of its characters that are occurrences; workers=N of the cluster.
     """
     extraction = Extraction(corpus, extracting)
     paths = extraction.paths(store)

@@ -97,9 +97,8 @@ def open_corpus(
     Raises InvalidValueError for an option that is not allowed, CorpusNotFoundError for a missing path, CorpusError for
     files of unknown or different formats.
     """
-    splitting = {"split": split, "words": words, "language": language}
-    given = {"format": format, **splitting, "normalize": normalize, "columns": columns, "encoding": encoding}
-    given |= {"text": text, "spans": spans}
+    splitting, table = {"split": split, "words": words, "language": language}, {"text": text, "spans": spans}
+    given = {"format": format, **splitting, "normalize": normalize, "columns": columns, **table, "encoding": encoding}
     for name, value in given.items():
         if name != "columns" and value is not None:
             check_type(f"{name}:", value, str, "text")
@@ -111,13 +110,13 @@ def open_corpus(
     paths = _paths(source, format)
     if paths is None:
         _refuse(SENTENCES, encoding=encoding)
-        table = _table_options(columns, text=text, spans=spans)
-        return _open_items(source, {**_splitting(FORMATS["text"], **splitting), "normalize": steps}, table)
+        options = {**_splitting(FORMATS["text"], **splitting), "normalize": steps}
+        return _open_items(source, options, _table_options(columns, **table))
     encoding = codec_name(encoding or "utf-8")
     files = _files(paths, format)
     form = format_named(format) if format else common_format(files, encoding)
     options = {"normalize": steps, "encoding": encoding, **_splitting(form, **splitting)}
-    options |= _columns_of(form, columns, text=text, spans=spans)
+    options |= _columns_of(form, columns, **table)
     tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)
     if form is EDGE and tasks:
         options["tasks"] = list(tasks)

@@ -39,5 +39,7 @@ def advice(survey: Survey, encoder: Encoder, options: dict[str, Any]) -> list[st
         )
         if given == lowered:
             word = capitals[0]
-            found.append(f"to the model {word} is {word.lower()}: normalize=lower (--lower) makes them one type")
+            found.append(
+                f"to the model {word} is {word.lower()}: normalize=lower (--set normalize=lower) makes them one type"
+            )
     return found

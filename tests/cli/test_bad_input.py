@@ -50,7 +50,7 @@ CORPORA = {
     "JSON that is none": corpus("bad.jsonl", "{'text': 1}\n", "bad.jsonl:1", "JSON"),
     "unknown suffix": corpus("corpus.docx", SENTENCES, "corpus.docx", "'.docx'", "--format"),
     "unknown format": option("--format docx", "'docx'", "conllu"),
-    "unknown split": option("--split letters", "'letters'", "space", "punctuation"),
+    "unknown split": option("--split letters", "'letters'", "sentences", "lines"),
     "unknown normal form": option("--set normalize=nfz", "'nfz'", "nfc"),
     "columns of plain text": option("--set columns=word,pos", "columns", "text"),
     "folder without a corpus": Bad(

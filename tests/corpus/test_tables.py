@@ -169,8 +169,9 @@ def test_csv_quotes_and_kinds(tmp_path: Path) -> None:
         'text,n,x,zip,mixed,empty\n"one, ""two""\nthree",1,1,007,1,\nfour,-2,1e-3,12,no,\n\n' + long + ",,,1,1,\n",
         "utf-8",
     )
-    found = list(open_corpus(path, split="space"))
-    assert found[0].words == ["one,", '"two"', "three"]
+    first, after, *found = open_corpus(path, words="spaces")
+    assert (first.words, after.words) == (["one,", '"two"'], ["three"])
+    found.insert(0, first)
     assert len(found[2].words) == 40_000
     fields = [dict(each.document.fields) for each in found if each.document]
     assert fields[0] == {"n": 1, "x": 1.0, "zip": "007", "mixed": "1", "empty": None}
@@ -264,7 +265,7 @@ def by_two_words(text: str) -> list[Sentence]:
 def test_spans_of_characters_are_occurrences() -> None:
     text = "The old bank, on a river. Unbelievable!"
     rows = [{"text": text, "spans": [[4, 12, "place"], {"start": 28, "end": 35}]}]
-    (sentence,) = open_corpus(rows, spans="spans", split="punctuation")
+    (sentence,) = open_corpus(rows, spans="spans", split="lines")
     assert sentence.words == ["The", "old", "bank", ",", "on", "a", "river", ".", "Un", "believa", "ble", "!"]
     assert sentence.targets == [(1, 3)]
     assert [label for label in sentence.labels["spans"] if label] == ["place", "span"]

@@ -42,8 +42,9 @@ def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, 
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)
     text = corpus(tmp_path / "corpus.txt")
+    lines = es.open_corpus(text, split="lines", words="spaces")
     plan = es.plan(
-        text, model=folder, options=es.ExtractionOptions(dtype="float32", unit=unit, batch_subwords=64), device="cpu"
+        lines, model=folder, options=es.ExtractionOptions(dtype="float32", unit=unit, batch_subwords=64), device="cpu"
     )
     store = es.extract(plan, tmp_path / f"store{suffix}")
     assert plan.layout.n_partitions > 1

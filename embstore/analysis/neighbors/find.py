@@ -18,7 +18,7 @@ from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Rows, Store
 from embstore.arguments import as_matrix, checked
 from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.progress import Progress, reporting
-from embstore.spacing import marked_words
+from embstore.spacing import ATTACHED, marked_words
 from embstore.store import Selection, Store
 from embstore.store.layout import resolve_layer
 from embstore.vectors import WordVectors
@@ -354,11 +354,11 @@ def _sentence_and_position(text: str, word: str | None, options: Mapping[str, An
         plain = text.replace(f"[{brackets[0]}]", brackets[0])
         words, marked = _split(plain, options), _split(word, options)
         position = len(_split(before, options))
-        if words[position : position + 1] != marked:
+        if [each.removeprefix(ATTACHED) for each in words[position : position + 1]] != marked:
             raise InvalidValueError(f"[{word}] is not one word as the store splits sentences: mark one word")
         return words, position
     words = _split(text, options)
-    positions = [position for position, own in enumerate(words) if own == word]
+    positions = [position for position, own in enumerate(words) if own.removeprefix(ATTACHED) == word]
     if len(positions) != 1:
         raise InvalidValueError(f"{word!r} occurs {len(positions)} times in the text: put the right one in [brackets]")
     return words, positions[0]
