@@ -225,7 +225,7 @@ def test_a_folder_and_a_list_of_files_are_read_in_order(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     found = list(open_corpus(tmp_path))
     assert words(found) == [["one"], ["two"]]
-    assert [each.document and each.document.fields for each in found] == [{"source": f"{name}.txt"} for name in "ab"]
+    assert [each.document and each.document.fields for each in found] == [{"file": f"{name}.txt"} for name in "ab"]
     assert words(list(open_corpus(tmp_path, format="text"))) == [["one"], ["two"], ["no"]]
     both = open_corpus([tmp_path / "b.txt", tmp_path / "a.txt"])
     assert (both.name, both.format, len(both.paths)) == ("b.txt and 1 more", "text", 2)

@@ -122,7 +122,7 @@ def test_a_document_is_a_file_or_a_string(tmp_path: Path) -> None:
     files = open_corpus([tmp_path / "a.txt", tmp_path / "b" / "c.txt"])
     documents = [sentence.document or Document() for sentence in files]
     assert len(set(documents)) == 2
-    assert [document.fields["source"] for document in documents] == ["a.txt"] * 3 + ["b/c.txt"]
+    assert [document.fields["file"] for document in documents] == ["a.txt"] * 3 + ["b/c.txt"]
     strings = [sentence.document for sentence in open_corpus(["One. Two.", "Three."])]
     assert strings[0] is strings[1] is not strings[2]
 
