@@ -229,14 +229,17 @@ def test_passages_have_the_rows_of_the_sentences_and_more_context(study: StudyRe
     ours, rows = passage.table(), [row for row in whole.table().to_dicts() if row["word"] not in tested]
     assert ours["word"].to_list() == [row["word"] for row in rows]
     assert ours["class"].to_list() == [row["class"] for row in rows]
-    texts = [(row["text"], text) for row, text in zip(rows, ours["text"], strict=True)]
-    assert all(sentence in text for sentence, text in texts)
-    assert sum(len(text) > len(sentence) for sentence, text in texts) > 0.8 * len(texts)
+    contexts, index = passage.index.contexts, passage.index
+    assert contexts is not None
+    assert contexts.start.tolist() == sorted(set(contexts.start.tolist()))
+    words = " ".join(index.texts).split(" ")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    sizes = [len(tokenizer(text, add_special_tokens=False).input_ids) for text in set(ours["text"])]
+    runs = [words[start:stop] for start, stop in zip(contexts.start.tolist(), contexts.stop.tolist(), strict=True)]
+    sizes = [len(tokenizer(run, is_split_into_words=True, add_special_tokens=False).input_ids) for run in runs]
     assert 20 < max(sizes) <= 40
-    stored = passage.gather([0], passage.layers[-1]).astype(np.float64)[0]
-    np.testing.assert_allclose(stored, hidden_states(model, passage), atol=4e-3)
+    place = int(index.word_indptr[index.sentence[0]] + index.position[0] - contexts.start[0])
+    expected = hidden_states(model, runs[0], place, len(ours["word"][0].split(" ")))
+    np.testing.assert_allclose(passage.gather([0], passage.layers[-1])[0], expected, atol=4e-3)
 
 
 def test_the_same_call_finds_its_work_done(
@@ -321,17 +324,15 @@ def test_scores_are_those_of_numpy(study: StudyResult, corpus: Path) -> None:
         assert found["value"].item() == pytest.approx(2 * both / either, abs=1e-9)
 
 
-def hidden_states(model: Path, store: es.Store) -> np.ndarray:
-    """The last layer at the words of the first kept row's sentence, mean over subwords, by transformers alone."""
+def hidden_states(model: Path, words: list[str], first: int, count: int) -> np.ndarray:
+    """The last layer at `count` words of a context, mean over subwords, by transformers alone."""
     network = transformers.AutoModel.from_pretrained(model).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    first = store.table().row(0, named=True)
-    encoded = tokenizer(first["text"].split(" "), is_split_into_words=True, return_tensors="pt")
+    encoded = tokenizer(words, is_split_into_words=True, return_tensors="pt")
     with torch.no_grad():
         states = network(**encoded).last_hidden_state[0].numpy()
-    count = len(first["word"].split(" "))
-    words = range(first["position"], first["position"] + count)
-    return states[[place for place, word in enumerate(encoded.word_ids()) if word in words]].mean(0)
+    chosen = range(first, first + count)
+    return states[[place for place, word in enumerate(encoded.word_ids()) if word in chosen]].mean(0)
 
 
 def test_the_report_holds_every_table_and_figure(study: StudyResult) -> None:
@@ -366,7 +367,9 @@ def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tm
     study = es.reproduce(replace(SETTINGS, tuning=data), corpus, model=model, out=tmp_path / "study")
     for task in data:
         store = es.open(study.folder / "stores" / f"tuned-{task}.zarr")
-        own, pretrained = (hidden_states(each, store) for each in (study.folder / "models" / task, model))
+        first = store.table().row(0, named=True)
+        target = first["text"].split(" "), first["position"], len(first["word"].split(" "))
+        own, pretrained = (hidden_states(each, *target) for each in (study.folder / "models" / task, model))
         stored = store.gather([0], store.layers[-1]).astype(np.float64)[0]
         np.testing.assert_allclose(stored, own, atol=4e-3)
         assert np.abs(own - pretrained).max() > 4e-2, "the store holds the tuned weights, not those it began with"

@@ -278,7 +278,7 @@ def windows(scores: Scores) -> Section:
         rows.append(row | {context: decimals(values.get(context)) for context in scores.contexts})
     note = "The model is given this many words on each side of the target."
     if scores.settings.passage_subwords is not None:
-        note += f" Passage: as many consecutive sentences as fit {scores.settings.passage_subwords} subwords."
+        note += f" Passage: a block of at most {scores.settings.passage_subwords} subwords of the text."
     return Section("Figure 5. Words of context on each side (dev)", note, rows)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
-from embstore.corpus import Corpus, Keep, Sentence, open_corpus
+from embstore.corpus import Corpus, Document, Keep, Sentence, open_corpus
 from embstore.extraction import ExtractionOptions, extract_windows, plan_windows
 from embstore.models import Encoder, bag_encoder, random_encoder, subword_encoder, vector_encoder
 from embstore.probes import WordSplit
@@ -82,8 +80,8 @@ def extract_all(run: Run, model: Encoder) -> Stores:
         complete = vector_encoder(file, missing="random", seed=settings.seed)
         other_bags[f"P-{name}"] = extract_one(run, f"p-words-{name}", bag_encoder(complete))
         vocabularies[name] = frozenset(words[name].index.words)
-    bert = extract_contexts(run, "bert", model, subwords)
-    bags = extract_contexts(run, "p-bert", bag_encoder(subwords), subwords)
+    bert = extract_contexts(run, "bert", model)
+    bags = extract_contexts(run, "p-bert", bag_encoder(subwords))
     return Stores(bert, bags, other_bags, words, vocabularies, subwords)
 
 
@@ -100,16 +98,16 @@ def train_skipgram(run: Run) -> Path:
     return path
 
 
-def extract_contexts(run: Run, name: str, model: Encoder, subwords: Encoder) -> dict[int | str | None, Store]:
+def extract_contexts(run: Run, name: str, model: Encoder) -> dict[int | str | None, Store]:
     """Extract one representation by context: the whole sentence, windows of words, and passages."""
     stores: dict[int | str | None, Store] = {None: extract_one(run, name, model, file=f"{name}-full")}
     if any(window is not None for window in run.settings.context_windows):
         stores.update(extract_windowed(run, name, model).items())
     if run.settings.passage_subwords is not None:
-        passages = Passages(run.open_corpus(), rows_of(run, stores[None]), subwords, run.settings.passage_subwords)
-        options = ExtractionOptions(keep=Keep(labelled=LABEL))
+        options = replace(kept(run, tested=False), context=run.settings.passage_subwords + model.n_specials)
+        text = open_corpus(OneText(run.open_corpus()))
         stores["passage"] = extract_step(
-            run.folder, f"{name}-passage", open_corpus(passages), model=model, device=run.device, options=options
+            run.folder, f"{name}-passage", text, model=model, device=run.device, options=options
         )
     return stores
 
@@ -155,51 +153,12 @@ def extract_one(
     return extract_step(run.folder, name, run.open_corpus(), model=model, device=run.device, options=options, file=file)
 
 
-def rows_of(run: Run, store: Store) -> frozenset[tuple[int, int]]:
-    """Return the sentence and the position of each train and dev occurrence of a store."""
-    index = store.index
-    chosen = {*run.words.train, *run.words.dev}
-    mine = np.array([form in chosen for form in index.words])[index.type]
-    source = index.source[index.sentence[mine]]
-    return frozenset(zip(source.tolist(), index.position[mine].tolist(), strict=True))
-
-
 @dataclass(frozen=True)
-class Passages:
-    """Consecutive sentences of a corpus joined to passages of at most `n_subwords` subwords, as far as they fit.
-
-    Only the occurrences `rows` (sentence, position) have their label, so that they alone get a row. The corpus formats
-    do not mark where a document ends, so a passage may join two.
-    """
+class OneText:
+    """The sentences of a corpus, those without a document as one text, so that passages cross them."""
 
     corpus: Corpus
-    rows: frozenset[tuple[int, int]]
-    encoder: Encoder
-    n_subwords: int
 
     def __iter__(self) -> Iterator[Sentence]:
-        parts: list[Sentence] = []
-        size = 0
-        for number, sentence in enumerate(self.corpus):
-            count = len(self.encoder.tokenize([sentence.words]).ids)
-            if parts and size + count > self.n_subwords:
-                yield joined(parts)
-                parts, size = [], 0
-            labels = [
-                label if (number, place) in self.rows else None for place, label in enumerate(sentence.labels[LABEL])
-            ]
-            parts.append(Sentence(sentence.words, {LABEL: labels}, sentence.targets))
-            size += count
-        yield joined(parts)
-
-
-def joined(parts: list[Sentence]) -> Sentence:
-    """Return sentences as one, with their labels and targets."""
-    words: list[str] = []
-    labels: list[str | None] = []
-    targets: list[tuple[int, int]] = []
-    for part in parts:
-        targets += [(len(words) + start, len(words) + stop) for start, stop in part.targets]
-        words += part.words
-        labels += part.labels[LABEL]
-    return Sentence(words, {LABEL: labels}, targets)
+        text = Document()
+        return (replace(sentence, document=sentence.document or text) for sentence in self.corpus)
