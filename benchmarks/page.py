@@ -19,6 +19,7 @@ ABOUT = {
     "busy": "Extraction on a busy machine: `benchmarks/busy.py`",
     "query": "Reading: `benchmarks/query.py`",
     "neighbors": "Exact search and indexes: `benchmarks/neighbors.py`",
+    "sql": "Ten questions in SQL: `benchmarks/sql.py`",
     "geometry": "Geometry: `benchmarks/geometry.py`",
     "attention": "Statistics of attention: `benchmarks/attention.py`",
     "growth": "Growth with the number of rows: `benchmarks/growth.py`",

@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.geometry.cosine import mean_cosine
+from embstore.analysis.change.sums import WordSums
+from embstore.analysis.geometry.cosine import CosineSums, mean_cosine
 from embstore.analysis.neighbors.space import stored_bytes
-from embstore.analysis.words import Blocks, PerWord, Resources, WordBatch, WordRows, compute_per_word
+from embstore.analysis.scan import Scope, reduce
 from embstore.errors import InvalidValueError
 from embstore.kernels.compiled import score_pairs
 from embstore.store import Store
@@ -33,21 +33,19 @@ METRICS = {"cos": ("cosine", 0), "ip": ("ip", 1), "l2": ("l2", 2)}  # the metric
 AGGREGATES = ("centroid", "selfsim")
 
 Handles = NDArray[np.int64]
-Grouped = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]  # sums [g, feature], lengths, counts
+Grouped = tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]  # sums [g, feature], n_nonzero and counts [g]
 
 
 @dataclass
 class Vectors:
     """The vectors that handles name: `slots` (store and layer) and `constants`; counts the vectors that are read.
 
-    `missing`: "null" for a store in which rows are missing, whose vectors are then NULL. `memory`: bytes, for the
-    functions of groups.
+    `missing`: "null" for a store in which rows are missing, whose vectors are then NULL.
     """
 
     slots: list[tuple[Store, int]] = field(default_factory=list)
     constants: list[NDArray[np.floating]] = field(default_factory=list)
     missing: Literal["error", "null"] = "error"
-    memory: int | None = None
     n_read: int = 0
 
     def constant(self, vector: NDArray[np.floating]) -> int:
@@ -86,32 +84,40 @@ class Vectors:
         same = bool((right == right[0]).all())
         return score(metric, self.read(left), self.read(right[:1] if same else right))
 
-    def sums(self, unit: bool, starts: Handles, counts: Handles, handles: Handles) -> Grouped:
+    def sums(self, unit: bool, groups: Handles, n_groups: int, handles: Handles) -> Grouped:
         """Return the sums over groups of vectors (`unit`: of their unit vectors), how many are not zero, and counts.
 
-        Group i has the `counts[i]` handles from `starts[i]` on. Groups of stored vectors are read like the words of a
-        store, several at a time.
+        `groups`: the group of each handle. Vectors of one layer are read in one pass.
         """
         slots = np.unique(handles >> SLOT_BITS)
         if len(slots) != 1 or slots[0] << SLOT_BITS >= CONSTANT:
-            return grouped_sums(unit, starts, counts, np.asarray(self.read(handles), np.float64))
+            return grouped_sums(unit, groups, n_groups, np.asarray(self.read(handles), np.float64))
         store, layer = self.slots[int(slots[0])]
         rows = handles & (2**SLOT_BITS - 1)
-        group = np.repeat(np.arange(len(counts)), counts)
-        rows = rows[np.lexsort((rows, group))]
+        order = np.argsort(rows, kind="stable")
+        selection = store.select(rows=rows[order], layers=layer)
         if self.missing == "null":
-            written = store.committed[rows // store.layout.partition_rows]
-            rows, counts = rows[written], np.bincount(group[written], minlength=len(counts))
-            starts = np.cumsum(counts) - counts
-        self.n_read += len(rows)
-        out = np.zeros((len(counts), store.hidden_size + 1))
-        full = np.flatnonzero(counts)
-        if len(full):
-            words = WordRows(full, starts[full], counts[full], rows)
-            method = PerWord(partial(_batch_sums, unit), partial(_block_sums, unit))
-            options: Any = {"precision": "float64", "device": "cpu", "memory": self.memory, "executor": None}
-            (out[full],) = compute_per_word(method, store, (layer,), words, progress=lambda done: None, **options)
-        return out[:, :-1], out[:, -1], counts.astype(np.float64)
+            order = order[np.isin(rows[order], selection.committed().rows)]
+            selection = store.select(rows=rows[order], layers=layer)
+        self.n_read += len(order)
+        counts = np.bincount(groups[order], minlength=n_groups)
+        if not len(order):
+            return np.zeros((n_groups, store.hidden_size)), np.zeros(n_groups), counts
+        reducer = _Sums(groups[order], counts, unit=unit)
+        found = reduce(selection, {"sums": reducer}, device="cpu", max_states=4, progress=False)
+        sums, n_nonzero = found[layer]["sums"]
+        return sums[:, -store.hidden_size :], n_nonzero, counts
+
+
+class _Sums(WordSums):
+    """The sums of unit vectors, or of plain ones in the last columns, in float64."""
+
+    def __init__(self, groups: Handles, sizes: Handles, *, unit: bool) -> None:
+        super().__init__(groups, sizes)
+        self._unit = unit
+
+    def init(self, scope: Scope) -> CosineSums:
+        return CosineSums(scope.hidden_size, self._slots, 0, np.float64, with_plain=not self._unit)
 
 
 def score(metric: int, vectors: NDArray[Any], queries: NDArray[Any]) -> NDArray[np.float64]:
@@ -131,34 +137,14 @@ def score(metric: int, vectors: NDArray[Any], queries: NDArray[Any]) -> NDArray[
     return np.where(missing, np.nan, scores)
 
 
-def grouped_sums(unit: bool, starts: Handles, counts: Handles, vectors: NDArray[np.float64]) -> Grouped:
+def grouped_sums(unit: bool, groups: Handles, n_groups: int, vectors: NDArray[np.float64]) -> Grouped:
     """Return what `Vectors.sums` does, of vectors in memory [n, feature]."""
-    size = vectors.shape[1] if vectors.ndim == 2 else 0
-    sums, lengths = np.zeros((len(counts), size)), np.zeros(len(counts))
-    found = np.zeros(len(counts))
-    for group, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
-        own = vectors[start : start + count]
-        own = own[~np.isnan(own[:, 0])]
-        sums[group] = (unit_rows(own) if unit else own).sum(0)
-        lengths[group], found[group] = own.any(1).sum(), len(own)
-    return sums, lengths, found
-
-
-def _batch_sums(unit: bool, batch: WordBatch, resources: Resources) -> torch.Tensor:
-    return _sum(unit, batch.vectors.double())
-
-
-def _block_sums(unit: bool, blocks: Blocks, resources: Resources) -> torch.Tensor:
-    return torch.stack([_sum(unit, block.double()[None]) for block in blocks()]).sum(0)
-
-
-def _sum(unit: bool, vectors: torch.Tensor) -> torch.Tensor:
-    """The sums over [g, n, feature], and in the last column how many vectors are not zero; padding is zero."""
-    if not unit:
-        return torch.nn.functional.pad(vectors.sum(1), (0, 1))
-    lengths = torch.linalg.vector_norm(vectors, dim=2)
-    scales = torch.where(lengths > 0, 1 / lengths, 0)
-    return torch.cat([(vectors * scales[..., None]).sum(1), (lengths > 0).sum(1, keepdim=True)], 1)
+    written = ~np.isnan(vectors[:, 0])
+    groups, vectors = groups[written], vectors[written]
+    sums = np.zeros((n_groups, vectors.shape[1]))
+    np.add.at(sums, groups, unit_rows(vectors) if unit else vectors)
+    n_nonzero = np.bincount(groups[vectors.any(1)], minlength=n_groups)
+    return sums, n_nonzero, np.bincount(groups, minlength=n_groups)
 
 
 def _common_size(arrays: Sequence[NDArray[Any]]) -> int:
@@ -250,23 +236,23 @@ class Functions:
         return _doubles(score(METRICS[name][1], _matrix(left), _matrix(right)))
 
     def grouped(self, name: str, groups: pa.Array) -> pa.Array:
-        starts, counts, members = _members(groups)
-        return self._finished(name, self.vectors.sums(name == "selfsim", starts, counts, members.to_numpy()))
+        numbers, members = _members(groups)
+        return self._finished(name, self.vectors.sums(name == "selfsim", numbers, len(groups), members.to_numpy()))
 
     def grouped_of(self, name: str, groups: pa.Array) -> pa.Array:
-        starts, counts, members = _members(groups)
-        return self._finished(name, grouped_sums(name == "selfsim", starts, counts, _matrix(members)))
+        numbers, members = _members(groups)
+        return self._finished(name, grouped_sums(name == "selfsim", numbers, len(groups), _matrix(members)))
 
     def _finished(self, name: str, grouped: Grouped) -> pa.Array:
         import pyarrow as pa
 
-        sums, lengths, counts = grouped
+        sums, n_nonzero, counts = grouped
         if name == "selfsim":
-            return _doubles(mean_cosine(np.square(sums).sum(1), lengths, counts))
+            return _doubles(mean_cosine(np.square(sums).sum(1), n_nonzero, counts))
         means = sums / np.where(counts > 0, counts, 1)[:, None]
         if len(self.sizes) == 1:
-            return _fixed_size(means if means.shape[1] else np.zeros((len(counts), self.sizes[0])), self.sizes[0],
-                               is_missing=counts == 0)  # fmt: skip
+            means = means if means.shape[1] else np.zeros((len(counts), self.sizes[0]))
+            return _fixed_size(means, self.sizes[0], is_missing=counts == 0)
         return pa.array([mean if count else None for mean, count in zip(means, counts, strict=True)])
 
 
@@ -279,12 +265,11 @@ def _doubles(values: NDArray[np.float64]) -> pa.Array:
     return pa.array(values, mask=np.isnan(values))
 
 
-def _members(groups: pa.Array) -> tuple[Handles, Handles, pa.Array]:
-    """The members of groups without NULL: where each group starts among them, how many it has, and all of them."""
+def _members(groups: pa.Array) -> tuple[Handles, pa.Array]:
+    """The members of groups, without NULL, and the number of the group of each."""
     members = groups.flatten()
-    group = np.repeat(np.arange(len(groups)), np.diff(groups.offsets.to_numpy()))
+    numbers = np.repeat(np.arange(len(groups)), np.diff(groups.offsets.to_numpy()))
     if members.null_count:
         valid = members.is_valid()
-        group, members = group[valid.to_numpy(zero_copy_only=False)], members.filter(valid)
-    counts = np.bincount(group, minlength=len(groups))
-    return np.cumsum(counts) - counts, counts, members
+        numbers, members = numbers[valid.to_numpy(zero_copy_only=False)], members.filter(valid)
+    return numbers, members

@@ -19,18 +19,19 @@ from embstore.analysis.neighbors.find import encode_word
 from embstore.analysis.neighbors.index import open_index
 from embstore.analysis.neighbors.space import Space, StoreVectors
 from embstore.arguments import checked
-from embstore.database.functions import CONSTANT, METRICS, SLOT_BITS, Functions, Vectors
+from embstore.database.functions import AGGREGATES, CONSTANT, METRICS, SLOT_BITS, Functions, Vectors
 from embstore.database.rewrite import Node, Rewriter
 from embstore.errors import InvalidValueError, MissingPackageError, MissingRowsError, check_choice, quoted
 from embstore.sizes import parse_nbytes
-from embstore.spacing import natural
-from embstore.store import Store
+from embstore.store import Selection, Store
 from embstore.store.layout import resolve_layer
 
 if TYPE_CHECKING:
     import polars as pl
 
 OPEN = 4  # databases kept for the next query
+FEW = 100  # rows that a search leaves out afterwards
+SMALL = 2**20  # rows of a store whose index is held whole
 DEFAULT = "main"  # DuckDB's schema for tables without one
 
 
@@ -60,7 +61,7 @@ def sql(
 
     `missing`: a store that is not finished is refused, or with "null" its missing vectors are NULL. `index`: the name
     of a search index that may answer ORDER BY cos(...) LIMIT k, which then finds nearly all. `model`: where the
-    store's model is now. `memory`: the limit of DuckDB and of functions of groups, in bytes or as "4GiB".
+    store's model is now. `memory`: the limit of DuckDB, in bytes or as "4GiB".
     `pushdown=False` leaves all to DuckDB: slow, the same result.
 
     Raises InvalidValueError for a statement that cannot be run, with the place; MissingRowsError, ModelError,
@@ -84,7 +85,7 @@ def sql(
     with _lock:
         database = _database(stores)
         database.vectors.missing = "null" if missing == "null" else "error"
-        database.vectors.memory = None if memory is None else parse_nbytes(memory, name="memory")
+        database.memory = None if memory is None else parse_nbytes(memory, name="memory")
         database.index, database.model = index, model
         return database.answer(query, pushdown=pushdown)
 
@@ -121,6 +122,7 @@ class Database:
             raise MissingPackageError(f'SQL needs duckdb and pyarrow: pip install "embstore[sql]" ({error})') from error
         self.stores = dict(stores)
         self.vectors = Vectors()
+        self.memory: int | None = None
         self.index: str | None = None
         self.model: str | Path | None = None
         self._error: type[Exception] = duckdb.Error
@@ -130,7 +132,9 @@ class Database:
         self._slots: dict[tuple[str, str], int] = {}
         options = {"python_enable_replacements": False, "autoinstall_known_extensions": False}
         self._connection = duckdb.connect(config={**options, "autoload_known_extensions": False})
-        self._memory = self._rows("select current_setting('memory_limit')")[0][0]
+        found = self._rows("select current_setting('memory_limit'), current_setting('threads')")
+        ((self._memory, self._threads),) = found
+        self._settings: dict[str, str | int] = {"memory_limit": self._memory, "threads": self._threads}
         sizes = tuple(sorted({store.hidden_size for store in stores.values()}))
         Functions(self.vectors, sizes, self._note).register(self._connection)
         for name in stores:
@@ -138,6 +142,7 @@ class Database:
         found = self._rows("select distinct function_name from duckdb_functions() where function_type = 'aggregate'")
         self.aggregates = frozenset(name for (name,) in found)
         self._connection.execute("set errors_as_json = true")
+        self._empty: Node = self._tree("select 1")["statements"][0]["node"]
 
     def close(self) -> None:
         self._connection.close()
@@ -147,21 +152,25 @@ class Database:
 
     def _create_tables(self, schema: str) -> None:
         store = self.stores[schema]
-        table = _Occurrences(store)
-        self._connection.register(f"_es_{schema}_occurrences", table.lazy())
-        self._connection.register(f"_es_{schema}_sentences", _sentences(store))
-        columns = []
+        firsts = store.select(rows=np.flatnonzero(np.diff(store.index.sentence, prepend=-1)))
+        for table, columns in {
+            "occurrences": _Columns(store.select(), without=["text"]),
+            "sentences": _Columns(firsts, only=["sentence", "text", "document", *store.index.fields]),
+        }.items():
+            held = columns.whole() if store.n_rows <= SMALL else columns.lazy()
+            self._connection.register(f"_es_{schema}_{table}", held)
+        vectors = []
         for layer in store.layers:
             slot = self._slots[schema, f"h{layer}"] = len(self.vectors.slots)
             self.vectors.slots.append((store, layer))
-            columns.append(f"_es_vector_{store.hidden_size}(occurrence + {slot << SLOT_BITS}) as h{layer}")
+            vectors.append(f"_es_vector_{store.hidden_size}(occurrence + {slot << SLOT_BITS}) as h{layer}")
         labels = [
             f'select {_text(name)} as "column", {_name(name)}::varchar as label, count(*) as count '
             f"from {schema}.occurrences where {_name(name)} is not null group by all"
             for name in store.index.labels
         ] or ["select ''::varchar as \"column\", ''::varchar as label, 0::bigint as count where false"]
         for view, text in {
-            "occurrences": f"select *, {', '.join(columns)} from _es_{schema}_occurrences",
+            "occurrences": f"select *, {', '.join(vectors)} from _es_{schema}_occurrences",
             "sentences": f"select * from _es_{schema}_sentences",
             "types": f"select word, count(*) as count from {schema}.occurrences group by word",
             "labels": " union all ".join(labels),
@@ -173,7 +182,7 @@ class Database:
 
     def answer(self, query: str, *, pushdown: bool) -> pl.DataFrame:
         """Answer a statement; see `sql`."""
-        self._connection.execute(f"set memory_limit = '{self._limit}'")
+        self._set("memory_limit", self._memory if self.memory is None else f"{self.memory}B")
         self.vectors.constants.clear()
         self._encoded.clear()
         tree = self._tree(query)
@@ -183,14 +192,19 @@ class Database:
         self._failure = None
         try:
             Rewriter(self, pushdown=pushdown).rewrite(statement["node"])
-            frame: pl.DataFrame = self._connection.sql(self._deserialized(statement["node"])).pl()
+            text = self._deserialized(statement["node"])
+            is_grouped = any(f"_es_{name}(" in text for name in AGGREGATES)  # one thread gives their groups at once
+            self._set("threads", 1 if is_grouped else self._threads)
+            frame: pl.DataFrame = self._connection.sql(text).pl()
             return frame
         except self._error as error:
             raise self._explained(error, query) from None
 
-    @property
-    def _limit(self) -> str:
-        return self._memory if self.vectors.memory is None else f"{self.vectors.memory}B"
+    def _set(self, setting: str, value: str | int) -> None:
+        """Change a setting of DuckDB, where it has another value."""
+        if self._settings.get(setting) != value:
+            self._connection.execute(f"set {setting} = '{value}'")
+            self._settings[setting] = value
 
     def _explained(self, error: Exception, query: str) -> Exception:
         """The error for the user: what a function of ours raised, or DuckDB's message about the query as typed."""
@@ -276,22 +290,33 @@ class Database:
 
     def text(self, expression: Node) -> str:
         """An expression as DuckDB writes it."""
-        node = self._tree("select 1")["statements"][0]["node"]
-        return self._deserialized({**node, "select_list": [expression]}).removeprefix("SELECT ")
+        return self._deserialized({**self._empty, "select_list": [expression]}).removeprefix("SELECT ")
 
-    def run(self, node: Node) -> list[tuple[Any, ...]]:
-        """The rows of a statement that is part of another one. Raises InvalidValueError."""
+    def run(self, node: Node) -> NDArray[Any]:
+        """The first column of a statement that is part of another one. Raises InvalidValueError."""
         try:
-            return self._rows(self._deserialized(node))
+            found = self._connection.sql(self._deserialized(node)).fetchnumpy()
         except self._error as error:
             raise InvalidValueError(str(error)) from None
+        if len(found) != 1:
+            raise InvalidValueError(f"a subquery has {len(found)} columns: give one")
+        return np.asarray(next(iter(found.values())))
 
-    def nearest(self, slot: int, query: int, name: str, k: int, rows: list[int] | None) -> list[int] | None:
+    def nearest(
+        self, slot: int, query: int, name: str, k: int, rows: NDArray[np.int64] | None
+    ) -> NDArray[np.int64] | None:
         """The k nearest of some rows (None: all), best first; None where DuckDB must sort them."""
         store, layer = self.vectors.slots[slot]
         vector, metric = self.vectors.constants[query - CONSTANT], METRICS[name][0]
-        candidates = None if rows is None else np.unique(np.array(rows, np.int64))
+        candidates = None if rows is None else np.sort(rows, kind="stable")
         n_candidates = store.n_rows if candidates is None else len(candidates)
+        n_others = store.n_rows - n_candidates
+        if candidates is not None and n_others <= FEW and self.index is None:  # it is faster to read them too
+            every = self.nearest(slot, query, name, k + n_others, None)
+            if every is None:
+                return None
+            places = np.minimum(np.searchsorted(candidates, every), n_candidates - 1)
+            return every[candidates[places] == every][:k] if n_candidates else every[:0]
         if store.n_committed_rows < store.n_rows or len(vector) != store.hidden_size:
             return None
         if self.index is not None:
@@ -307,17 +332,22 @@ class Database:
             options: Any = {"space": Space(metric), "rows": candidates, "device": "cpu"}
             hits = exact_search(StoreVectors(store, layer), vector, k=k, **options)
         self.vectors.n_read += n_candidates
-        found: list[int] = hits.rows[0][hits.rows[0] >= 0].tolist()
+        found: NDArray[np.int64] = hits.rows[0][hits.rows[0] >= 0]
         return found
 
 
-class _Occurrences:
-    """The columns of a store's index, made when a query first names them."""
+class _Columns:
+    """Some columns of an occurrence table, made when a query first names them."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._columns: dict[str, pl.Series] = {}
-        self.schema = store.select(rows=[]).table().drop("text").schema
+    def __init__(self, selection: Selection, *, without: Sequence[str] = (), only: Sequence[str] | None = None) -> None:
+        self._selection = selection
+        self._made: dict[str, pl.Series] = {}
+        schema = selection.store.select(rows=[]).table().schema
+        self.schema = {name: schema[name] for name in (schema if only is None else only) if name not in without}
+
+    def whole(self) -> Any:
+        """All columns as an Arrow table, which DuckDB reads faster."""
+        return self._selection.table(columns=list(self.schema)).to_arrow()
 
     def lazy(self) -> pl.LazyFrame:
         from polars.io.plugins import register_io_source
@@ -330,32 +360,12 @@ class _Occurrences:
         import polars as pl
 
         names = list(self.schema) if names is None else names
-        new = [name for name in names if name not in self._columns]
+        new = [name for name in names if name not in self._made]
         if new:
-            self._columns.update(self._store.table(columns=new).to_dict())
-        frame = pl.DataFrame([self._columns[name] for name in names])
+            self._made.update(self._selection.table(columns=new).to_dict())
+        frame = pl.DataFrame([self._made[name] for name in names])
         frame = frame if where is None else frame.filter(where)
         yield frame if n_rows is None else frame.head(n_rows)
-
-
-def _sentences(store: Store) -> pl.LazyFrame:
-    """The sentences of a store: number and text."""
-    import polars as pl
-    from polars.io.plugins import register_io_source
-
-    def read(
-        names: list[str] | None, where: pl.Expr | None, n_rows: int | None, _size: int | None
-    ) -> Iterator[pl.DataFrame]:
-        texts, columns = store.index.texts, {}
-        if names is None or "sentence" in names:
-            columns["sentence"] = pl.Series(np.arange(len(texts)))
-        if names is None or "text" in names:
-            columns["text"] = pl.Series(map(natural, texts), dtype=pl.String)
-        frame = pl.DataFrame(columns)
-        frame = frame if where is None else frame.filter(where)
-        yield frame if n_rows is None else frame.head(n_rows)
-
-    return register_io_source(read, schema=pl.Schema({"sentence": pl.Int64, "text": pl.String}))
 
 
 def _name(column: str) -> str:

@@ -36,8 +36,10 @@ class Engine(Protocol):
     def constant(self, vector: NDArray[np.floating]) -> int: ...
     def parse(self, text: str) -> Node: ...
     def text(self, expression: Node) -> str: ...
-    def run(self, node: Node) -> list[tuple[Any, ...]]: ...
-    def nearest(self, slot: int, query: int, name: str, k: int, rows: list[int] | None) -> list[int] | None: ...
+    def run(self, node: Node) -> NDArray[Any]: ...
+    def nearest(
+        self, slot: int, query: int, name: str, k: int, rows: NDArray[np.int64] | None
+    ) -> NDArray[np.int64] | None: ...
 
 
 @dataclass(frozen=True)
@@ -192,12 +194,12 @@ class Rewriter:
         text = json.dumps(expression["subquery"]["node"])
         if text not in self._subqueries:
             try:
-                rows = self.engine.run(expression["subquery"]["node"])
+                found = self.engine.run(expression["subquery"]["node"])
             except EmbstoreError:
                 return None  # it depends on the row around it
-            values = rows[0][0] if len(rows) == 1 and len(rows[0]) == 1 else None
-            is_vector = isinstance(values, tuple | list) and len(values) and isinstance(values[0], float)
-            self._subqueries[text] = self.engine.constant(np.array(values, np.float64)) if is_vector else None
+            vector: Any = found[0] if len(found) == 1 else None
+            is_vector = isinstance(vector, np.ndarray) and vector.dtype.kind == "f"
+            self._subqueries[text] = self.engine.constant(vector) if is_vector else None
         return self._subqueries[text]
 
     def _visit_function(self, node: Node, scopes: list[list[Source]]) -> None:
@@ -277,6 +279,8 @@ class Rewriter:
                 return
             _, name, slot, query = score
             candidates = None if node["where_clause"] is None else self._rows({**node, **parts})
+            if candidates is None and node["where_clause"] is not None:
+                return
             rows = self.engine.nearest(slot, query, name, limit + offset, candidates)
             rows = None if rows is None else rows[offset:]
         elif self._reads(node["select_list"], source) and not self._reads(orders, source):
@@ -284,14 +288,14 @@ class Rewriter:
         else:
             return
         if rows is not None:
-            listed = ", ".join(map(str, rows))
-            node["where_clause"] = self.engine.parse(f"{row} in ({listed})" if rows else "false")
+            listed = ", ".join(map(str, rows.tolist()))
+            node["where_clause"] = self.engine.parse(f"{row} in ({listed})" if len(rows) else "false")
             node["modifiers"][1]["offset"] = None
 
-    def _rows(self, node: Node) -> list[int] | None:
+    def _rows(self, node: Node) -> NDArray[np.int64] | None:
         """The rows that a statement about the index selects; None where it depends on the row around it."""
         try:
-            return [row for (row,) in self.engine.run(node)]
+            return self.engine.run(node)
         except EmbstoreError:
             return None
 
