@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many
 KEEP = {"min_contexts": int, "per": str, "seed": int}
-READING = {"normalize": str, "language": str, "columns": str, "text": str, "spans": str}
+READING = {"normalize": str, "language": str, "columns": str, "text": str, "spans": str, "chat": str}
 COMPUTING = {
     "unit": Literal["word", "subword", "sentence"],
     "compute_dtype": str,
@@ -156,7 +156,10 @@ class Extraction:
             **of(KEEP),
         )
         names = ("format", "split", "words", "encoding")
-        self.corpus = es.open_corpus(corpus, **{name: getattr(given, name) for name in names}, **of(READING))
+        reading = {**{name: getattr(given, name) for name in names}, **of(READING)}
+        if "chat" in reading:
+            reading["chat"] = es.models.chat_template(reading["chat"])
+        self.corpus = es.open_corpus(corpus, **reading)
         if given.label is not None and self.corpus.format == "text":
             raise InvalidValueError(
                 f"--label {given.label}: plain text has no labels; leave it out, or give a labelled corpus, such as "
@@ -235,7 +238,8 @@ def extract(
     a row each; compute_dtype (float32, float16, bfloat16), batch_subwords, max_length (in subwords); min_contexts=N
     keeps words of N sentences or more, per=COLUMN counts --max-contexts by label; language=CODE of text (en); normalize
     (nfc, nfkc, lower); columns of a .conll file, or those of a table to store as fields; text=COLUMN of a table,
-    spans=COLUMN with spans of its characters that are occurrences; workers=N of the cluster.
+    spans=COLUMN with spans of its characters that are occurrences; chat=MODEL, whose chat template is applied to lists
+    of messages; workers=N of the cluster.
     """
     extraction = Extraction(corpus, extracting)
     paths = extraction.paths(store)

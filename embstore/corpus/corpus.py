@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embstore.corpus.formats import FORMATS, common_format, format_named, has_format
-from embstore.corpus.formats.base import Format, ReadOptions
+from embstore.corpus.formats.base import ChatTemplate, Format, ReadOptions
 from embstore.corpus.formats.conll import parse_columns
 from embstore.corpus.formats.edge import EDGE
 from embstore.corpus.formats.parquet import rows_of_table
@@ -74,6 +74,7 @@ def open_corpus(
     columns: str | Sequence[str] | None = None,
     text: str | None = None,
     spans: str | None = None,
+    chat: ChatTemplate | None = None,
     encoding: str | None = None,
 ) -> Corpus:
     """Open a corpus for reading; every function that takes a corpus accepts the result.
@@ -91,13 +92,17 @@ def open_corpus(
     to read besides the text, by default all: they become fields of the row's document, and lists of labels become label
     columns where the text is a list of words. `text`: the text column of a table, by default "text" or the only one
     that holds text. `spans`: the column of a table with spans of the text's characters that are occurrences of their
-    own, [start, stop] or [start, stop, label]; it becomes a label column. `encoding`: the encoding of files, by default
-    utf-8.
+    own, [start, stop] or [start, stop, label]; it becomes a label column. `chat`: the template of
+    `embstore.models.chat_template`, applied where the text of a row is a list of messages with role and content.
+    `encoding`: the encoding of files, by default utf-8.
 
     Raises InvalidValueError for an option that is not allowed, CorpusNotFoundError for a missing path, CorpusError for
     files of unknown or different formats.
     """
-    splitting, table = {"split": split, "words": words, "language": language}, {"text": text, "spans": spans}
+    if chat is not None and not callable(getattr(chat, "render", None)):
+        raise InvalidValueError(f"chat: {quoted(chat)} is not a template: give embstore.models.chat_template(MODEL)")
+    splitting = {"split": split, "words": words, "language": language}
+    table = {"text": text, "spans": spans, "chat": None if chat is None else chat.name}
     given = {"format": format, **splitting, "normalize": normalize, "columns": columns, **table, "encoding": encoding}
     for name, value in given.items():
         if name != "columns" and value is not None:
@@ -111,7 +116,7 @@ def open_corpus(
     if paths is None:
         _refuse(SENTENCES, encoding=encoding)
         options = {**_splitting(FORMATS["text"], **splitting), "normalize": steps}
-        return _open_items(source, options, _table_options(columns, **table))
+        return _open_items(source, options, _table_options(columns, **table), chat)
     encoding = codec_name(encoding or "utf-8")
     files = _files(paths, format)
     form = format_named(format) if format else common_format(files, encoding)
@@ -122,7 +127,8 @@ def open_corpus(
         options["tasks"] = list(tasks)
     name = paths[0].name or str(paths[0])
     name = name if len(paths) == 1 else f"{name} and {len(paths) - 1} more"
-    return Corpus(name, form.name, options, files, lambda: _read_files(form, _sources(paths, files), options))
+    sources = _sources(paths, files)
+    return Corpus(name, form.name, options, files, lambda: _read_files(form, sources, options, chat))
 
 
 def parse_normalize(normalize: str | None) -> tuple[str, ...]:
@@ -151,8 +157,10 @@ def _normalized(sentences: Iterable[Sentence], steps: tuple[str, ...]) -> Iterat
         yield replace(sentence, words=list(map(normalize, sentence.words)))
 
 
-def _read_files(form: Format, sources: Mapping[Path, str], options: dict[str, Any]) -> Iterator[Sentence]:
-    read_options = _read_options(options)
+def _read_files(
+    form: Format, sources: Mapping[Path, str], options: dict[str, Any], chat: ChatTemplate | None
+) -> Iterator[Sentence]:
+    read_options = _read_options(options, chat)
 
     def read(path: Path) -> Iterator[Sentence]:
         fields = {FILE: sources[path]} if len(sources) > 1 else {}
@@ -168,12 +176,13 @@ def _sources(paths: Sequence[Path], files: Sequence[Path]) -> dict[Path, str]:
     return {file: os.fsencode(os.path.relpath(file, folder)).decode("utf-8", "replace") for file in files}
 
 
-def _read_options(options: Mapping[str, Any]) -> ReadOptions:
+def _read_options(options: Mapping[str, Any], chat: ChatTemplate | None) -> ReadOptions:
     return ReadOptions(
         splitter=_splitter(options),
         columns=tuple(filter(None, (options.get("columns") or "").split(","))),
         text=options.get("text"),
         spans=options.get("spans"),
+        chat=chat,
     )
 
 
@@ -181,7 +190,7 @@ def _splitter(options: Mapping[str, Any]) -> Splitter:
     return Splitter(**{name: options[name] for name in ("split", "words", "language") if name in options})
 
 
-def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> Corpus:
+def _open_items(items: Any, options: dict[str, Any], table: dict[str, str], chat: ChatTemplate | None) -> Corpus:
     was_read = False
 
     def read() -> Iterator[Sentence]:
@@ -203,7 +212,7 @@ def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> C
         def error(number: int, message: str) -> CorpusError:
             return CorpusError(f"row {number}: {message}")
 
-        return read_rows(enumerate(every), _read_options(options | table), error=error, name="rows")
+        return read_rows(enumerate(every), _read_options(options | table, chat), error=error, name="rows")
 
     return Corpus(SENTENCES, SENTENCES, options | table, (), read)
 

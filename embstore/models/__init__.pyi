@@ -1,3 +1,5 @@
+from .chat import ChatTemplate as ChatTemplate
+from .chat import chat_template as chat_template
 from .checkpoint import save_untrained as save_untrained
 from .encoder import Encoder as Encoder
 from .encoder import ModelInfo as ModelInfo
@@ -23,6 +25,7 @@ from .static.shorthand import is_shorthand as is_shorthand
 from .static.shorthand import locate as locate
 
 __all__ = [
+    "ChatTemplate",
     "Encoder",
     "FineTuneSettings",
     "FineTuned",
@@ -35,6 +38,7 @@ __all__ = [
     "Tokenized",
     "absolute_shorthand",
     "bag_encoder",
+    "chat_template",
     "encoder_from_shorthand",
     "find_splits",
     "finetune",

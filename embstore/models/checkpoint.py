@@ -39,7 +39,7 @@ TOKENIZER_FILES = (
     "tekken.json",
 )
 LAYERS_THAT_SHARE = 100  # as those of ALBERT share theirs, a model may have more layers than tensors
-HUB_FILES = ("*.json", "*.txt", "model*.safetensors", *(name for name in TOKENIZER_FILES if "model" in name))
+HUB_FILES = ("*.json", "*.txt", "*.jinja", "model*.safetensors", *(name for name in TOKENIZER_FILES if "model" in name))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,13 @@ def open_checkpoint(model: str | Path, *, revision: str | None) -> Checkpoint:
         return Checkpoint(folder, revision, _weight_files(folder, config), config, _tokenizer(folder))
 
 
-def _find_folder(model: str | Path, revision: str | None) -> tuple[Path, str | None]:
+def open_tokenizer(model: str | Path, *, revision: str | None) -> Any:
+    """Read the tokenizer of a model folder or of a model of the hub; raises ModelError."""
+    with quiet():
+        return _tokenizer(_find_folder(model, revision, without_weights=True)[0])
+
+
+def _find_folder(model: str | Path, revision: str | None, *, without_weights: bool = False) -> tuple[Path, str | None]:
     name = require_name(model)
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -100,7 +106,10 @@ def _find_folder(model: str | Path, revision: str | None) -> tuple[Path, str | N
     try:
         snapshot = Path(
             huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"]
+                name,
+                revision=revision,
+                allow_patterns=list(HUB_FILES),
+                ignore_patterns=["*/*", *(["*.safetensors"] if without_weights else [])],
             )
         )
     except Exception as error:

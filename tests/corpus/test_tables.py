@@ -189,7 +189,7 @@ BAD: dict[str, tuple[str, bytes | str, str]] = {
         '{"text": "a"}\n{"body": "a"}\n',
         "a.jsonl:2: there is no column 'text'",
     ),
-    "text a number": ("a.jsonl", '{"text": 1}\n', "a.jsonl:1: text: 1 is neither a text nor a list of words"),
+    "text a number": ("a.jsonl", '{"text": 1}\n', "a.jsonl:1: text: 1 is neither a text, a list of words"),
     "surrogate": ("a.jsonl", '{"text": "a\\ud800"}\n', "a.jsonl:1: text: half of a surrogate pair"),
     "surrogate in a field": ("a.jsonl", '{"text": "a", "x": "\\ud800"}\n', "a.jsonl:1: x: half of a surrogate pair"),
     "latin-1": ("a.jsonl", b'{"text": "caf\xe9"}\n', "a.jsonl:1: byte 0xe9 at offset 13 is not utf-8"),

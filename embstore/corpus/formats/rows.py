@@ -6,18 +6,21 @@ import re
 import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
 from embstore.corpus.formats.base import ReadOptions
+from embstore.corpus.formats.chat import is_chat, read_chat
+from embstore.corpus.formats.located import Located, located, sentence_of
 from embstore.corpus.sentence import Document, FieldValue, Sentence, check_sentence, is_encodable, sentence_of_forms
 from embstore.errors import COLUMNS, CorpusError, InvalidValueError, SkippedRowsWarning, quoted
 
 Row = Mapping[str, Any]
 FILE = "file"  # the field with the path of a document's file
-DEFAULT_TEXT = "text"
+DEFAULT_TEXT, CHAT = "text", "messages"
 
 
 def read_rows(
@@ -52,9 +55,9 @@ def read_rows(
 
 
 def text_column(row: Row, wanted: str | None) -> str:
-    """Return the column of the text: the one wanted, "text", or the only one that holds text or a list of words."""
-    if wanted is None and DEFAULT_TEXT in row:
-        return DEFAULT_TEXT
+    """Return the column of the text: the one wanted, "text", "messages" or the only one of text or words."""
+    if wanted is None and (DEFAULT_TEXT in row or is_chat(row.get(CHAT))):
+        return DEFAULT_TEXT if DEFAULT_TEXT in row else CHAT
     if wanted is not None:
         if wanted not in row:
             raise InvalidValueError(f"there is no column {quoted(wanted)}; the columns are {_listed(row)}")
@@ -84,13 +87,17 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
             if options.spans not in row:
                 raise InvalidValueError(f"there is no column {quoted(options.spans)}; the columns are {_listed(row)}")
             found = with_spans(text, found, row[options.spans], field_name(options.spans))
+    elif is_chat(text):
+        if options.spans is not None:
+            raise InvalidValueError(f"spans: they are offsets in a text, and {quoted(column)} is a chat")
+        found, labels = read_chat(text, options), set()
     elif _is_words(text):
         if options.spans is not None:
             raise InvalidValueError(f"spans: they are offsets in a text, and {quoted(column)} is a list of words")
         labels = {name for name, value in others.items() if isinstance(value, list | tuple)}
         found = [_labelled(list(text), {name: others[name] for name in others if name in labels})]
     else:
-        raise InvalidValueError(f"{column}: {quoted(text)} is neither a text nor a list of words")
+        raise InvalidValueError(f"{column}: {quoted(text)} is neither a text, a list of words nor a chat")
     document = Document(_fields({name: others[name] for name in others if name not in labels}, options.fields))
     return [check_sentence(Sentence(each.words, each.labels, each.targets, document, each.attached)) for each in found]
 
@@ -158,48 +165,35 @@ def with_spans(text: str, sentences: Sequence[Sentence], spans: object, column: 
     """
     wanted = _parse_spans(text, spans)
     cuts = sorted({end for start, stop, _ in wanted for end in (start, stop)})
-    pieces: list[tuple[int, int, int]] = []  # start, stop and sentence of each word
-    end = 0
-    for number, sentence in enumerate(sentences):
-        for word in sentence.words:
-            start = text.index(word, end)
-            end = start + len(word)
-            bounds = [start, *cuts[bisect_right(cuts, start) : bisect_left(cuts, end)], end]
-            pieces.extend((one, other, number) for one, other in pairwise(bounds))
-    starts = [start for start, _, _ in pieces]
+    pieces: list[Located] = []
+    for word in located(text, sentences):
+        bounds = [word.start, *cuts[bisect_right(cuts, word.start) : bisect_left(cuts, word.stop)], word.stop]
+        pieces.extend(Located(one, other, word.sentence) for one, other in pairwise(bounds))
+    starts = [piece.start for piece in pieces]
     joined = set[int]()  # sentences that are joined to the one before
     ranges = []
     for start, stop, label in wanted:
         first, last = bisect_left(starts, start), bisect_left(starts, stop)
         if first == last:
             raise InvalidValueError(f"spans: [{start}, {stop}] has no word: {quoted(text[start:stop])}")
-        joined.update(range(pieces[first][2] + 1, pieces[last - 1][2] + 1))
+        joined.update(range(pieces[first].sentence + 1, pieces[last - 1].sentence + 1))
         ranges.append((first, last, label))
     return list(_regrouped(text, pieces, joined, ranges, column))
 
 
 def _regrouped(
-    text: str,
-    pieces: list[tuple[int, int, int]],
-    joined: set[int],
-    ranges: list[tuple[int, int, str]],
-    column: str,
+    text: str, pieces: list[Located], joined: set[int], ranges: list[tuple[int, int, str]], column: str
 ) -> Iterator[Sentence]:
     """Yield the sentences made of the pieces of a text, with `ranges` of pieces as targets."""
-    numbers = [number for _, _, number in pieces]
+    numbers = [piece.sentence for piece in pieces]
     begins = [at for at, number in enumerate(numbers) if not at or (number != numbers[at - 1] and number not in joined)]
     for begin, end in pairwise([*begins, len(pieces)]):
         inside = [(first - begin, last - begin, label) for first, last, label in ranges if begin <= first < end]
         labels: list[str | None] = [None] * (end - begin)
         for first, _, label in inside:
             labels[first] = label
-        yield Sentence(
-            [text[start:stop] for start, stop, _ in pieces[begin:end]],
-            {column: labels},
-            [(first, last) for first, last, _ in inside if last > first + 1],
-            None,
-            [at - begin for at in range(begin + 1, end) if pieces[at][0] == pieces[at - 1][1]],
-        )
+        targets = [(first, last) for first, last, _ in inside if last > first + 1]
+        yield replace(sentence_of(text, pieces[begin:end]), labels={column: labels}, targets=targets)
 
 
 def _parse_spans(text: str, spans: object) -> list[tuple[int, int, str]]:
