@@ -9,6 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 import transformers
+from tokenizers import Regex, pre_tokenizers
+from tokenizers.pre_tokenizers import Split
 
 from embstore.corpus import Sentence, open_corpus
 from embstore.errors import CorpusError, InvalidValueError, ModelError
@@ -40,10 +42,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
     """Return a function that makes the folder of a tiny model with a chat template."""
 
     def make(name: str, template: str) -> Path:
-        folder = tiny.save(name, tmp_path_factory.mktemp("chats") / name)
+        folder = tiny.save(name.removesuffix("-nested"), tmp_path_factory.mktemp("chats") / name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        if name == "gpt2-nested":  # as Qwen and Llama 3 have it
+            split = Split(Regex(r"\n+| ?\w+| ?[^\w\s]+|\s+"), "isolated")
+            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+            )
         tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "[INST]", "[/INST]"]})
-        if name != "gpt2":
+        if name == "llama":
             tokenizer.bos_token = "<s>"
         tokenizer.chat_template = template
         tokenizer.save_pretrained(folder)
@@ -59,14 +66,17 @@ def marked(sentence: Sentence) -> list[str]:
     return ["\x1f" * (at in sentence.attached) + word for at, word in enumerate(sentence.words)]
 
 
-@pytest.mark.parametrize(("name", "template"), [("gpt2", CHATML), ("llama", CHATML), ("llama", INST)])
+@pytest.mark.parametrize(
+    ("name", "template"), [("gpt2", CHATML), ("gpt2-nested", CHATML), ("llama", CHATML), ("llama", INST)]
+)
 def test_the_model_is_given_the_ids_of_its_chat_template(
     model: Callable[[str, str], Path], name: str, template: str
 ) -> None:
     folder = model(name, template)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    rows = [{"messages": CHAT}, {"messages": [{**CHAT[1], "content": "  the old river\n"}]}, {"messages": CHAT * 2}]
-    corpus = open_corpus(rows[: 2 if template == INST else 3], chat=chat_template(folder))
+    trimmed = [{"messages": [{**CHAT[1], "content": "  the old river\n"}]}] * (template == INST)
+    rows = [{"messages": CHAT}, {"messages": CHAT[1:]}, *trimmed]
+    corpus = open_corpus(rows, chat=chat_template(folder))
     encoder = load_encoder(folder, device="cpu")
     sentences = list(corpus)
     tokenized = encoder.tokenize([marked(each) for each in sentences])

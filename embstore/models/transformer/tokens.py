@@ -110,6 +110,7 @@ class SubwordTokenizer:
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self.vocabulary = vocabulary
         self._lead = ""
+        self._special = frozenset(getattr(tokenizer, "all_special_tokens", ()))
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
@@ -227,8 +228,12 @@ class SubwordTokenizer:
     def _encode(self, sentences: list[list[str]]) -> list[Any]:
         assert self._backend is not None
         if self._lead:
-            sentences = [[self._lead + word for word in sentence] for sentence in sentences]
+            sentences = [[self._with_lead(word) for word in sentence] for sentence in sentences]
         return list(self._backend.encode_batch(sentences, is_pretokenized=True, add_special_tokens=False))
+
+    def _with_lead(self, word: str) -> str:
+        """Return a word as it follows a space; special tokens are written without one."""
+        return word if word in self._special else self._lead + word
 
     def _encode_slowly(self, words: Sequence[str]) -> list[int]:
         encoded = self._tokenizer(list(words), is_split_into_words=True, add_special_tokens=False)
@@ -300,7 +305,7 @@ class SubwordTokenizer:
         special: list[int] = []
         if self._backend is not None:
             encoding = self._backend.encode(
-                [self._lead + word for word in words], is_pretokenized=True, add_special_tokens=True
+                list(map(self._with_lead, words)), is_pretokenized=True, add_special_tokens=True
             )
             ids, types, special = encoding.ids, encoding.type_ids, encoding.special_tokens_mask
             body = self._encode([words])[0].ids
