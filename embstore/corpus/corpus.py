@@ -84,29 +84,24 @@ def open_corpus(
     Hugging Face. The files of a folder and of its folders are read in the order of their paths. A folder with a folder
     of edge probing files for each task is read as the sentences of all tasks, each text once and without labels. A
     Corpus is returned unchanged. `format`: text, conllu, conll, pse, edge, sts, pairs, jsonl, parquet or csv; by
-    default that of the suffix, and of the first line where formats share it. `split`: how text is split into
-    sentences, "sentences" (default) or "lines". `words`: how these are split into words, "punctuation" (default), which
-    separates marks from words, or "spaces". `language`: whose rules these are, by default "en". A text file is a
-    document, and so is a Python string. `normalize`: nfc, nfkc, lower or several joined by commas, applied to the
-    words; by default none. `columns`: the names of the columns of a conll file; of a table, the columns
-    to read besides the text, by default all: they become fields of the row's document, and lists of labels become label
-    columns where the text is a list of words. `text`: the text column of a table, by default "text" or the only one
-    that holds text. `spans`: the column of a table with spans of the text's characters that are occurrences of their
-    own, [start, stop] or [start, stop, label]; it becomes a label column. `chat`: the template of
-    `embstore.models.chat_template`, applied where the text of a row is a list of messages with role and content.
-    `encoding`: the encoding of files, by default utf-8.
+    default that of the suffix, and of the first line where formats share it. `split`: how text is split into sentences,
+    "sentences" (default) or "lines". `words`: how these are split into words, "punctuation" (default), which separates
+    marks from words, or "spaces". `language`: whose rules these are, by default "en". A text file is a document, and so
+    is a Python string. `normalize`: nfc, nfkc, lower or several joined by commas, applied to the words; by default
+    none. `columns`: the names of the columns of a conll file; of a table, the columns to read besides the text, by
+    default all: they become fields of the row's document, and lists of labels become label columns where the text is a
+    list of words. `text`: the text column of a table, by default "text" or the only one that holds text. `spans`: the
+    column of a table with spans of the text's characters that are occurrences of their own, [start, stop] or [start,
+    stop, label]; it becomes a label column. `chat`: the template of `embstore.models.chat_template`, applied where the
+    text of a row is a list of messages with role and content. `encoding`: the encoding of files, by default utf-8.
 
     Raises InvalidValueError for an option that is not allowed, CorpusNotFoundError for a missing path, CorpusError for
     files of unknown or different formats.
     """
-    if chat is not None and not callable(getattr(chat, "render", None)):
-        raise InvalidValueError(f"chat: {quoted(chat)} is not a template: give embstore.models.chat_template(MODEL)")
     splitting = {"split": split, "words": words, "language": language}
-    table = {"text": text, "spans": spans, "chat": None if chat is None else chat.name}
+    table = {"text": text, "spans": spans, "chat": _name_of(chat)}
     given = {"format": format, **splitting, "normalize": normalize, "columns": columns, **table, "encoding": encoding}
-    for name, value in given.items():
-        if name != "columns" and value is not None:
-            check_type(f"{name}:", value, str, "text")
+    _check_text(given)
     if isinstance(source, Corpus):
         if named := [name for name, value in given.items() if value is not None]:
             raise InvalidValueError(f"{named[0]}: a Corpus has its options already; give them where it is opened")
@@ -125,10 +120,21 @@ def open_corpus(
     tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)
     if form is EDGE and tasks:
         options["tasks"] = list(tasks)
-    name = paths[0].name or str(paths[0])
-    name = name if len(paths) == 1 else f"{name} and {len(paths) - 1} more"
+    name = (paths[0].name or str(paths[0])) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     sources = _sources(paths, files)
     return Corpus(name, form.name, options, files, lambda: _read_files(form, sources, options, chat))
+
+
+def _check_text(given: Mapping[str, object]) -> None:
+    for name, value in given.items():
+        if name != "columns" and value is not None:
+            check_type(f"{name}:", value, str, "text")
+
+
+def _name_of(chat: ChatTemplate | None) -> str | None:
+    if chat is not None and not callable(getattr(chat, "render", None)):
+        raise InvalidValueError(f"chat: {quoted(chat)} is not a template: give embstore.models.chat_template(MODEL)")
+    return None if chat is None else chat.name
 
 
 def parse_normalize(normalize: str | None) -> tuple[str, ...]:
