@@ -30,7 +30,7 @@ def argument(metavar: str, text: str) -> Any:
     return typer.Argument(metavar=metavar, help=text)
 
 
-STORE = "A store: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az:// or https://."
+STORE = "A store: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az://, https:// or hf://."
 
 StorePath = Annotated[str, argument("STORE", STORE)]
 StorePaths = Annotated[list[str], argument("STORE", "One or more stores.")]

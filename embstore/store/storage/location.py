@@ -1,4 +1,4 @@
-"""Locations of stores: local paths and object-store URLs, which never hold a credential."""
+"""Locations of stores: local paths, object-store URLs and the Hugging Face hub; none ever holds a credential."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from embstore.errors import InvalidValueError, quoted
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 
+HUB = "https://huggingface.co"
+HUB_STORE = "store.zarr"  # the store of a data set that is named without a path
+_HUB = re.compile(r"datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
 _ONE_SLASH = re.compile(r"(s3|gs|az|https?):/(?!/)")
 
@@ -73,7 +76,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | ObjectPath:
-    """Parse a local path or an object-store URL (s3://, gs://, az://, https://).
+    """Parse a local path or an object-store URL (s3://, gs://, az://, https://, hf://datasets/USER/NAME[/PATH]).
 
     A path that is a symbolic link becomes what it points to: a store, its lock and its repair are in one place,
     whatever name they are given. Raises InvalidValueError for anything else, and for a URL with another scheme,
@@ -92,9 +95,11 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
             raise InvalidValueError(f"{text} has only one slash: pass a URL as a string, not as a Path")
         return Path(os.path.realpath(text)) if os.path.islink(text) else Path(text)
     scheme, rest = url[1].lower(), url[2].rstrip("/")
+    if scheme == "hf":
+        return parse_location(hub_url(rest))
     bucket, _, key = rest.partition("/")
     if scheme not in SCHEMES:
-        raise InvalidValueError(f"{scheme}:// is not supported: use a path, s3://, gs://, az:// or https://")
+        raise InvalidValueError(f"{scheme}:// is not supported: use a path, s3://, gs://, az://, https:// or hf://")
     if "@" in bucket or "?" in rest or "#" in rest:  # the message must not repeat what may be a password or signature
         raise InvalidValueError(
             f"a {scheme}:// URL may not contain a user name, ? or #: credentials come from the environment only"
@@ -102,3 +107,13 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
     if not bucket or any(part in ("", ".", "..") for part in (key.split("/") if key else ())):
         raise InvalidValueError(f"{text} is not the URL of a store; expected {scheme}://{bucket or 'bucket'}/name.zarr")
     return ObjectPath(f"{scheme}://{rest}")
+
+
+def hub_url(rest: str) -> str:
+    """Return the URL of a file of a data set of the hub, "datasets/USER/NAME[@REVISION][/PATH]", at HF_ENDPOINT."""
+    found = _HUB.fullmatch(rest)
+    if found is None or "?" in rest or "#" in rest:
+        raise InvalidValueError("the address of a store on the hub is hf://datasets/USER/NAME[@REVISION][/PATH]")
+    repository, revision, path = found.groups()
+    endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+    return f"{endpoint}/datasets/{repository}/resolve/{revision or 'main'}/{path or HUB_STORE}"
