@@ -235,17 +235,31 @@ def label(
 
 
 def import_(
-    source: Annotated[Path, opt.argument("FILE", "An HDF5 file of NeuroX or AllenNLP, with a dataset a sentence.")],
+    source: Annotated[
+        Path,
+        opt.argument(
+            "FILE",
+            "An HDF5 file of NeuroX or AllenNLP, with a dataset a sentence; or token sequences: safetensors of vLLM or "
+            "speculators (a file or folder), a folder of SAELens.",
+        ),
+    ],
     store: opt.NewStore,
     corpus: Annotated[
         str | None, opt.option("FILE", "The text it was made from; without it, the words as FILE spells them.")
     ] = None,
     layers: Annotated[
-        str, opt.option("LIST", "Only these layers of the file, counted from 0, such as 0,6-12.")
+        str,
+        opt.option(
+            "LIST",
+            "Only these layers of the file, counted from 0, such as 0,6-12; of safetensors, the model's it holds.",
+        ),
     ] = "all",
+    model: Annotated[
+        str | None, opt.option("MODEL", "Of token sequences, the folder or name of the model.", "--model", "-m")
+    ] = None,
     dtype: Dtype = None,
 ) -> None:
-    """Make a store of a NeuroX or AllenNLP file of hidden states.
+    """Make a store of hidden states that another tool has written.
 
     Vectors become float16 unless --dtype is given. Run the same command again to resume.
     """
@@ -253,8 +267,8 @@ def import_(
     if read is not None and read.format == "text":  # such files hold a vector for each word between spaces
         read = es.open_corpus(str(corpus), split="lines", words="spaces")
     sentences = None if read is None else (sentence.words for sentence in read)
-    chosen = opt.layers_of(layers)
-    print(_written(es.store.import_store(source, store, corpus=sentences, layers=chosen, dtype=dtype or "float16")))
+    options: dict[str, Any] = {"corpus": sentences, "layers": opt.layers_of(layers), "model": model}
+    print(_written(es.store.import_store(source, store, **options, dtype=dtype or "float16")))
 
 
 def _written(store: es.Store) -> str:

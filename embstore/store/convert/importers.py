@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arguments import checked
-from embstore.errors import CorpusError, StorageError
+from embstore.errors import CorpusError, InvalidValueError, StorageError, quoted
 from embstore.progress import Progress
 from embstore.spacing import ATTACHED
 from embstore.store.convert.filling import (
@@ -24,9 +24,16 @@ from embstore.store.convert.filling import (
     require_storable,
     sample_rows,
 )
+from embstore.store.convert.token_files import (
+    Sequences,
+    TokenIndex,
+    load_tokenizer,
+    open_sequences,
+    tokenizer_sha256,
+)
 from embstore.store.index import Index, IndexBuilder
 from embstore.store.layout import Layout, resolve_layers
-from embstore.store.metadata import Metadata
+from embstore.store.metadata import MAX_LAYERS, Metadata
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Layers, Store
 
@@ -43,14 +50,22 @@ def import_store(
     *,
     corpus: Iterable[Words] | None = None,
     layers: Layers = None,
+    model: str | os.PathLike[str] | None = None,
     dtype: str = "float16",
     progress: Progress = None,
 ) -> Store:
-    """Make the store `out` of an HDF5 file that NeuroX or `allennlp elmo` wrote, with one dataset for each sentence.
+    """Make the store `out` of hidden states that another tool has written.
 
-    `corpus`: the words of every sentence, in the order of the datasets' numbers; required where the file does not name
-    all its sentences, or names them by pieces of byte-level BPE. `layers`: some of the file's, counted from 0; -1 or
-    "last" is the last one. `progress`: a function of (rows written, rows in all), or False for no bar. The same call
+    An HDF5 file of NeuroX or `allennlp elmo`, with one dataset for each sentence. `corpus`: the words of every
+    sentence, in the order of the datasets' numbers; required where the file does not name all its sentences, or names
+    them by pieces of byte-level BPE. `layers`: some of the file's, counted from 0; -1 or "last" is the last one.
+
+    Or token sequences, whose tokens become rows (unit subword): a .safetensors file, or a folder of them, of vLLM or
+    speculators; a folder that SAELens' CacheActivationsRunner wrote. `model`: the folder or name of the model, or a
+    tokenizer.json, whose tokenizer must have all token ids. `corpus`: the text of every sequence, or its words, with
+    which the ids are compared. `layers`: the numbers of the model's layers that a safetensors file holds, in its order.
+
+    `progress`: a function of (rows written, rows in all), or False for no bar. The same call
     resumes an interrupted import.
 
     Raises StoreNotFoundError or StoreFormatError for any other file, CorpusError where the words do not fit the
@@ -62,6 +77,11 @@ def import_store(
     require_dtype(dtype)
     path = parse_location(out)
     require_free_path(path)
+    sequences = open_sequences(Path(source))
+    if sequences is not None:
+        return _import_tokens(sequences, Path(source), path, corpus, layers, model, dtype, progress)
+    if model is not None:
+        raise InvalidValueError(f"model {quoted(str(model))} is for token sequences: {source} holds words")
     with SentenceFile(Path(source)) as file:
         chosen = resolve_layers(layers, range(file.n_layers), ascending=True)
         builder = _build_index(file, corpus)
@@ -76,6 +96,63 @@ def import_store(
             progress=progress,
             label="import",
         )
+
+
+def _import_tokens(
+    sequences: Sequences,
+    source: Path,
+    path: Path | ObjectPath,
+    corpus: Iterable[Words] | None,
+    layers: Layers,
+    model: str | os.PathLike[str] | None,
+    dtype: str,
+    progress: Progress,
+) -> Store:
+    tokenizer = load_tokenizer(model)
+    texts = None if corpus is None else (text if isinstance(text, str) else " ".join(text) for text in corpus)
+    tokens = TokenIndex(sequences, tokenizer, texts)
+    n_layers, hidden_size = tokens.shape
+    if sequences.layers is None and layers is None:
+        raise InvalidValueError(f"{source} holds {n_layers} layers and does not say which: name them with layers")
+    numbers = resolve_layers(layers, sequences.layers or range(MAX_LAYERS), ascending=False)
+    if len(numbers) != n_layers or list(numbers) != sorted(numbers):
+        raise InvalidValueError(f"layers {list(numbers)} do not fit {source}, which holds {n_layers}, ascending")
+    layout = Layout.of(n_rows=len(tokens.index.type), layers=numbers, hidden_size=hidden_size, dtype=dtype)
+    metadata = Metadata(
+        n_rows=layout.n_rows,
+        layers=numbers,
+        hidden_size=hidden_size,
+        dtype=dtype,
+        partition_rows=layout.partition_rows,
+        model={
+            "name": Path(str(model)).name if Path(str(model)).exists() else str(model),
+            "architecture": "unknown",
+            "revision": None,
+            "num_hidden_layers": numbers[-1],
+            "hidden_size": hidden_size,
+            "max_subwords": None,
+            "tokenizer_sha256": tokenizer_sha256(tokenizer),
+        },
+        corpus={
+            "name": source.name,
+            "format": "token ids",
+            "n_sentences": len(sequences),
+            "n_words": layout.n_rows,
+            "sha256": tokens.sha256,
+        },
+        extraction={"unit": "subword", "pooling": "none", "import": {"n_layers": n_layers}},
+        software={package: version(package) for package in ("embstore", "numpy", "tokenizers")},
+    )
+    rows = _TokenRows(sequences, tokens.index, layout)
+    return fill_store(
+        path,
+        metadata=metadata,
+        index=tokens.index,
+        center=rows.center() if dtype == "int8" else None,
+        fill=rows.fill,
+        progress=progress,
+        label="import",
+    )
 
 
 def _build_index(file: SentenceFile, corpus: Iterable[Words] | None) -> IndexBuilder:
@@ -169,7 +246,7 @@ def _metadata(file: SentenceFile, builder: IndexBuilder, layers: tuple[int, ...]
 class _Rows:
     """The rows of the store, read from the file one sentence at a time."""
 
-    def __init__(self, file: SentenceFile, index: Index, layout: Layout) -> None:
+    def __init__(self, file: Any, index: Index, layout: Layout) -> None:
         self.index = index
         self._file = file
         self._layout = layout
@@ -179,9 +256,14 @@ class _Rows:
         row = start
         while row < stop:
             vectors, where = self._read(row, stop)
-            for position, layer in enumerate(self._layout.layers):
+            for position, layer in enumerate(self._layers):
                 buffer.put(position, row - start, vectors[layer], where=where)
             row += vectors.shape[1]
+
+    @property
+    def _layers(self) -> Sequence[int]:
+        """The position in the file of each stored layer."""
+        return self._layout.layers
 
     def center(self) -> NDArray[np.float32]:
         """Return the mean of each layer over a sample of the rows."""
@@ -189,8 +271,8 @@ class _Rows:
         sample = sample_rows(self._layout.n_rows)
         for row in sample.tolist():
             vectors, where = self._read(row, row + 1)
-            for position, layer in enumerate(self._layout.layers):
-                require_storable(vectors[layer], dtype="int8", layer=layer, where=where)
+            for position, layer in enumerate(self._layers):
+                require_storable(vectors[layer], dtype="int8", layer=self._layout.layers[position], where=where)
                 total[position] += vectors[layer, 0]
         return (total / len(sample)).astype(np.float32)
 
@@ -201,3 +283,21 @@ class _Rows:
         number, first = int(self.index.source[sentence]), row - begins
         vectors = self._file.read(number, first, min(ends, stop) - begins)
         return vectors, lambda word: f"sentence {number}, word {first + word} of {self._file.path}"
+
+
+class _TokenRows(_Rows):
+    """The rows of token sequences, of which the last one read is held."""
+
+    _held: tuple[int, NDArray[Any]] | None = None
+
+    @property
+    def _layers(self) -> Sequence[int]:
+        return range(len(self._layout.layers))
+
+    def _read(self, row: int, stop: int) -> tuple[NDArray[Any], Callable[[int], str]]:
+        number = int(self.index.sentence[row])
+        begins, ends = self.index.indptr[number : number + 2].tolist()
+        if self._held is None or self._held[0] != number:
+            self._held = number, self._file.read(number)[1]
+        vectors = self._held[1][row - begins : min(ends, stop) - begins].transpose(1, 0, 2)
+        return vectors, lambda token: f"token {row - begins + token} of {self._file.where(number)}"
