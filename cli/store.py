@@ -204,7 +204,7 @@ def label(
         opt.option(
             "KEYS",
             "The columns that say which rows a line labels: occurrence; sentence,position; source,position; or "
-            "sentence, source or word, for all their rows.",
+            "sentence, source, document or word, for all their rows.",
         ),
     ] = "occurrence",
     replace: Annotated[

@@ -208,7 +208,7 @@ class Store:
                     raise StoreDamagedError(f"the index of {self.path} is damaged: {fault}; {REPAIR_HINT}")
         except KeyError as error:
             raise StoreDamagedError(f"{self.path} has no array {error}: {REPAIR_HINT}") from None
-        stored = dict(sorted({**index.labels, **self._label_files.read()}.items()))
+        stored = dict(sorted({**index.own_labels, **self._label_files.read()}.items()))
         return replace(index, labels={**stored, **self._added_labels})
 
     def _column(self, name: str) -> NDArray[Any]:
@@ -273,9 +273,9 @@ class Store:
         `labels`: the name of one column, whose `values` are one label for each row, as an array, a list or a Polars
         Series of strings, integers or booleans (None: no label). Or a table, a frame or the path of a .csv, .tsv,
         .jsonl or .parquet file, whose columns become label columns, all but its keys, `on`: "occurrence";
-        "sentence,position" or "source,position" (the number of the sentence in the corpus); "sentence", "source" or
-        "word", for all their rows. Rows that the table leaves out have no label. With a name and a frame as `values`
-        only this column is used.
+        "sentence,position" or "source,position" (the number of the sentence in the corpus); "sentence", "source",
+        "document" or "word", for all their rows. Rows that the table leaves out have no label. With a name and a frame
+        as `values` only this column is used.
 
         `save`: store the columns next to the vectors, for everyone who opens the store, which must be on a disk;
         otherwise they are in memory only. `replace`: also columns that were saved earlier; those in memory are always
@@ -305,6 +305,8 @@ class Store:
         from embstore.store.labels.columns import label_columns
 
         added = label_columns(self.index, labels, values, on=on, rows=rows, save=save)
+        for name in set(added) & set(self.index.fields):
+            raise InvalidValueError(f"{self.path} has a field {name!r} of its documents: choose another name")
         if not save:
             return self._with({**self._added_labels, **added})
         for name in added:

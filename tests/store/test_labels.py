@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,9 @@ def test_added_labels_are_a_column_like_any_other(made: Made, tmp_path: Path, su
         assert set(zarr.open_group(store.path, mode="r")) == set(zarr.open_group(made.store.path, mode="r"))
 
 
-@pytest.mark.parametrize("on", ["occurrence", "sentence,position", "source,position", "sentence", "source", "word"])
+@pytest.mark.parametrize(
+    "on", ["occurrence", "sentence,position", "source,position", "sentence", "source", "document", "word"]
+)
 @pytest.mark.parametrize("batch", [5, 1 << 18])
 def test_every_key_labels_the_rows_it_names(made: Made, on: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "BATCH_ROWS", batch)
@@ -268,3 +271,18 @@ def test_exports_and_buckets_have_them(made: Made, tmp_path: Path, memory: Memor
     with pytest.raises(InvalidValueError, match="must be on a disk"):
         remote.with_labels("y", ["a"] * store.n_rows, save=True)
     assert es.verify(URL).ok
+
+
+def test_documents_of_several_sentences(made: Made) -> None:
+    index = made.store.index
+    index = replace(index, document=np.arange(len(index.texts)) // 7)
+    frame = pl.DataFrame({"document": [3, 1], "mark": ["c", "a"]})
+    [labels] = columns.label_columns(index, frame, on="document", rows=None, save=False).values()
+    of_rows = np.array([row["sentence"] for row in made.table]) // 7
+    assert labels.codes.tolist() == [{1: 0, 3: 1}.get(number, -1) for number in of_rows.tolist()]
+    chosen = np.flatnonzero(of_rows == 3)[1:3]
+    [labels] = columns.label_columns(index, frame[:1], on="document", rows=chosen, save=False).values()
+    assert np.flatnonzero(labels.codes >= 0).tolist() == chosen.tolist()
+    for given, rows in ((frame, chosen), (pl.DataFrame({"document": [18], "mark": ["a"]}), None)):
+        with pytest.raises(InvalidValueError, match="has no document"):
+            columns.label_columns(index, given, on="document", rows=rows, save=False)

@@ -18,7 +18,10 @@ from embstore.store.storage.files import regular_file
 
 Rows = NDArray[np.int64]
 
-KEYS = (("occurrence",), ("sentence", "position"), ("source", "position"), ("sentence",), ("source",), ("word",))
+KEYS = (
+    *(("occurrence",), ("sentence", "position"), ("source", "position")),
+    *(("sentence",), ("source",), ("document",), ("word",)),
+)
 BATCH_ROWS = 1 << 18
 _IN_MEMORY = 1 << 24  # codes; more are in an unnamed file
 _READERS: dict[str, Callable[[Path], pl.LazyFrame]] = {
@@ -156,20 +159,23 @@ def _joined(
     index: Index, frame: pl.LazyFrame, keys: tuple[str, ...], columns: Sequence[str], rows: Rows | None, where: str
 ) -> dict[str, Labels]:
     """Read a table in batches, find the rows or groups of rows that its keys name, and set their labels."""
-    grouped: dict[str, NDArray[Any]] = {"word": index.type, "sentence": index.sentence, "source": index.sentence}
-    group = grouped.get(",".join(keys))
-    n_groups = len(index.words if keys == ("word",) else index.texts) if group is not None else len(index.type)
+    by_document = keys == ("document",)
+    group = None if keys == ("occurrence",) or len(keys) == 2 else index.type if keys == ("word",) else index.sentence
+    n_groups = {"word": len(index.words), "document": index.n_documents}.get(keys[0], len(index.texts))
+    chosen = rows if rows is None or group is None else np.unique(group[rows]).astype(np.int64)
+    if chosen is not None and by_document:
+        chosen = np.unique(index.document_of(chosen))
     find = _Finder(index, keys)
     made = {}
     for name in columns:
         names = frame.select(pl.col(name).drop_nulls().unique().sort()).collect(engine="streaming")[name]
-        made[name] = _Column(name, names, n_groups)
+        made[name] = _Column(name, names, len(index.type) if group is None else n_groups)
     first = 1
     for batch in frame.select(*keys, *columns).collect_batches(chunk_size=BATCH_ROWS, maintain_order=True):
         numbers, at = find(batch)
         wrong = numbers < 0
-        if rows is not None:
-            wrong |= ~np.isin(numbers, rows if group is None else np.unique(group[rows]))
+        if chosen is not None:
+            wrong |= ~np.isin(numbers, chosen)
         if wrong.any():
             line = int(at[wrong.argmax()])
             named = ", ".join(f"{key} {value!r}" for key, value in batch.select(keys).row(line, named=True).items())
@@ -178,7 +184,8 @@ def _joined(
         for name, column in made.items():
             column.put(numbers, batch[name].gather(at))
         first += len(batch)
-    return {name: Labels(_of_rows(column.codes, group, rows), column.names) for name, column in made.items()}
+    of_sentence = index.document_of(np.arange(len(index.texts))) if by_document else slice(None)
+    return {name: Labels(_of_rows(each.codes[of_sentence], group, rows), each.names) for name, each in made.items()}
 
 
 class _Finder:
@@ -204,7 +211,7 @@ class _Finder:
             if key == "source":
                 at = np.minimum(np.searchsorted(self._sources, numbers), len(self._sources) - 1)
                 numbers = np.where(self._sources[at] == numbers, self._order[at], -1)
-            limit = len(index.type if key == "occurrence" else index.texts)
+            limit = {"occurrence": len(index.type), "document": index.n_documents}.get(key, len(index.texts))
             numbers = np.where((numbers >= 0) & (numbers < limit), numbers, -1)
         if len(self._keys) == 1:
             return numbers, np.arange(len(numbers))
