@@ -15,7 +15,6 @@ from polars.io.plugins import register_io_source
 
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.progress import Progress, reporting
-from embstore.store.index import TEXT
 from embstore.store.metadata import as_json
 from embstore.store.storage.files import replacing, write_file
 from embstore.store.storage.safetensors import header
