@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -105,6 +105,7 @@ AttentionWindow = Annotated[
 Devices = Annotated[str | None, opt.option("LIST", "A process for each of these: GPUs as 0,1, or cpu.", panel=WORKERS)]
 Threads = Annotated[int | None, opt.option("N", "CPU threads of the model (one a core).", min=1)]
 Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "The workers of a Ray cluster.", panel=WORKERS)]
+Append = Annotated[bool, typer.Option("--append", help="Add the corpus to a store that has the same options.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
 
 
@@ -180,6 +181,19 @@ class Extraction:
             **computing,
         )
 
+    def use_options_of(self, store: str, context: typer.Context) -> None:
+        """Use the options that a store was made with, but for those that are given."""
+        if len(self.windows) > 1 or "{window}" in store:
+            raise InvalidValueError(f"--append adds to one store: give one --{self.kind}-window, or none")
+        stored = es.extraction.options_of(store)
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        named = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        named |= set(opt.read_settings(self.given.settings, SETTINGS))
+        names = {each.name for each in fields(es.ExtractionOptions)} & named
+        if named & {"words", "label", "max_contexts", *KEEP}:
+            names.add("keep")
+        self.options = replace(stored, **{name: getattr(self.options, name) for name in sorted(names)})
+
     def paths(self, store: str) -> dict[int | None, str]:
         """Return the path of each window's store. Raises StorageError where none can be created."""
         paths = _paths(store, self.kind, self.windows)
@@ -222,6 +236,7 @@ def plan(
 
 
 def extract(
+    context: typer.Context,
     corpus: Corpus,
     store: opt.NewStore,
     *,
@@ -229,6 +244,7 @@ def extract(
     extracting: Extracting,
     devices: Devices = None,
     cluster: Cluster = None,
+    append: Append = False,
     repair: Repair = False,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -242,18 +258,20 @@ def extract(
     of messages; workers=N of the cluster.
     """
     extraction = Extraction(corpus, extracting)
+    if append:
+        extraction.use_options_of(store, context)
     paths = extraction.paths(store)
     executor = opt.executor_of(cluster, extraction.workers, devices)
     device = devices.split(",")[0] if devices is not None and extracting.device == "auto" else extracting.device
     device = f"cuda:{device}" if device.isdecimal() else device
-    made = extraction.plan(model, store=store, device=device)
+    made = extraction.plan(model, store=f"{store}/part.zarr" if append else store, device=device)
     if not as_json:
         print(made, flush=True)
     try:
         with executor or nullcontext():
             if isinstance(made, es.Plan):
                 (path,) = paths.values()
-                stores = {path: es.extract(made, path, repair=repair, executor=executor)}
+                stores = {path: es.extract(made, path, append=append, repair=repair, executor=executor)}
             else:
                 written = es.extraction.extract_windows(made, store, repair=repair, executor=executor)
                 stores = {paths[window]: one for window, one in written.items()}

@@ -99,6 +99,7 @@ COMMANDS = (
     Entry("plan", "extract.plan", START, "plan ewt.conllu --model bert-base-uncased"),
     Entry("extract", "extract.extract", START, "extract ewt.conllu ewt.zarr -m bert-base-uncased --layers 0,6,-1"),
     Entry("info", "store.info", STORES, "info ewt.zarr"),
+    Entry("collect", "store.collect", STORES, "collect decades.json 1900.zarr 1910.zarr"),
     Entry("verify", "store.verify", STORES, "verify ewt.zarr"),
     Entry("lookup", "store.lookup", STORES, "lookup ewt.zarr bank"),
     Entry("export", "store.export", STORES, "export ewt.zarr ewt.h5 --layers 0,12"),

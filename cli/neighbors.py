@@ -140,7 +140,7 @@ def _queries(
 
 
 def _is_store(source: str) -> bool:
-    return "://" in source or Path(source).suffix in (".zarr", ".h5", ".hdf5") or Path(source).is_dir()
+    return "://" in source or Path(source).suffix in (".zarr", ".h5", ".hdf5", ".json") or Path(source).is_dir()
 
 
 def _occurrences(store: es.Store, words: list[str], queries: int) -> tuple[list[int], str]:

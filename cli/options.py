@@ -30,7 +30,9 @@ def argument(metavar: str, text: str) -> Any:
     return typer.Argument(metavar=metavar, help=text)
 
 
-STORE = "A store: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az://, https:// or hf://."
+STORE = (
+    "NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az://, https://, hf://; NAME.json or a glob of several stores."
+)
 
 StorePath = Annotated[str, argument("STORE", STORE)]
 StorePaths = Annotated[list[str], argument("STORE", "One or more stores.")]

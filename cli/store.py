@@ -73,6 +73,18 @@ def _plain(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def collect(
+    out: Annotated[Path, opt.argument("OUT", "The file to write: NAME.json.")],
+    stores: Annotated[list[str], opt.argument("STORE", "The stores, in the order of their rows; also globs and URLs.")],
+) -> None:
+    """Make several stores one: write the file by which they are opened together.
+
+    Every command takes the file as a store. The stores stay where they are; each must be of the same model, layers,
+    dtype, unit and pooling.
+    """
+    print(_written(es.store.collect(out, stores=stores)))
+
+
 def verify(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
     """Check every byte of a store against its checksums.
 

@@ -36,7 +36,7 @@ from .store import Store as Store
 from .store import export as export
 from .store import verify as verify
 from .store.convert.torch_dataset import TorchDataset as TorchDataset
-from .store.store import open as open
+from .store.opening import open as open
 from .studies import reproduce as reproduce
 from .vectors import WordVectors as WordVectors
 

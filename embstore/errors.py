@@ -142,6 +142,10 @@ class SmallerBatchesWarning(EmbstoreWarning):
     """A batch did not fit into the memory of a device; it and the following ones are run in parts."""
 
 
+class AppendedTwiceWarning(EmbstoreWarning):
+    """A corpus is in a store already, and was not appended again."""
+
+
 class UnfinishedStoreWarning(EmbstoreWarning):
     """The opened store has partitions that are not written yet."""
 

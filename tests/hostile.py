@@ -34,6 +34,7 @@ BASES = {
     "plan": "corpus.txt -m random:8",
     "extract": "corpus.txt new.zarr -m random:8",
     "info": "store.zarr",
+    "collect": "collected.json store.zarr",
     "verify": "store.zarr",
     "lookup": "store.zarr bank",
     "export": "store.zarr copy.zarr",

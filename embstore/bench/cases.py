@@ -21,7 +21,7 @@ from embstore.bench.page_cache import Cold, bring_in, files_of, read_in_order
 from embstore.bench.rivals import GATHER, MAPPED, SEARCH, ReadData, Rival, SearchData, cosines_in_torch, made
 from embstore.store import Store, verify
 from embstore.store.layout import ITEM_NBYTES
-from embstore.store.store import open as open_store
+from embstore.store.opening import open_store
 
 SIDE = 1024  # of the square matrices whose product is timed
 FEW_QUERIES = 12  # up to this number a search is limited by reading, above it by products

@@ -16,7 +16,7 @@ from embstore.bench.made import write_stores
 from embstore.bench.measure import Row
 from embstore.bench.run import Sizes
 from embstore.errors import EmbstoreError, InvalidValueError
-from embstore.store.store import open_store
+from embstore.store.opening import open_store
 
 
 def rows_of(group: str, path: Path, folder: Path, sizes: Sizes, *, threads: int, **options: Any) -> Iterator[Row]:

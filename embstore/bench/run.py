@@ -18,8 +18,8 @@ from embstore.arguments import checked
 from embstore.bench.cases import Cases, in_each_round
 from embstore.bench.measure import QUIET, Row, Spent, cores, interleaved, machine, row_of, run_of, watched_load
 from embstore.errors import EmbstoreError, InvalidValueError, check_whole
+from embstore.store.opening import open_store
 from embstore.store.storage.files import replacing
-from embstore.store.store import open_store
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
 INVALID = 2  # the exit status of bad input

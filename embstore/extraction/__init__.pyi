@@ -1,3 +1,4 @@
+from .append import options_of as options_of
 from .bench import bench_extract as bench_extract
 from .extract import extract_windows as extract_windows
 from .options import ExtractionOptions as ExtractionOptions

@@ -29,15 +29,17 @@ from embstore.errors import (
     WorkerWarning,
 )
 from embstore.executors import iter_completed, n_workers_of, one_line
+from embstore.extraction.append import append as append_part
 from embstore.extraction.partition import Part
 from embstore.extraction.plan import Plan
 from embstore.extraction.resume import require_same_plan
 from embstore.extraction.window_plan import WINDOW_FIELD, WindowPlan
 from embstore.extraction.worker import Destination, Job, Outcome, RemoteJob, Target, Task, Timings, Worker, run_tasks
 from embstore.progress import Progress, reporting
-from embstore.store import Store, StoreWriter, create_store, open_store, verify
+from embstore.store import Store, StoreWriter, create_store, open_store
 from embstore.store.backend import exists, open_reader
 from embstore.store.check.repair import repair_layout
+from embstore.store.check.verify import verify_one
 from embstore.store.storage.files import storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
@@ -55,6 +57,7 @@ def extract(
     plan: Plan,
     path: str | Path | ObjectPath,
     *,
+    append: bool = False,
     repair: bool = False,
     executor: Executor | None = None,
     progress: Progress = None,
@@ -71,6 +74,10 @@ def extract(
         From `embstore.plan`.
     path:
         NAME.zarr, NAME.h5, or s3://BUCKET/NAME.zarr.
+    append:
+        Add the documents of the plan to the finished store at `path`, a .zarr on a disk that was made with the same
+        model and options (see `options_of`), as a part that is read when it is complete. A corpus that the store has
+        already is not added again, which an AppendedTwiceWarning says.
     repair:
         Verify the store first, and encode damaged partitions again.
     executor:
@@ -94,9 +101,13 @@ def extract(
     ExecutorError
         If workers were lost, or could not write some partitions. All that was committed stays.
     """
-    return extract_together(
-        [plan], [parse_location(path)], repair=repair, executor=executor, progress=progress, timings=timings
-    )[0]
+
+    def run(place: Path | ObjectPath, repair: bool) -> Store:
+        return extract_together([plan], [place], repair=repair, executor=executor, progress=progress, timings=timings)[
+            0
+        ]
+
+    return append_part(plan, path, run, repair=repair) if append else run(parse_location(path), repair)
 
 
 @checked
@@ -224,7 +235,7 @@ def _center(plan: Plan) -> NDArray[np.float32] | None:
 def _repair_layout(plan: Plan, path: Path | ObjectPath) -> list[int]:
     """Verify a store, and write all but its vectors again if that is damaged; returns the partitions to discard."""
     _refuse_other_plan(plan, path)
-    report = verify(path)
+    report = verify_one(path)
     if all(fault.partition is not None for fault in report.faults):
         return report.damaged_partitions
     repair_layout(path, metadata=plan.metadata, index=plan.index, center=_center(plan))

@@ -15,6 +15,7 @@ from embstore.extraction.survey import BLOCK_SENTENCES
 from embstore.spacing import join_marked, marked_words
 from embstore.store import Metadata, Store
 from embstore.store.backend import exists, open_reader, require_writable
+from embstore.store.collection import COMPUTED, FREE, SAME
 from embstore.store.layout import RESIDUAL
 from embstore.store.storage.location import ObjectPath
 
@@ -27,6 +28,17 @@ def require_same_plan(planned: Metadata, stored: Metadata, *, path: Path | Objec
     for part in ("corpus", "model", "extraction"):
         _require_equal(part, getattr(planned, part), getattr(stored, part), path)
     for part in ("dtype", "layers", "sites", "hidden_size", "n_rows", "partition_rows", "format_version"):
+        _require_equal(part, getattr(planned, part), getattr(stored, part), path)
+
+
+def require_same_options(planned: Metadata, stored: Metadata, *, path: Path | ObjectPath) -> None:
+    """Raise StoreMismatchError, naming the first difference, for a plan whose vectors are of another kind or choice."""
+    for part, free in {**FREE, "extraction": COMPUTED}.items():
+        now, then = (
+            {key: value for key, value in getattr(each, part).items() if key not in free} for each in (planned, stored)
+        )
+        _require_equal(part, now, then, path)
+    for part in SAME:
         _require_equal(part, getattr(planned, part), getattr(stored, part), path)
 
 

@@ -1,6 +1,7 @@
 from .check.findings import Fault as Fault
 from .check.findings import VerifyReport as VerifyReport
 from .check.verify import verify as verify
+from .collection import Collection as Collection
 from .convert.export import export as export
 from .convert.importers import import_store as import_store
 from .convert.tables import write_table as write_table
@@ -10,12 +11,13 @@ from .index import Strings as Strings
 from .layout import Layout as Layout
 from .metadata import Dropped as Dropped
 from .metadata import Metadata as Metadata
+from .opening import collect as collect
+from .opening import open as open
+from .opening import open_store as open_store
 from .storage.files import write_frame as write_frame
 from .store import Block as Block
 from .store import Selection as Selection
 from .store import Store as Store
-from .store import open as open
-from .store import open_store as open_store
 from .vectors import bfloat16_bits as bfloat16_bits
 from .vectors import float32_of_bfloat16 as float32_of_bfloat16
 from .vectors import quantize as quantize

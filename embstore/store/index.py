@@ -194,10 +194,11 @@ class Index:
     contexts: Contexts | None = None
 
     def __post_init__(self) -> None:
-        spread: dict[str, Labels] = {
-            name: _FieldLabels(own, lambda: self.document_of(self.sentence)) for name, own in self.fields.items()
-        }
-        object.__setattr__(self, "labels", {**self.own_labels, **spread})
+        object.__setattr__(self, "labels", {**self.own_labels, **self.spread_fields()})
+
+    def spread_fields(self) -> dict[str, Labels]:
+        """Return the fields of documents as labels of rows."""
+        return {name: _FieldLabels(own, lambda: self.document_of(self.sentence)) for name, own in self.fields.items()}
 
     @property
     def own_labels(self) -> dict[str, Labels]:

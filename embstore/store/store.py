@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -20,13 +19,12 @@ from embstore.errors import (
     InvalidValueError,
     MissingRowsError,
     StoreDamagedError,
-    UnfinishedStoreWarning,
     check_whole,
     quoted,
 )
 from embstore.html import html_table
 from embstore.store.arrays import committed
-from embstore.store.backend import SUFFIXES, Reader, open_reader
+from embstore.store.backend import Reader, open_reader
 from embstore.store.check.consistency import column_faults
 from embstore.store.conditions import Condition, check_bounds, parse_conditions, row_numbers, selected_rows
 from embstore.store.index import Index, Labels, TypeIndex
@@ -34,9 +32,19 @@ from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import RESIDUAL, Layout, resolve_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.gather import RESUME, Gatherer
-from embstore.store.reading.scan import BLOCK_NBYTES, DENSE, Checksums, Snapshot, scan_blocks, stored_blocks
+from embstore.store.reading.scan import (
+    BLOCK_NBYTES,
+    DENSE,
+    Checksums,
+    RowReader,
+    SequentialReader,
+    Snapshot,
+    StoredRows,
+    scan_blocks,
+    stored_blocks,
+)
 from embstore.store.storage.files import REPAIR_HINT, crc32c
-from embstore.store.storage.location import ObjectPath, parse_location
+from embstore.store.storage.location import ObjectPath
 from embstore.store.vectors import VALUE_DTYPE
 
 if TYPE_CHECKING:
@@ -51,43 +59,6 @@ Layer = int | str  # a number, -1, or "last"
 Layers = Layer | Iterable[Layer] | None  # also "all"
 
 
-def open_store(
-    path: str | os.PathLike[str] | ObjectPath,
-    *,
-    cache: str | os.PathLike[str] | None = None,
-    verify: Literal["lazy"] | None = None,
-    site: str | None = None,
-) -> Store:
-    """Open a store for reading; an unfinished store is opened with an UnfinishedStoreWarning.
-
-    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://. `site`: which vectors are read,
-    see `Store.site`; it may also follow the path: "name.zarr#query". `cache`: a folder for
-    local copies of a remote store's shards, each downloaded whole when it is first needed. The default is the
-    environment variable EMBSTORE_CACHE; without either, rows are requested one by one and not kept. `verify`: with
-    "lazy" the index, and each partition before a row of it is first read, are compared with their checksums; a remote
-    partition is downloaded whole for it. By default a read does not look at the checksums of vectors: damaged bytes
-    then read as other numbers, until `embstore.verify` is run.
-
-    Raises StoreNotFoundError, StoreFormatError for a path that is no store or one of a newer format,
-    InvalidValueError for a site that is not stored, StoreDamagedError, StorageError.
-    """
-    if isinstance(path, str) and site is None and path.partition("#")[0].endswith(SUFFIXES):
-        path, _, site = path.partition("#")
-    store = Store(open_reader(parse_location(path), cache=cache_folder(cache)), verify=verify, site=site or None)
-    if store.n_committed_rows < store.n_rows:
-        missing = int((~store.committed).sum())
-        warnings.warn(
-            f"{store.path} is not finished: {store.n_rows - store.n_committed_rows:,} of {store.n_rows:,} rows "
-            f"({missing} of {store.layout.n_partitions} partitions) are not written yet: {RESUME}",
-            UnfinishedStoreWarning,
-            stacklevel=2,
-        )
-    return store
-
-
-open = open_store
-
-
 class Store:
     """A store of hidden states, open for reading. Made by `embstore.open`; only committed rows can be read.
 
@@ -100,20 +71,30 @@ class Store:
         if verify not in (None, "lazy"):
             raise InvalidValueError(f'verify must be "lazy" or None, not {quoted(verify)}')
         self._reader = reader
+        self._records: NDArray[np.uint64] | None = None
+        self._describe(reader.path, reader.cache, reader.metadata, verify, site)
+        self.refresh()
+
+    def _describe(
+        self,
+        path: Path | ObjectPath,
+        cache: Path | None,
+        metadata: Metadata,
+        verify: Literal["lazy"] | None,
+        site: str | None,
+    ) -> None:
         self._verify = verify
         self._added_labels: dict[str, Labels] = {}
-        self._records: NDArray[np.uint64] | None = None
-        self.path: Path | ObjectPath = reader.path
-        self.cache: Path | None = reader.cache
-        self.metadata: Metadata = reader.metadata
-        self.sites: tuple[str, ...] = tuple(layout.site for layout in reader.metadata.layouts)
+        self.path: Path | ObjectPath = path
+        self.cache: Path | None = cache
+        self.metadata: Metadata = metadata
+        self.sites: tuple[str, ...] = tuple(layout.site for layout in metadata.layouts)
         self.layout: Layout = self._layout_of(site)
         self.layers: tuple[int, ...] = self.layout.layers
         self.n_rows: int = self.layout.n_rows
         self.hidden_size: int = self.layout.hidden_size
         self.dtype: str = self.layout.dtype
         self.vector_dtype: np.dtype[Any] = VALUE_DTYPE[self.dtype]
-        self.refresh()
 
     def __repr__(self) -> str:
         shape = f"{len(self.layers)} layers x {self.n_rows:,} rows x {self.hidden_size}"
@@ -152,9 +133,26 @@ class Store:
         """
         if name == self.layout.site:
             return self
-        store = Store(self._reader, verify=self._verify, site=self._layout_of(name).site)
+        return self._opened(Store(self._reader, verify=self._verify, site=self._layout_of(name).site))
+
+    def reopened(self, *, verify: Literal["lazy"] | None) -> Store:
+        """Open the same store and site again, and compare what is read with its checksums ("lazy") or not (None)."""
+        reader = open_reader(self.path, cache=self.cache)
+        return self._opened(Store(reader, verify=verify, site=self.layout.site))
+
+    def _opened(self, store: Self) -> Self:
+        """Give another object of this store the labels that were added to this one."""
         store._added_labels = self._added_labels
         return store
+
+    def require_current(self, *, columns: bool) -> None:
+        """Raise StoreDamagedError where the store was replaced or cut short since it was opened."""
+        self._reader.require_current(columns=columns)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether rows are requested from a server."""
+        return self._reader.remote is not None
 
     def refresh(self) -> None:
         """Read the commit records again, so that rows written by another process since then can be read."""
@@ -208,7 +206,7 @@ class Store:
                     raise StoreDamagedError(f"the index of {self.path} is damaged: {fault}; {REPAIR_HINT}")
         except KeyError as error:
             raise StoreDamagedError(f"{self.path} has no array {error}: {REPAIR_HINT}") from None
-        stored = dict(sorted({**index.own_labels, **self._label_files.read()}.items()))
+        stored = dict(sorted({**index.own_labels, **self.label_files.read()}.items()))
         return replace(index, labels={**stored, **self._added_labels})
 
     def _column(self, name: str) -> NDArray[Any]:
@@ -218,6 +216,16 @@ class Store:
         column = self._reader.column(name)
         if self._verify and crc32c(column) != self._reader.arrays[name].crc32c:
             raise StoreDamagedError(f"{name} of {self.path} was changed: {REPAIR_HINT}")
+        return column
+
+    def column_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each column of the index as it is stored, by its name."""
+        return {name: array.shape for name, array in self._reader.arrays.items()}
+
+    def stored_column(self, name: str) -> NDArray[Any]:
+        """Return a column of the index as it is stored, whose file is not held open."""
+        column = self._column(name)
+        self._reader.release_columns()
         return column
 
     @cached_property
@@ -234,7 +242,7 @@ class Store:
 
         Raises InvalidValueError for a type that does not exist.
         """
-        self._reader.require_current(columns=True)
+        self.require_current(columns=True)
         return self._type_index.rows_of(type_id)
 
     def type_of(self, form: str) -> int | None:
@@ -289,7 +297,7 @@ class Store:
     @checked
     def remove_labels(self, name: str) -> Store:
         """Remove a label column that `with_labels(..., save=True)` stored; returns the store without it."""
-        self._label_files.remove(name)
+        self.label_files.remove(name)
         return self._with(self._added_labels)
 
     def _labelled(
@@ -310,21 +318,22 @@ class Store:
         if not save:
             return self._with({**self._added_labels, **added})
         for name in added:
-            if f"occurrences/labels/{name}" in self._reader.arrays:
+            if f"occurrences/labels/{name}" in self.column_shapes():
                 raise InvalidValueError(f"{self.path} has labels {name!r} of its corpus: choose another name")
-        self._label_files.write(added, replace=overwrite)
+        self.label_files.write(added, replace=overwrite)
         return self._with({name: each for name, each in self._added_labels.items() if name not in added})
 
     def _with(self, added: dict[str, Labels]) -> Store:
         """Return the same store with other labels in memory, and those that are stored read again."""
-        store = Store.__new__(Store)
+        store = type(self).__new__(type(self))
         store.__dict__.update(self.__dict__)
         store.__dict__.pop("index", None)
         store._added_labels = added
         return store
 
     @cached_property
-    def _label_files(self) -> LabelFiles:
+    def label_files(self) -> LabelFiles:
+        """The label columns that were added to the store."""
         return LabelFiles(self._reader)
 
     @checked
@@ -352,7 +361,7 @@ class Store:
         """
         if all(condition is None for condition in (words, types, labels, specials, sentences, where)):
             return Selection(self, layers=layers, rows=rows)
-        self._reader.require_current(columns=True)
+        self.require_current(columns=True)
         conditions = parse_conditions(
             self.index,
             self._type_index,
@@ -414,7 +423,7 @@ class Store:
         if missing not in ("error", "nan"):
             raise InvalidValueError(f'missing must be "error" or "nan", not {missing!r}')
         positions = [self.layers.index(layer) for layer in layers]
-        self._reader.require_current(columns=False)
+        self.require_current(columns=False)
         return self._gatherer.take(row_numbers(rows), positions, out=out, nan=missing == "nan")
 
     def scan(
@@ -445,23 +454,25 @@ class Store:
         block_rows = None if block_rows is None else check_whole("block_rows", block_rows, 1)
         if missing not in ("error", "skip", "nan"):
             raise InvalidValueError(f'missing must be "error", "skip" or "nan", not {missing!r}')
-        self._reader.require_current(columns=False)
+        self.require_current(columns=False)
         if missing == "error":
             self._require_committed(start, stop)
         return scan_blocks(self.snapshot, number, start, stop, block_rows=block_rows, nan=missing == "nan", copy=copy)
 
-    def scan_stored(
-        self, layer: Layer, start: int, stop: int, *, block_rows: int
-    ) -> Iterator[tuple[int, NDArray[Any], NDArray[np.float32] | None]]:
-        """Yield `(first row, stored numbers [n, hidden_size], scales [n])` over rows `[start, stop)` of one layer.
-
-        As `scan` without a copy, but bfloat16 as its bits and int8 as its codes: only int8 has scales, and its values
-        are code * scale + `center`.
-        """
+    def scan_stored(self, layer: Layer, start: int, stop: int, *, block_rows: int) -> Iterator[StoredRows]:
+        """Yield rows `[start, stop)` of one layer as they are stored: as `scan` without a copy, but not decoded."""
         number = self.layers.index(resolve_layer(layer, self.layers))
-        self._reader.require_current(columns=False)
+        self.require_current(columns=False)
         self._require_committed(start, stop)
         return stored_blocks(self.snapshot, number, start, stop, block_rows=block_rows)
+
+    def sequential(self, array: str, layer: int, stop: int) -> RowReader:
+        """Return what reads ascending rows of a stored array; `layer` is a position among the stored ones."""
+        return SequentialReader(self.snapshot, array, layer, stop)
+
+    def is_written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return for each of some rows whether it is committed."""
+        return self.committed[rows // self.layout.partition_rows]
 
     def _require_committed(self, start: int, stop: int) -> None:
         size = self.layout.partition_rows
@@ -549,7 +560,7 @@ class Selection:
 
     def committed(self) -> Selection:
         """Return the selected rows that are written already, of an unfinished store."""
-        written = self.rows[self.store.committed[self.rows // self.store.layout.partition_rows]]
+        written = self.rows[self.store.is_written(self.rows)]
         return Selection(self.store, layers=self.layers, rows=written)
 
     @checked
@@ -596,7 +607,7 @@ class Selection:
         """
         from embstore.store.table import occurrence_table
 
-        self.store._reader.require_current(columns=True)
+        self.store.require_current(columns=True)
         return occurrence_table(self.store.index, rows=None if self.is_whole else self.rows, columns=columns)
 
     def to_arrow(self, *, columns: Sequence[str] | None = None) -> Any:
@@ -629,12 +640,12 @@ class Selection:
 
     def occurrences(self) -> list[dict[str, Any]]:
         """Return the rows of `table` as dicts; for a few of them this is faster, since Polars is not imported."""
-        self.store._reader.require_current(columns=True)
+        self.store.require_current(columns=True)
         return self.store.index.occurrences(self.rows)
 
     def concordance(self) -> list[tuple[str, str, str]]:
         """Return for each row its sentence as it is read, in three parts: before the word, the word, after it."""
-        self.store._reader.require_current(columns=True)
+        self.store.require_current(columns=True)
         return self.store.index.concordance(self.rows)
 
     def iter_blocks(self, *, block_rows: int | None = None, copy: bool = True) -> Iterator[Block]:
@@ -668,7 +679,7 @@ class Selection:
             for start, vectors in self.store.scan(layer, *span, block_rows=size, copy=copy):
                 yield Block(layer, np.arange(start, start + len(vectors)), vectors)
             return
-        missing = self.rows[~self.store.committed[self.rows // self.store.layout.partition_rows]]
+        missing = self.rows[~self.store.is_written(self.rows)]
         if len(missing):
             self.store.gather(missing, layer)  # raises MissingRowsError
         first, last = int(self.rows[0]), int(self.rows[-1]) + 1

@@ -136,6 +136,7 @@ def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> No
     far = open_store(f"{bucket.url}/{KEY}")
     opening = [request.key.removeprefix(f"{KEY}/") for request in bucket.proxy.requests]
     assert sorted(set(opening)) == [
+        "appended/zarr.json",
         "commits/c/0/0",
         "hidden_states/zarr.json",
         "scale/zarr.json",

@@ -34,7 +34,7 @@ from embstore.errors import (
     SearchIndexNotFoundError,
     quoted,
 )
-from embstore.store import Store
+from embstore.store import Collection, Store
 from embstore.store.backend import is_file
 from embstore.store.layout import RESIDUAL
 from embstore.store.metadata import canonical, document_crc32c
@@ -113,6 +113,11 @@ class IndexState:
 
 def folder_of(store: Store) -> Path:
     """The folder of the indexes of a store: inside an array of a Zarr store, where no tool looks, or next to a file."""
+    if isinstance(store, Collection) and not store.is_stored:
+        raise InvalidValueError(
+            f"{store.path} is a list of stores, which has no place for an index: write it into a file by embstore "
+            "collect, and open that"
+        )
     if not isinstance(store.path, Path):
         raise InvalidValueError(
             f"{store.path} cannot have an index, which needs a store on a disk: search without one, or copy the store"
@@ -155,7 +160,7 @@ def default_name(settings: IndexSettings) -> str:
 def list_indexes(data: Store) -> list[IndexState]:
     """List the indexes of a store by name, finished or not; reads only their metadata and the sizes of files."""
     found: dict[str, IndexState] = {}
-    if not isinstance(data.path, Path):
+    if not isinstance(data.path, Path) or (isinstance(data, Collection) and not data.is_stored):
         return []
     root = folder_of(data)
     for entry in sorted(os.listdir(root)) if root.is_dir() else []:

@@ -14,7 +14,7 @@ from embstore.arguments import as_matrix
 from embstore.errors import NonFiniteError, check_choice, check_whole
 from embstore.store import Selection, Store
 from embstore.store.layout import resolve_layer
-from embstore.store.reading.scan import DENSE
+from embstore.store.reading.scan import DENSE, StoredRows
 from embstore.vectors.kmeans import unit_rows
 
 METRICS = ("cosine", "ip", "l2")
@@ -29,18 +29,12 @@ Rows = NDArray[np.int64] | range  # ascending; a range takes no memory
 
 
 @dataclass(frozen=True)
-class StoredBlock:
-    """Rows of one layer as they are stored.
+class StoredBlock(StoredRows):
+    """Some rows of one layer as they are stored; products and sums of int8 are rounded to float32.
 
-    `vectors` [n, feature]: float32, float16, the bits of bfloat16 (uint16) or int8 codes, whose values are
-    code * `scales` [n] + `center` [feature], both rounded to float32. `first`: the row of the first vector. `rows`: the
-    rows meant, ascending; None: those of all vectors. `spread`: the vectors of other rows lie between them.
+    `rows`: the rows meant, ascending; None: those of all vectors. `spread`: the vectors of other rows lie between them.
     """
 
-    first: int
-    vectors: NDArray[Any]
-    scales: NDArray[np.float32] | None = None
-    center: NDArray[np.float32] | None = None
     rows: NDArray[np.int64] | None = None
     spread: bool = False
 
@@ -96,13 +90,12 @@ class StoreVectors:
             for start in range(0, len(rows), block_rows):
                 yield partial(self._gathered, np.asarray(rows[start : start + block_rows]))
             return
-        center = None if self.store.center is None else self.store.center[self.store.layers.index(self.layer)]
-        for start, vectors, scales in self.store.scan_stored(self.layer, first, last, block_rows=block_rows):
+        for block in self.store.scan_stored(self.layer, first, last, block_rows=block_rows):
             chosen = None
             if not is_every:
-                left, right = np.searchsorted(rows, (start, start + len(vectors)))
+                left, right = np.searchsorted(rows, (block.first, block.first + len(block.vectors)))
                 chosen = np.asarray(rows[left:right])
-            yield partial(StoredBlock, start, vectors, scales, center, chosen, chosen is not None)
+            yield partial(StoredBlock, **vars(block), rows=chosen, spread=chosen is not None)
 
     def _gathered(self, rows: NDArray[np.int64]) -> StoredBlock:
         out = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,16 @@ from embstore.store.arrays import (
     record_crc32c,
 )
 from embstore.store.backend import is_file, no_store, open_reader, zarr_storage
-from embstore.store.check.findings import Findings, VerifyReport, check_attribute, check_index, check_records
+from embstore.store.check.findings import Fault, Findings, VerifyReport, check_attribute, check_index, check_records
 from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
+from embstore.store.opening import Location, members_at
 from embstore.store.storage.base import KeyNotFoundError, Storage
 from embstore.store.storage.files import Bytes, MappedFile, crc32c
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import (
+    APPENDED,
     COMMITS_CHUNK,
     INDEXES,
     LABELS,
@@ -50,13 +52,32 @@ from embstore.store.zarr.format import (
 from embstore.store.zarr.reader import root_attribute
 
 
-def verify(path: str | os.PathLike[str] | ObjectPath, *, progress: Progress = None) -> VerifyReport:
+def verify(path: Location | Sequence[Location], *, progress: Progress = None) -> VerifyReport:
     """Read every byte of a store and compare it with its checksums; damage is reported, never raised.
 
+    `path`: as of `embstore.open`; several stores are verified one after the other, and their partitions counted on.
     `progress`: a function of (bytes checked, total bytes), or False for no bar. Raises StoreNotFoundError where nothing
     exists, StorageError where the server of a URL does not answer.
     """
-    path = parse_location(path)
+    paths = members_at(path)
+    name = parse_location(path) if isinstance(path, str | os.PathLike | ObjectPath) else paths[0]
+    if paths == [name]:
+        return verify_one(name, progress=progress)
+    faults: list[Fault] = []
+    missing: list[int] = []
+    n_partitions, nbytes = 0, 0
+    for each in paths:
+        report = verify_one(each, progress=progress)
+        for fault in report.faults:
+            number = None if fault.partition is None else n_partitions + fault.partition
+            faults.append(Fault(f"{each}/{fault.part}", number, fault.what))
+        missing += [n_partitions + number for number in report.missing]
+        n_partitions, nbytes = n_partitions + report.n_partitions, nbytes + report.checked_nbytes
+    return VerifyReport(name, tuple(faults), tuple(missing), n_partitions, nbytes)
+
+
+def verify_one(path: Path | ObjectPath, *, progress: Progress = None) -> VerifyReport:
+    """Verify one store, without what was appended to it; see `verify`."""
     with reporting(progress, unit="bytes", label="verify") as report:
         findings = Findings(report)
         try:
@@ -113,12 +134,13 @@ def _verify(path: Path | ObjectPath, findings: Findings) -> int:
 
 
 def key_sizes(storage: Storage) -> dict[str, int]:
-    """Return the size of every key of a store but those of search indexes, which have checksums of their own.
+    """Return the size of every key of a store but those of search indexes and appended stores, which are checked apart.
 
     Where the server does not list its files, they are those that the metadata name and that exist.
     """
     if storage.can_list:
-        return {key: size for key, size in storage.sizes().items() if not key.startswith((f"{INDEXES}/", f"{LABELS}/"))}
+        others = tuple(f"{each}/" for each in (INDEXES, LABELS, APPENDED))
+        return {key: size for key, size in storage.sizes().items() if not key.startswith(others)}
     try:
         keys = sorted(expected_keys(*parse(root_attribute(storage.get(NODE), storage), path=str(storage.path))))
     except (StoreDamagedError, StoreFormatError):

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.progress import Progress
-from embstore.store.backend import open_reader
 from embstore.store.convert.filling import (
     PartitionBuffer,
     fill_store,
@@ -26,9 +25,10 @@ from embstore.store.convert.filling import (
 )
 from embstore.store.layout import Layout, partition_rows
 from embstore.store.metadata import Dropped, Metadata, check_metadata
-from embstore.store.reading.scan import SequentialReader
+from embstore.store.opening import open_store
+from embstore.store.reading.scan import RowReader
 from embstore.store.storage.location import ObjectPath, parse_location
-from embstore.store.store import Selection, Store, cache_folder
+from embstore.store.store import Selection, Store
 from embstore.store.vectors import STORAGE_DTYPE, decode
 
 LEFT_OUT = "left out of an export"
@@ -60,8 +60,8 @@ def export(
     """
     path = parse_location(out)
     given = data.store if isinstance(data, Selection) else data
-    location = (given.path, given.cache) if isinstance(given, Store) else (parse_location(given), cache_folder(None))
-    source = Store(open_reader(location[0], cache=location[1]), verify="lazy" if check else None)
+    opened = given if isinstance(given, Store) else open_store(given)
+    source = opened.reopened(verify="lazy" if check else None)
     missing = max(source.n_rows - source.site(site).n_committed_rows for site in source.sites)
     if missing:
         raise MissingRowsError(
@@ -146,7 +146,8 @@ class _Copy:
         """Put rows `[start, stop)` of the copy into the buffer."""
         if buffer.layout != self._layout:
             self._of_site(self._source, buffer.layout)
-        put = self._copy if self._layout.dtype == self._source.dtype else self._convert
+        same = self._layout.dtype == self._source.dtype and not self._has_many_centers
+        put = self._copy if same else self._convert
         for layer in range(len(self._layers)):
             put(buffer, layer, start, stop)
 
@@ -154,6 +155,11 @@ class _Copy:
         """Copy this site of the source from now on."""
         self._source, self._layout = source.site(layout.site), layout
         self._layers = [self._source.layers.index(layer) for layer in layout.layers]
+
+    @property
+    def _has_many_centers(self) -> bool:
+        """Whether the source is a collection of int8, whose codes mean other values in each member."""
+        return self._source.dtype == "int8" and self._source.center is None
 
     def _copy(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
         vectors = self._layout.vectors
@@ -163,6 +169,11 @@ class _Copy:
                     source.read_rows(rows, buffer.stored(array, layer, first - start, first - start + len(rows)))
 
     def _convert(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
+        if self._has_many_centers:
+            for first, rows in self._batches(start, stop):
+                values = self._source.gather(rows, self._source.layers[self._layers[layer]])
+                buffer.put(layer, first - start, values, where=self._namer(rows))
+            return
         dtype, center = self._source.dtype, self._source.center
         center = None if center is None else center[self._layers[layer]]
         vectors = self._layout.vectors
@@ -180,9 +191,9 @@ class _Copy:
     def _namer(self, rows: Rows) -> Callable[[int], str]:
         return lambda number: f"row {rows[number]} of {self._source.path}"
 
-    def _sequential(self, array: str, layer: int, stop: int) -> SequentialReader:
+    def _sequential(self, array: str, layer: int, stop: int) -> RowReader:
         end = stop if self._rows is None else int(self._rows[stop - 1]) + 1
-        return SequentialReader(self._source.snapshot, array, self._layers[layer], end)
+        return self._source.sequential(array, self._layers[layer], end)
 
     def _batches(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
         """Yield rows `[start, stop)` of the copy in batches: (first row, the same rows of the source)."""

@@ -16,9 +16,10 @@ from embstore.store.backend import Reader, exists, open_reader, require_writable
 from embstore.store.index import Index
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray
+from embstore.store.opening import open_store
 from embstore.store.storage.files import crc32c, storing
 from embstore.store.storage.location import ObjectPath
-from embstore.store.store import Store, open_store
+from embstore.store.store import Store
 from embstore.store.vectors import DTYPES, SCALE_DTYPE, STORAGE_DTYPE, bfloat16_bits, quantize
 from embstore.store.writer import StoreWriter, create_store, remove_store
 

@@ -158,8 +158,7 @@ class TorchDataset(IterableDataset[Examples]):
         pin = self._pin_memory and worker is None  # the DataLoader pins what its workers make
         buffers = _Buffers(pin=pin)
         row_nbytes = len(self._selection.layers) * self._selection.store.hidden_size * self._dtype.itemsize
-        is_remote = self._selection.store.snapshot.reader.remote is not None
-        nbytes = REMOTE_GROUP_NBYTES if is_remote else GROUP_NBYTES
+        nbytes = REMOTE_GROUP_NBYTES if self._selection.store.is_remote else GROUP_NBYTES
         size = max(1, nbytes // (row_nbytes * self._batch_size))
         groups = self._groups(self._order.of_epoch(self.epoch), batches, size)
         for group in read_ahead(lambda number, _: self._read(next(groups), buffers), -(-len(batches) // size)):

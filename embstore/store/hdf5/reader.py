@@ -59,6 +59,7 @@ class HDF5Reader:
         self._file = MappedFile(path)
         self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
         self._scattered = MappedFile(path, random=True)
+        self.appended = None  # a file has no parts
         self._sources: dict[tuple[str, int, int], RowSource] = {}
         self._layers: dict[tuple[str, int], MappedLayer] = {}
         self._check_a_row()
@@ -79,6 +80,12 @@ class HDF5Reader:
 
     def forget(self) -> None:
         """Does nothing: rows never move in the file."""
+
+    def limit_files(self, most: int) -> None:
+        """Does nothing: there is one file."""
+
+    def release_columns(self) -> None:
+        """Does nothing: all columns are in the one file."""
 
     def require_current(self, *, columns: bool) -> None:
         """Raise StoreDamagedError where the mapped file has become shorter; it stays readable where it is replaced."""

@@ -49,18 +49,7 @@ class Gatherer:
         MissingRowsError for rows that are not committed, unless `nan`.
         """
         layout = self._layout
-        shape = (len(layers), len(rows), layout.hidden_size)
-        bits = layout.dtype == "bfloat16" and isinstance(out, np.ndarray) and out.dtype == self._storage
-        if out is None:
-            out = _aligned(shape, self._value)
-        elif (
-            not isinstance(out, np.ndarray)
-            or out.shape != shape
-            or not (bits or out.dtype == self._value)
-            or not out.flags.c_contiguous
-            or not out.flags.writeable
-        ):
-            raise InvalidValueError(f"out must be a C-contiguous {self._value} array of shape {shape[1:]} per layer")
+        out = checked_out(out, (len(layers), len(rows), layout.hidden_size), layout.dtype)
         numbers = np.ascontiguousarray(rows, np.int64)
         partitions, missing = partitions_of(numbers, layout.n_rows, layout.partition_rows, self._committed)
         if missing < 0:
@@ -73,7 +62,7 @@ class Gatherer:
                 )
             written = self._committed.view(bool)[numbers // layout.partition_rows]
             found = np.empty((len(layers), int(written.sum()), layout.hidden_size), out.dtype)
-            out[:, ~written] = BFLOAT16_NAN if bits else np.nan
+            out[:, ~written] = BFLOAT16_NAN if out.dtype == np.uint16 else np.nan
             out[:, written] = self.take(numbers[written], layers, out=found, nan=False)
             return out
         if self._checksums is not None:
@@ -127,6 +116,21 @@ class Gatherer:
     ) -> NDArray[Any]:
         center = None if self._center is None else self._center[layer]
         return decode(stored, self._layout.dtype, scale=scale, center=center, out=out)
+
+
+def checked_out(out: NDArray[Any] | None, shape: tuple[int, int, int], dtype: str) -> NDArray[Any]:
+    """Return the array that receives vectors of a stored dtype: a new one, or the one given.
+
+    Raises InvalidValueError for one of another shape or dtype; for bfloat16 it may be of uint16, for the bits.
+    """
+    value = VALUE_DTYPE[dtype]
+    if out is None:
+        return _aligned(shape, value)
+    kinds = (value, STORAGE_DTYPE[dtype]) if dtype == "bfloat16" else (value,)
+    is_array = isinstance(out, np.ndarray) and out.shape == shape and out.dtype in kinds
+    if not is_array or not out.flags.c_contiguous or not out.flags.writeable:
+        raise InvalidValueError(f"out must be a C-contiguous {value} array of shape {shape[1:]} per layer")
+    return out
 
 
 def _aligned(shape: tuple[int, int, int], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +107,14 @@ class Snapshot:
     committed: NDArray[np.bool_]
     center: NDArray[np.float32] | None
     checksums: Checksums | None
+
+
+class RowReader(Protocol):
+    """Reads ascending rows of one array and layer; a context manager."""
+
+    def __enter__(self) -> RowReader: ...
+    def __exit__(self, *exception: object) -> None: ...
+    def read_rows(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None: ...
 
 
 class SequentialReader:
@@ -247,16 +255,28 @@ def scan_blocks(
                 row = end
 
 
-def stored_blocks(
-    snapshot: Snapshot, layer: int, start: int, stop: int, *, block_rows: int
-) -> Iterator[tuple[int, NDArray[Any], NDArray[np.float32] | None]]:
-    """Yield (first row, stored numbers [n, feature], scales [n] of int8) over committed rows `[start, stop)`.
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of one layer as they are stored, from row `first` on.
+
+    `vectors` [n, feature]: float32, float16, the bits of bfloat16 (uint16) or int8 codes, whose values are
+    code * `scales` [n] + `center` [feature].
+    """
+
+    first: int
+    vectors: NDArray[Any]
+    scales: NDArray[np.float32] | None = None
+    center: NDArray[np.float32] | None = None
+
+
+def stored_blocks(snapshot: Snapshot, layer: int, start: int, stop: int, *, block_rows: int) -> Iterator[StoredRows]:
+    """Yield committed rows `[start, stop)` as they are stored.
 
     They are read-only views of mapped files where possible, and then end where the file does.
     """
-    layout = snapshot.layout
+    layout, center = snapshot.layout, None if snapshot.center is None else snapshot.center[layer]
     with (
-        SequentialReader(snapshot, "hidden_states", layer, stop) as vectors,
+        SequentialReader(snapshot, layout.vectors, layer, stop) as vectors,
         SequentialReader(snapshot, "scale", layer, stop) as scales,
     ):
         row = start
@@ -270,7 +290,7 @@ def stored_blocks(
             if snapshot.center is not None:
                 scale = np.empty(len(stored), SCALE_DTYPE)
                 scales.read(row, row + len(stored), scale)
-            yield row, stored, scale
+            yield StoredRows(row, stored, scale, center)
             row += len(stored)
 
 

@@ -23,6 +23,7 @@ from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c
 NODE = "zarr.json"
 COMMITS_CHUNK = f"{COMMITS}/c/0/0"
 TEMPORARY = "hidden_states/.tmp"  # inside an array, where Zarr tools do not look for members
+APPENDED = "appended"  # the group of stores that were appended
 INDEXES = "hidden_states/.index"  # search indexes, likewise; they are not part of the store
 LABELS = "hidden_states/.labels"  # label columns that were added, likewise
 ABSENT = 2**64 - 1

@@ -43,6 +43,7 @@ from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
 from embstore.store.storage.local import LocalStorage
 from embstore.store.zarr.format import (
+    APPENDED,
     COMMITS_CHUNK,
     NODE,
     array_node,
@@ -88,12 +89,13 @@ class ZarrReader:
         self.cache = storage.cache
         self._is_folder = storage.is_mapped and storage.cache is None
         root = storage.submit(partial(storage.get_versioned, NODE))
-        nodes = storage.get_many(f"{name}/{NODE}" for name in _PAYLOAD)
+        nodes = storage.get_many(f"{name}/{NODE}" for name in (*_PAYLOAD, APPENDED))
         try:
             self._root, self._version = root.result()
         except KeyNotFoundError:
             raise no_root(storage) from None
         self.metadata, self.arrays = parse(root_attribute(self._root, storage), path=str(self.path))
+        self.appended = nodes.pop()  # names the stores that were appended
         self._nodes = dict(zip(_PAYLOAD, nodes, strict=True))
         self.specs = {spec.path: spec for spec in payload_specs(self.metadata)}
         others = [name for name in self.specs if name not in _PAYLOAD]
@@ -160,6 +162,15 @@ class ZarrReader:
             self._layers.clear()
         if self.remote is not None:
             self.remote.forget()
+
+    def limit_files(self, most: int) -> None:
+        """Map at most this many shards at a time."""
+        self._max_shards = max(1, most)
+
+    def release_columns(self) -> None:
+        """Hold no file of a column open any more; columns that the caller has stay valid."""
+        self._columns.clear()
+        self._files.clear()
 
     def require_current(self, *, columns: bool) -> None:
         """Raise StoreDamagedError where a folder was replaced, or the file of a mapped column has become shorter.

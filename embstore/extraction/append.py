@@ -1,0 +1,102 @@
+"""Append documents to a store: they are extracted into a complete store in its folder, which is then listed there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from embstore.corpus import Keep
+from embstore.errors import (
+    AppendedTwiceWarning,
+    InvalidValueError,
+    MissingRowsError,
+    StoreMismatchError,
+    UnfinishedStoreWarning,
+)
+from embstore.extraction.options import ExtractionOptions
+from embstore.extraction.plan import Plan
+from embstore.extraction.resume import require_same_options
+from embstore.store import Collection, Metadata, Store, open_store
+from embstore.store.backend import exists, is_hdf5, no_store
+from embstore.store.layout import RESIDUAL
+from embstore.store.opening import add_part, next_part
+from embstore.store.storage.files import make_folders, storing
+from embstore.store.storage.location import ObjectPath, parse_location
+from embstore.store.storage.lock import StoreLock
+
+
+def options_of(path: str | Path | ObjectPath) -> ExtractionOptions:
+    """Return the options with which documents are appended to a store: those that it was made with.
+
+    Raises InvalidValueError for a store that cannot grow, StoreNotFoundError, MissingRowsError for an unfinished one.
+    """
+    metadata = _growing(path).metadata
+    known: dict[str, Any] = dict(metadata.extraction)
+    keep = known.pop("keep", None) or {}
+    words = keep.get("words")
+    known |= {"layers": metadata.layers, "sites": tuple(metadata.sites) or (RESIDUAL,), "dtype": metadata.dtype}
+    known["keep"] = Keep(**{**keep, "words": None if words is None else frozenset(words)})
+    names = [each.name for each in fields(ExtractionOptions) if each.name in known]
+    return ExtractionOptions(**{name: known[name] for name in names})
+
+
+def append(plan: Plan, path: str | Path | ObjectPath, run: Callable[[Path, bool], object], *, repair: bool) -> Store:
+    """Extract the corpus of a plan into a new part of the store at `path`; see `extract`.
+
+    `run(part, repair)` extracts into the store `part`. A part that was begun is completed first.
+    """
+    store = _growing(path)
+    assert isinstance(store.path, Path)
+    require_same_options(plan.metadata, store.metadata, path=store.path)
+    with StoreLock(store.path):
+        store = _growing(path)  # another process may have appended
+        assert isinstance(store.path, Path)
+        stores = store.stores() if isinstance(store, Collection) else [store]
+        same = [each.path for each in stores if _text(each.metadata) == _text(plan.metadata)]
+        if same and not (repair and same[0] != store.path):
+            hint = "" if not repair else ": repair it without append"
+            warnings.warn(
+                f"{plan.metadata.corpus['name']} is in {same[0]} already, nothing is appended{hint}",
+                AppendedTwiceWarning,
+                stacklevel=3,
+            )
+            return open_store(path)
+        part = same[0] if same else next_part(store)
+        assert isinstance(part, Path)
+        with storing(part):
+            make_folders(part.parent)
+        try:
+            run(part, repair)
+        except StoreMismatchError as error:
+            raise StoreMismatchError(
+                f"{part} was begun with another corpus or other options, and is not finished: repeat the command that "
+                f"began it first, or remove it ({error})"
+            ) from error
+        if not same:
+            add_part(store, part)
+    return open_store(path)
+
+
+def _text(metadata: Metadata) -> Any:
+    return metadata.corpus.get("sha256")
+
+
+def _growing(path: str | Path | ObjectPath) -> Store:
+    """Open a store that documents can be appended to."""
+    location = parse_location(path)
+    if isinstance(location, ObjectPath) or is_hdf5(location):
+        raise InvalidValueError(
+            f"{location} cannot grow: only a .zarr on a disk can; extract a second store and open both as a collection "
+            "(embstore collect)"
+        )
+    if not exists(location):
+        raise no_store(location)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnfinishedStoreWarning)
+        store = open_store(location)
+    if not store.finished:
+        raise MissingRowsError(f"{location} is not finished: complete it by the command that began it, then append")
+    return store

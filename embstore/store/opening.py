@@ -1,0 +1,285 @@
+"""Open a store, or several as one: a list, a glob, a file of `collect`, or a store with appended parts."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, TypeGuard
+
+from embstore.arguments import checked
+from embstore.errors import (
+    InvalidValueError,
+    StoreDamagedError,
+    StoreFormatError,
+    StoreNotFoundError,
+    UnfinishedStoreWarning,
+    quoted,
+)
+from embstore.store.backend import SUFFIXES, open_reader, zarr_storage
+from embstore.store.collection import Collection, Member, merged_metadata
+from embstore.store.metadata import Metadata, as_json, document_crc32c, parse
+from embstore.store.reading.gather import RESUME
+from embstore.store.storage.base import KeyNotFoundError
+from embstore.store.storage.files import reading, replacing, storing
+from embstore.store.storage.location import ObjectPath, parse_location
+from embstore.store.store import Store, cache_folder
+from embstore.store.zarr.format import APPENDED, NODE, group_node
+
+COLLECTION_VERSION = 1
+MANIFEST = ".json"
+AT_ONCE = 32  # remote members that are opened at the same time
+
+Location = str | os.PathLike[str] | ObjectPath
+
+
+def open_store(
+    path: Location | Sequence[Location],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    verify: Literal["lazy"] | None = None,
+    site: str | None = None,
+) -> Store:
+    """Open a store for reading, or several as one; an unfinished store is opened with an UnfinishedStoreWarning.
+
+    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://. Several as a list, as a glob
+    such as "decades/*.zarr", or as a file that `embstore.store.collect` wrote: a `Collection`, whose rows are those of
+    the stores one after another. `site`: which vectors are read,
+    see `Store.site`; it may also follow the path: "name.zarr#query". `cache`: a folder for
+    local copies of a remote store's shards, each downloaded whole when it is first needed. The default is the
+    environment variable EMBSTORE_CACHE; without either, rows are requested one by one and not kept. `verify`: with
+    "lazy" the index, and each partition before a row of it is first read, are compared with their checksums; a remote
+    partition is downloaded whole for it. By default a read does not look at the checksums of vectors: damaged bytes
+    then read as other numbers, until `embstore.verify` is run.
+
+    Raises StoreNotFoundError, StoreFormatError for a path that is no store or one of a newer format,
+    InvalidValueError for a site that is not stored, StoreMismatchError for stores that are not of the same kind of
+    vectors, StoreDamagedError, StorageError.
+    """
+    if isinstance(path, str) and site is None and path.partition("#")[0].endswith((*SUFFIXES, MANIFEST)):
+        path, _, site = path.partition("#")
+    options: dict[str, Any] = {"cache": cache_folder(cache), "verify": verify, "site": site or None}
+    if isinstance(path, Sequence) and not isinstance(path, str):
+        store: Store = _joined(members_at(path), options)
+    else:
+        location = parse_location(path)
+        if is_glob(location):
+            store = _joined(members_at(location), options, path=location)
+        elif location.suffix == MANIFEST:
+            store = Collection(location, *read_manifest(location), is_stored=True, **options)
+        else:
+            store = _opened(location, options)
+    if store.n_committed_rows < store.n_rows:
+        _warn_of_missing(store)
+    return store
+
+
+open = open_store
+
+
+@checked
+def collect(out: str | os.PathLike[str], *, stores: Iterable[Location]) -> Store:
+    """Write the file `out` (NAME.json), by which stores are opened as one, and open it.
+
+    Their paths are kept relative to it. Opening it opens no store before that is read; the size and fingerprint of each
+    are in it, so that a store that is another one afterwards is an error. `stores`: paths, globs or URLs.
+
+    Raises InvalidValueError, StoreMismatchError for stores that are not of the same kind of vectors, StorageError.
+    """
+    path = parse_location(out)
+    if not isinstance(path, Path) or path.suffix != MANIFEST:
+        raise InvalidValueError(f"a collection is a file NAME{MANIFEST} on a disk, not {quoted(str(out))}")
+    stores = [stores] if isinstance(stores, str | os.PathLike | ObjectPath) else list(stores)
+    made = _joined(members_at(stores), {"cache": cache_folder(None)})
+    with replacing(path) as partial:
+        partial.write_text(_written(manifest(made, path.parent)), "utf-8")
+    return open_store(path)
+
+
+def manifest(collection: Collection, folder: Path) -> dict[str, Any]:
+    """Return what is stored of a collection; the paths of its members are relative to `folder`."""
+
+    def relative(path: Path | ObjectPath) -> str:
+        return os.path.relpath(path, folder).replace(os.sep, "/") if isinstance(path, Path) else str(path)
+
+    members = [{**vars(member), "path": relative(member.path)} for member in collection.members]
+    return {"collection_version": COLLECTION_VERSION, "metadata": as_json(collection.metadata), "members": members}
+
+
+def next_part(store: Store) -> Path:
+    """Return the path of the next part of a store on a disk."""
+    count = len(store.members) if isinstance(store, Collection) else 1
+    return Path(str(store.path), APPENDED, f"{count:04}.zarr")
+
+
+def add_part(store: Store, part: Path) -> None:
+    """List a finished store in the folder of another as its last part, from when on it is read."""
+    assert isinstance(store.path, Path)
+    stores = store.stores() if isinstance(store, Collection) else [store]
+    stores = [*stores, Store(open_reader(part))]
+    members = [Member.of(each) for each in stores]
+    grown = Collection(store.path, merged_metadata(stores), members, is_stored=True)
+    with storing(part), replacing(part.with_name(NODE)) as partial:
+        partial.write_bytes(group_node({"embstore": manifest(grown, store.path)}))
+
+
+def _written(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def read_manifest(path: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
+    """Read a file of `collect`. Raises StoreNotFoundError, StoreFormatError, StorageError."""
+    try:
+        if isinstance(path, Path):
+            if not os.path.lexists(path):
+                raise FileNotFoundError
+            with reading(path):
+                data = path.read_bytes()
+        else:
+            data = zarr_storage(path.parent).get(path.name)
+    except (FileNotFoundError, KeyNotFoundError):
+        raise StoreNotFoundError(f"there is no collection at {path}: embstore collect makes one") from None
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StoreFormatError(f"{path} is not JSON ({quoted(str(error))}): make it by embstore collect") from None
+    return parse_manifest(document, path, path.parent)
+
+
+def parse_manifest(document: Any, name: object, folder: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
+    """Return the metadata and members of what `manifest` made; `name` is where it was. Raises StoreFormatError."""
+    try:
+        version = document["collection_version"]
+        if version != COLLECTION_VERSION:
+            raise StoreFormatError(
+                f"{name} has version {quoted(version)} of collections, this embstore reads {COLLECTION_VERSION}: "
+                "upgrade embstore"
+            )
+        fields = {**document["metadata"], "arrays": {}}
+        metadata, _ = parse({**fields, "crc32c": document_crc32c(fields)}, path=str(name))
+        members = [_member(each, folder) for each in document["members"]]
+        if not members or sum(member.n_rows for member in members) != metadata.n_rows:
+            raise ValueError(f"its members do not have {metadata.n_rows:,} rows")
+        return metadata, members
+    except (StoreDamagedError, InvalidValueError, KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, StoreFormatError):
+            raise
+        raise StoreFormatError(
+            f"{name} is not a collection ({type(error).__name__}: {quoted(str(error))}): make it by embstore collect"
+        ) from None
+
+
+def _member(fields: Any, folder: Path | ObjectPath) -> Member:
+    kinds = {"n_rows": int, "n_sentences": int, "fingerprint": str, "finished": bool, "path": str}
+    for name, kind in kinds.items():
+        if type(fields[name]) is not kind or (kind is int and fields[name] < 0):
+            raise ValueError(f"{name} is {fields[name]!r}")
+    given = fields["path"]
+    if "://" in given:
+        path = parse_location(given)
+    elif isinstance(folder, Path):
+        path = Path(os.path.normpath(folder / given))
+    else:
+        path = folder
+        for part in given.split("/"):
+            path = path.parent if part == ".." else path if part == "." else path / part
+    return Member(path, *(fields[name] for name in ("n_rows", "n_sentences", "fingerprint", "finished")))
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """Return the stores that a glob names, in the order of their names."""
+    found = [Path(each) for each in sorted(glob.glob(str(pattern))) if each.endswith(SUFFIXES)]
+    if not found:
+        raise StoreNotFoundError(f"no store matches {pattern}: give a glob of .zarr or .h5, such as 'decades/*.zarr'")
+    return found
+
+
+def _joined(paths: Sequence[Path | ObjectPath], options: Mapping[str, Any], *, path: Path | None = None) -> Collection:
+    """Open several stores as one."""
+    if not paths:
+        raise InvalidValueError("a collection needs one store or more: give a list of paths, or a glob")
+    twice = next((each for each in paths if paths.count(each) > 1), None)
+    if twice is not None:
+        raise InvalidValueError(f"{twice} is given twice: a store can be in a collection once")
+    stores = _each_opened(paths, options["cache"])
+    if path is None:
+        ends = dict.fromkeys([stores[0].path.stem, stores[-1].path.stem])
+        path = Path(("+" if len(stores) < 3 else "...").join(ends))
+    members = [Member.of(store) for store in stores]
+    return Collection(path, merged_metadata(stores), members, is_stored=False, **options)
+
+
+def _each_opened(paths: Sequence[Path | ObjectPath], cache: Path | None) -> list[Store]:
+    def of(path: Path | ObjectPath) -> Store:
+        return Store(open_reader(path, cache=cache))
+
+    if not any(isinstance(path, ObjectPath) for path in paths):
+        return list(map(of, paths))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(of, paths))
+
+
+def members_at(path: Location | Sequence[Location]) -> list[Path | ObjectPath]:
+    """Return the stores that `open_store` would read, without opening them."""
+    if isinstance(path, Sequence) and not isinstance(path, str):
+        return [member for each in path for member in members_at(each)]
+    location = parse_location(path)
+    if is_glob(location):
+        return members_at(_matching(location))
+    if location.suffix == MANIFEST:
+        return [member.path for member in read_manifest(location)[1]]
+    node = None if location.suffix == ".h5" else zarr_storage(location).get_or_none(f"{APPENDED}/{NODE}")
+    return [location] if node is None else [member.path for member in _appended(node, location)[1]]
+
+
+def is_glob(location: Path | ObjectPath) -> TypeGuard[Path]:
+    """Return whether a path is a pattern of several."""
+    return isinstance(location, Path) and glob.has_magic(str(location)) and not os.path.lexists(location)
+
+
+def _opened(location: Path | ObjectPath, options: Mapping[str, Any]) -> Store:
+    """Open one store, with what was appended to it."""
+    reader = open_reader(location, cache=options["cache"])
+    given = {"verify": options.get("verify"), "site": options.get("site")}
+    metadata, members = (reader.metadata, []) if reader.appended is None else _appended(reader.appended, location)
+    if isinstance(location, Path) and os.path.isdir(folder := location / APPENDED):
+        named = {member.path.name for member in members}
+        for name in sorted(os.listdir(folder)):
+            if name.endswith(".zarr") and not name.startswith(".") and name not in named:
+                warnings.warn(
+                    f"{folder / name} is not finished, its rows are left out: resume it by the "
+                    "`embstore extract --append` command that began it, or remove it",
+                    UnfinishedStoreWarning,
+                    stacklevel=4,
+                )
+    if members:
+        return Collection(location, metadata, members, is_stored=True, cache=options["cache"], **given)
+    return Store(reader, **given)
+
+
+def _appended(node: bytes, location: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
+    """Parse the list of the stores that were appended to one, which is the first of them."""
+    name = f"{location}/{APPENDED}/{NODE}"
+    try:
+        document = json.loads(node)["attributes"]["embstore"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StoreDamagedError(f"{name} was changed ({type(error).__name__}): put it back from a copy") from None
+    return parse_manifest(document, name, location)
+
+
+def _warn_of_missing(store: Store) -> None:
+    if isinstance(store, Collection):
+        some = [each for each in store.stores() if each.n_committed_rows < each.n_rows]
+        where = f"in {', '.join(str(each.path) for each in some[:3])}{' and others' if len(some) > 3 else ''}"
+    else:
+        where = f"{int((~store.committed).sum())} of {store.layout.n_partitions} partitions"
+    warnings.warn(
+        f"{store.path} is not finished: {store.n_rows - store.n_committed_rows:,} of {store.n_rows:,} rows "
+        f"({where}) are not written yet: {RESUME}",
+        UnfinishedStoreWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,601 @@
+"""Several stores, or one with appended parts, give what the one store gives: rows, tables, analyses, copies."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import polars as pl
+import pytest
+
+import embstore as es
+from embstore.corpus import Document, Sentence
+from embstore.errors import (
+    AppendedTwiceWarning,
+    InvalidValueError,
+    MissingRowsError,
+    StoreDamagedError,
+    StoreFormatError,
+    StoreMismatchError,
+    StoreNotFoundError,
+    UnfinishedStoreWarning,
+)
+from embstore.executors import Processes
+from embstore.store import Collection, StoreWriter, collect, collection, merged
+from tests.extraction.fake import FakeEncoder
+from tests.extraction.plans import plan_of
+from tests.object_server import Bucket
+from tests.probes import class_store, edge_store
+from tests.store_making import make_store
+
+CUTS = (0, 40, 41, 100, 150)
+WORDS = ["the", "bank", "river", "évident", "of", "money", "old", "suits", "closing", "banks", "steep"]
+
+
+def sentences_of(seed: int = 0) -> list[Sentence]:
+    """Sentences with labels, of documents with fields; a member begins with each of CUTS, and with a document."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(CUTS[-1]):
+        words = tuple(WORDS[i] for i in rng.integers(0, len(WORDS), rng.integers(1, 9)))
+        labels = {"pos": tuple(None if word == "of" else word[:1] for word in words)} if number % 3 else {}
+        if number % 4 == 0 or number in CUTS:
+            document = Document({"year": 1800 + number, "place": "ab"[number % 2]})
+        made.append(Sentence(words=words, labels=labels, document=document))
+    return made
+
+
+SENTENCES = sentences_of()
+
+
+def extract(path: Path, sentences: list[Sentence], *, append: bool = False, **options: Any) -> es.Store:
+    return es.extract(plan_of(sentences, model=FakeEncoder(), **options), path, append=append, progress=False)
+
+
+def parts_of(folder: Path, **options: Any) -> list[Path]:
+    """Write the sentences as stores, some of them HDF5 where bfloat16 is not stored."""
+    paths = []
+    for number, (start, stop) in enumerate(pairwise(CUTS)):
+        paths.append(folder / f"m{number}.{'h5' if number == 1 else 'zarr'}")
+        extract(paths[-1], SENTENCES[start:stop], **options)
+    return paths
+
+
+@pytest.fixture(
+    scope="module", params=["float16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bfloat16", "int8"))]
+)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, es.Store]:
+    """The same corpus at once, as a list, as a file, and by appends."""
+    folder = tmp_path_factory.mktemp("made")
+    whole = extract(folder / "whole.zarr", SENTENCES, dtype=request.param)
+    paths = parts_of(folder, dtype=request.param)
+    grown = folder / "grown.zarr"
+    for number, (start, stop) in enumerate(pairwise(CUTS)):
+        extract(grown, SENTENCES[start:stop], append=number > 0, dtype=request.param)
+    return {
+        "whole": whole,
+        "list": es.open(paths),
+        "file": collect(folder / "collection.json", stores=paths),
+        "grown": es.open(grown),
+    }
+
+
+KINDS = pytest.mark.parametrize("kind", ["list", "file", "grown"])
+
+
+def vectors_of(store: es.Store) -> np.ndarray:
+    """The vectors of all rows, where each member of int8 has its own center those of the members."""
+    if isinstance(store, Collection) and store.dtype == "int8":
+        return np.concatenate([each.select().vectors() for each in store.stores()], axis=1)
+    return store.select().vectors()
+
+
+@KINDS
+def test_rows_words_and_tables_are_those_of_the_one_store(made: dict[str, es.Store], kind: str) -> None:
+    whole, store = made["whole"], made[kind]
+    table, expected = store.table(), whole.table()
+    assert table.drop("member").equals(expected)
+    bounds = np.searchsorted(expected["sentence"], CUTS)
+    names = ["grown", "0001", "0002", "0003"] if kind == "grown" else ["m0", "m1", "m2", "m3"]
+    assert table["member"].to_list() == np.repeat(names, np.diff(bounds)).tolist()
+    for name, column in whole.index.arrays().items():
+        if not name.startswith("documents/fields/"):
+            np.testing.assert_array_equal(store.index.arrays()[name], column, err_msg=name)
+    for found, column in zip(store.occurrences, whole.occurrences, strict=True):
+        np.testing.assert_array_equal(found, column)
+    assert list(store.index.words) == list(whole.index.words)
+    tolerance = 0.01 if store.dtype == "int8" else 0  # int8 is relative to the mean of each member
+    np.testing.assert_allclose(store.select().vectors(), whole.select().vectors(), rtol=0, atol=tolerance)
+    np.testing.assert_array_equal(store.select().vectors(), vectors_of(store))
+
+
+@KINDS
+def test_every_selection_is_that_of_the_one_store(made: dict[str, es.Store], kind: str) -> None:
+    whole, store = made["whole"], made[kind].reopened(verify=None)
+    chosen: list[dict[str, Any]] = [
+        *({"words": word} for word in WORDS),
+        {"types": [2, 5]},
+        {"labels": {"pos": "b"}},
+        {"labels": {"place": "a"}, "words": "bank"},
+        {"where": pl.col("year") < 1890},
+        {"sentences": [39, 40, 41, 99]},
+        {"rows": slice(30, 300)},
+        {"rows": np.random.default_rng(1).permutation(whole.n_rows)},
+    ]
+    for options in chosen:
+        found, expected = store.select(**options), whole.select(**options)
+        assert found.table().drop("member").equals(expected.table()), options
+    second = store.select(where=pl.col("member") == store.table()["member"].unique(maintain_order=True)[1])
+    assert second.table()["sentence"].unique(maintain_order=True).to_list() == [40]
+    assert store.select(labels={"member": second.table()["member"][0]}).rows.tolist() == second.rows.tolist()
+    with pytest.raises(InvalidValueError, match="'bonk': did you mean 'bank'"):
+        store.select(words="bonk")
+    with pytest.raises(InvalidValueError, match=r"no type 11"):
+        store.occurrences_of(11)
+
+
+@KINDS
+def test_blocks_are_whole_and_in_order(made: dict[str, es.Store], kind: str) -> None:
+    store, expected = made[kind], vectors_of(made[kind])
+    for start, stop, size in ((0, store.n_rows, 7), (3, store.n_rows - 2, 64), (150, 151, 9), (5, 5, 9)):
+        blocks = [(row, block.copy()) for row, block in store.scan(2, start, stop, block_rows=size)]
+        assert [row for row, _ in blocks] == list(range(start, stop, size)), "all but the last have the size asked for"
+        seen = [block for copy in (True, False) for _, block in store.scan(2, start, stop, block_rows=size, copy=copy)]
+        both = np.concatenate([np.empty((0, 8), store.vector_dtype), *seen])
+        np.testing.assert_array_equal(both, np.tile(expected[2, start:stop], (2, 1)))
+    rows = np.random.default_rng(2).integers(0, store.n_rows, 500)
+    out = np.empty((500, 8), np.uint16 if store.dtype == "bfloat16" else store.vector_dtype)
+    found = store.gather(rows, -1, out=out)
+    assert found.base is out or found is out or np.shares_memory(found, out)
+    if store.dtype == "bfloat16":
+        found = (found.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(found, expected[-1][rows])
+    assert store.gather_layers([], [0]).shape == (1, 0, 8)
+
+
+def in_order(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.select(pl.exclude("store", "member"))
+
+
+def require_close(found: pl.DataFrame, expected: pl.DataFrame) -> None:
+    """Require equal tables; numbers, which may be summed in another order, within 1e-6."""
+    found, expected = in_order(found), in_order(expected)
+    assert found.columns == expected.columns
+    for column in found.columns:
+        if expected[column].dtype.is_float():
+            np.testing.assert_allclose(found[column].to_numpy(), expected[column].to_numpy(), rtol=1e-6, atol=1e-6)
+        else:
+            assert found[column].to_list() == expected[column].to_list(), column
+
+
+ANALYSES: dict[str, Callable[[es.Store], pl.DataFrame]] = {
+    "geometry": lambda store: es.geometry(store, progress=False),
+    "neighbors": lambda store: es.neighbors(store, "bank", layer=1, k=9, metric="l2"),
+    "cka": lambda store: es.analysis.linear_cka(store, progress=False),
+    "senses": lambda store: es.senses(store, "bank", layer=2).occurrences,
+    "labels": lambda store: es.analysis.knn_labels(store, label="pos", layers=1, progress=False).frame,
+    "static": lambda store: pl.DataFrame(es.static_vectors(store, layer=1, min_contexts=1, progress=False).vectors),
+}
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_analyses_are_those_of_the_one_store(made: dict[str, es.Store], name: str) -> None:
+    if made["whole"].dtype == "int8":  # whose vectors are not the same
+        one = es.export(made["grown"], Path(str(made["whole"].path)).with_name(f"{name}.zarr"), dtype="float32")
+    else:
+        one = made["whole"]
+    for kind in ("list", "grown"):
+        require_close(ANALYSES[name](made[kind]), ANALYSES[name](one))
+
+
+def split(store: es.Store, folder: Path, count: int = 3) -> es.Store:
+    """Copy a store into several, cut between sentences, and open them as one."""
+    folder.mkdir()
+    cuts = store.index.indptr[np.linspace(0, len(store.index.texts), count + 1).astype(int)].tolist()
+    parts = pairwise(cuts)
+    return es.open(
+        [es.export(store.select(rows=slice(*span)), folder / f"{span[0]}.zarr", progress=False).path for span in parts]
+    )
+
+
+def test_probes_learn_the_same(tmp_path: Path) -> None:
+    fast = es.Training(epochs=2, batch_size=16, patience=0)
+    words, edges = class_store.make(tmp_path / "words.zarr"), edge_store.make(tmp_path / "edges.zarr", sentences=20)
+    lists = es.probes.split_words(*words.lists)
+    scores = {}
+    for name, one, other in (
+        ("one", words.store, edges.store),
+        ("several", split(words.store, tmp_path / "a"), split(edges.store, tmp_path / "b")),
+    ):
+        found = es.ClassProbe(training=fast).fit(one, lists).score().frame
+        edge = es.EdgeProbe(training=fast, projection=4, hidden_size=4).fit(other, edges.splits["train"])
+        scores[name] = pl.concat([in_order(found), in_order(edge.score(edges.splits["test"]).frame)], how="diagonal")
+    require_close(scores["several"], scores["one"])
+
+
+@pytest.mark.slow
+@KINDS
+def test_workers_open_the_same_collection(made: dict[str, es.Store], kind: str) -> None:
+    store = made[kind]
+    again = pickle.loads(pickle.dumps(store.with_labels("odd", [row % 2 == 1 for row in range(store.n_rows)])))
+    assert again.digest == store.digest
+    assert again.select(labels={"odd": "true"}).rows.tolist()[:2] == [1, 3]
+    with Processes(1) as pool:
+        one, other = (es.geometry(store, executor=given, progress=False) for given in (pool, None))
+    assert one.equals(other)
+
+
+@KINDS
+def test_an_index_is_next_to_what_is_stored(made: dict[str, es.Store], kind: str) -> None:
+    store = made[kind]
+    if kind == "list":
+        with pytest.raises(InvalidValueError, match="embstore collect"):
+            es.build_index(store, layer=1, progress=False)
+        assert es.analysis.list_indexes(store) == []
+        return
+    es.build_index(store, layer=1, kind="flat", progress=False)
+    found = es.neighbors(store, "bank", layer=1, k=5, index=es.open_index(store, layer=1))
+    require_close(found, es.neighbors(store, "bank", layer=1, k=5))
+    es.analysis.remove_index(store, es.analysis.list_indexes(store)[0].name)
+
+
+@KINDS
+def test_copies_are_one_store(made: dict[str, es.Store], kind: str, tmp_path: Path) -> None:
+    store = made[kind]
+    copy = es.export(store, tmp_path / "copy.h5", progress=False)
+    assert copy.table().equals(store.table())
+    assert es.verify(copy.path).ok
+    tolerance = 0.01 if store.dtype == "int8" else 0
+    np.testing.assert_allclose(copy.select().vectors(), vectors_of(store), rtol=0, atol=tolerance)
+    part = store.select(rows=[3, 200, 201, 400], layers=[0, 2])
+    some = es.export(part, tmp_path / "some.zarr", progress=False)
+    tables = [each.table().drop("occurrence", "sentence", "document").to_dicts() for each in (some.select(), part)]
+    assert tables[0] == tables[1]
+    np.testing.assert_allclose(some.select().vectors(), part.vectors(), rtol=0, atol=tolerance)
+
+
+def test_labels_and_fields_of_some_members(tmp_path: Path) -> None:
+    """A member without labels or with other fields has none there; numbers of both types are floats."""
+    given = [({"year": 1900}, {"pos": ("N",)}), ({"year": 1900.5}, {}), ({"by": "B"}, {"tag": ("x",)}), ({}, {})]
+    paths = []
+    for number, (fields, labels) in enumerate(given):
+        paths.append(tmp_path / f"{number}.zarr")
+        document = Document(fields) if fields else None
+        extract(paths[-1], [Sentence(words=("bank",), labels=labels, document=document)])
+    table = es.open(paths).table(columns=["year", "by", "pos", "tag", "member", "document"])
+    assert table["year"].to_list() == [1900.0, 1900.5, None, None]
+    assert table["by"].to_list() == [None, None, "B", None]
+    assert table["pos"].to_list() == ["N", None, None, None]
+    assert table["tag"].to_list() == [None, None, "x", None]
+    assert table["member"].to_list() == ["0", "1", "2", "3"]
+    assert table["document"].to_list() == [0, 1, 2, 3]
+
+
+def test_labels_added_to_a_collection_are_with_its_members(tmp_path: Path) -> None:
+    paths = parts_of(tmp_path)
+    store = es.open(paths)
+    odd = ["xyz"[row % 3] for row in range(store.n_rows)]
+    assert store.with_labels("odd", odd, save=True).table()["odd"].to_list() == odd
+    assert es.open(paths).table()["odd"].to_list() == odd
+    assert es.open(paths[1]).table()["odd"].to_list() == odd[store.members[0].n_rows :][: store.members[1].n_rows]
+    with pytest.raises(InvalidValueError, match="has labels 'odd' already"):
+        store.with_labels("odd", odd, save=True)
+    es.open(paths[0]).remove_labels("odd")
+    assert es.open(paths).table()["odd"].to_list()[: store.members[0].n_rows + 1] == [
+        *[None] * store.members[0].n_rows,
+        odd[store.members[0].n_rows],
+    ]
+    assert "odd" not in es.open(paths).remove_labels("odd").table().columns
+    with pytest.raises(InvalidValueError, match="no added labels 'odd'"):
+        store.remove_labels("odd")
+
+
+def test_members_of_one_name_have_that_of_their_folder(tmp_path: Path) -> None:
+    paths = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        paths.append(tmp_path / name / "x.zarr")
+        extract(paths[-1], SENTENCES[:3])
+    assert es.open(paths).table()["member"].unique(maintain_order=True).to_list() == ["a/x", "b/x"]
+    assert es.open(str(tmp_path / "*" / "x.zarr")).n_rows == es.open(paths).n_rows
+    with pytest.raises(StoreNotFoundError, match="no store matches"):
+        es.open(str(tmp_path / "c*.zarr"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"layers": (0, 2)}, "layers is"),
+        ({"dtype": "float32"}, "dtype is"),
+        ({"unit": "subword"}, "extraction.unit is"),
+        ({"pooling": "max"}, "extraction.pooling is"),
+        ({"context_window": 1}, "extraction.context_window is"),
+        ({"model": FakeEncoder(max_subwords=12)}, "model.max_subwords is"),
+        ({"sites": ("residual", "query")}, "sites is"),
+    ],
+)
+def test_stores_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    one = extract(tmp_path / "one.zarr", SENTENCES[:3]).path
+    plan = plan_of(SENTENCES[3:6], **{"model": FakeEncoder(), **change})
+    other = es.extract(plan, tmp_path / "other.zarr", progress=False).path
+    with pytest.raises(StoreMismatchError, match=f"one.zarr and .*other.zarr cannot be one collection: {named}"):
+        es.open([one, other])
+    with pytest.raises(StoreMismatchError, match=named.split(" ")[0]):
+        es.extract(plan, one, append=True, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda folder: es.open([]), InvalidValueError, "needs one store"),
+        (lambda folder: es.open([folder / "m.zarr"] * 2), InvalidValueError, "given twice"),
+        (lambda folder: es.open([folder / "m.zarr", folder / "no.zarr"]), StoreNotFoundError, "no.zarr"),
+        (lambda folder: es.open([folder / "m.zarr", 3]), InvalidValueError, "named by its path"),
+        (lambda folder: es.open(folder / "no.json"), StoreNotFoundError, "embstore collect"),
+        (lambda folder: es.open(folder / "bad.json"), StoreFormatError, "not JSON"),
+        (lambda folder: collect(folder / "out.txt", stores=["m.zarr"]), InvalidValueError, "NAME.json"),
+        (lambda folder: collect(folder / "out.json", stores=[]), InvalidValueError, "needs one store"),
+        (lambda folder: es.extraction.options_of(folder / "no.zarr"), StoreNotFoundError, "no.zarr"),
+        (lambda folder: es.extraction.options_of(folder / "m.h5"), InvalidValueError, "cannot grow"),
+        (lambda folder: es.extraction.options_of("s3://bucket/m.zarr"), InvalidValueError, "cannot grow"),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, call: Any, error: type[Exception], match: str) -> None:
+    extract(tmp_path / "m.zarr", SENTENCES[:1])
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(error, match=match) as found:
+        call(tmp_path)
+    assert "\n" not in str(found.value)
+
+
+SCHEMA = json.loads((resources.files("schemas") / "collection.schema.json").read_text())
+
+
+def test_the_file_of_a_collection(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    paths = parts_of(tmp_path / "in")
+    path = tmp_path / "collection.json"
+    collect(path, stores=[str(tmp_path / "in" / "*")])
+    document = json.loads(path.read_text())
+    jsonschema.validate(document, SCHEMA)
+    assert [member["path"] for member in document["members"]] == [f"in/{each.name}" for each in paths]
+    (invalid,) = (Path(__file__).parents[1] / "schemas" / "collection" / "invalid").glob("*.json")
+    with pytest.raises(jsonschema.ValidationError, match="'fingerprint' is a required property"):
+        jsonschema.validate(json.loads(invalid.read_text()), SCHEMA)
+    for key in ("collection_version", "metadata", "members"):
+        for value in (None, 7, [], "x", {}, [{}], [{**document["members"][0], "n_rows": -1}]):
+            path.write_text(json.dumps({**document, key: value}))
+            with pytest.raises(StoreFormatError, match=r"collection\.json") as error:
+                es.open(path)
+            assert "\n" not in str(error.value)
+    moved = shutil.move(tmp_path / "in", tmp_path / "moved")
+    path.write_text(json.dumps(document).replace("in/", "moved/"))
+    assert es.open(path).table().equals(es.open([moved / each.name for each in paths]).table())
+
+
+def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
+    whole = make_store(tmp_path / "a.zarr", seed=1)
+    with pytest.warns(UnfinishedStoreWarning):
+        made = make_store(tmp_path / "b.zarr", seed=2, leave_out=(1,))
+    n_before, paths = whole.store.n_rows, [whole.store.path, made.store.path]
+    with pytest.warns(UnfinishedStoreWarning, match=r"rows \(in .*b\.zarr\) are not written"):
+        store = es.open(paths)
+    with pytest.warns(UnfinishedStoreWarning):
+        collect(tmp_path / "collection.json", stores=paths)
+    assert not store.finished
+    assert store.n_committed_rows == n_before + made.store.n_committed_rows
+    missing = np.arange(n_before + 256, n_before + min(512, made.store.n_rows))
+    assert store.is_written(np.arange(store.n_rows)).nonzero()[0].tolist() == [
+        row for row in range(store.n_rows) if row not in missing
+    ]
+    with pytest.raises(MissingRowsError, match=r"b\.zarr"):
+        store.gather([0, int(missing[0])], 0)
+    with pytest.raises(MissingRowsError, match=r"b\.zarr"):
+        next(store.scan(0))
+    with pytest.raises(MissingRowsError):
+        es.export(store, tmp_path / "copy.zarr", progress=False)
+    expected = np.concatenate([whole.vectors[0], made.vectors[0]])
+    expected[missing] = np.nan
+    np.testing.assert_array_equal(np.concatenate([each.copy() for _, each in store.scan(0, missing="nan")]), expected)
+    np.testing.assert_array_equal(store.gather(np.arange(store.n_rows), 0, missing="nan"), expected)
+    skipped = {row + i: v for row, each in store.scan(0, missing="skip", block_rows=100) for i, v in enumerate(each)}
+    assert sorted(skipped) == [row for row in range(store.n_rows) if row not in missing]
+    assert len(store.select().committed()) == store.n_committed_rows
+    with StoreWriter(made.store.path) as writer:
+        writer.write(1, {"hidden_states": np.ascontiguousarray(made.vectors[:, 256:512])})
+        writer.finish()
+    for one in (store, es.open(tmp_path / "collection.json")):
+        one.refresh()
+        assert one.finished
+        assert one.n_committed_rows == one.n_rows
+        np.testing.assert_array_equal(one.select(layers=0).vectors()[0, missing], made.vectors[0, missing - n_before])
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_another_member_is_an_error(tmp_path: Path, is_read: bool) -> None:
+    paths = parts_of(tmp_path)
+    for change in ("replaced", "removed"):
+        store = collect(tmp_path / "collection.json", stores=paths)
+        if is_read:
+            store.gather([0, store.n_rows - 1], 0)
+        kept = shutil.move(paths[-1], tmp_path / "kept.zarr")
+        if change == "replaced":
+            extract(paths[-1], SENTENCES[:50])
+        reads: list[Callable[[es.Store], object]] = [
+            lambda store: store.gather([store.n_rows - 1], 0),
+            lambda store: list(store.scan(0)),
+            lambda store: store.table(),
+        ]
+        for read in reads:
+            with pytest.raises((StoreDamagedError, StoreNotFoundError), match=paths[-1].name):
+                read(store)
+        shutil.rmtree(paths[-1], ignore_errors=True)
+        shutil.move(kept, paths[-1])
+
+
+def test_other_sites_of_a_collection(tmp_path: Path) -> None:
+    options = {"sites": ("residual", "query"), "layers": (1, 2), "dtype": "float32"}
+    whole = extract(tmp_path / "whole.zarr", SENTENCES[:30], **options)
+    for name, span in {"a": slice(12), "b": slice(12, 30)}.items():
+        extract(tmp_path / f"{name}.zarr", SENTENCES[span], **options)
+    store = es.open([tmp_path / "a.zarr", tmp_path / "b.zarr"])
+    query, expected = store.site("query"), whole.site("query").select().vectors()
+    np.testing.assert_array_equal(query.select().vectors(), expected)
+    np.testing.assert_array_equal(
+        es.open([*(each.path for each in store.members)], site="query").select().vectors(), expected
+    )
+    scanned = [block.vectors for block in query.scan_stored(1, 0, query.n_rows, block_rows=50)]
+    np.testing.assert_array_equal(np.concatenate(scanned), expected[0])
+    np.testing.assert_array_equal(es.export(store, tmp_path / "copy.zarr").site("query").select().vectors(), expected)
+
+
+def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns beyond the limit are in files, members beyond theirs are closed, and a lookup reads few columns."""
+    store = collect(tmp_path / "collection.json", stores=parts_of(tmp_path))
+    expected = store.table(), store.select().vectors()
+    read: list[str] = []
+    column = collection.Members.column
+    monkeypatch.setattr(
+        collection.Members, "column", lambda self, member, name: read.append(name) or column(self, member, name)
+    )
+    monkeypatch.setattr(merged, "_IN_MEMORY_NBYTES", 0)
+    again = es.open(tmp_path / "collection.json")
+    again._members._most = 2
+    assert not again._members.opened()
+    assert not read
+    again.gather([0], 0)
+    assert len(again._members.opened()) == 1
+    assert not read
+    assert again.select(words="bank").rows.tolist() == expected[0].filter(word="bank")["occurrence"].to_list()
+    assert {name.split("/")[0] for name in read} == {"types"}
+    assert again.table().equals(expected[0])
+    assert isinstance(again.index.type.base, np.memmap)
+    np.testing.assert_array_equal(again.select().vectors(), expected[1])
+    assert len(again._members.opened()) == 2
+
+
+@pytest.mark.slow
+def test_a_thousand_members_are_opened_by_reading_one_file(tmp_path: Path) -> None:
+    import sys
+
+    first = extract(tmp_path / "0000.zarr", SENTENCES[:2]).path
+    for number in range(1, 1000):
+        shutil.copytree(first, tmp_path / f"{number:04}.zarr", copy_function=shutil.copy)
+    collect(tmp_path / "collection.json", stores=[str(tmp_path / "*.zarr")])
+    opened: list[str] = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    counts = {}
+    for name, path in {"file": tmp_path / "collection.json", "glob": str(tmp_path / "*.zarr")}.items():
+        opened.clear()
+        store = es.open(path)
+        counts[name] = len([each for each in opened if str(tmp_path) in each])
+    assert counts == {"file": 1, "glob": 6 * 1000}, (
+        "of each of a glob: root, two arrays, commits, twice the list of parts"
+    )
+    opened.clear()
+    assert store.select(rows=[0, store.n_rows - 1]).vectors().shape == (3, 2, 8)
+    assert len([each for each in opened if str(tmp_path) in each]) <= 20
+    assert len(store.select(words=SENTENCES[0].words[0])) % 1000 == 0
+
+
+@pytest.mark.slow
+def test_members_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    local = [extract(tmp_path / f"{number}.zarr", SENTENCES[10 * number :][:10]).path for number in range(3)]
+    urls = [bucket.upload(path, f"in/{path.name}") for path in local]
+    expected = es.open(local)
+    for paths in (urls, [urls[0], local[1], urls[2]]):
+        store = es.open(paths)
+        assert store.is_remote
+        assert store.table().equals(expected.table())
+        np.testing.assert_array_equal(store.select().vectors(), expected.select().vectors())
+        np.testing.assert_array_equal(
+            np.concatenate([block.copy() for _, block in store.scan(1, block_rows=9)]), expected.select().vectors()[1]
+        )
+    collect(tmp_path / "collection.json", stores=local)
+    bucket.put("collection.json", (tmp_path / "collection.json").read_bytes().replace(b'"path": "', b'"path": "in/'))
+    assert es.open(f"{bucket.url}/collection.json").table().equals(expected.table())
+    extract(local[0], SENTENCES[50:60], append=True)
+    bucket.upload(local[0], "in/0.zarr")
+    np.testing.assert_array_equal(es.open(urls[0]).select().vectors(), es.open(local[0]).select().vectors())
+
+
+def tree_bytes(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def test_a_failed_append_loses_nothing_and_resumes_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("calm", "torn"):
+        extract(tmp_path / f"{name}.zarr", SENTENCES[:20])
+        extract(tmp_path / f"{name}.zarr", SENTENCES[20:40], append=True)
+    extract(tmp_path / "calm.zarr", SENTENCES[40:60], append=True)
+    torn = tmp_path / "torn.zarr"
+    before = es.open(torn).table()
+    for place in ("embstore.extraction.append.add_part", "embstore.store.writer.StoreWriter.write"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, lambda *_, **__: (_ for _ in ()).throw(OSError("killed")))
+            with pytest.raises(OSError, match="killed"):
+                extract(torn, SENTENCES[40:60], append=True)
+        with pytest.warns(UnfinishedStoreWarning, match=r"0002\.zarr is not finished.*--append"):
+            assert es.open(torn).table().equals(before)
+        if place.endswith("add_part"):
+            shutil.rmtree(torn / "appended" / "0002.zarr")
+    with pytest.raises(StoreMismatchError, match=r"0002\.zarr was begun with another corpus"):
+        extract(torn, SENTENCES[60:70], append=True)
+    extract(torn, SENTENCES[40:60], append=True)
+    assert tree_bytes(torn) == tree_bytes(tmp_path / "calm.zarr")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert es.open(torn).n_rows > len(before)
+
+
+def test_a_corpus_is_appended_once(tmp_path: Path) -> None:
+    path = tmp_path / "store.zarr"
+    extract(path, SENTENCES[:20])
+    extract(path, SENTENCES[20:40], append=True)
+    before = tree_bytes(path)
+    for again in (SENTENCES[:20], SENTENCES[20:40]):
+        with pytest.warns(AppendedTwiceWarning, match="already, nothing is appended"):
+            extract(path, again, append=True)
+    assert tree_bytes(path) == before
+
+
+def test_a_damaged_part_is_named_and_repaired(tmp_path: Path) -> None:
+    path = tmp_path / "store.zarr"
+    extract(path, SENTENCES[:20])
+    extract(path, SENTENCES[20:40], append=True)
+    before, shard = tree_bytes(path), path / "appended/0001.zarr/hidden_states/c/0/0/0"
+    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+    (fault,) = es.verify(path).faults
+    assert "0001.zarr" in fault.part
+    assert fault.partition == 1
+    plan = plan_of(SENTENCES[20:40], model=FakeEncoder())
+    es.extract(plan, path, append=True, repair=True, progress=False)
+    assert tree_bytes(path) == before
+    assert es.verify(path).ok
+    shard.with_name("0").unlink()
+    es.extract(plan_of(SENTENCES[:20], model=FakeEncoder()), path, repair=True, progress=False)
+    assert (path / "appended/0001.zarr").is_dir(), "the repair of a store leaves its parts alone"
+
+
+def test_appends_take_the_options_of_the_store(tmp_path: Path) -> None:
+    keep = es.Keep(words=frozenset({"bank", "river"}), min_contexts=2)
+    options = {"keep": keep, "layers": (0, 2), "dtype": "int8", "pooling": "max", "max_length": 20, "seed": 3}
+    path = tmp_path / "store.zarr"
+    extract(path, SENTENCES[:20], **options)
+    taken = es.extraction.options_of(path)
+    for name, value in options.items():
+        assert getattr(taken, name) == value, name
+    es.extract(plan_of(SENTENCES[20:40], model=FakeEncoder(), options=taken), path, append=True, progress=False)
+    with pytest.raises(StoreMismatchError, match=r"extraction\.keep\.min_contexts 2, this plan has 1"):
+        extract(path, SENTENCES[40:60], append=True, **{**options, "keep": es.Keep(words=keep.words)})
