@@ -22,7 +22,7 @@ ORDER = ["DET", "NOUN", "VERB", "ADV", "DET", "NOUN"]
 def test_there_is_a_test_for_every_example() -> None:
     tested = Path(__file__).read_text()
     assert all(f'"{path.name}"' in tested for path in EXAMPLES.glob("*.py"))
-    assert len(list(EXAMPLES.glob("*.py"))) == 4
+    assert len(list(EXAMPLES.glob("*.py"))) == 5
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,25 @@ def test_own_reducer(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"layer 2: features with the largest mean: {printed}\n" in capsys.readouterr().out
 
 
+def test_sparse_autoencoder(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(EXAMPLES / "sparse_autoencoder.py"))["main"]
+    explained, l0 = main(str(store), 0, 30)
+    assert explained > 0.9, "nine vectors of layer 0, one a word"
+    assert 0 < l0 <= 8
+    assert main(str(store), 0, 1)[0] < explained
+    assert capsys.readouterr().out.startswith(f"{explained:.1%} of the variance explained, {l0:.1f} of 128 features")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["extract_and_select.py", "train_with_torch.py", "read_without_embstore.py", "own_reducer.py"]
+    "name",
+    [
+        "extract_and_select.py",
+        "train_with_torch.py",
+        "read_without_embstore.py",
+        "own_reducer.py",
+        "sparse_autoencoder.py",
+    ],
 )
 def test_without_arguments_an_example_says_how_it_is_run(name: str) -> None:
     done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False)
