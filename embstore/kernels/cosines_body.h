@@ -87,8 +87,12 @@ TARGET static void OWN(add_unit)(
     }
 }
 
-TARGET static void OWN(add_plain)(const REAL *__restrict row, int64_t size, REAL *__restrict sum) {
-    for (int64_t j = 0; j < size; j++) sum[j] += row[j];
+/* Add a vector times `scale` to a sum, and the vector to the sum after it. */
+TARGET static void OWN(add_both)(const REAL *__restrict row, REAL scale, int64_t size, REAL *__restrict sum) {
+    for (int64_t j = 0; j < size; j++) {
+        sum[j] += row[j] * scale;
+        sum[size + j] += row[j];
+    }
 }
 
 /* Move a sum to a total, and begin it again. */
@@ -124,11 +128,12 @@ TARGET static void OWN(add_to_run)(const cosines_t *sums, int64_t sentence, cons
         memset(own, 0, 2 * sums->size * sizeof(REAL));
     }
     sums->runs[1]++;
-    OWN(add_plain)(row, sums->size, own);
+    for (int64_t j = 0; j < sums->size; j++) own[j] += row[j];
 }
 
 TARGET static int64_t OWN(add_cosines)(const cosines_t *sums) {
     const int64_t size = sums->size, n = sums->n;
+    const int words_alone = sums->width > size;
     REAL *buffer = sums->buffers, *loose = buffer + size;
     int64_t n_nonzero = 0, n_loose = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -137,6 +142,7 @@ TARGET static int64_t OWN(add_cosines)(const cosines_t *sums) {
         REAL *word_sum = word < 0 ? NULL : (REAL *)sums->word_sums + word * sums->width;
         if (sums->words && i + AHEAD < n && sums->words[i + AHEAD] >= 0)
             OWN(fetch_sum)(sums, sums->words[i + AHEAD]);
+        if (words_alone && !word_sum) continue;
         if (sums->half) OWN(read_halves)((const uint16_t *)sums->vectors + i * size, size, buffer);
         else row = (const REAL *)sums->vectors + i * size;
         const REAL square = OWN(dot)(row, row, size);
@@ -144,10 +150,13 @@ TARGET static int64_t OWN(add_cosines)(const cosines_t *sums) {
         const REAL scale = square > 0 ? 1 / sqrt(square) : 0;
         n_nonzero += square > 0;
         if (sentence >= 0) OWN(add_to_run)(sums, sentence, row);
-        OWN(add_unit)(row, scale, size, sentence < 0 ? loose : (REAL *)sums->run_sums + size, word_sum);
-        if (sentence < 0 && ++n_loose % FLUSH_COUNT == 0) OWN(flush)(loose, size, sums->total);
+        if (words_alone) {
+            OWN(add_both)(row, scale, size, word_sum);
+        } else {
+            OWN(add_unit)(row, scale, size, sentence < 0 ? loose : (REAL *)sums->run_sums + size, word_sum);
+            if (sentence < 0 && ++n_loose % FLUSH_COUNT == 0) OWN(flush)(loose, size, sums->total);
+        }
         if (!word_sum) continue;
-        if (sums->width > size) OWN(add_plain)(row, size, word_sum + size);
         int64_t *counts = sums->word_counts + 3 * word;
         counts[2] += square > 0;
         if (counts[0] >= 0 && ++counts[1] == FLUSH_COUNT) {

@@ -111,7 +111,9 @@ void rank_rows(
 /* Sums of unit vectors by word, by sentence and in all; what is of the type of the arithmetic is void. */
 typedef struct {
     int64_t size, n;
-    int64_t width;                  /* of a word's sum: size, or 2 size where the plain vectors are summed after it */
+    /* Of a word's sum: size, or 2 size where the plain vectors are summed after it. Then vectors without a word are not
+       read, and there are neither sentences nor a total. */
+    int64_t width;
     const void *vectors;            /* [n, size] */
     int half;                       /* whether they are float16 bits, else of the type of the arithmetic */
     const int64_t *words;           /* [n], the word of each vector, -1 for none; NULL without words */

@@ -265,7 +265,9 @@ def _frame(
             if name in TESTED:
                 p = np.array([each.p.get(name, np.nan) for each in found])
             ends = np.array([each.intervals.get(metric, (np.nan, np.nan)) for each in found])
-        expected, p_matched = matched(values[metric], frequencies, tests.matched)
+        expected, p_matched = empty, empty
+        if metric in TESTED:
+            expected, p_matched = matched(values[metric], frequencies, tests.matched)
         columns = {
             "word": pl.Series(compared.words, dtype=pl.String),
             "layer": pl.repeat(layer, n_words, eager=True),
@@ -277,7 +279,7 @@ def _frame(
             "q": false_discovery(p),
             "expected": expected,
             "relative": values[metric] - expected,
-            "p_matched": p_matched if metric in TESTED else empty,
+            "p_matched": p_matched,
             "count_old": compared.counts[:, 0],
             "count_new": compared.counts[:, 1],
         }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.change.sums import JSD, TWO_SIDED, Products, measures
@@ -179,7 +180,7 @@ def false_discovery(p: NDArray[np.float64]) -> NDArray[np.float64]:
 def matched(
     values: NDArray[np.float64], counts: NDArray[np.float64], n_matched: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compare each word with the `n_matched` others nearest to it in frequency: the median, and a p-value, [n] each.
+    """Compare each word with the `n_matched` others nearest to it in frequency: the median with it, and a p-value.
 
     The p-value is (1 + others with a value as great) / (others + 1): how rare the value is among words of like
     frequency. It needs no exchange of sides, so it holds where corpora differ in genre and every word shifts. NaN with
@@ -192,12 +193,11 @@ def matched(
         return median, p
     order = known[np.argsort(counts[known], kind="stable")]
     starts = np.clip(np.arange(len(order)) - n_others // 2, 0, len(order) - 1 - n_others)
-    window = starts[:, None] + np.arange(n_others + 1)
-    others = values[order][window]
-    own = values[order][:, None]
-    is_own = window == np.arange(len(order))[:, None]
-    median[order] = np.median(others[~is_own].reshape(len(order), n_others), axis=1)
-    p[order] = (1 + ((others >= own) & ~is_own).sum(1)) / (n_others + 1)
+    ascending = np.ascontiguousarray(values[order])
+    rolled = pl.Series(ascending).rolling_median(n_others + 1).to_numpy()
+    median[order] = rolled[starts + n_others]
+    windows = np.lib.stride_tricks.sliding_window_view(ascending, n_others + 1)[starts]
+    p[order] = (windows >= ascending[:, None]).sum(1) / (n_others + 1)  # its own value is the 1 of (1 + others)
     return median, p
 
 
@@ -266,9 +266,3 @@ def _gains(
         whole = (both.old + 2 * both.both + both.new) / (n + m)
         gains.append(both.old / n + both.new / m - whole)
     return np.stack(gains, axis=1)
-
-
-def summary_of(values: Mapping[str, float], name: str) -> float | None:
-    """A value of a table: None for one that is missing or not a number."""
-    value = values.get(name, math.nan)
-    return None if math.isnan(value) else value

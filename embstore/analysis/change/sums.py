@@ -22,24 +22,33 @@ JSD = "jsd"
 METRICS = (*DISTANCES, *SIMILARITIES, JSD)
 TESTED = ("apd", "apd_excess", "prt", "prt_centered", "selfsim_change", JSD)
 TWO_SIDED = ("selfsim_change",)
+PART_TIMES = 16  # how many rows a part has for each group, so that adding up states takes little
 WHOLE = 0.25  # above this share of the rows the whole layer is scanned
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Of some words in each period: the sums of their unit and of their plain vectors, float64 [word, period, feature].
+    """Of some words in each period: the sums of their unit vectors, and after them of their plain vectors.
 
-    `counts`, `n_nonzero`: int64 [word, period], the occurrences, and those whose vector is not zero.
+    `periods`: for each period an array [word, 2 feature] of float32, or of float64 for stores of float32. `counts`,
+    `n_nonzero`: int64 [word, period], the occurrences, and those whose vector is not zero.
     """
 
-    unit: NDArray[np.float64]
-    plain: NDArray[np.float64]
+    periods: tuple[NDArray[Any], ...]
     counts: NDArray[np.int64]
     n_nonzero: NDArray[np.int64]
 
+    def unit(self, period: int) -> NDArray[Any]:
+        """The sums of unit vectors, [word, feature]."""
+        return self.periods[period][:, : self.periods[period].shape[1] // 2]
+
+    def plain(self, period: int) -> NDArray[Any]:
+        """The sums of the vectors as they are stored, [word, feature]."""
+        return self.periods[period][:, self.periods[period].shape[1] // 2 :]
+
 
 class WordSums:
-    """A reducer for the sums of unit and plain vectors by group: (float64 [group, 2 feature], int64 [group]).
+    """A reducer for the sums of unit and plain vectors by group: ([group, 2 feature], int64 [group]).
 
     `groups`: int64, the group of each selected occurrence, -1 for none. `sizes`: int64 [group].
     """
@@ -61,16 +70,15 @@ class WordSums:
         state.add_words(other)
         return state
 
-    def finish(self, state: CosineSums, scope: Scope) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def finish(self, state: CosineSums, scope: Scope) -> tuple[NDArray[Any], NDArray[np.int64]]:
         state.flush()
-        sums = state.word_sums.astype(np.float64)
-        sums[self._slots >= 0] = state.word_totals
-        return sums, state.word_counts[:, 2]
+        state.word_sums[self._slots >= 0] = state.word_totals
+        return state.word_sums, state.word_counts[:, 2]
 
 
 def word_chunks(compared: Compared, memory: int) -> list[tuple[int, int]]:
     """Cut the words so that the sums of a chunk take about a third of `memory` with a state for each thread."""
-    nbytes = len(compared.periods) * 2 * compared.hidden_size * 8 * (2 + thread_count())
+    nbytes = len(compared.periods) * 2 * compared.hidden_size * 8 * (1 + thread_count())
     size = max(1, memory // 2 // nbytes)
     return [(start, min(start + size, len(compared.words))) for start in range(0, len(compared.words), size)]
 
@@ -83,87 +91,110 @@ def scan_sums(
     Yields the layer, the words, their sums, and the centers float64 [period, feature]: the mean plain vector of each
     period over all compared words. `progress` is called with the number of vectors that were read.
     """
-    n_periods, chunks = len(compared.periods), word_chunks(compared, memory)
+    chunks = word_chunks(compared, memory)
     report = progress or (lambda _: None)
     centers: dict[int, NDArray[np.float64]] = {}
     if len(chunks) > 1:
-        counts = compared.counts.sum(0)
-        givens = [_Given.of(part, np.where(part.words >= 0, part.periods, -1)) for part in compared.parts]
+        counts = compared.counts.sum(0)[None]
+        givens = [_Given.of(part, np.zeros_like(part.words), counts) for part in compared.parts]
         for layer in compared.layers:
-            whole, _ = _reduced(givens, layer, counts, compared.hidden_size, threads, report)
-            centers[layer] = whole[:, compared.hidden_size :] / counts[:, None]
+            whole = _reduced(givens, layer, counts, threads, report)
+            centers[layer] = _centers(whole)
     for start, stop in chunks:
         counts = compared.counts[start:stop]
         givens = []
         for part in compared.parts:
             wanted = (part.words >= start) & (part.words < stop)
-            givens.append(_Given.of(part, np.where(wanted, (part.words - start) * n_periods + part.periods, -1)))
+            givens.append(_Given.of(part, np.where(wanted, part.words - start, -1), counts))
         for layer in compared.layers:
-            total, n_nonzero = _reduced(givens, layer, counts.reshape(-1), compared.hidden_size, threads, report)
-            both = total.reshape(*counts.shape, 2, compared.hidden_size)
-            sums = Sums(both[:, :, 0], both[:, :, 1], counts, n_nonzero.reshape(counts.shape))
+            sums = _reduced(givens, layer, counts, threads, report)
             if len(chunks) == 1:
-                centers[layer] = sums.plain.sum(0) / counts.sum(0)[:, None]
+                centers[layer] = _centers(sums)
             yield layer, slice(start, stop), sums, centers[layer]
+
+
+def _centers(sums: Sums) -> NDArray[np.float64]:
+    """The mean plain vector of each period, float64 [period, feature]."""
+    totals = [sums.plain(period).sum(0, dtype=np.float64) for period in range(len(sums.periods))]
+    return np.stack(totals) / sums.counts.sum(0)[:, None]
 
 
 @dataclass(frozen=True)
 class _Given:
-    """The rows that are read of a store, all where most are wanted, and the group of each, -1 for none."""
+    """The rows that are read of a store, all where most are wanted, and the group of each, -1 for none.
+
+    `periods`: those that occur in the store; the group is word * len(periods) + the place of the period in them.
+    """
 
     store: Store
     rows: NDArray[np.int64] | None
     groups: NDArray[np.int64]
+    periods: NDArray[np.int64]
+    sizes: NDArray[np.int64]
 
     @classmethod
-    def of(cls, part: Part, groups: NDArray[np.int64]) -> _Given:
-        wanted = groups >= 0
+    def of(cls, part: Part, words: NDArray[np.int64], counts: NDArray[np.int64]) -> _Given:
+        periods = np.unique(part.periods)
+        wanted = words >= 0
+        groups = np.where(wanted, words * len(periods) + np.searchsorted(periods, part.periods), -1)
+        sizes = np.ascontiguousarray(counts[:, periods]).reshape(-1)
         if not part.is_whole or wanted.sum() < WHOLE * part.store.n_rows:
-            return cls(part.store, part.rows[wanted], groups[wanted])
+            return cls(part.store, part.rows[wanted], groups[wanted], periods, sizes)
         every = np.full(part.store.n_rows, -1)
         every[part.rows] = groups
-        return cls(part.store, None, every)
+        return cls(part.store, None, every, periods, sizes)
 
 
 def _reduced(
     givens: Sequence[_Given],
     layer: int,
-    sizes: NDArray[np.int64],
-    hidden_size: int,
+    counts: NDArray[np.int64],
     threads: int | None,
     report: Callable[[int], object],
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The sums of each group over all stores, float64 [group, 2 feature], and how many vectors are not zero."""
-    total, n_nonzero = np.zeros((len(sizes), 2 * hidden_size)), np.zeros(len(sizes), np.int64)
+) -> Sums:
+    """The sums of each word and period over all stores."""
+    found: dict[int, NDArray[Any]] = {}
+    n_nonzero = np.zeros_like(counts)
     for given in givens:
         if not len(given.groups):
             continue
-        reducer = WordSums(given.groups, sizes)
-        parts = max(2, len(given.groups) // (4 * len(sizes)))  # large compared with the sums of a state
+        parts = max(2, len(given.groups) // (PART_TIMES * len(given.sizes)))
         selection = Selection(given.store, rows=given.rows, layers=layer)
-        found = reduce(
-            selection, {"sums": reducer}, device="cpu", parts=parts, threads=threads, max_states=4, progress=False
-        )
-        sums, known = found[layer]["sums"]
-        total += sums
-        n_nonzero += known
+        reducers = {"sums": WordSums(given.groups, given.sizes)}
+        reduced = reduce(selection, reducers, device="cpu", parts=parts, threads=threads, max_states=4, progress=False)
+        sums, known = reduced[layer]["sums"]
+        by_period = sums.reshape(len(counts), len(given.periods), -1)
+        for place, period in enumerate(given.periods.tolist()):
+            n_nonzero[:, period] += known.reshape(len(counts), -1)[:, place]
+            found[period] = found[period] + by_period[:, place] if period in found else by_period[:, place]
         report(len(given.groups))
-    return total, n_nonzero
+    return Sums(tuple(found[period] for period in range(counts.shape[1])), counts, n_nonzero)
 
 
 @dataclass(frozen=True)
 class Products:
-    """Inner products of the sums of two sides, each an array of one shape: old with old, old with new, new with new."""
+    """Inner products of the sums of two sides, float64 of one shape: old with old, old with new, new with new."""
 
     old: NDArray[np.float64]
     both: NDArray[np.float64]
     new: NDArray[np.float64]
 
     @classmethod
-    def of(cls, old: NDArray[np.float64], new: NDArray[np.float64]) -> Products:
-        """The products of sums [..., feature]."""
-        dots = [np.einsum("...j,...j->...", one, other) for one, other in ((old, old), (old, new), (new, new))]
-        return cls(*dots)
+    def of(cls, old: NDArray[Any], new: NDArray[Any]) -> Products:
+        """The products of sums [n, feature]."""
+        pairs = ((old, old), (old, new), (new, new))
+        return cls(*(np.einsum("ij,ij->i", one, other, dtype=np.float64) for one, other in pairs))
+
+    def less(self, old: NDArray[Any], new: NDArray[Any], shift_old: Any, shift_new: Any, counts: Any) -> Products:
+        """The products of `old` minus counts[0] times `shift_old` with `new` minus counts[1] times `shift_new`."""
+        n, m = (np.asarray(count, np.float64) for count in counts)
+        (old_old, old_new), (new_old, new_new) = ([side @ shift for shift in (shift_old, shift_new)]
+                                                  for side in (old, new))  # fmt: skip
+        return Products(
+            self.old - 2 * n * old_old + n**2 * (shift_old @ shift_old),
+            self.both - m * old_new - n * new_old + n * m * (shift_old @ shift_new),
+            self.new - 2 * m * new_new + m**2 * (shift_new @ shift_new),
+        )
 
     @property
     def cosine(self) -> NDArray[np.float64]:
@@ -211,18 +242,21 @@ def measures(
     }
 
 
-def measures_of_sums(sums: Sums, centers: NDArray[np.float64], old: Any, new: Any) -> dict[str, NDArray[np.float64]]:
-    """The measures of each word between its periods `old` and `new` [word]; float64 [word] each.
+def measures_of_sums(
+    sums: Sums, centers: NDArray[np.float64], old: int, new: int, words: NDArray[np.int64] | slice = slice(None)
+) -> dict[str, NDArray[np.float64]]:
+    """The measures of words between two periods; float64 [word] each.
 
     `centers`: float64 [period, feature], the mean plain vector of each period over all compared words.
     """
-    words = np.arange(len(sums.counts))
-    counts = sums.counts[words, old], sums.counts[words, new]
-    centered = [sums.plain[words, each] - sums.counts[words, each, None] * centers[each] for each in (old, new)]
+    sides = (old, new)
+    counts = [sums.counts[words, side] for side in sides]
+    one, other = (sums.plain(side)[words] for side in sides)
+    plain = Products.of(one, other)
     return measures(
-        Products.of(sums.unit[words, old], sums.unit[words, new]),
-        Products.of(sums.plain[words, old], sums.plain[words, new]),
-        Products.of(*centered),
+        Products.of(sums.unit(old)[words], sums.unit(new)[words]),
+        plain,
+        plain.less(one, other, centers[old], centers[new], counts),
         counts,
-        (sums.n_nonzero[words, old], sums.n_nonzero[words, new]),
+        [sums.n_nonzero[words, side] for side in sides],
     )

@@ -56,7 +56,7 @@ class CosineSums:
     The arrays are those of the kernel, see kernels.h. `slots` int64 [n_words]: the row of `word_totals` of each word
     whose sum is moved there, -1 for the others. `incomplete` has the float64 sums [2, hidden_size] of sentences that
     lie in two parts and were read before, with the number of vectors read. `with_plain`: word sums are twice as wide,
-    the sum of the plain vectors after that of the unit vectors.
+    the sum of the plain vectors after that of the unit vectors, and there are neither sentences nor a total.
     """
 
     hidden_size: int

@@ -1,0 +1,184 @@
+"""Change of all words between two stores at all layers, next to a bare scan of the same bytes and to pairs, in one run.
+
+python benchmarks/change.py --out benchmarks/results/change.json
+
+The stores have random vectors and words drawn from Zipf's law. The scripts are the usual ones of the field, with the
+vectors of each word in memory: `scipy.spatial.distance.cdist`, and unit vectors multiplied by numpy. They compute the
+average pairwise distance alone, and of one layer: pairs of all layers would take as many times longer. Ours computes
+all eight measures that are sums. All cases have one thread and are compared by processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is loaded
+
+import numpy as np
+from measure import Row, Target, interleaved, machine, show_rows, targets_table, write_json
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+
+import embstore as es
+from embstore.analysis.change import ChangeTests, measure_change
+from embstore.analysis.words import rows_of_words
+from embstore.bench.made import index_of, metadata_of, partitions_of
+from embstore.bench.measure import row_of
+from embstore.store import Layout, StoreWriter, create_store
+
+METRICS = (
+    *("apd", "apd_excess", "prt", "inverse_prt", "prt_centered"),
+    *("selfsim_old", "selfsim_new", "selfsim_change"),
+)
+NO_TESTS = ChangeTests(permutations=0, resamples=0)
+MIN_COUNT = 5
+SCIPY, NUMPY = "scipy cdist, word by word", "numpy product of unit vectors, word by word"
+
+
+def write_store(path: Path, *, n_rows: int, layers: int, hidden_size: int, n_types: int, seed: int) -> es.Store:
+    """Write random float16 vectors; the word of rank r has the probability of Zipf's law, 1/(r + 2.7) of their sum."""
+    layout = Layout.of(n_rows=n_rows, layers=tuple(range(layers)), hidden_size=hidden_size, dtype="float16")
+    share = 1 / (np.arange(n_types) + 2.7)
+    types = np.random.default_rng(seed).choice(n_types, n_rows, p=share / share.sum()).astype(np.int32)
+    create_store(
+        path, metadata=metadata_of(layout), index=replace(index_of(n_rows, seed=seed, n_types=n_types), type=types)
+    )
+    with StoreWriter(path) as writer:
+        for partition, vectors in partitions_of(layout, seed=seed):
+            writer.write(partition, {"hidden_states": vectors})
+        writer.finish()
+    return es.open(path)
+
+
+class Bench:
+    def __init__(self, stores: list[es.Store]) -> None:
+        self.stores = stores
+        self.layer = stores[0].layers[-1]
+        counts = np.array([np.bincount(store.index.type, minlength=len(store.index.words)) for store in stores])
+        self.types = np.flatnonzero((counts >= MIN_COUNT).all(0))
+        self.n_pairs = int(counts[:, self.types].prod(0).sum())
+        self.vectors = [self._by_word(store) for store in stores]
+
+    def _by_word(self, store: es.Store) -> list[NDArray[np.float32]]:
+        """The vectors of each word of a layer, in memory."""
+        words = rows_of_words(store, self.types)
+        return [store.gather(words.of(place), self.layer).astype(np.float32) for place in range(len(self.types))]
+
+    def scan(self, _: int, *, layers: tuple[int, ...]) -> None:
+        for store in self.stores:
+            for layer in layers:
+                for _, _ in store.scan(layer):
+                    pass
+
+    def ours(self, _: int = 0, *, layers: tuple[int, ...]) -> Any:
+        return measure_change(
+            *self.stores, layers=layers, metrics=METRICS, min_count=MIN_COUNT, tests=NO_TESTS, threads=1, progress=False
+        )
+
+    def tested(self, _: int) -> None:
+        tests = ChangeTests(permutations=99, resamples=0, sample=100)
+        options: dict[str, Any] = {"layers": self.layer, "metrics": METRICS, "min_count": MIN_COUNT}
+        measure_change(*self.stores, **options, tests=tests, threads=1, progress=False)
+
+    def scipy(self, _: int = 0) -> list[float]:
+        return [float(cdist(old, new, "cosine").mean()) for old, new in zip(*self.vectors, strict=True)]
+
+    def numpy(self, _: int = 0) -> list[float]:
+        found = []
+        for old, new in zip(*self.vectors, strict=True):
+            units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (old, new)]
+            found.append(1 - float((units[0] @ units[1].T).mean(dtype=np.float64)))
+        return found
+
+
+def differences(bench: Bench) -> dict[str, float]:
+    """The largest difference of the average pairwise distance from each script."""
+    frame = bench.ours(layers=(bench.layer,)).frame.filter(metric="apd")
+    ours = dict(frame.select("word", "value").iter_rows())
+    words = [bench.stores[0].index.words[int(number)] for number in bench.types]
+    values = np.array([ours[word] for word in words])
+    return {SCIPY: float(np.abs(values - bench.scipy()).max()), NUMPY: float(np.abs(values - bench.numpy()).max())}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=float, default=200_000, help="of each store")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--hidden-size", type=int, default=384)
+    parser.add_argument("--types", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--budget", type=float, default=60, help="seconds after which a slow case is not repeated")
+    parser.add_argument("--tmp", help="folder for the stores")
+    parser.add_argument("--out", help="JSON file to write")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    described = machine()
+    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
+        size = {"n_rows": int(arguments.rows), "layers": arguments.layers, "hidden_size": arguments.hidden_size}
+        stores = [
+            write_store(Path(folder) / f"{seed}.zarr", **size, n_types=arguments.types, seed=seed) for seed in range(2)
+        ]
+        bench = Bench(stores)
+        every, one = stores[0].layers, (bench.layer,)
+        print(f"{len(bench.types):,} words, {bench.n_pairs:,} pairs of a layer, {size}\n")
+        times = interleaved(
+            {
+                "limit": partial(bench.scan, layers=every),
+                "ours": partial(bench.ours, layers=every),
+                "one layer": partial(bench.ours, layers=one),
+                "tested": bench.tested,
+                NUMPY: bench.numpy,
+                SCIPY: bench.scipy,
+            },
+            repeats=arguments.repeats,
+            budget=arguments.budget,
+            warm=1,
+        )
+        differ = differences(bench)
+    options: dict[str, Any] = {"clock": "processor", "threads": 1}
+    rows: list[Row] = [
+        row_of(
+            f"eight measures of {len(bench.types):,} words, {len(every)} layers",
+            {"ours": times["ours"], "limit": times["limit"]},
+            limit_name="bare scan of both stores",
+            targets={"to_limit": 3},
+            **options,
+        ),
+        row_of(
+            "the same of one layer, scripts: average pairwise distance alone",
+            {"ours": times["one layer"], NUMPY: times[NUMPY], SCIPY: times[SCIPY]},
+            **options,
+        ),
+        row_of("one layer with 99 permutations of up to 100 occurrences", {"ours": times["tested"]}, **options),
+    ]
+    held = show_rows(rows)
+    ours, scipy = rows[1].ours, rows[1].rivals[SCIPY] or 0.0
+    targets = [
+        Target("all layers, times a bare scan", rows[0].to_limit or 0.0, 3, False),
+        Target("one layer, speed relative to scipy's cdist over the same words", scipy / ours, 1000, True),
+    ]
+    print("\n" + targets_table(targets))
+    print("".join(f"largest difference from {name}: {value:.1e}\n" for name, value in differ.items()))
+    found = {
+        "benchmark": "change",
+        "machine": described,
+        "rows": held,
+        "store": size,
+        "words": {"count": len(bench.types), "pairs_of_a_layer": bench.n_pairs},
+        "largest_differences": differ,
+        "targets": [target.as_json() for target in targets],
+    }
+    write_json(arguments.out, found)
+
+
+if __name__ == "__main__":
+    main()
