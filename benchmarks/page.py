@@ -22,6 +22,7 @@ ABOUT = {
     "sql": "Ten questions in SQL: `benchmarks/sql.py`",
     "geometry": "Geometry: `benchmarks/geometry.py`",
     "attention": "Statistics of attention: `benchmarks/attention.py`",
+    "change": "Change between two stores: `benchmarks/change.py`",
     "growth": "Growth with the number of rows: `benchmarks/growth.py`",
     "plan": "Planning: `benchmarks/plan.py`",
     "memory": "Memory of an extraction: `benchmarks/memory.py`",

@@ -221,15 +221,10 @@ def _exchange_of(stores: Sequence[Store], exchange: str | None) -> str:
     if exchange is not None:
         check_choice("exchange", exchange, EXCHANGE)
         return exchange
-    several = any(len(store.index.texts) > len(np.unique(_documents(store))) for store in stores)
+    several = any(store.index.n_documents < len(store.index.texts) for store in stores)
     return "document" if several else "sentence"
 
 
 def _units(store: Store, rows: NDArray[np.int64], exchange: str) -> NDArray[np.int64]:
     sentences = np.asarray(store.index.sentence[rows], np.int64)
-    return sentences if exchange == "sentence" else _documents(store)[sentences]
-
-
-def _documents(store: Store) -> NDArray[np.int64]:
-    """The document of each sentence; int64 [sentence]."""
-    return store.index.document_of(np.arange(len(store.index.texts)))
+    return sentences if exchange == "sentence" else np.asarray(store.index.document_of(sentences), np.int64)

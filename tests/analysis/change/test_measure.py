@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -193,3 +194,19 @@ def test_a_result_is_saved(tmp_path: Path) -> None:
     found.save(tmp_path / "change.parquet")
     assert pl.read_parquet(tmp_path / "change.parquet").equals(found.frame)
     assert repr(found) == "<Change from side0 to side1: 2 words, 0 with too few occurrences, layers [2]>"
+
+
+def test_documents_are_exchanged_as_one(tmp_path: Path) -> None:
+    """With two documents on each side there are six ways to exchange them, however many sentences they have."""
+    old, new = write_sides(tmp_path, n_words=2, n_changed=2)
+    for side in (old.store, new.store):
+        n_sentences = len(side.index.texts)
+        document = (np.arange(n_sentences) >= n_sentences // 2).astype(np.int64)
+        side.__dict__["index"] = replace(side.index, document=document)
+    found = measure_change(old.store, new.store, metrics="prt", tests=ChangeTests(permutations=99, resamples=0))
+    assert found.exchange == "document"
+    assert found.frame["p"].min() > 0.1
+    assert "no word has more than 6 ways to exchange its documents" in found.notes[0]
+    assert "sentence" in found.notes[1]
+    tests = ChangeTests(permutations=99, resamples=0, exchange="sentence")
+    assert measure_change(old.store, new.store, metrics="prt", tests=tests).frame["p"].max() < 0.05

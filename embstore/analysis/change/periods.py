@@ -1,0 +1,204 @@
+"""Change over many periods: series of measures with intervals, and the periods at which words change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from embstore.analysis.change.occurrences import Compared, compare_periods
+from embstore.analysis.change.significance import change_points, false_discovery, intervals
+from embstore.analysis.change.sums import JSD, METRICS, Sums, measures_of_sums, scan_sums
+from embstore.analysis.change.testing import ChangeTests, draw, each_word, random_of
+from embstore.analysis.words import MEMORY
+from embstore.arguments import checked
+from embstore.errors import check_choice
+from embstore.progress import Progress, reporting
+from embstore.sizes import parse_nbytes
+from embstore.store import Selection, Store, write_frame
+from embstore.vectors.kmeans import unit_rows
+
+SUMMED = tuple(metric for metric in METRICS if metric != JSD)
+SCHEMA = {
+    "word": pl.String,
+    "layer": pl.Int64,
+    "metric": pl.String,
+    "period": pl.String,
+    "reference": pl.String,
+    **dict.fromkeys(("value", "low", "high"), pl.Float64),
+    "count_old": pl.Int64,
+    "count_new": pl.Int64,
+}
+POINTS = {"word": pl.String, "layer": pl.Int64, "period": pl.String, "gain": pl.Float64, "p": pl.Float64}
+
+
+@dataclass(frozen=True, eq=False)
+class ChangeSeries:
+    """The change of words over periods.
+
+    `frame`: `word, layer, metric, period, reference, value, low, high, count_old, count_new`: the measure between a
+    period and an earlier one, `reference`: the period before it in which the word has enough occurrences, and the first
+    such one. `points`: the most likely change point of each word and layer, and further ones at p <= 0.05: `word,
+    layer, period` (the first after the change), `gain, p, q`; q is adjusted over the words of the layer.
+    """
+
+    frame: pl.DataFrame
+    points: pl.DataFrame
+    skipped: pl.DataFrame
+    periods: tuple[str, ...]
+    exchange: str
+    compared: Compared = field(repr=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write `frame` to a .csv, .parquet or .json file, atomically and durably."""
+        write_frame(self.frame, Path(path))
+
+    def __repr__(self) -> str:
+        return f"<ChangeSeries of {len(self.compared.words):,} words over {len(self.periods)} periods>"
+
+
+@checked
+def measure_periods(
+    data: Store | Selection,
+    *,
+    by: str,
+    width: int | None = None,
+    layers: int | str | Sequence[int] | None = None,
+    words: str | Sequence[str] | None = None,
+    metrics: str | Sequence[str] = ("apd", "apd_excess", "prt"),
+    min_count: int = 10,
+    tests: ChangeTests | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> ChangeSeries:
+    """Measure how words change from period to period, and find the periods at which they change.
+
+    `by`: a column of the table, such as a year; `width`: periods of that many years. A word is compared between two
+    periods in which it has `min_count` occurrences. `metrics`: those of `measure_change` but `jsd`. Change points are
+    found by binary segmentation of the unit vectors of a word, with a permutation test of each (`change_points`).
+
+    Raises InvalidValueError, MissingRowsError, NonFiniteError.
+    """
+    tests = tests or ChangeTests()
+    chosen = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    for metric in chosen:
+        check_choice("metric", metric, SUMMED)
+    compared = compare_periods(data, by, width=width, layers=layers, words=words, min_count=min_count,
+                               exchange=tests.exchange)  # fmt: skip
+    nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
+    frames, points, centers = [], [], {}
+    with reporting(progress, unit="vectors", label="change") as report:
+        done = 0
+
+        def count(number: int) -> None:
+            nonlocal done
+            done += number
+            report(done)
+
+        for layer, span, sums, center in scan_sums(compared, nbytes, threads=threads, progress=count):
+            centers[layer] = center
+            frames += _series(compared, layer, span, sums, center, chosen, min_count)
+    frame = pl.concat(frames)
+    ends = []
+    with reporting(progress, total=len(compared.words) * len(compared.layers), unit="words", label="tests") as report:
+        for number, layer in enumerate(compared.layers):
+            test = partial(_test, compared, layer=layer, center=centers[layer], metrics=chosen, tests=tests,
+                           min_count=min_count)  # fmt: skip
+            words_done = number * len(compared.words)
+            numbers = range(len(compared.words))
+            found = list(each_word(test, numbers, threads=threads, report=lambda _: None))
+            report(words_done + len(found))
+            ends += [row for rows, _ in found for row in rows]
+            points.append(_points(compared, layer, [each for _, each in found]))
+    names = {name: SCHEMA[name] for name in ("word", "layer", "metric", "period", "reference", "low", "high")}
+    joined = frame.join(pl.DataFrame(ends, schema=names, orient="row"), how="left", maintain_order="left",
+                        on=["word", "layer", "metric", "period", "reference"])  # fmt: skip
+    final = joined.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
+    floats = [pl.col(name).fill_nan(None) for name in ("value", "low", "high")]
+    return ChangeSeries(
+        final.with_columns(floats), pl.concat(points), compared.skipped, compared.periods, compared.exchange, compared
+    )
+
+
+def _pairs(counts: NDArray[np.int64], min_count: int) -> list[tuple[int, int]]:
+    """The pairs of periods of a word: each with the one before it, and with the first."""
+    known = np.flatnonzero(counts >= min_count).tolist()
+    before = list(pairwise(known))
+    return before + [(known[0], later) for later in known[2:]]
+
+
+def _series(
+    compared: Compared,
+    layer: int,
+    span: slice,
+    sums: Sums,
+    center: NDArray[np.float64],
+    metrics: Sequence[str],
+    min_count: int,
+) -> list[pl.DataFrame]:
+    """The measures of some words between all their pairs of periods."""
+    forms = np.array(compared.words[span], object)
+    by_pair: dict[tuple[int, int], list[int]] = {}
+    for number, counts in enumerate(sums.counts):
+        for pair in _pairs(counts, min_count):
+            by_pair.setdefault(pair, []).append(number)
+    frames = []
+    for (old, new), numbers in sorted(by_pair.items()):
+        words = np.array(numbers)
+        values = measures_of_sums(sums, center, old, new, words)
+        for metric in metrics:
+            columns = {
+                "word": pl.Series(forms[words].tolist(), dtype=pl.String),
+                "layer": pl.repeat(layer, len(words), dtype=pl.Int64, eager=True),
+                "metric": pl.repeat(metric, len(words), eager=True),
+                "period": pl.repeat(compared.periods[new], len(words), eager=True),
+                "reference": pl.repeat(compared.periods[old], len(words), eager=True),
+                "value": values[metric],
+                "count_old": sums.counts[words, old],
+                "count_new": sums.counts[words, new],
+            }
+            frames.append(pl.DataFrame(columns))
+    return frames
+
+
+def _test(
+    compared: Compared,
+    number: int,
+    *,
+    layer: int,
+    center: NDArray[np.float64],
+    metrics: Sequence[str],
+    tests: ChangeTests,
+    min_count: int,
+) -> tuple[list[tuple[object, ...]], list[tuple[int, float, float]]]:
+    """The intervals of a word's measures, and its change points."""
+    word, drawn = compared.words[number], draw(compared, number, layer, tests, clustered=False)
+    rows: list[tuple[object, ...]] = []
+    for old, new in _pairs(compared.counts[number], min_count) if tests.resamples else ():
+        units = drawn.between(old, new, center, min_senses=tests.min_senses)
+        found = intervals(units, tests.resamples, random_of(tests.seed, word, "resample"))
+        key = compared.periods[new], compared.periods[old]
+        rows += [(word, layer, metric, *key, *found[metric]) for metric in metrics]
+    if not tests.permutations:
+        return rows, []
+    names, numbers = np.unique(drawn.units * len(compared.periods) + drawn.periods, return_inverse=True)
+    sums = np.zeros((len(names), drawn.vectors.shape[1]))
+    np.add.at(sums, numbers, unit_rows(drawn.vectors))
+    counts = np.bincount(numbers).astype(np.float64)
+    random = random_of(tests.seed, word, "exchange")
+    return rows, change_points(sums, counts, names % len(compared.periods), count=tests.permutations, random=random)
+
+
+def _points(compared: Compared, layer: int, found: list[list[tuple[int, float, float]]]) -> pl.DataFrame:
+    """The change points of all words of a layer; the q of a word is that of its first test."""
+    rows = [(word, layer, compared.periods[period], gain, p)
+            for word, each in zip(compared.words, found, strict=True) for period, gain, p in each]  # fmt: skip
+    frame = pl.DataFrame(rows, schema=POINTS, orient="row")
+    return frame.with_columns(q=pl.Series(false_discovery(frame["p"].to_numpy()), dtype=pl.Float64))

@@ -1,0 +1,93 @@
+"""Series over periods are those of pairs of periods, and a planted change point is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from embstore.analysis.change import ChangeTests, measure_change, measure_periods
+from embstore.analysis.change.significance import _gains, change_points
+from embstore.errors import InvalidValueError
+from embstore.store import Labels, Store, Strings
+from tests.analysis.word_store import one_line, write_rows
+
+YEARS = ["1900", "1910", "1920", "1930"]
+
+
+def with_years(tmp_path: Path, *, seed: int = 0, change: int = 2) -> Store:
+    """`a` is elsewhere from period `change` on, `b` is not; each period has 25 occurrences of both."""
+    random = np.random.default_rng(seed)
+    types = np.arange(200) % 2
+    codes = (np.arange(200) // 50).astype(np.int32)
+    vectors = random.normal(size=(1, 200, 8)) + 3 * np.eye(8)[0]
+    vectors[0, (types == 0) & (codes >= change)] += 4 * np.eye(8)[1]
+    labels = {"year": Labels(codes, Strings.of(YEARS))}
+    return write_rows(tmp_path / "years.zarr", ["a", "b"], types, vectors, labels=labels, sentence_words=1).store
+
+
+def test_a_series_is_that_of_pairs_of_periods(tmp_path: Path) -> None:
+    store = with_years(tmp_path)
+    found = measure_periods(store, by="year", tests=ChangeTests(permutations=0, resamples=20))
+    rows = found.frame.filter(word="a", metric="apd")
+    pairs = [("1900", "1910"), ("1900", "1920"), ("1900", "1930"), ("1910", "1920"), ("1920", "1930")]
+    assert list(zip(rows["reference"], rows["period"], strict=True)) == pairs
+    for old, new in pairs:
+        sides = [store.select(labels={"year": year}) for year in (old, new)]
+        two = measure_change(*sides, metrics=("apd", "prt"), tests=ChangeTests(permutations=0, resamples=0))
+        for word in ("a", "b"):
+            for metric in ("apd", "prt"):
+                [row] = found.frame.filter(word=word, metric=metric, reference=old, period=new).to_dicts()
+                assert row["value"] == pytest.approx(two.frame.filter(word=word, metric=metric)["value"][0])
+                assert (row["count_old"], row["count_new"]) == (25, 25)
+                assert row["low"] <= row["high"]
+    decades = measure_periods(store, by="year", width=20, tests=ChangeTests(permutations=0, resamples=0))
+    assert decades.periods == ("1900-1919", "1920-1939")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_planted_change_point_is_found(tmp_path: Path, seed: int) -> None:
+    store = with_years(tmp_path, seed=seed, change=1 + seed)
+    found = measure_periods(store, by="year", metrics="prt", tests=ChangeTests(permutations=99, resamples=0))
+    first = found.points.filter(word="a").sort("gain")[-1]
+    assert first["period"][0] == YEARS[1 + seed]
+    assert first["q"][0] <= 0.05
+    assert found.points.filter(word="b").sort("gain")["gain"][-1] < first["gain"][0] / 5
+
+
+def test_a_gain_is_what_the_squares_around_the_means_lose() -> None:
+    random = np.random.default_rng(0)
+    vectors, periods = random.normal(size=(30, 4)), random.integers(0, 3, 30)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def squares(some: np.ndarray) -> float:
+        return float(np.square(some - some.mean(0)).sum())
+
+    for gram in (None, vectors @ vectors.T):
+        gains = _gains(vectors, gram, np.ones(30), periods[None], np.arange(3))[0]
+        for border in range(2):
+            left = periods <= border
+            assert gains[border] == pytest.approx(squares(vectors) - squares(vectors[left]) - squares(vectors[~left]))
+
+
+def test_the_p_value_of_a_change_point_is_that_of_a_loop() -> None:
+    random = np.random.default_rng(1)
+    vectors, periods = random.normal(size=(12, 3)), np.arange(12) // 4
+    [(period, gain, p), *_] = change_points(vectors, np.ones(12), periods, count=19, random=np.random.default_rng(2))
+    drawn = np.random.default_rng(2).permuted(np.broadcast_to(periods, (19, 12)), axis=1)
+    best = [_gains(vectors, None, np.ones(12), each[None], np.arange(3)).max() for each in drawn]
+    observed = _gains(vectors, None, np.ones(12), periods[None], np.arange(3))[0]
+    assert (period, gain) == (observed.argmax() + 1, observed.max())
+    assert p == (1 + sum(each >= gain - 1e-9 for each in best)) / 20
+
+
+def test_bad_input_of_periods(tmp_path: Path) -> None:
+    store = with_years(tmp_path)
+    one_line(lambda: measure_periods(store, by="month"), InvalidValueError, "'month'")
+    one_line(lambda: measure_periods(store, by="year", metrics="jsd"), InvalidValueError, "metric")
+    found = measure_periods(store, by="year", metrics="prt", tests=ChangeTests(permutations=0, resamples=0))
+    found.save(tmp_path / "series.csv")
+    assert len(pl.read_csv(tmp_path / "series.csv")) == len(found.frame)
+    assert repr(found) == "<ChangeSeries of 2 words over 4 periods>"
