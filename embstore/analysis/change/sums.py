@@ -116,7 +116,7 @@ def scan_sums(
 def _centers(sums: Sums) -> NDArray[np.float64]:
     """The mean plain vector of each period, float64 [period, feature]."""
     totals = [sums.plain(period).sum(0, dtype=np.float64) for period in range(len(sums.periods))]
-    return np.stack(totals) / sums.counts.sum(0)[:, None]
+    return np.asarray(np.stack(totals) / sums.counts.sum(0)[:, None])
 
 
 @dataclass(frozen=True)
