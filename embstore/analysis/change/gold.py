@@ -40,7 +40,7 @@ class ChangeGold:
 
 @checked
 def read_change_gold(folder: str | Path) -> ChangeGold:
-    """Read the user's copy of SemEval-2020 Task 1 or of a DWUG data set, told apart by their files.
+    """Read the user's copy of SemEval-2020 Task 1 or of a DWUG data set, by the files that are there.
 
     SemEval (Schlechtweg et al. 2020): `targets.txt`, one word a line; `truth/graded.txt` and `truth/binary.txt`, a word
     and its value separated by a tab; `corpus1/lemma/*` and `corpus2/token/*`, text files, perhaps compressed.

@@ -94,27 +94,16 @@ def measure_periods(
                                exchange=tests.exchange)  # fmt: skip
     nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
     frames, points, centers = [], [], {}
-    with reporting(progress, unit="vectors", label="change") as report:
-        done = 0
-
-        def count(number: int) -> None:
-            nonlocal done
-            done += number
-            report(done)
-
-        for layer, span, sums, center in scan_sums(compared, nbytes, threads=threads, progress=count):
-            centers[layer] = center
-            frames += _series(compared, layer, span, sums, center, chosen, min_count)
-    frame = pl.concat(frames)
-    ends = []
-    with reporting(progress, total=len(compared.words) * len(compared.layers), unit="words", label="tests") as report:
+    for layer, span, sums, center in scan_sums(compared, nbytes, threads=threads):
+        centers[layer] = center
+        frames += _series(compared, layer, span, sums, center, chosen, min_count)
+    frame, ends, n_words = pl.concat(frames), [], len(compared.words)
+    with reporting(progress, total=n_words * len(compared.layers), unit="words", label="tests") as report:
         for number, layer in enumerate(compared.layers):
-            test = partial(_test, compared, layer=layer, center=centers[layer], metrics=chosen, tests=tests,
-                           min_count=min_count)  # fmt: skip
-            words_done = number * len(compared.words)
-            numbers = range(len(compared.words))
-            found = list(each_word(test, numbers, threads=threads, report=lambda _: None))
-            report(words_done + len(found))
+            options = {"layer": layer, "center": centers[layer], "metrics": chosen, "tests": tests}
+            test = partial(_test, compared, **options, min_count=min_count)
+            found = list(each_word(test, range(n_words), threads=threads, report=lambda _: None))
+            report((number + 1) * n_words)
             ends += [row for rows, _ in found for row in rows]
             points.append(_points(compared, layer, [each for _, each in found]))
     names = {name: SCHEMA[name] for name in ("word", "layer", "metric", "period", "reference", "low", "high")}
