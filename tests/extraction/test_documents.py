@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +179,41 @@ def test_hostile_columns_are_found(changes: dict[str, Any], message: str) -> Non
         given = np.frombuffer(values, np.uint8) if isinstance(values, bytes) else np.array(values)
         arrays[name] = given.astype(arrays[name].dtype)
     assert message in "; ".join(index_faults(Index.of_arrays(arrays, {"year": "int"}), 4))
+
+
+ANALYSES: dict[str, Callable[[es.Selection, str], Any]] = {
+    "senses": lambda some, name: es.senses(some, "bank", n_clusters=2, label=name).frame,
+    "knn": lambda some, name: es.analysis.knn_labels(some, label=name, split="within-word", progress=False).frame.drop(
+        "task"
+    ),
+    "separability": lambda some, name: es.analysis.sense_separability(some, label=name, min_occurrences=2),
+    "torch": lambda some, name: _spelled(some, name),
+    "select": lambda some, name: some.store.select(labels={name: ["Woolf", "Joyce"]}).rows.tolist(),
+}
+
+
+def _spelled(some: es.Selection, name: str) -> list[str | None]:
+    names = some.store.index.labels[name].names
+    codes = [code for batch in es.TorchDataset(some, label=name) for code in batch.labels.tolist()]
+    return [None if code < 0 else names[code] for code in codes]
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> es.Store:
+    """A store whose label column `own` repeats the field `author` at every word."""
+    corpus = [
+        replace(each, labels={"own": [each.document.fields.get("author") if each.document else None] * len(each.words)})
+        for each in sentences()
+    ]
+    return es.extract(plan_of(corpus, model=FakeEncoder()), tmp_path_factory.mktemp("s") / "s.zarr", progress=False)
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_a_field_is_a_label_to_every_analysis(name: str, labelled: es.Store) -> None:
+    some = labelled.select(words="bank", layers=-1)
+    by_label, by_field = (ANALYSES[name](some, column) for column in ("own", "author"))
+    assert len(by_label)
+    if isinstance(by_label, pl.DataFrame):
+        assert by_field.equals(by_label)
+    else:
+        assert by_field == by_label
