@@ -30,7 +30,7 @@ from embstore.bench.measure import Row, row_of
 LIMIT = 1.5  # times our own functions
 BLOCK_ROWS = 8192
 WORD, TEXT, MIN_COUNT = "place", "this is the best [place] in town", 10
-BUDGET = 6.0
+BUDGET = 6.0  # seconds of a case, after which it is not repeated
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
     types = np.sort(common.to_physical().to_numpy()).astype(np.int64)
 
     def asked(text: str, *values: Any) -> Callable[[], Any]:
-        return lambda: parquet.execute(text, list(values)).pl()
+        return lambda: parquet.sql(text, params=list(values)).pl()
 
     def searched(vector: Any, where: str | None = None) -> dict[str, Callable[[], Any]]:
         def ask() -> Any:
@@ -236,7 +236,7 @@ def measure(question: Question, ask: Callable[[str], pl.DataFrame], repeats: int
     cases: dict[str, Callable[[int], object]] = {"ours": lambda number: ask(question.statement)}
     cases["limit"] = lambda number: question.function()
     cases |= {name: lambda number, call=call: call() for name, call in question.rivals.items()}
-    times = interleaved(cases, repeats=repeats, budget=BUDGET, warm=1)
+    times = interleaved(cases, repeats=repeats, budget=BUDGET)
     return row_of(question.what, times, limit_name="our function", clock="processor", targets={"to_limit": LIMIT})
 
 
