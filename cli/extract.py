@@ -181,16 +181,16 @@ class Extraction:
             **computing,
         )
 
-    def use_options_of(self, store: str, context: typer.Context) -> None:
+    def use_options_of(self, store: str, invocation: typer.Context) -> None:
         """Use the options that a store was made with, but for those that are given."""
         if len(self.windows) > 1 or "{window}" in store:
             raise InvalidValueError(f"--append adds to one store: give one --{self.kind}-window, or none")
         stored = es.extraction.options_of(store)
-        sources = {name: context.get_parameter_source(name) for name in context.params}
+        sources = {name: invocation.get_parameter_source(name) for name in invocation.params}
         named = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
         named |= set(opt.read_settings(self.given.settings, SETTINGS))
         names = {each.name for each in fields(es.ExtractionOptions)} & named
-        if named & {"words", "label", "max_contexts", *KEEP}:
+        if named & {"words", "word_list", "label", "max_contexts", *KEEP}:
             names.add("keep")
         self.options = replace(stored, **{name: getattr(self.options, name) for name in sorted(names)})
 
@@ -236,7 +236,7 @@ def plan(
 
 
 def extract(
-    context: typer.Context,
+    invocation: typer.Context,
     corpus: Corpus,
     store: opt.NewStore,
     *,
@@ -259,7 +259,7 @@ def extract(
     """
     extraction = Extraction(corpus, extracting)
     if append:
-        extraction.use_options_of(store, context)
+        extraction.use_options_of(store, invocation)
     paths = extraction.paths(store)
     executor = opt.executor_of(cluster, extraction.workers, devices)
     device = devices.split(",")[0] if devices is not None and extracting.device == "auto" else extracting.device
