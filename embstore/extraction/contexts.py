@@ -83,7 +83,7 @@ def _blocks(units: Units, first: int, last: int, limit: int, overlap: Overlap) -
     owned = first
     while owned < last:
         if subwords[owned + 1] - subwords[owned] > limit:
-            owned = first = owned + 1
+            owned += 1
             continue
         fits = int(np.searchsorted(subwords, subwords[owned + 1] - limit))
         start = max(first, fits, before(owned))
