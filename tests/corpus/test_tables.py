@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterable
 from datetime import date
@@ -315,25 +313,3 @@ def test_spans_against_an_oracle() -> None:
 def test_bad_spans(spans: Any, expected: str) -> None:
     rows = [{"text": "one two", "spans": spans}]
     assert expected in complaint(lambda: list(open_corpus(rows, spans="spans")))
-
-
-READ = """
-import sys
-from embstore.corpus import open_corpus
-count = sum(1 for _ in open_corpus(sys.argv[1], words="spaces", split="lines"))
-print(count, next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) // 1024)
-"""
-
-
-@pytest.mark.slow
-def test_a_parquet_file_of_a_million_rows_is_read_in_flat_memory(tmp_path: Path) -> None:
-    """Its text is 560 MB; the peak is that of the process, in MiB."""
-    path = tmp_path / "a.parquet"
-    words = pl.Series([f"{number:09d}" for number in range(10_000)])
-    texts = [" ".join(words.sample(56, seed=seed)) for seed in range(1000)]
-    block = pl.DataFrame({"text": texts * 100, "year": [1900] * 100_000})
-    pl.concat([block] * 10).write_parquet(path, row_group_size=50_000)
-    found = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=True)
-    count, peak = map(int, found.stdout.split())
-    assert count == 1_000_000
-    assert peak < 320
