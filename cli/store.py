@@ -205,6 +205,21 @@ def export(
     print(_written(es.export(part, out, dtype=dtype, check=check)))
 
 
+PUBLISHING = {"license": str, "citation": str, "private": bool}
+
+
+def publish(
+    store: opt.StorePath,
+    address: Annotated[str, opt.argument("ADDRESS", "hf://datasets/USER/NAME or hf://datasets/USER/NAME/PATH.zarr.")],
+    settings: Annotated[list[str] | None, opt.set_option(PUBLISHING)] = None,
+) -> None:
+    """Upload a store to the Hugging Face hub.
+
+    A data set that does not exist is created, with a README. The token is that of `hf auth login` or HF_TOKEN.
+    """
+    print(es.store.publish(es.open(store), address, **opt.read_settings(settings, PUBLISHING)))
+
+
 def label(
     store: opt.StorePath,
     table: Annotated[

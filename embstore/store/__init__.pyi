@@ -4,6 +4,7 @@ from .check.verify import verify as verify
 from .collection import Collection as Collection
 from .convert.export import export as export
 from .convert.importers import import_store as import_store
+from .convert.publish import publish as publish
 from .convert.tables import write_table as write_table
 from .index import Index as Index
 from .index import Labels as Labels

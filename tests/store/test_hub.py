@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partialmethod
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -15,6 +18,7 @@ import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError, StoreNotFoundError
+from embstore.store import publish
 from embstore.store.storage.location import ObjectPath, parse_location
 from tests.store_making import make_store
 
@@ -132,3 +136,71 @@ def test_addresses_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_that_is_not_on_the_hub(hub: Hub) -> None:
     with pytest.raises(StoreNotFoundError):
         es.open("hf://datasets/user/name/gone.zarr")
+
+
+class FakeApi:
+    """The calls of huggingface_hub.HfApi that publishing makes, on a folder."""
+
+    folder: Path
+    created: ClassVar[list[tuple[str, bool]]] = []
+
+    def __init__(self, endpoint: str | None) -> None:
+        assert endpoint is not None
+
+    def create_repo(self, repo_id: str, *, repo_type: str, private: bool, exist_ok: bool) -> None:
+        assert (repo_type, exist_ok) == ("dataset", True)
+        self.created.append((repo_id, private))
+
+    def upload_folder(self, *, folder_path: Path, path_in_repo: str, **_: object) -> None:
+        shutil.copytree(folder_path, self.folder / path_in_repo)
+
+    def file_exists(self, repo_id: str, name: str, **_: object) -> bool:
+        return (self.folder / name).exists()
+
+    def upload_file(self, *, path_or_fileobj: bytes, path_in_repo: str, **_: object) -> None:
+        (self.folder / path_in_repo).write_bytes(path_or_fileobj)
+
+
+def test_what_is_published_is_opened(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
+    monkeypatch.setattr(FakeApi, "folder", hub.folder, raising=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_token")
+    make_store(tmp_path / "made.zarr")
+    local = es.open(tmp_path / "made.zarr")
+    address = publish(local, "hf://datasets/user/name", license="cc-by-4.0", citation="Doe 2026")
+    assert FakeApi.created == [("user/name", False)]
+    np.testing.assert_array_equal(es.open(address).gather(np.arange(9), 5), local.gather(np.arange(9), 5))
+    text = (hub.folder / "README.md").read_text()
+    files = sorted(path for path in (tmp_path / "made.zarr").rglob("*") if path.is_file())
+    names = sorted(files, key=lambda path: path.relative_to(tmp_path).as_posix())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in names)).hexdigest()
+    for part in ('license: "cc-by-4.0"', "Doe 2026", digest, local.metadata.model["name"], 'es.open("hf://datasets'):
+        assert part in text
+    assert "hf_secret_token" not in text
+    publish(local, "hf://datasets/user/name/other.zarr")
+    assert (hub.folder / "README.md").read_text() == text
+
+
+def test_what_cannot_be_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_store(tmp_path / "made.zarr")
+    local = es.open(tmp_path / "made.zarr")
+    for address in (
+        "hf://datasets/user",
+        "hf://datasets/user/name@v1",
+        "hf://datasets/user/name/x.h5",
+        "s3://b/x.zarr",
+    ):
+        with pytest.raises(InvalidValueError, match="hf://datasets/USER/NAME"):
+            publish(local, address)
+    for limit, what in (("MAX_FILES", "files in"), ("MAX_ENTRIES", "entries in"), ("MAX_NBYTES", "bytes in")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"embstore.store.convert.publish.{limit}", 1)
+            with pytest.raises(InvalidValueError, match=f"{what} a .*, and the hub takes 1: publish parts"):
+                publish(local, "hf://datasets/user/name")
+    with pytest.warns(es.errors.UnfinishedStoreWarning):
+        make_store(tmp_path / "part.zarr", leave_out=(1,))
+    with pytest.warns(es.errors.UnfinishedStoreWarning):
+        unfinished = es.open(tmp_path / "part.zarr")
+    with pytest.raises(InvalidValueError, match="is not finished"):
+        publish(unfinished, "hf://datasets/user/name")
+    FakeApi.created.clear()

@@ -13,7 +13,7 @@ SCHEMES = ("s3", "gs", "az", "https", "http")
 
 HUB = "https://huggingface.co"
 HUB_STORE = "store.zarr"  # the store of a data set that is named without a path
-_HUB = re.compile(r"datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?")
+_HUB = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
 _ONE_SLASH = re.compile(r"(s3|gs|az|https?):/(?!/)")
 
@@ -96,7 +96,7 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
         return Path(os.path.realpath(text)) if os.path.islink(text) else Path(text)
     scheme, rest = url[1].lower(), url[2].rstrip("/")
     if scheme == "hf":
-        return parse_location(hub_url(rest))
+        return parse_location(_hub_url(f"hf://{rest}"))
     bucket, _, key = rest.partition("/")
     if scheme not in SCHEMES:
         raise InvalidValueError(f"{scheme}:// is not supported: use a path, s3://, gs://, az://, https:// or hf://")
@@ -109,11 +109,15 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
     return ObjectPath(f"{scheme}://{rest}")
 
 
-def hub_url(rest: str) -> str:
-    """Return the URL of a file of a data set of the hub, "datasets/USER/NAME[@REVISION][/PATH]", at HF_ENDPOINT."""
-    found = _HUB.fullmatch(rest)
-    if found is None or "?" in rest or "#" in rest:
+def parse_hub(address: str) -> tuple[str, str | None, str | None]:
+    """Parse hf://datasets/USER/NAME[@REVISION][/PATH] into repository, revision and path."""
+    found = _HUB.fullmatch(address.rstrip("/"))
+    if found is None or "?" in address or "#" in address:
         raise InvalidValueError("the address of a store on the hub is hf://datasets/USER/NAME[@REVISION][/PATH]")
-    repository, revision, path = found.groups()
+    return found[1], found[2], found[3]
+
+
+def _hub_url(address: str) -> str:
+    repository, revision, path = parse_hub(address)
     endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
     return f"{endpoint}/datasets/{repository}/resolve/{revision or 'main'}/{path or HUB_STORE}"
