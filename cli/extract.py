@@ -190,7 +190,7 @@ class Extraction:
         named = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
         named |= set(opt.read_settings(self.given.settings, SETTINGS))
         names = {each.name for each in fields(es.ExtractionOptions)} & named
-        if named & {"words", "word_list", "label", "max_contexts", *KEEP}:
+        if named & {"word_list", "label", "max_contexts", *KEEP}:
             names.add("keep")
         self.options = replace(stored, **{name: getattr(self.options, name) for name in sorted(names)})
 

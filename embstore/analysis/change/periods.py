@@ -100,8 +100,9 @@ def measure_periods(
     frame, ends, n_words = pl.concat(frames), [], len(compared.words)
     with reporting(progress, total=n_words * len(compared.layers), unit="words", label="tests") as report:
         for number, layer in enumerate(compared.layers):
-            options = {"layer": layer, "center": centers[layer], "metrics": chosen, "tests": tests}
-            test = partial(_test, compared, **options, min_count=min_count)
+            test = partial(
+                _test, compared, layer=layer, center=centers[layer], metrics=chosen, tests=tests, min_count=min_count
+            )
             found = list(each_word(test, range(n_words), threads=threads, report=lambda _: None))
             report((number + 1) * n_words)
             ends += [row for rows, _ in found for row in rows]
