@@ -77,7 +77,7 @@ def collect(
     out: Annotated[Path, opt.argument("OUT", "The file to write: NAME.json.")],
     stores: Annotated[list[str], opt.argument("STORE", "The stores, in the order of their rows; also globs and URLs.")],
 ) -> None:
-    """Make several stores one: write the file by which they are opened together.
+    """Make several stores one, by a file that names them.
 
     Every command takes the file as a store. The stores stay where they are; each must be of the same model, layers,
     dtype, unit and pooling.
@@ -224,7 +224,7 @@ def label(
     store: opt.StorePath,
     table: Annotated[
         Path | None,
-        opt.argument("FILE", "A table of labels: FILE.{csv,tsv,jsonl,parquet}; each column but the keys is one."),
+        opt.argument("FILE", "A table (.csv, .tsv, .jsonl, .parquet); each column but the keys has labels."),
     ] = None,
     on: Annotated[
         str,

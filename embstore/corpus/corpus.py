@@ -263,6 +263,19 @@ def _paths(source: object, format: str | None) -> tuple[Path, ...] | None:
     return None
 
 
+def _shown(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and its folders whose names do not begin with a dot. Raises OSError."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if not name.startswith(".") and (file := Path(parent, name)).is_file():
+                yield file
+
+
 def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
     """Return the files at the paths; in a folder and its folders, those that are not hidden and have a known suffix."""
     files: list[Path] = []
@@ -275,13 +288,7 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
                     raise CorpusError(f"{one_line(path)}: is a device, not a file: give a file, a folder or a pipe")
                 files.append(path)
                 continue
-            inside = [
-                file
-                for file in sorted(path.rglob("*"))
-                if file.is_file()
-                and (format or has_format(file))
-                and not any(part.startswith(".") for part in file.relative_to(path).parts)
-            ]
+            inside = [file for file in sorted(_shown(path)) if format or has_format(file)]
         except CorpusError:
             raise
         except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from embstore.models.encoder import Encoder
 
 N_SHOWN = 3
 N_TYPES = 100_000  # types that are looked at
-MAX_SHOWN = 100  # characters
+MAX_SHOWN = 66  # characters: a line of 80 with the name before it
 
 
 def first_sentences(survey: Survey) -> list[str]:
@@ -39,7 +39,5 @@ def advice(survey: Survey, encoder: Encoder, options: dict[str, Any]) -> list[st
         )
         if given == lowered:
             word = capitals[0]
-            found.append(
-                f"to the model {word} is {word.lower()}: normalize=lower (--set normalize=lower) makes them one type"
-            )
+            found.append(f"to the model {word} is {word.lower()}: --set normalize=lower makes them one")
     return found

@@ -14,6 +14,7 @@ import pytest
 import embstore as es
 from embstore.corpus import Document, Sentence
 from embstore.errors import CorpusError
+from embstore.extraction.contexts import Overlap
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
 from embstore.extraction.spool import Spool
@@ -48,10 +49,11 @@ def sentences(words: int = 30) -> list[Sentence]:
     return found
 
 
-def read(corpus: list[Sentence], **options: Any) -> tuple[Index, str]:
+def read(corpus: list[Sentence], **keep: Any) -> tuple[Index, str]:
     spool, encoder = Spool(), FakeEncoder()
     found = survey(corpus, encoder, ExtractionOptions(), limit=99, spool=spool, report=lambda n: None)
-    index, _ = make_index(found, keep=es.corpus.Keep(**options), unit="word", encoder=encoder)
+    options = ExtractionOptions(keep=es.corpus.Keep(**keep))
+    index, _ = make_index(found, options=options, encoder=encoder, limit=99, overlap=Overlap())
     assert not list(index_faults(index, len(index.type)))
     return index, found.sha256
 

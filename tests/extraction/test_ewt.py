@@ -10,6 +10,7 @@ import torch
 
 import embstore as es
 from embstore.extraction.extract import extract_together
+from embstore.spacing import split_words
 from embstore.store import Store
 from tests.extraction.plans import plan_of
 
@@ -59,7 +60,7 @@ def test_every_word_is_there_or_counted(stores: tuple[es.Plan, Store, Store]) ->
     plan, zarr, _ = stores
     assert plan.n_sentences == 12_544
     assert zarr.n_rows + sum(drop.count for drop in plan.metadata.dropped) == plan.n_words
-    words = [text.split(" ") for text in zarr.index.texts]
+    words = [split_words(text) for text in zarr.index.texts]
     for row in np.random.default_rng(3).integers(0, zarr.n_rows, 5_000).tolist():
         sentence, position = int(zarr.index.sentence[row]), int(zarr.index.position[row])
         assert zarr.index.words[int(zarr.index.type[row])] == words[sentence][position]
@@ -74,7 +75,7 @@ def test_vectors_equal_the_plain_pass(stores: tuple[es.Plan, Store, Store], mini
     tokenizer = AutoTokenizer.from_pretrained(minilm)
     tokenizer.backend_tokenizer.no_truncation()
     chosen = np.sort(np.random.default_rng(7).choice(len(half.index.texts), 500, replace=False)).tolist()
-    sentences = [half.index.texts[sentence].split(" ") for sentence in chosen]
+    sentences = [split_words(half.index.texts[sentence]) for sentence in chosen]
     single = es.extract(
         plan_of(sentences, model=minilm, dtype="float32"),
         tmp_path / "single.zarr",

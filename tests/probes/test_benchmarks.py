@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import embstore as es
@@ -31,7 +32,7 @@ def test_the_gpu_benchmark_of_class_probes_runs_on_a_cpu(tmp_path: Path) -> None
     options = [part for name, value in sizes.items() for part in (f"--{name}", value)]
     held = ran("gpu/bank.py", "--device", "cpu", "--repeats", 3, *options, out=tmp_path / "out.json")
     assert [(each["kind"], each["probes"]) for each in held["found"]] == [("linear", 6), ("mlp", 6)]  # type: ignore[attr-defined]
-    assert all(each["loop_over_bank"] > 0 for each in held["found"])  # type: ignore[attr-defined]
+    assert all(np.isfinite(each["loop_over_bank"]) for each in held["found"])  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

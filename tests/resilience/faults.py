@@ -114,9 +114,9 @@ def zarr_injuries() -> Iterator[tuple[str, Injury]]:
     yield "missing sentences", Injury(at("sentences", shutil.rmtree))
     yield "missing label column", Injury(at("occurrences/labels/class", shutil.rmtree))
     yield "edited pooling", Injury(at("zarr.json", lambda file: edit(file, b'"pooling": "mean"', b'"pooling": "last"')))
-    yield "edited rows", Injury(at("zarr.json", lambda file: edit(file, b'"n_rows": 1199', b'"n_rows": 1198')))
+    yield "edited rows", Injury(at("zarr.json", lambda file: edit(file, b'"n_rows": 1200', b'"n_rows": 1198')))
     yield "edited checksum of the metadata", Injury(at("zarr.json", _edit_crc32c))
-    yield "edited shape", Injury(at("hidden_states/zarr.json", lambda file: edit(file, b"1199", b"1198")))
+    yield "edited shape", Injury(at("hidden_states/zarr.json", lambda file: edit(file, b"1200", b"1198")))
     yield "edited fill value", Injury(at("hidden_states/zarr.json", lambda file: edit(file, b'"NaN"', b"  0.0")))
     records = "commits/c/0/0"
     yield "edited rows of a commit", in_partition(at(records, flip, 1 * 16), 1)
@@ -165,7 +165,7 @@ def hdf5_injuries() -> Iterator[tuple[str, Injury]]:
     yield "commits of zeros", in_partition(lambda path: write_at(path, records(path, 0), bytes(80)), *ALL)
     yield from _hdf5_structure()
     yield "edited pooling", Injury(lambda path: edit(path, b'"pooling":"mean"', b'"pooling":"last"'))
-    yield "edited rows", Injury(lambda path: edit(path, b'"n_rows":1199', b'"n_rows":1198'))
+    yield "edited rows", Injury(lambda path: edit(path, b'"n_rows":1200', b'"n_rows":1198'))
     yield "edited name of an array", Injury(lambda path: edit(path, b"hidden_states\0", b"hidden_statez\0"))
     yield "bytes after the end", Injury(append)
 
@@ -238,7 +238,7 @@ def _cut_rows(path: Path, keep: int) -> tuple[int, ...]:
     """Cut the file; lost are the partitions with a row past its end."""
     places = read_addresses(path)[2]
     ends = places.chunks["hidden_states"] + CHUNK_NBYTES
-    ends[:, -1] -= CHUNK_NBYTES - (1199 - 4 * 256) * 32
+    ends[:, -1] -= CHUNK_NBYTES - (1200 - 4 * 256) * 32
     lost = tuple(np.flatnonzero((ends > keep).any(axis=0)).tolist())
     lost = ALL if places.spans[COMMITS][1] > keep else lost
     cut(path, keep)

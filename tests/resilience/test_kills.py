@@ -93,7 +93,7 @@ def test_nothing_that_is_committed_is_encoded_again(tmp_path: Path, whole: GetWh
     encoder = CountingEncoder()
     done = int(state[0])
     es.extract(make_plan(encoder=encoder), folder / store)
-    assert encoder.rows == 1199 - 256 * done
+    assert encoder.rows == 1200 - 256 * done
     SCENES[scene].assert_resumes(folder, uninterrupted)
 
 

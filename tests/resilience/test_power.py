@@ -130,8 +130,8 @@ FOLDER = "files.fsync < files.fsync_folder"
 REPLACED = {f"{FOLDER} < files.replacing": 1}
 SYNCS: dict[str, dict[str, int]] = {
     "extraction to Zarr": {
-        "files.fsync < files.fsync_tree < writer.built": 49,
-        f"{FOLDER} < files.fsync_tree": 50,
+        "files.fsync < files.fsync_tree < writer.built": 56,
+        f"{FOLDER} < files.fsync_tree": 57,
         f"{FOLDER} < writer.built": 1,
         "files.write_file < local._written < local.put_new": 5,
         f"{FOLDER} < files.make_folders": 7,

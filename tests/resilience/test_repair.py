@@ -54,7 +54,7 @@ def damaged(tmp_path: Path, whole: Reference) -> Path:
 
 
 def rows_of(partitions: tuple[int, ...]) -> int:
-    return sum(1199 - 4 * 256 if partition == 4 else 256 for partition in partitions)
+    return sum(1200 - 4 * 256 if partition == 4 else 256 for partition in partitions)
 
 
 def assert_repaired(path: Path, whole: Reference, *, lost: tuple[int, ...], is_structure: bool = False) -> None:
@@ -222,10 +222,10 @@ def foreign(path: Path, kind: str) -> None:
         path.mkdir()
         (path / "thesis.txt").write_text("my thesis")
     elif kind == "store of another tool" and path.suffix == ".zarr":
-        zarr.create_group(str(path)).create_array("hidden_states", data=np.ones((3, 1199, 8), np.float32))
+        zarr.create_group(str(path)).create_array("hidden_states", data=np.ones((3, 1200, 8), np.float32))
     else:
         with h5py.File(path, "w") as file:
-            file["hidden_states"] = np.ones((3, 1199, 8), np.float32)
+            file["hidden_states"] = np.ones((3, 1200, 8), np.float32)
 
 
 @pytest.mark.parametrize("repair", [False, True])

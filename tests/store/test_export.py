@@ -46,11 +46,13 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def expected_table(made: Made, rows: list[int]) -> list[dict[str, Any]]:
     """Return the table of a copy of some rows, computed from that of the source."""
     sentences: dict[object, int] = {}
+    documents: dict[object, int] = {}
     return [
         {
             **made.table[row],
             "occurrence": number,
             "sentence": sentences.setdefault(made.table[row]["sentence"], len(sentences)),
+            "document": documents.setdefault(made.table[row]["document"], len(documents)),
         }
         for number, row in enumerate(rows)
     ]
