@@ -50,16 +50,19 @@ def write_sides(
     return written[0], written[1]
 
 
-def with_years(folder: Path, *, seed: int = 0, change: int = 2, n_periods: int = 4) -> Store:
-    """`a` is elsewhere from period `change` on, `b` is not; each period has 25 occurrences of both."""
+def with_years(
+    folder: Path, *, seed: int = 0, change: int = 2, n_periods: int = 4, layers: tuple[int, ...] = (2,)
+) -> Store:
+    """`a` is elsewhere in the last layer from period `change` on, `b` is not; each period has 25 of both."""
     random = np.random.default_rng(seed)
     n_rows = 50 * n_periods
     types = np.arange(n_rows) % 2
     codes = (np.arange(n_rows) // 50).astype(np.int32)
-    vectors = random.normal(size=(1, n_rows, 8)) + 3 * np.eye(8)[0]
-    vectors[0, (types == 0) & (codes >= change)] += 4 * np.eye(8)[1]
+    vectors = random.normal(size=(len(layers), n_rows, 8)) + 3 * np.eye(8)[0]
+    vectors[-1, (types == 0) & (codes >= change)] += 4 * np.eye(8)[1]
     labels = {"year": Labels(codes, Strings.of(YEARS[:n_periods]))}
-    return write_rows(folder / "years.zarr", ["a", "b"], types, vectors, labels=labels, sentence_words=1).store
+    options = {"layers": layers, "labels": labels, "sentence_words": 1}
+    return write_rows(folder / "years.zarr", ["a", "b"], types, vectors, **options).store  # type: ignore[arg-type]
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:

@@ -47,13 +47,15 @@ def test_a_planted_change_point_is_found(tmp_path: Path, seed: int) -> None:
 
 
 def test_steps_are_against_the_period_before_and_points_are_ranked(tmp_path: Path) -> None:
-    store = with_years(tmp_path)
+    store = with_years(tmp_path, layers=(0, 2))
     found = measure_periods(store, by="year", tests=ChangeTests(permutations=99, resamples=0))
     for metric in ("prt", "apd_excess"):
         steps = found.steps(metric)
         assert list(steps.filter(word="a").select("reference", "period").iter_rows()) == list(pairwise(YEARS[:4]))
         top = found.top(metric)
-        assert top["word"][0] == "a"
+        assert top.row(0)[:3] == ("a", 2, "1920")
+        assert set(top["layer"]) == {2}
+        assert set(found.steps(metric, layer=0)["layer"]) == set(found.top(metric, layer=0)["layer"]) == {0}
         assert top["q"].is_sorted()
         [value] = steps.filter(word="a", period="1920")["value"]
         assert top.row(0, named=True)["value"] == value
