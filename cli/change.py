@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import embstore as es
 import embstore_cli.options as opt
+from embstore.errors import InvalidValueError, check_choice
 from embstore_cli.output import Drawing, counted, print_concordance, print_notes, print_table
 
 if TYPE_CHECKING:
-    from embstore.analysis.change import Change
+    from embstore.analysis.change import Change, ChangeSeries
 
 METRICS = (
     *("apd", "apd_excess", "prt", "inverse_prt", "prt_centered"),
@@ -22,6 +23,7 @@ TESTS = {
     ),
     "exchange": str,
 }  # fmt: skip
+TWO_SIDES = ("sentences", "n_clusters", "min_senses", "matched")
 SETTINGS = {"min_count": int, "width": int, "top": int, "sentences": int, "rank": str, "memory": str, **TESTS}
 
 
@@ -38,27 +40,70 @@ def change(
     """Measure how words change between two corpora.
 
     Distances, self-similarity and senses of every shared word at every layer, with permutation p-values, false
-    discovery control, and the sentences that show the change best. --out has every word.
+    discovery control, and the sentences that show the change best. --out has every word. With more than two values of
+    --by, each period against the one before it and against the first, and the periods at which words change.
     --set min_count=N: only words with N occurrences on each side; width=10: decades of a column of years.
     """
     chosen = opt.read_settings(settings, SETTINGS)
-    top, sentences, rank = chosen.pop("top", 10), chosen.pop("sentences", 2), chosen.pop("rank", "apd_excess")
+    store = es.open(old)
+    periods: tuple[str, ...] = ()
+    if by is not None and new is None:
+        periods = es.analysis.change.list_periods(store, by=by, width=chosen.get("width"))
+    names = list(METRICS) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(","))) or [""]
+    if len(periods) > 2:
+        _refuse_sides(chosen, metrics, f"--by {by} has {len(periods)} periods")
+        names = [name for name in names if name != "jsd"]
+    top, sentences, rank = chosen.pop("top", 10), chosen.pop("sentences", 2), chosen.pop("rank", None)
+    if rank is not None:
+        check_choice("rank", rank, names)
     tests = es.analysis.change.ChangeTests(**{name: chosen.pop(name) for name in TESTS if name in chosen})
-    names = list(METRICS) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
-    rank = rank if rank in names else names[0]
-    found = es.analysis.change.measure_change(
-        es.open(old),
-        None if new is None else es.open(new),
-        by=by,
-        layers=opt.layers_of(layers),
-        metrics=names,
-        tests=tests,
-        **chosen,
-    )
+    rank = rank or ("apd_excess" if "apd_excess" in names else names[0])
+    options = {"by": by, "layers": opt.layers_of(layers), "metrics": names, "tests": tests, **chosen}
+    if len(periods) > 2:
+        series = es.analysis.change.measure_periods(store, **options)
+        output.draw(lambda: es.plot.series_figure(series, metric=rank))
+        if output.deliver(series.frame):
+            _print_series(series, rank, top)
+        return
+    found = es.analysis.change.measure_change(store, None if new is None else es.open(new), **options)
     output.draw(lambda: es.plot.change_map(found.frame, metric=rank))
     print_notes(found.notes)
     if output.deliver(found.frame):
         _print(found, rank, top, sentences)
+
+
+def _refuse_sides(chosen: dict[str, Any], metrics: str, what: str) -> None:
+    """Raise InvalidValueError for what only two sides have: typical sentences, clusters, words of like frequency."""
+    given = [f"--set {name}" for name in TWO_SIDES if name in chosen]
+    given += ["--metrics jsd"] if "jsd" in metrics.replace(" ", "").split(",") else []
+    given += ["--set rank=jsd"] if chosen.get("rank") == "jsd" else []
+    if given:
+        raise InvalidValueError(f"{given[0]} is of two periods, and {what}: leave it out, or compare two")
+
+
+def _print_series(series: ChangeSeries, rank: str, top: int) -> None:
+    """Print the change points with the lowest q in the last layer, and the series of their words."""
+    best = series.top(rank, count=top)
+    names = {"period": "from", "value": rank}
+    tested = len(series.points) > 0
+    shown = best if tested else best.drop("gain", "p", "q")
+    rows = [{names.get(name, name): value for name, value in row.items()} for row in shown.to_dicts()]
+    skipped = f"; {counted(len(series.skipped), 'word')} with too few occurrences" if len(series.skipped) else ""
+    span = f"{len(series.periods)} periods from {series.periods[0]} to {series.periods[-1]}{skipped}"
+    print_table(rows, title=f"{'change points' if tested else 'greatest changes, not tested'}, {span}")
+    words = best["word"].unique(maintain_order=True).to_list()
+    steps = series.steps(rank)
+    values = {
+        (row["word"], row["period"]): f"{row['value']:.4g}" for row in steps.to_dicts() if row["value"] is not None
+    }
+    found = set(best.filter(best["q"] <= 0.05).select("word", "period").iter_rows())
+    lines = []
+    for period in series.periods[1:]:
+        keys = {word: (word, period) for word in words}
+        cells = {word: values.get(key, "") + ("*" if key in found else " ") for word, key in keys.items()}
+        lines.append({"": period, **cells})
+    print()
+    print_table(lines, right=words, title=f"{rank} of each period against the one before it (*: a change point)")
 
 
 def _print(found: Change, rank: str, top: int, sentences: int) -> None:

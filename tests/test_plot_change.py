@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
 
 from embstore import plot
+from embstore.analysis.change import ChangeTests, measure_periods
+from embstore.errors import InvalidValueError
+from tests.analysis.change.made import YEARS, with_years
 
 
 def change_frame() -> pl.DataFrame:
@@ -39,3 +45,30 @@ def test_measures_of_words_are_drawn_by_layer() -> None:
     assert [line.get_label() for line in first.lines] == ["c", "b"]
     assert first.lines[0].get_xdata().tolist() == [0, 3]
     assert first.lines[0].get_ydata().tolist() == pytest.approx([0.9, 3.9])
+
+
+def test_series_are_drawn_with_intervals_and_change_points(tmp_path: Path) -> None:
+    store = with_years(tmp_path, n_periods=5, layers=(0, 2))
+    series = measure_periods(store, by="year", tests=ChangeTests(permutations=99, resamples=20))
+    figure = plot.series_figure(series)
+    first, second = figure.axes
+    assert [first.get_title(), second.get_title(), first.get_xlabel()] == ["a", "b", "period"]
+    assert figure.get_suptitle() == "Change over periods, layer 2: pairwise distance beyond that within sides"
+    line, point = first.lines
+    rows = [series.frame.filter(word="a", metric="apd_excess", layer=2, period=new, reference=old).to_dicts()[0]
+            for old, new in pairwise(YEARS)]  # fmt: skip
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 2, 3, 4], [row["value"] for row in rows])
+    ends = [segment[:, 1].tolist() for segment in first.collections[0].get_segments()]
+    assert ends == [[row["low"], row["high"]] for row in rows]
+    assert (set(point.get_xdata()), len(second.lines)) == ({1.5}, 1), "a change point only where one was planted"
+    assert [tick.get_text() for tick in first.get_xticklabels()] == YEARS
+    below = plot.series_figure(series, layer=0, words=["a"])
+    assert below.get_suptitle().startswith("Change over periods, layer 0 (no context): ")
+    values = [series.frame.filter(word="a", metric="apd_excess", layer=0, period=new, reference=old)["value"][0]
+              for old, new in pairwise(YEARS)]  # fmt: skip
+    assert below.axes[0].lines[0].get_ydata().tolist() == values
+    assert plot.series_figure(series, metric="prt", words=["b"]).axes[0].get_title() == "b"
+    assert len(plot.series_figure(series, most=1).axes) == 1
+    for wrong in ({"words": ["none"]}, {"words": []}, {"metric": "jsd"}, {"layer": 9}):
+        with pytest.raises(InvalidValueError):
+            plot.series_figure(series, **wrong)  # type: ignore[arg-type]

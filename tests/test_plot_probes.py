@@ -285,7 +285,7 @@ ASIDE = ("sense_map", "heads_figure", "change_by_layer_figure")  # need more tha
 def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path) -> None:
     drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|curve|scores|lengths|plane)$")
     named = [name for name in plot.__all__ if drawn.match(name)]
-    assert len(named) == 21
+    assert len(named) == 22
     calls: list[Any] = [getattr(plot, name) for name in named if name not in ASIDE]
     calls += [partial(plot.change_by_layer_figure, words=["a"]), partial(plot.sense_map, layers=[0])]
     calls += [partial(plot.save, path=tmp_path / "a.png")]

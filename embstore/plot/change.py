@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embstore.errors import InvalidValueError, check_choice, check_columns
+from embstore.errors import InvalidValueError, check_choice, check_columns, quoted
 from embstore.plot.drawing import (
     GRID,
     PALETTE,
     add_legend,
+    check_drawable,
     draw_line,
     floats,
     layer_name,
     literal,
+    look,
     panels,
     style,
     subplots,
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
+    from embstore.analysis.change import ChangeSeries
+
+INTERVAL = ("value", "low", "high")
 COLUMNS = ("word", "layer", "metric", "value", "count_old", "count_new")
 LEVEL = 0.05
 TITLES = {
@@ -88,9 +93,54 @@ def change_by_layer_figure(frame: pl.DataFrame, *, words: Sequence[str]) -> Figu
     for metric, axis in zip(metrics, axes.flat, strict=False):
         for number, word in enumerate(words):
             part = rows.filter(rows["word"] == word, rows["metric"] == metric)
-            draw_line(axis, part, number=number, label=word, columns=("value", "low", "high"))
+            draw_line(axis, part, number=number, label=word, columns=INTERVAL)
         style(axis, title=TITLES[metric], x="layer", layers=rows["layer"].to_list())
     add_legend(figure, axes)
+    return figure  # type: ignore[no-any-return]
+
+
+def series_figure(
+    series: ChangeSeries,
+    *,
+    metric: str = "apd_excess",
+    layer: int | str = -1,
+    words: Sequence[str] | None = None,
+    most: int = 6,
+) -> Figure:
+    """Draw a measure of each period against the one before it, a panel for each word, from `measure_periods`.
+
+    Bars are bootstrap intervals; dashed lines are change points with q <= 0.05, between the two periods that they
+    divide. `words`: by default `most` of those of `ChangeSeries.top`.
+    """
+    check_drawable(series, ("steps", "top", "points", "periods"), "what measure_periods returns")
+    rows, best = series.steps(metric, layer=layer), series.top(metric, layer=layer, count=len(series.points) + most)
+    chosen = best["word"].unique(maintain_order=True).to_list()[:most] if words is None else list(words)
+    missing = [word for word in chosen if word not in rows["word"]]
+    if missing or not chosen:
+        raise InvalidValueError(
+            f"there is no series of {quoted((missing or [''])[0])} to draw: give words of the frame"
+        )
+    places = {period: number for number, period in enumerate(series.periods)}
+    ticks = range(0, len(places), -(-len(places) // 8))
+    figure, axes = panels(len(chosen), columns=3, size=(3.4, 2.4), margin=(0.3, 1.1), sharex=True, sharey=True)
+    for word, axis in zip(chosen, axes.flat, strict=False):
+        part = rows.filter(rows["word"] == word)
+        x, (value, low, high) = [places[each] for each in part["period"]], (floats(part, name) for name in INTERVAL)
+        axis.plot(x, value, markersize=4.5, linewidth=1.6, label="measure", **look(0))
+        axis.vlines(x, low, high, color=PALETTE[0], linewidth=1.2, alpha=0.6, label="interval of 95 %")
+        points = best.filter(best["word"] == word, best["q"] <= LEVEL)
+        for period in points["period"]:
+            label = f"change point (q $\\leq$ {LEVEL})"
+            axis.axvline(places[period] - 0.5, color=PALETTE[1], linestyle="--", linewidth=1.4, label=label)
+        style(axis, title=literal(word), x="period", layers=ticks)
+        axis.set_xticks(ticks, [literal(series.periods[tick]) for tick in ticks], rotation=45)
+        axis.set_xlim(-0.5, len(places) - 0.5)
+        axis.tick_params(labelbottom=True)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("against the period before", fontsize=9)
+    number = resolve_layer(layer, series.frame["layer"].unique().sort().to_list())
+    figure.suptitle(f"Change over periods, {layer_name(number)}: {TITLES.get(metric, metric)}", fontsize=12)
+    add_legend(figure, axes, where="lower")
     return figure  # type: ignore[no-any-return]
 
 

@@ -152,14 +152,13 @@ def draw_line(
     axis.fill_between(part["layer"], low / unit, high / unit, color=line["color"], alpha=0.18, linewidth=0)
 
 
-def add_legend(figure: Any, axes: Any) -> None:
-    """Add one legend above all panels, with each label once."""
+def add_legend(figure: Any, axes: Any, *, where: str = "upper") -> None:
+    """Add one legend above all panels, or below them (`where="lower"`), with each label once."""
     handles: dict[str, Any] = {}
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
         columns = min(len(handles), 4)
-        figure.legend(
-            handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=10
-        )
+        options = {"loc": f"outside {where} center", "ncols": columns, "frameon": False, "fontsize": 10}
+        figure.legend(handles.values(), handles.keys(), **options)

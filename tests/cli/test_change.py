@@ -6,10 +6,12 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.analysis.change import ChangeTests, measure_change
-from tests.analysis.change.made import write_sides
-from tests.cli.conftest import Work
+from embstore.analysis.change import ChangeTests, measure_change, measure_periods
+from embstore.analysis.change.periods import SUMMED
+from tests.analysis.change.made import with_years, write_sides
+from tests.cli.conftest import Work, settings
 from tests.cli.test_output import valid
+from tests.drawn import svg_texts
 
 FEW = ("--set", "permutations=99", "--set", "resamples=20")
 
@@ -46,6 +48,65 @@ def test_notes_and_figures(folder: Work) -> None:
     assert ran.status == 0
     assert ran.err == "embstore: the tests of 6 words are of 20 occurrences of each side, drawn at random\n"
     assert "<svg" in (folder / "c.svg").read_text()
+
+
+@pytest.fixture
+def years(work: Work) -> Work:
+    with_years(work.folder, n_periods=5)
+    return work
+
+
+def test_more_than_two_periods_print_change_points_and_series(years: Work) -> None:
+    ran = years.run("change", "years.zarr", "--by", "year", *FEW, "--plot", "series.svg")
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "change points, 5 periods from 1900 to 1940"
+    assert lines[1].split() == ["word", "layer", "from", "gain", "p", "q", "apd_excess"]
+    assert lines[2].split()[:3] == ["a", "2", "1920"], "the planted change has the lowest q"
+    place = lines.index("apd_excess of each period against the one before it (*: a change point)")
+    assert lines[place + 1].split() == ["a", "b"]
+    assert [line.split()[0] for line in lines[place + 2 :]] == ["1910", "1920", "1930", "1940"]
+    assert [line.split()[1].endswith("*") for line in lines[place + 2 :]] == [False, True, False, False]
+    title = "Change over periods, layer 2: pairwise distance beyond that within sides"
+    assert {title, "a", "b", "period", "against the period before"} <= svg_texts(years / "series.svg")
+
+
+def test_series_as_json_and_as_a_file(years: Work) -> None:
+    few = ("--set", "permutations=0", "--set", "resamples=20")
+    ran = years.run("change", "years.zarr", "--by", "year", *few, "--json", "--out", "s.parquet")
+    tests = ChangeTests(permutations=0, resamples=20)
+    expected = measure_periods(es.open(years / "years.zarr"), by="year", metrics=SUMMED, tests=tests)
+    assert valid(ran, "change") == expected.frame.to_dicts()
+    assert pl.read_parquet(years / "s.parquet").equals(expected.frame)
+    top = years.run("change", "years.zarr", "--by", "year", *settings(permutations=0, resamples=0, rank="prt", top=1))
+    assert top.out.splitlines()[0] == "greatest changes, not tested, 5 periods from 1900 to 1940"
+    *found, value = top.out.splitlines()[2].split()
+    assert found == ["a", "2", "1920"]
+    assert ["1920", value] in map(str.split, top.out.splitlines()), "the series is of the same measure"
+    two = years.run("change", "years.zarr", "--by", "year", *few, "--set", "width=30", "--set", "matched=2")
+    assert two.out.startswith("from 1890-1919 to 1920-1949\n"), "two spans are two sides"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--metrics", "apd,jsd"), "--metrics jsd is of two periods, and --by year has 5 periods"),
+        (("--set", "rank=jsd"), "--set rank=jsd is"),
+        (("--set", "sentences=1"), "--set sentences is"),
+        (("--set", "n_clusters=3"), "--set n_clusters is"),
+        (("--set", "min_senses=3"), "--set min_senses is"),
+        (("--set", "matched=3"), "--set matched is"),
+        (("--metrics", "none"), "metric 'none'"),
+        (("--metrics", ","), "metric ''"),
+        (("--metrics", "apd", "--set", "rank=prt"), "rank 'prt'"),
+        (("--set", "width=0"), "width 0"),
+        (("--set", "top=0"), "count 0"),
+        (("--set", "min_count=999"), "no word has 999 occurrences"),
+    ],
+)
+def test_what_is_of_two_sides_is_refused_for_more_periods(years: Work, words: tuple[str, ...], message: str) -> None:
+    few = settings(permutations=0, resamples=0)
+    years.refuses(" ".join(("change", "years.zarr", "--by", "year", *few, *words)), message)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
 from embstore.analysis.words import count_codes
+from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
 from embstore.store import Selection, Store
 from embstore.store.index import SPECIAL
@@ -114,10 +115,18 @@ def compare_periods(
 ) -> Compared:
     """The words of the periods of one store: the values of a column of its table, or spans of `width` of a number."""
     side = selected(data, layers)
-    column = side.table(columns=[by])[by]
-    periods, names = _periods_of(column, by, width)
+    periods, names = _periods_of(side.table(columns=[by])[by], by, width)
     forms = list(side.store.index.words)
     return _compared([(side, np.arange(len(forms)), periods)], forms, names, words, min_count, least_periods, exchange)
+
+
+@checked
+def list_periods(data: Store | Selection, *, by: str, width: int | None = None) -> tuple[str, ...]:
+    """The periods of a store in their order: the values of a column, or spans of `width` of a column of numbers.
+
+    Two are compared by `measure_change`, more by `measure_periods`. Raises InvalidValueError for fewer than two.
+    """
+    return _periods_of(selected(data, None).table(columns=[by])[by], by, width)[1]
 
 
 def _model_of(store: Store) -> Any:

@@ -18,10 +18,11 @@ from embstore.analysis.change.sums import JSD, METRICS, Sums, measures_of_sums, 
 from embstore.analysis.change.testing import ChangeTests, draw, each_word, random_of
 from embstore.analysis.words import MEMORY
 from embstore.arguments import checked
-from embstore.errors import check_choice
+from embstore.errors import check_choice, check_whole
 from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store, write_frame
+from embstore.store.layout import resolve_layer
 from embstore.vectors.kmeans import unit_rows
 
 SUMMED = tuple(metric for metric in METRICS if metric != JSD)
@@ -54,6 +55,35 @@ class ChangeSeries:
     periods: tuple[str, ...]
     exchange: str
     compared: Compared = field(repr=False)
+
+    def steps(self, metric: str = "apd_excess", *, layer: int | str = -1) -> pl.DataFrame:
+        """The rows of a measure and a layer that compare each period with the one before it."""
+        check_choice("metric", metric, self.frame["metric"].unique(maintain_order=True).to_list())
+        number = resolve_layer(layer, self.compared.layers)
+        place = pl.col("reference").cast(pl.Enum(self.periods)).to_physical()
+        rows = self.frame.filter(pl.col("layer") == number, pl.col("metric") == metric)
+        found: pl.DataFrame = rows.filter(place == place.max().over("word", "period"))
+        return found
+
+    def top(self, metric: str = "apd_excess", *, layer: int | str = -1, count: int = 10) -> pl.DataFrame:
+        """The change points of a layer with the lowest q: `word, layer, period, gain, p, q, value`.
+
+        `value`: of the measure against the period before, null where the word has too few occurrences; of points with
+        the same q the one with the greatest comes first. Without permutations, the greatest value of each word, with
+        null for `gain`, `p` and `q`.
+        """
+        check_whole("count", count, 1)
+        steps = self.steps(metric, layer=layer).select("word", "layer", "period", "value")
+        order = [pl.col("q"), -pl.col("value").abs()]
+        if len(self.points):
+            points = self.points.filter(pl.col("layer") == resolve_layer(layer, self.compared.layers))
+            ranked = points.join(steps, on=["word", "layer", "period"], how="left", maintain_order="left")
+        else:
+            untested = [pl.lit(None, pl.Float64).alias(name) for name in ("gain", "p", "q")]
+            ranked = steps.select("word", "layer", "period", *untested, "value").sort(order, nulls_last=True)
+            ranked = ranked.unique("word", keep="first", maintain_order=True)
+        found: pl.DataFrame = ranked.sort(order, nulls_last=True, maintain_order=True).head(count)
+        return found
 
     def save(self, path: str | Path) -> None:
         """Write `frame` to a .csv, .parquet or .json file, atomically and durably."""
@@ -100,9 +130,8 @@ def measure_periods(
     frame, ends, n_words = pl.concat(frames), [], len(compared.words)
     with reporting(progress, total=n_words * len(compared.layers), unit="words", label="tests") as report:
         for number, layer in enumerate(compared.layers):
-            test = partial(
-                _test, compared, layer=layer, center=centers[layer], metrics=chosen, tests=tests, min_count=min_count
-            )
+            test = partial(_test, compared, layer=layer, center=centers[layer], metrics=chosen, tests=tests,
+                           min_count=min_count)  # fmt: skip
             found = list(each_word(test, range(n_words), threads=threads, report=lambda _: None))
             report((number + 1) * n_words)
             ends += [row for rows, _ in found for row in rows]

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.analysis.word_store import Written, write_words
+from embstore.store import Labels, Store, Strings
+from tests.analysis.word_store import Written, write_rows, write_words
 
 HIDDEN = 12
+YEARS = ["1900", "1910", "1920", "1930", "1940"]
 
 
 def write_sides(
@@ -46,6 +48,21 @@ def write_sides(
         options = {"layers": layers, "seed": seed + side, "dtype": dtype}
         written.append(write_words(folder / f"side{side}.zarr", words, **options))  # type: ignore[arg-type]
     return written[0], written[1]
+
+
+def with_years(
+    folder: Path, *, seed: int = 0, change: int = 2, n_periods: int = 4, layers: tuple[int, ...] = (2,)
+) -> Store:
+    """`a` is elsewhere in the last layer from period `change` on, `b` is not; each period has 25 of both."""
+    random = np.random.default_rng(seed)
+    n_rows = 50 * n_periods
+    types = np.arange(n_rows) % 2
+    codes = (np.arange(n_rows) // 50).astype(np.int32)
+    vectors = random.normal(size=(len(layers), n_rows, 8)) + 3 * np.eye(8)[0]
+    vectors[-1, (types == 0) & (codes >= change)] += 4 * np.eye(8)[1]
+    labels = {"year": Labels(codes, Strings.of(YEARS[:n_periods]))}
+    options = {"layers": layers, "labels": labels, "sentence_words": 1}
+    return write_rows(folder / "years.zarr", ["a", "b"], types, vectors, **options).store  # type: ignore[arg-type]
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:

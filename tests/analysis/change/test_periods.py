@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
-from embstore.analysis.change import ChangeTests, measure_change, measure_periods
+from embstore.analysis.change import ChangeTests, list_periods, measure_change, measure_periods
 from embstore.analysis.change.significance import _gains, change_points
 from embstore.errors import InvalidValueError
-from embstore.store import Labels, Store, Strings
-from tests.analysis.word_store import one_line, write_rows
-
-YEARS = ["1900", "1910", "1920", "1930"]
-
-
-def with_years(tmp_path: Path, *, seed: int = 0, change: int = 2) -> Store:
-    """`a` is elsewhere from period `change` on, `b` is not; each period has 25 occurrences of both."""
-    random = np.random.default_rng(seed)
-    types = np.arange(200) % 2
-    codes = (np.arange(200) // 50).astype(np.int32)
-    vectors = random.normal(size=(1, 200, 8)) + 3 * np.eye(8)[0]
-    vectors[0, (types == 0) & (codes >= change)] += 4 * np.eye(8)[1]
-    labels = {"year": Labels(codes, Strings.of(YEARS))}
-    return write_rows(tmp_path / "years.zarr", ["a", "b"], types, vectors, labels=labels, sentence_words=1).store
+from tests.analysis.change.made import YEARS, with_years
+from tests.analysis.word_store import one_line
 
 
 def test_a_series_is_that_of_pairs_of_periods(tmp_path: Path) -> None:
@@ -55,6 +44,35 @@ def test_a_planted_change_point_is_found(tmp_path: Path, seed: int) -> None:
     assert first["period"][0] == YEARS[1 + seed]
     assert first["q"][0] <= 0.05
     assert found.points.filter(word="b").sort("gain")["gain"][-1] < first["gain"][0] / 5
+
+
+def test_steps_are_against_the_period_before_and_points_are_ranked(tmp_path: Path) -> None:
+    store = with_years(tmp_path, layers=(0, 2))
+    found = measure_periods(store, by="year", tests=ChangeTests(permutations=99, resamples=0))
+    for metric in ("prt", "apd_excess"):
+        steps = found.steps(metric)
+        assert list(steps.filter(word="a").select("reference", "period").iter_rows()) == list(pairwise(YEARS[:4]))
+        top = found.top(metric)
+        assert top.row(0)[:3] == ("a", 2, "1920")
+        assert set(top["layer"]) == {2}
+        assert set(found.steps(metric, layer=0)["layer"]) == set(found.top(metric, layer=0)["layer"]) == {0}
+        assert top["q"].is_sorted()
+        [value] = steps.filter(word="a", period="1920")["value"]
+        assert top.row(0, named=True)["value"] == value
+        assert found.top(metric, count=1).equals(top.head(1))
+        untested = measure_periods(store, by="year", tests=ChangeTests(permutations=0, resamples=0)).top(metric)
+        best = steps.sort(pl.col("value").abs(), descending=True).unique("word", keep="first", maintain_order=True)
+        assert untested.select("word", "period", "value").equals(best.select("word", "period", "value"))
+        assert untested["q"].null_count() == 2
+    same = replace(found, points=found.points.with_columns(q=pl.lit(0.5)))
+    assert same.top()["value"].abs().is_sorted(descending=True), "the greatest value is first among equal q"
+
+
+def test_periods_are_listed_in_their_order(tmp_path: Path) -> None:
+    store = with_years(tmp_path, n_periods=5)
+    assert list_periods(store, by="year") == tuple(YEARS)
+    assert list_periods(store.select(rows=range(60, 190)), by="year", width=20) == ("1900-1919", "1920-1939")
+    one_line(lambda: list_periods(store, by="month"), InvalidValueError, "'month'")
 
 
 def test_a_gain_is_what_the_squares_around_the_means_lose() -> None:
