@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 import embstore as es
+from embstore.errors import AppendedTwiceWarning, UnfinishedStoreWarning
 from embstore.executors import Processes
 from embstore.extraction.encoder_spec import EncoderSpec
 from embstore.plot.drawing import save as save_figure
@@ -29,7 +31,7 @@ from embstore.vectors import WordVectors, write_vectors
 from tests.extraction.fake import FakeEncoder
 from tests.object_server import contents
 from tests.resilience.faults import chunk, flip
-from tests.resilience.scene import Reference, assert_honest, make_plan, tree, write_tree
+from tests.resilience.scene import Reference, assert_honest, make_plan, open_quietly, sentences, tree, write_tree
 
 Tree = dict[str, bytes | None]
 Get = Callable[..., Reference]
@@ -192,6 +194,48 @@ def damage(path: Path) -> None:
     flip(path, path.read_bytes().index(b'"pooling"') + 3)
 
 
+def _append(corpus: int, *, second: bool = False) -> Scene:
+    """A corpus is appended to a finished store, with `second` to one that has grown before; its rows stay in any case.
+
+    The files of the store are those of before but for the list of its parts, and a part that is begun is warned of.
+    """
+    name, node = "store.zarr", "store.zarr/appended/zarr.json"
+
+    def append(folder: Path, corpus: int, progress: Progress = False) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AppendedTwiceWarning)
+            es.extract(make_plan(corpus=sentences(seed=corpus)), folder / name, append=True, progress=progress)
+
+    def before(folder: Path, get: Get) -> None:
+        write_tree(get(".zarr").tree, folder / name)
+        if second:
+            append(folder, 9)
+
+    def state(folder: Path, whole: Whole) -> str:
+        assert whole.reference is not None
+        found, path = tree(folder), folder / name
+        assert [each for each, data in whole.before.items() if each != node and found.get(each) != data] == []
+        store, warned = open_quietly(path)
+        assert es.verify(path).ok
+        first = store.gather_layers(np.arange(whole.reference.vectors.shape[1]))
+        np.testing.assert_array_equal(first, whole.reference.vectors)
+        part = path / "appended" / f"{1 + second:04}.zarr"
+        if found.get(node) == whole.after[node]:
+            assert warned == []
+            assert [each for each, data in whole.after.items() if found.get(each) != data] == []
+            return "new"
+        assert found.get(node) == whole.before.get(node)
+        assert [str(part) in line and "--append" in line for line in warned] == [True] * part.exists()
+        return f"old, and {assert_part(part)}" if part.exists() else "old"
+
+    def assert_part(part: Path) -> str:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnfinishedStoreWarning)
+            return f"{int(es.open(part).committed.sum())} of 5 partitions"
+
+    return Scene(lambda folder, progress: append(folder, corpus, progress), state, before, store=(".zarr", "float32"))
+
+
 def _export() -> Scene:
     def before(folder: Path, get: Get) -> None:
         write_tree(get(".zarr").tree, folder / "source.zarr")
@@ -330,6 +374,9 @@ SCENES: dict[str, Scene] = {
     "extraction by two threads to HDF5": _extraction(".h5", threads=2),
     "repair of Zarr": _repair(".zarr"),
     "repair of HDF5": _repair(".h5"),
+    "append": _append(2),
+    "append of another corpus": _append(3),
+    "append to a store that has grown": _append(2, second=True),
     "export": _export(),
     "index": _index(stale=False),
     "index over a stale one": _index(stale=True),

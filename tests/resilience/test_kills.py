@@ -76,6 +76,23 @@ def test_killed_anywhere(
         print(f"\n{scene}: {sum(states.values())} kills, seed {SEED}, over {len(names)} calls: {dict(states)}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", ["append", "append to a store that has grown"])
+def test_an_append_killed_at_every_call(
+    tmp_path: Path, whole: GetWhole, scene: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At every call of a full campaign, else at every 12th and the last 12."""
+    uninterrupted = whole(scene)
+    names, _ = steps_of(scene, begin(scene, uninterrupted, tmp_path / "steps"))
+    last = len(names) - 12
+    steps = [*range(0, last, campaign(1, 12)), *range(last, len(names))]
+    found = [kill(scene, uninterrupted, tmp_path / str(step), kill_at=step) for step in steps]
+    states = list(dict.fromkeys(found))
+    assert states == ["old", *(f"old, and {done} of 5 partitions" for done in range(6)), "new"]
+    with capsys.disabled():
+        print(f"\n{scene}: a kill at {len(steps)} of {len(names)} calls: {dict(Counter(found))}")
+
+
 @pytest.mark.parametrize("suffix", [pytest.param("Zarr", marks=pytest.mark.slow), "HDF5"])
 def test_nothing_that_is_committed_is_encoded_again(tmp_path: Path, whole: GetWhole, suffix: str) -> None:
     """Around the creation of the store, half way through, and at the end; again and again in one folder."""

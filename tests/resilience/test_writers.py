@@ -13,7 +13,7 @@ import pytest
 
 import embstore as es
 from embstore.errors import StorageError, StoreBusyError, StoreMismatchError
-from embstore.store import StoreWriter, create_store
+from embstore.store import Collection, StoreWriter, create_store
 from tests.forked_command import ForkedCommand
 from tests.models.tiny import save
 from tests.privileges import reachable_folder, without_privileges
@@ -29,7 +29,7 @@ from tests.resilience.scene import (
     tree,
     write_tree,
 )
-from tests.resilience.scenes import damage
+from tests.resilience.scenes import SCENES, Whole, damage
 
 Get = Callable[..., Reference]
 SCENE = {".zarr": "extraction to Zarr", ".h5": "extraction to HDF5"}
@@ -54,6 +54,60 @@ def test_the_second_writer_is_refused_and_the_first_finishes(tmp_path: Path, ref
     first.release()
     assert first.join() == 0
     assert_whole(path, reference(suffix))
+
+
+APPENDS = ("append", "append of another corpus")
+
+
+def parts_of(path: Path) -> list[dict[str, bytes | None]]:
+    """The bytes of the store at `path` and of each of its parts, without order."""
+    store = es.open(path)
+    assert isinstance(store, Collection)
+    found = [tree(each.path) for each in store.stores()]
+    return [{name: data for name, data in each.items() if not name.startswith("appended")} for each in found]
+
+
+@pytest.mark.slow
+def test_the_second_append_is_refused_and_the_first_finishes(tmp_path: Path, whole: Callable[[str], Whole]) -> None:
+    one, other = (whole(name) for name in APPENDS)
+    write_tree(one.before, tmp_path)
+    first = Running(APPENDS[0], tmp_path, held=True)
+    assert first.wait_for("progress") is not None
+    for name in APPENDS:
+        with pytest.raises(StoreBusyError, match="another process is writing") as caught:
+            SCENES[name].work(tmp_path, False)
+        assert "\n" not in str(caught.value)
+    first.release()
+    assert first.join() == 0
+    SCENES[APPENDS[0]].assert_whole(tmp_path, one)
+    SCENES[APPENDS[1]].work(tmp_path, False)
+    added = {name: data for name, data in other.after.items() if "/0001.zarr/" in name}
+    found = tree(tmp_path)
+    assert {name: found.get(name.replace("/0001", "/0002")) for name in added} == added
+
+
+@pytest.mark.slow
+def test_appends_of_two_corpora_at_once_are_refused_or_added_whole(
+    tmp_path: Path, whole: Callable[[str], Whole]
+) -> None:
+    """Each of them, repeated, has added its corpus once, whichever came first."""
+    write_tree(whole("append").before, tmp_path)
+    running = [Running(name, tmp_path) for name in APPENDS * 2]
+    statuses, failures = [each.join() for each in running], [each.failure() for each in running]
+    assert 0 in statuses
+    assert all("StoreBusyError" in error for error in failures if error is not None), failures
+    for name in APPENDS:
+        SCENES[name].work(tmp_path, False)
+    path = tmp_path / "store.zarr"
+    expected = []
+    for name in APPENDS:
+        write_tree(whole(name).after, tmp_path / name)
+        expected += parts_of(tmp_path / name / "store.zarr")[-1:]
+    first, *others = parts_of(path)
+    before = whole("append").before
+    assert {f"store.zarr/{name}": data for name, data in first.items()} | {"store.zarr": None} == before
+    assert others in (expected, expected[::-1])
+    assert es.verify(path).ok
 
 
 @pytest.mark.slow
